@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_master.policies.hang_response import (
+    SHARED,
     HangKind,
     HangVerdict,
     OddRank,
@@ -61,11 +62,6 @@ _ADVICE = {
     HangKind.OVER: "Holdfast waits for it as torchrun does: end its threads, or make them daemons",
     HangKind.COMPILATION: "a higher spec.health.hang.firstStepSeconds allows it more time",
 }
-_SHARED = frozenset(
-    {HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER, HangKind.COMPILATION}
-    | {HangKind.NATIVE_GIL}
-)
-"""Causes that all ranks at once have from outside: after a restart they would wait again."""
 _ALONE_TOO = frozenset({HangKind.STORAGE, HangKind.PIPE})
 """Of those the ones for which it is so in a world of one rank, too."""
 _MOST_NAMED = 8
@@ -407,7 +403,7 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
 
 def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy:
     """Return what helps; a finished script is not run again, nor what all ranks wait for met."""
-    everybody = len(ranks) == world.size and all(one.kind in _SHARED for one in ranks)
+    everybody = len(ranks) == world.size and all(one.kind in SHARED for one in ranks)
     if world.ended or (everybody and (world.size > 1 or kind in _ALONE_TOO)):
         return Remedy.NOTHING
     return remedy_of(kind)

@@ -44,6 +44,13 @@ class Remedy(enum.Enum):
     REPLACE_NODE = "go on without the node"
 
 
+SHARED = frozenset(
+    {HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER, HangKind.COMPILATION}
+    | {HangKind.NATIVE_GIL}
+)
+"""Causes that all ranks at once have from outside: after a restart they would wait again."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OddRank:
     """A rank for which the others wait."""
@@ -78,6 +85,11 @@ class HangVerdict:
     """Ranks whose process has ended well."""
     idle_seconds: float = math.inf
     """Since the newest collective of any rank, s; infinite: none has any."""
+
+    @property
+    def may_be_ordinary(self) -> bool:
+        """True: a pause of this kind that ended by itself will come again, as each epoch begins."""
+        return self.may_be_work or self.kind in SHARED
 
 
 _REMEDIES = {

@@ -343,7 +343,8 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
     kernel = evidence.kernel_function
     named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
     if activity is RankActivity.OVER:
-        left = [_at(frames) for _, frames in _threads(evidence.stack)[:-1] if _is_scripts(frames)]
+        others = [frames for _, frames in _threads(evidence.stack)[:-1] if frames]
+        left = [_at(frames) for frames in others if _is_scripts(frames)] or [*map(_at, others)]
         return words + "".join(f", with a thread{one.lstrip(',')}" for one in left[:_MOST_THREADS])
     if activity is RankActivity.NATIVE_GIL:
         holders = [frames for head, frames in _threads(evidence.stack) if _HOLDS_GIL in head]

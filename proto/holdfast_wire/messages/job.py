@@ -243,6 +243,8 @@ class NodeInfo:
     replica: int = 0
     """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the
     job is one world."""
+    unfit: bool = False
+    """Its check keeps it out of worlds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,29 @@ async def test_silent_servers_take_no_more_than_the_total_time(
     assert ticks > 20, "the event loop stood still"
 
 
+SLOW_SAVE = """
+import subprocess, sys
+reads = "import os, time\\nwhile os.read(0, 16384): time.sleep(0.05)"
+with subprocess.Popen([sys.executable, "-S", "-c", reads], stdin=subprocess.PIPE) as storage:
+    print(flush=True)
+    storage.stdin.write(bytes(1 << 26))
+"""
+
+
+async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path) -> None:
+    """One write of many megabytes counts nothing before its end; who reads it does."""
+    ranks = [
+        local(processes.start(text), tmp_path, at) for at, text in enumerate((SLOW_SAVE, SLEEP))
+    ]
+    saves, sleeps = await collect(ranks, world_size=2, questions=StackQuestions())
+    assert saves.moved_bytes > 1 << 16
+    assert saves.wakes > 3
+    (child,) = saves.children
+    assert "os.read(0, 16384)" in child.command
+    assert "in <module>" in child.stack
+    assert (sleeps.moved_bytes, sleeps.wakes, sleeps.children) == (0, 0, ())
+
+
 def test_the_end_of_a_long_dump_is_kept() -> None:
     """The main thread stands last in faulthandler's dumps."""
     kept = cut('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")

@@ -55,7 +55,7 @@ async def test_stacks_that_cannot_be_read_say_what_helps(
     """A process that is gone, a program that is missing: each has its text."""
     with pytest.raises(UnreadableError, match=r"needs what ptrace needs"):
         await memory_stacks.read(2**22 + 1, 5.0)
-    monkeypatch.setattr(memory_stacks.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnreadableError, match=r"pip install py-spy"):
         await memory_stacks.read(os.getpid(), 5.0)

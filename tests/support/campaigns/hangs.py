@@ -36,6 +36,8 @@ from holdfast_wire.messages import RankEvidence
 
 WAIT_SECONDS = 60.0
 """For a world until it hangs."""
+START_SECONDS = 300.0
+"""For a world to be forked: the first one waits for an import of torch, on a busy machine too."""
 _STILL_SECONDS = 0.3
 """A world whose newest collectives do not change for this long hangs: a step takes 0.02 s."""
 _POLL_SECONDS = 0.05
@@ -152,7 +154,7 @@ class Worlds:
         assert self._process.stdout
         self._process.stdin.write(json.dumps(asdict(plant)) + "\n")
         self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], WAIT_SECONDS)[0]:
+        if not select.select([self._process.stdout], [], [], START_SECONDS)[0]:
             raise TimeoutError(f"no world came for {plant}")
         pids: list[int] = json.loads(self._process.stdout.readline())
         return pids

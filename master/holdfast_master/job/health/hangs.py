@@ -164,8 +164,13 @@ def _learn(job: JobContext, world: World, own: HangWatch) -> None:
 def _learn_pause(own: HangWatch, since: float, policy: HangPolicy) -> None:
     """Learn from a long silence that ended by itself: an evaluation of a script without the SDK."""
     if since < own.silent and own.silent > policy.min_seconds / 2:
-        longest = max(own.learned.longest_pause, own.silent)
-        own.learned = dataclasses.replace(own.learned, longest_pause=longest)
+        verdict = own.hang.verdict if own.hang is not None else None
+        if verdict is None or verdict.may_be_ordinary:
+            longest = max(own.learned.longest_pause, own.silent)
+            own.learned = dataclasses.replace(own.learned, longest_pause=longest)
+        elif own.learned.pauses.number:
+            pauses = learn(own.learned.pauses, own.silent)
+            own.learned = dataclasses.replace(own.learned, pauses=pauses)
     own.silent = since
 
 

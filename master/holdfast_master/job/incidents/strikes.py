@@ -79,7 +79,7 @@ def of_nodes(job: JobContext) -> list[Strike]:
 
 def history(job: JobContext) -> tuple[HostHistory, ...]:
     """Return the hosts with strikes, the worst first."""
-    avoided = {one.host: one.reason for one in job.operator.cluster.avoided}
+    avoided = {one.host: one.reason for one in job.operator.cluster.avoided} | job.state.excluded
     known = sorted(_known(job), key=lambda one: one.unix_time)
     found = sorted(standings(job).items(), key=lambda item: (-item[1].points, item[0]))
     return tuple(
@@ -92,4 +92,8 @@ def history(job: JobContext) -> tuple[HostHistory, ...]:
             avoided=avoided.get(host, ""),
         )
         for host, standing in found
+    ) + tuple(
+        HostHistory(host=host, reason=reason, avoided=reason)
+        for host, reason in job.state.excluded.items()
+        if host not in dict(found)
     )

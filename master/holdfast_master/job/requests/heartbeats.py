@@ -122,7 +122,8 @@ def _classify(job: JobContext, node: Node, world: World) -> None:
         usual_step_seconds=world.step_seconds,
     )
     kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
-    job.turn(node.rank, kind)
+    hangs = job.health.hangs(world.round)
+    job.turn(node.rank, GoodputClass.HANG if hangs else kind)
     stalled = kind is GoodputClass.HANG
     if stalled and not node.stalled:
         text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"

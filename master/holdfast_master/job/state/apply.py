@@ -150,7 +150,7 @@ def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
     del state.strikes[: -node_history.KEPT]
 
 
-def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> None:
+def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -> None:
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
@@ -166,6 +166,14 @@ def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> Non
     state.assigned = fact
     state.training, state.ended = False, False
     state.finished &= _going_on(fact)
+    if state.trains_since is None and _trains_on(state, fact):
+        state.trains_since = record.job_seconds
+
+
+def _trains_on(state: JobState, fact: WorldDecided) -> bool:
+    """Return whether replicas of this world have trained before it, and go on."""
+    older = (one.round for one in fact.replicas if one.round < fact.round)
+    return any(state.trained_rounds.get(number, False) for number in older)
 
 
 def _going_on(fact: WorldDecided) -> set[int]:
@@ -241,6 +249,9 @@ def _world_ended(state: JobState, fact: WorldEnded, record: JournalRecord) -> No
 def _incident(state: JobState, fact: Incident, _: JournalRecord) -> None:
     if fact.id not in state.incidents:
         state.incident_count += 1
+        failed = state.assigned
+        if failed and failed.round == fact.from_round and _trains_on(state, failed):
+            state.trained_rounds[failed.round] = True  # though newer replicas had not begun
     state.incidents[fact.id] = fact
     if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
         step = state.ended_steps.get(fact.from_round, 0)

@@ -10,6 +10,7 @@ from holdfast_master.instructions import KeepEvidence
 from holdfast_wire.messages import (
     CollectEvidence,
     EvidenceCollected,
+    GoodputClass,
     HangPolicy,
     HealthMode,
     HealthPolicy,
@@ -234,6 +235,11 @@ def test_an_evaluation_that_ended_is_learned_without_a_word(
     assert len(_asked(job)) == 3
 
 
+def _hanging_seconds(job: SteeredJob) -> float:
+    entries = job.core.goodput(job.moment()).totals
+    return sum(one.node_seconds for one in entries if one.kind is GoodputClass.HANG)
+
+
 def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
     training: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +250,9 @@ def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
     _pause(job, paused=True)
     job.run(20.0)
     assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    before = _hanging_seconds(job)
+    job.run(10.0)
+    assert _hanging_seconds(job) == pytest.approx(before + 30.0, abs=4.0), "three nodes"
 
 
 @pytest.mark.parametrize(

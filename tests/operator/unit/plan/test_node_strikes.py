@@ -49,6 +49,20 @@ STRIKES = st.builds(
 )
 
 
+def test_a_condition_that_flaps_crowds_out_no_other_node() -> None:
+    """It counts once, at its newest time; another condition of the node counts by itself."""
+    shown = {"job": "node", "job_uid": "node", "cause": StrikeCause.CONDITION}
+    slow = strike("other", NOW - 7200, cause=StrikeCause.STRAGGLER)
+    kept: tuple[NodeStrike, ...] = (slow,)
+    for turn in range(KEPT + 10):
+        kept = merge(
+            kept, [strike("a", NOW - KEPT + turn, text="condition x is True", **shown)], NOW
+        )
+    other = strike("a", NOW, text="condition y is True", **shown)
+    newest = strike("a", NOW + 9, text="condition x is True", **shown)
+    assert merge([other], kept, NOW) == (slow, other, newest)
+
+
 @given(st.lists(STRIKES), st.lists(STRIKES))
 def test_neither_order_nor_repetition_matters(
     first: list[NodeStrike], second: list[NodeStrike]

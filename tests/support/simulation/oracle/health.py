@@ -259,7 +259,10 @@ class HealthTruth:
         alone = scene.ranks == 1 and hung.kind not in _ALONE
         if alone or not self._goes_on(scene) or one.hung is not _hung(one):
             return
-        found = scene.master.core.inspect().health.hang_watch.hang
+        watch = scene.master.core.inspect().health.hang_watch
+        if 2 * watch.learned.longest_pause > one.fault.span - _LIMIT_SECONDS:
+            return  # a pause of that length has ended by itself before
+        found = watch.hang
         verdict = found.verdict if found is not None else None
         guilty = set() if hung.kind is HangKind.NETWORK else self._guilty(one)
         text = f"{hung.kind.name} of {sorted(guilty)} for {one.fault.span:.0f} s: {verdict}"
