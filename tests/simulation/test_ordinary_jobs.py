@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
@@ -42,7 +43,7 @@ def plain(**changes: object) -> Habits:
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
-ORDINARY = {
+ORDINARY: Mapping[str, Mapping[str, object]] = {
     "rank 0 saves for 90 s": {"save": Every(150, 90.0, 0), "sdk": False},
     "epochs begin with 90 s of reading": {"epoch": Every(150, 90.0), "loader_works": False},
     "rank 0 evaluates for 2 min": {"evaluation": Every(200, 120.0, 0), "sdk": False},

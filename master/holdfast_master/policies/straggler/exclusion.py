@@ -66,11 +66,11 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
     them as gain most. A wrong judgement must not drain a job node by node, so few may leave within
     a time.
     """
-    nodes = [one for one in verdicts if one.subject is not Subject.JOB]
-    percents = _percents(one for one in nodes if not one.own_work)
-    stays = max(_percents(one for one in nodes if one.own_work).values(), default=0.0)
+    accused = [one for one in verdicts if one.subject is not Subject.JOB]
+    percents = _percents(one for one in accused if not one.own_work)
+    stays = max(_percents(one for one in accused if one.own_work).values(), default=0.0)
     if not percents:
-        return NoExclusion(_nobody(nodes))
+        return NoExclusion(_nobody(accused))
     slowest = sorted(percents, key=lambda node: (-percents[node], node))
     allowed = most_excluded(prospects.members) - prospects.excluded
     if allowed <= 0:

@@ -152,5 +152,5 @@ class OrdinaryAgent(SteeredAgent):
         at = last.begun + last.local[place]
         if now is not None and now.waits(place, self.job.time.now):
             at = now.begun + now.local[place]
-        seconds = training.newest_seconds(found)
+        seconds = training.usual_seconds(found)
         return StepGuess(group="0", period=1, steps=done - found.base, step_seconds=seconds, at=at)

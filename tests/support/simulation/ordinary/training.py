@@ -7,7 +7,9 @@ here: the job's habits (`habits`), what agents tell of them (`agent`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
+import statistics
 from collections.abc import Callable
 
 from simulation.clock import VirtualTime
@@ -20,6 +22,8 @@ TRANSFER = 0.05
 KEPT = 256
 """Newest steps of a round whose times are kept."""
 _NOISES = 499
+_GUESSED = 20
+"""Newest steps that a guess of their time is from."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,6 +141,15 @@ class OrdinaryTraining(SteeredTraining):
         if newest is None or before is None:
             return self.habits.step
         return newest.begun - before.begun
+
+    def usual_seconds(self, found: Round) -> float:
+        """Return the middle time of the newest steps, as an agent guesses it, s."""
+        log = self.logs.get(found, {})
+        begun = [
+            log[step].begun for step in range(found.done - _GUESSED, found.done) if step in log
+        ]
+        steps = [later - sooner for sooner, later in itertools.pairwise(begun)]
+        return statistics.median(steps) if steps else self.habits.step
 
     def now(self, found: Round) -> TimedStep | None:
         """Return the step that is under way; None: none is."""
