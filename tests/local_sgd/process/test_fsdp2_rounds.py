@@ -8,9 +8,16 @@ from typing import Any, Final
 import pytest
 
 from checkpoints.flash_world import Worlds
+from house.extended import usual
 from local_sgd import fsdp2_training
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_fsdp2_rounds.py::test_either_dimension_may_be_of_any_size",
+    ],
+)
 NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 EVERY_2: Final = {"local_sgd_sync_interval": 2}
 DETECTORS: Final = {"skip_anomaly": True, "ewma_warmup_steps": 4, "pseudo_gradnorm_reduce": True}
@@ -84,7 +91,9 @@ def test_two_replicas_of_two_shards_train_as_whole_ones(training: Training, name
     assert sum(bool(one) for one in ranks[0]["outcomes"]) >= 2
 
 
-@pytest.mark.parametrize("mesh", [[1, 1], [1, 2], [2, 1], [3, 1]], ids=str)
+@pytest.mark.parametrize(
+    "mesh", usual([[1, 1], [1, 2], [2, 1], [3, 1]], [1, 2], [3, 1], more=MORE), ids=str
+)
 def test_either_dimension_may_be_of_any_size(training: Training, mesh: list[int]) -> None:
     """One replica, pure replicas of one shard, and a single rank train as the reference does."""
     ranks, found = training.both(mesh, **CONFIGS["warm-up, Nesterov"])

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+from house import forks
 from local_sgd import elastic_jobs
 
 Lines = list[dict[str, Any]]
@@ -26,6 +27,9 @@ def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
+    if scenario.get("kind") != "megatron":  # that changes torch before its import
+        words = [elastic_jobs.__file__, json.dumps(scenario)]
+        return forks.run(words, timeout=280, env=environment)
     return subprocess.run(
         [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
         capture_output=True,

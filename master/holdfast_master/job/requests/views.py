@@ -257,6 +257,7 @@ def _node(job: JobContext, rank: int) -> NodeInfo:
         preflight=preflight,
         preflight_reason=reason,
         replica=place.replica.number if place else 0,
+        unfit=_is_unfit(job.state, node),
     )
 
 
@@ -268,6 +269,11 @@ def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
     if judged is None or judged.agent_id != node.agent_id:
         return "", ""
     return judged.verdict.lower(), judged.reason
+
+
+def _is_unfit(state: JobState, node: Node) -> bool:
+    judged = state.judged.get(node.rank)
+    return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
 
 
 def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:

@@ -50,6 +50,7 @@ from holdfast_wire.messages import (
     SegmentOpened,
     SpecAccepted,
     StopRequested,
+    StragglerTrial,
     SyncChosen,
     WorldDecided,
     WorldEnded,
@@ -120,7 +121,12 @@ def _node_marked(state: JobState, fact: NodeMarked, _: JournalRecord) -> None:
 
 def _node_excluded(state: JobState, fact: NodeExcluded, _: JournalRecord) -> None:
     state.excluded.pop(fact.node, None)  # excluded again, it is the newest
-    state.excluded[fact.node] = fact.reason
+    if not fact.lifted:
+        state.excluded[fact.node] = fact.reason
+
+
+def _straggler_trial(state: JobState, fact: StragglerTrial, _: JournalRecord) -> None:
+    state.straggler_trials[fact.round] = fact
 
 
 def _node_judged(state: JobState, fact: NodeJudged, _: JournalRecord) -> None:
@@ -135,6 +141,11 @@ def _references_learned(state: JobState, fact: ReferencesLearned, _: JournalReco
 
 
 def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
+    if fact.withdrawn:
+        # It stays, for an operator that was not there when it was taken back.
+        given = dataclasses.replace(fact, withdrawn=False)
+        state.strikes[:] = [fact if one == given else one for one in state.strikes]
+        return
     state.strikes.append(fact)
     del state.strikes[: -node_history.KEPT]
 
@@ -341,6 +352,7 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
     NodeJudged: _node_judged,
     ReferencesLearned: _references_learned,
     NodeStruck: _node_struck,
+    StragglerTrial: _straggler_trial,
     WorldDecided: _world_decided,
     WorldTraining: _world_training,
     WorldEnded: _world_ended,
