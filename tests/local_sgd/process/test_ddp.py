@@ -68,6 +68,16 @@ def test_parameters_without_gradients_keep_their_anchors(worlds: ReplicaWorlds) 
         assert answer["weights"][1:] == without["weights"]
 
 
+def test_one_call_sets_up_what_takes_three_parts_else(worlds: ReplicaWorlds) -> None:
+    """The same bits; and accumulation needs no `no_sync`: its hook counts steps."""
+    world = {"config": WARM, "outer": NESTEROV}
+    plain, ready = _ddp(worlds, **world), _ddp(worlds, **world, by_one_call=True)
+    assert [one["digest"] for one in plain] == [one["digest"] for one in ready]
+    for one, other in zip(plain, _ddp(worlds, **world, by_one_call=True, micros=2), strict=True):
+        for found, wanted in zip(other["weights"], one["weights"], strict=True):
+            assert found == pytest.approx(wanted, abs=1e-5)
+
+
 def test_a_state_dict_changes_nothing(worlds: ReplicaWorlds) -> None:
     """A script that asks each rank at each step trains the same bits (ATorch bug 10)."""
     world = {"config": WARM, "outer": NESTEROV}

@@ -60,6 +60,7 @@ class Training:
             OuterOptimPeriodicModelAverager,
             StatefulPostLocalSGDOptimizer,
         )
+        from holdfast.local_sgd.presets import local_sgd_under_ddp
 
         self.world, self.replica = world, dist.get_rank()
         self.model = nn.parallel.DistributedDataParallel(
@@ -67,13 +68,19 @@ class Training:
             find_unused_parameters=world.get("unused", False),
         )
         config = LocalSGDConfig(**world["config"])
-        register_hook(self.model, config.local_sgd_warmup_steps, world.get("from", 0))
         outer = None
         if world.get("outer"):
             outer = OuterOptimizerConfig(
                 outer_optim_class=torch.optim.SGD, outer_optim_kwargs=world["outer"]
             )
         gta = GTAConfig(**world["gta"]) if world.get("gta") else None
+        if world.get("by_one_call"):
+            self.optim = local_sgd_under_ddp(
+                self.model, inner(world, self.model), config, outer, gta
+            )
+            self.averager = self.optim.averager
+            return
+        register_hook(self.model, config.local_sgd_warmup_steps, world.get("from", 0))
         self.averager = OuterOptimPeriodicModelAverager(
             process_group=None,
             local_sgd_config=config,
@@ -92,7 +99,9 @@ class Training:
         for group in self.optim.param_groups:
             group["lr"] = self.world["lr"] * (30 if wild else 1)
         self.optim.zero_grad()
-        loss_of(self.model, self.replica, number).backward()
+        micros = self.world.get("micros", 1)
+        for _ in range(micros):
+            (loss_of(self.model, self.replica, number) / micros).backward()
         self.optim.step()
         if (self.replica, number) == (self.world.get("struck", -1), self.world.get("struck_at")):
             with torch.no_grad():

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         members_of_environment,
         mesh_of,
     )
+    from holdfast.local_sgd.presets import edit_settings, local_sgd_under_ddp
 
 __all__ = [
     "GTAConfig",
@@ -43,8 +44,10 @@ __all__ = [
     "RosterMembers",
     "StatefulPostLocalSGDOptimizer",
     "StaticMembers",
+    "edit_settings",
     "load_local_sgd_state_dict",
     "local_sgd_args_provider",
+    "local_sgd_under_ddp",
     "members_of_environment",
     "mesh_of",
     "patch_megatron_for_local_sgd",
@@ -63,8 +66,10 @@ _MODULES = {
     "RosterMembers": "members",
     "StatefulPostLocalSGDOptimizer": "ddp",
     "StaticMembers": "members",
+    "edit_settings": "presets",
     "load_local_sgd_state_dict": "files",
     "local_sgd_args_provider": "megatron",
+    "local_sgd_under_ddp": "presets",
     "patch_megatron_for_local_sgd": "megatron",
     "members_of_environment": "members",
     "mesh_of": "members",

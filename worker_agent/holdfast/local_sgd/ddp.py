@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp_members import (
     check_settings,
+    flat_of,
     members_and_group,
     members_of,
     refuse_more,
@@ -174,7 +175,7 @@ class OuterOptimPeriodicModelAverager:
 
     def make_units(self, params: Iterable[Any]) -> None:
         """Make a unit of each parameter, without anchors yet."""
-        self.units = [self._unit(number, one) for number, one in enumerate(_flat(params))]
+        self.units = [self._unit(number, one) for number, one in enumerate(flat_of(params))]
 
     def before_step(self, params: Iterable[Any]) -> None:
         """Take anchors if the next step is the first local one; call it before that step.
@@ -210,7 +211,7 @@ class OuterOptimPeriodicModelAverager:
                 self._keep(made)
         elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
             with reducing(self.switch):
-                self._round(len(_flat(params)))
+                self._round(len(flat_of(params)))
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
         if self._spanning is not None:
@@ -285,7 +286,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             ValueError: the parameters are not those of the state.
         """
-        flat = _flat(params)
+        flat = flat_of(params)
         if len(state["units"]) not in (0, len(flat)):
             raise ValueError(
                 f"units: the state has {len(state['units'])} parameters, the optimizer has "
@@ -361,7 +362,7 @@ class OuterOptimPeriodicModelAverager:
 
     def _take_anchors(self, params: Iterable[Any]) -> None:
         """Set A := θ for the parameters that have none."""
-        flat = _flat(params)
+        flat = flat_of(params)
         more = [self._unit(number, flat[number]) for number in range(len(self.units), len(flat))]
         are_first = not any(unit.has_anchors for unit in self.units)
         if more and self._members is not None:
@@ -487,14 +488,6 @@ def _with_torch(cls: Any) -> Any:
 def _name(number: int) -> str:
     """Return a parameter's name as a unit: no module has such a one, which FSDP2 would give it."""
     return f"parameter {number}"
-
-
-def _flat(params: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the parameters of what may be groups of an optimizer."""
-    found: list[torch.Tensor] = []
-    for one in params:
-        found += one["params"] if isinstance(one, dict) else [one]
-    return found
 
 
 def _local(param: Any) -> torch.Tensor:

@@ -143,9 +143,7 @@ class DDPMembers:
         """
         params = list(params)
         self._groups = [one for one in params if isinstance(one, dict)]
-        self._params = [
-            each for one in params for each in (one["params"] if isinstance(one, dict) else [one])
-        ]
+        self._params = flat_of(params)
         self.inner.optimizers = inner
         self._averager.make_units(params)
         self.is_started = True
@@ -302,6 +300,11 @@ def _counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:
 
     waits = isinstance(one, lr_scheduler.ReduceLROnPlateau)  # for a loss
     return isinstance(one, lr_scheduler.LRScheduler) and not waits and one.last_epoch == step
+
+
+def flat_of(params: Iterable[Any]) -> list[Any]:
+    """Return the parameters of what may be groups of an optimizer."""
+    return [each for one in params for each in (one["params"] if isinstance(one, dict) else [one])]
 
 
 def check_settings(

@@ -38,6 +38,10 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import PhaseReason
 
 _BEGINS: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+_STILL_SECONDS: Final = 3.0
+"""s: least time without a step after which people read that replicas wait."""
+_STILL_STEPS: Final = 3.0
+"""The same in steps of usual length."""
 
 
 def status(job: JobContext) -> JobStatus:
@@ -113,11 +117,43 @@ def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
 
 def _text(job: JobContext) -> str:
     """Return the phase's reason in words; with too few nodes, also the time until the job fails."""
+    if still := _standing_still(job):
+        return f"{job.state.text}; {still}"
     due = job.timers.due(Timer.BELOW_MIN)
     if due is None or job.state.reason != PhaseReason.WAITING_FOR_NODES:
         return job.state.text
     left = in_words(max(0.0, due - job.now))
     return f"{job.state.text}; the job fails in {left} (belowMinTimeoutSeconds)"
+
+
+def _standing_still(job: JobContext) -> str:
+    """Return who has stood still the longest, where all replicas of the roster do.
+
+    One of them keeps the others waiting, and is not put out yet. Empty: they go on.
+    """
+    world, nodes = job.worlds.running(), job.membership.nodes
+    if world is None or job.state.phase is not JobPhase.TRAINING:
+        return ""
+    still: dict[int, tuple[float, int]] = {}
+    for one in world.replicas:
+        if _synchronises(job, world, one.number):
+            present = [nodes[rank] for rank in world.members_of(one) if rank in nodes]
+            times = [
+                (item.since_step_seconds + job.now - node.ranks_at, item.step)
+                for node in present
+                for item in node.ranks
+            ]
+            still[one.number] = max(times, default=(0.0, 0))
+    if len(still) < 2:
+        return ""
+    (least, _), longest = min(still.values()), max(still, key=lambda number: still[number])
+    if least < max(_STILL_SECONDS, _STILL_STEPS * world.step_seconds):
+        return ""
+    seconds, step = still[longest]
+    return (
+        f"no replica has completed a step for {least:.0f} s, replica {longest} not for the longest "
+        f"time: {seconds:.0f} s, since step {step}"
+    )
 
 
 def _stored_step(state: JobState) -> int:
