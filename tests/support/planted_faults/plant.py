@@ -199,11 +199,10 @@ def _line(outcome: Outcome) -> str:
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the page of outcomes."""
     caught = sum(one.ok for one in outcomes)
-    commits = ", ".join(sorted({one.commit for one in outcomes}))
     days = sorted({one.time[:10] for one in outcomes})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     share = f"{caught} of {len(outcomes)} planted faults are caught by name"
-    said = f"{when}, commit {commits}: **{share}.**"
+    said = f"{when}, with sources and tests of commit {_commit()}: **{share}.**"
     ordered = sorted(
         outcomes, key=lambda one: (one.component == SIMULATED, one.component, one.name)
     )
