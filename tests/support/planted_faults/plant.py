@@ -171,8 +171,10 @@ def _unplanted(faults: Sequence[Fault]) -> bool:
         why, found = trial.run_tests(copy, tests, limit_seconds=3600)
     wrong = [why] if why else []
     for test, cases in found.items():
-        if not cases or any(case.outcome != "passed" for case in cases):
-            wrong.append(f"{test} does not pass without a fault: {[*cases][:1]}")
+        other = [case for case in cases if case.outcome != "passed"]
+        if other or not cases:
+            said = f"{other[0].outcome}: {other[0].said}" if other else "did not run"
+            wrong.append(f"{test} without a fault: {said}")
     print("\n".join(wrong) or f"{len(tests)} tests pass without a fault", flush=True)
     return not wrong
 
@@ -199,11 +201,10 @@ def _line(outcome: Outcome) -> str:
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the page of outcomes."""
     caught = sum(one.ok for one in outcomes)
-    commits = ", ".join(sorted({one.commit for one in outcomes}))
     days = sorted({one.time[:10] for one in outcomes})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     share = f"{caught} of {len(outcomes)} planted faults are caught by name"
-    said = f"{when}, commit {commits}: **{share}.**"
+    said = f"{when}, with sources and tests of commit {_commit()}: **{share}.**"
     ordered = sorted(
         outcomes, key=lambda one: (one.component == SIMULATED, one.component, one.name)
     )
