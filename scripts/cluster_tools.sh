@@ -1,16 +1,22 @@
 #!/usr/bin/env bash
 # Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
-# kube-scheduler, kubectl, helm) from the Go modules pinned in tests/testbed/modules/*/go.mod, once, into a
-# cache outside the checkout, and prints the folder they are in. Warm it only prints.
+# kube-scheduler, kubectl, helm; with --nodes what real nodes need, too: kubelet, kube-proxy, coredns)
+# from the Go modules pinned in tests/testbed/modules/*/go.mod, once, into a cache outside the checkout,
+# and prints the folder they are in. Warm it only prints.
 # Where there is no Go, scripts/find_go.sh supplies one.
-# Usage: scripts/cluster_tools.sh [--no-build]; GO_JOBS bounds the compiles that run side by side.
+# Usage: scripts/cluster_tools.sh [--nodes] [--no-build]; GO_JOBS bounds the compiles that run side by side.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+tools="etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm"
+if [ "${1:-}" = --nodes ]; then
+  shift
+  tools="$tools kubelet kube-proxy coredns"
+fi
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 # By content: a change of any pinned version is another folder, and the old one still serves the
 # branch that wants it.
-digest=$(cat tests/testbed/modules/*/go.mod tests/testbed/modules/*/go.sum | sha256sum | cut -c1-12)
+digest=$(cat tests/testbed/modules/*/go.{mod,sum} tests/testbed/modules/coredns/main.go | sha256sum | cut -c1-12)
 cache=$root/cluster-$digest
 
 # build MODULE PACKAGE...: builds into a folder beside the cache first, so that a build that was
@@ -43,20 +49,21 @@ build() {
 name() {
   case $1 in
     go.etcd.io/*) echo etcd ;;
+    .) echo coredns ;;
     *) basename "$1" ;;
   esac
 }
 
 whole() {
   local tool
-  for tool in etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm; do
+  for tool in $tools; do
     [ -x "$cache/$tool" ] || return 1
   done
 }
 
 if ! whole; then
   if [ "${1:-}" = --no-build ]; then
-    echo "cluster: the tools are not built; run scripts/cluster_tools.sh" >&2
+    echo "cluster: the tools are not built ($tools); run scripts/cluster_tools.sh" >&2
     exit 3
   fi
   mkdir -p "$cache"
@@ -67,5 +74,10 @@ if ! whole; then
   build kubernetes k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
     k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
   build helm helm.sh/helm/v4/cmd/helm
+  case $tools in *kubelet*)
+    build kubernetes k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-proxy
+    build coredns .
+    ;;
+  esac
 fi
 printf '%s\n' "$cache"

@@ -104,7 +104,7 @@ class Connection:
     async def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                headers={**self.access.headers, "Accept": "application/json"},
+                headers=self.access.headers,
                 connector=aiohttp.TCPConnector(ssl=self.access.tls),
                 timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
                 trust_env=True,
@@ -114,7 +114,10 @@ class Connection:
     async def _get(self, path: str, *, again: bool = True) -> Any:
         session = await self._open()
         name = self.access.server_name or None
-        async with session.get(self.access.server + path, server_hostname=name) as response:
+        # Not on the session: a kubelet gives no websocket to a client that takes JSON alone.
+        headers = {"Accept": "application/json"}
+        url = self.access.server + path
+        async with session.get(url, headers=headers, server_hostname=name) as response:
             if response.status == _UNAUTHORIZED and again:
                 await self._reload()
                 return await self._get(path, again=False)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
+from cluster.kubelet.forward import forward
+from cluster.kubelet.refusals import refuse
 from holdfast_cli.cluster.connection import Connection
 from holdfast_cli.cluster.find import connect
 from holdfast_cli.cluster.kubeconfig import Where
@@ -115,3 +121,62 @@ def test_a_chosen_cluster_that_is_away_is_said(tmp_path: Path) -> None:
         done = CliRunner().invoke(main, words, env=environ)
         assert done.exit_code == 4, done.output
         assert "cluster c (http://127.0.0.1:1)" in done.output
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(100):
+        writer.write(data)
+    writer.close()
+
+
+async def _close(server: asyncio.Server, _: web.Application) -> None:
+    server.close()
+
+
+async def _pass_on(request: web.Request) -> web.StreamResponse:
+    # As the API server: it renames the parameter, and passes the client's headers on.
+    renamed = request.clone(rel_url=request.rel_url.with_query(port=request.query["ports"]))
+    return await forward(renamed, functools.partial(asyncio.open_connection, "127.0.0.1"))
+
+
+@pytest.fixture
+def node() -> Iterator[tuple[str, int]]:
+    """The address of a node's server behind an API server, and a port of its pod that echoes."""
+    application = web.Application(middlewares=[refuse])
+    application.router.add_get("/api/v1/namespaces/team/pods/master/portforward", _pass_on)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+
+    async def start() -> tuple[str, int]:
+        echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
+        runner.app.on_cleanup.append(functools.partial(_close, echo))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port: int = echo.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{runner.addresses[0][1]}", port
+
+    loop = asyncio.new_event_loop()
+    address = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield address
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def test_a_kubelet_that_takes_no_media_type_forwards_a_port(
+    tmp_path: Path, node: tuple[str, int]
+) -> None:
+    """Real kubelets answer 406 to a websocket that accepts JSON alone."""
+    server, port = node
+    made = connect(_environ(tmp_path, server, "any"), Where())
+    try:
+        made.forward("team", "master", port, tmp_path / "socket")
+        with socket.socket(socket.AF_UNIX) as there:
+            there.settimeout(10)
+            there.connect(str(tmp_path / "socket"))
+            there.sendall(b"there and back")
+            assert there.recv(100) == b"there and back", made.trouble
+    finally:
+        made.close()

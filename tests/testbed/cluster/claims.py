@@ -11,16 +11,25 @@ from cluster.kubectl import Kubectl
 def make_claim(kubectl: Kubectl, name: str, folder: Path, node: str) -> None:
     """Claim a new folder of one node, and wait until the cluster's own controller has bound it."""
     folder.mkdir()
-    common = {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": "",
-    }
     here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    volume: dict[str, Any] = {
-        **common,
-        "capacity": {"storage": "1Gi"},
+    source = {
         "local": {"path": str(folder)},
         "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
+    }
+    _claim(kubectl, name, "ReadWriteOnce", source)
+
+
+def share_folder(kubectl: Kubectl, name: str, folder: str, mode: str = "ReadWriteMany") -> None:
+    """Claim a folder that every node has, for pods that may not name it themselves."""
+    _claim(kubectl, name, mode, {"hostPath": {"path": folder, "type": "Directory"}})
+
+
+def _claim(kubectl: Kubectl, name: str, mode: str, source: dict[str, Any]) -> None:
+    common = {"accessModes": [mode], "storageClassName": ""}
+    volume: dict[str, Any] = {
+        **common,
+        **source,
+        "capacity": {"storage": "1Gi"},
         "claimRef": {"name": name, "namespace": kubectl.namespace},
     }
     claim = {

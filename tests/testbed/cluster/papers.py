@@ -18,7 +18,11 @@ MOST_NODES: Final = 64
 """Node names that have a token: n1 to n64."""
 _LIFETIME = dt.timedelta(days=30)
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
-_ADDRESSES = ("127.0.0.1", "10.96.0.1")
+PLANE_ADDRESS: Final = "10.254.0.1"
+"""Of the API server in the network of real nodes; process nodes publish it, too."""
+PROXY: Final = "proxy"
+"""Whose token every node's kube-proxy has."""
+_ADDRESSES = ("127.0.0.1", "10.96.0.1", PLANE_ADDRESS)
 
 AUDIT_POLICY: Final[dict[str, Any]] = {
     "apiVersion": "audit.k8s.io/v1",
@@ -50,6 +54,7 @@ def write_papers(folder: Path, port: int) -> str:
     )
     admin = secrets.token_hex(16)
     lines = [f"{admin},admin,admin,system:masters"]
+    lines.append(f"{node_token(admin, PROXY)},system:kube-proxy,{PROXY}")
     for number in range(1, MOST_NODES + 1):
         name = f"n{number}"
         lines.append(f"{node_token(admin, name)},system:node:{name},{name},system:nodes")
@@ -64,10 +69,12 @@ def node_token(admin: str, name: str) -> str:
     return f"{admin}-{name}"
 
 
-def write_kubeconfig(file: Path, folder: Path, port: int, token: str) -> None:
+def write_kubeconfig(
+    file: Path, folder: Path, port: int, token: str, host: str = "127.0.0.1"
+) -> None:
     """Write a kubeconfig for one token."""
     cluster = {
-        "server": f"https://127.0.0.1:{port}",
+        "server": f"https://{host}:{port}",
         "certificate-authority": str(folder / "ca.crt"),
     }
     config = {
@@ -83,12 +90,10 @@ def write_kubeconfig(file: Path, folder: Path, port: int, token: str) -> None:
 
 
 def _write_certificate(folder: Path) -> None:
-    """Write ca.crt and a server certificate signed by it, for the API server and kubelets."""
+    """Write ca.crt and what it signed: for servers, and for a client of kubelets."""
     now = dt.datetime.now(dt.UTC)
     authority = ec.generate_private_key(ec.SECP256R1())
-    server = ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test-cluster-ca")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test-cluster")])
 
     def begin(name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         return (
@@ -101,22 +106,29 @@ def _write_certificate(folder: Path) -> None:
             .not_valid_after(now + _LIFETIME)
         )
 
+    def write(name: str, made: x509.CertificateBuilder) -> None:
+        pem = made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+        (folder / name).write_bytes(pem)
+
     root = begin(issuer, authority).add_extension(
         x509.BasicConstraints(ca=True, path_length=0), True
     )
     root = root.add_extension(
         x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), False
     )
+    write("ca.crt", root)
+    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in _NAMES]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in _ADDRESSES]
-    leaf = begin(subject, server).add_extension(x509.SubjectAlternativeName(names), False)
-    leaf = leaf.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), False
-    )
-    for name, made in (("ca.crt", root), ("server.crt", leaf)):
-        pem = made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-        (folder / name).write_bytes(pem)
-    _write_key(folder / "server.key", server)
+    for name, group in (("server", "servers"), ("kubelet-client", "system:masters")):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = [(NameOID.ORGANIZATION_NAME, group), (NameOID.COMMON_NAME, f"test-{name}")]
+        leaf = begin(x509.Name([x509.NameAttribute(*one) for one in subject]), key)
+        leaf = leaf.add_extension(known, False)
+        if name == "server":
+            leaf = leaf.add_extension(x509.SubjectAlternativeName(names), False)
+        write(f"{name}.crt", leaf)
+        _write_key(folder / f"{name}.key", key)
 
 
 def _write_key(file: Path, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> None:

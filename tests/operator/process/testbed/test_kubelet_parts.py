@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from cluster.kubelet import dns
 from cluster.kubelet.aftermath import settle
 from cluster.kubelet.container import Container, restarts
+from cluster.kubelet.refusals import ports, refused_path, refused_user, takes_anything
 from cluster.kubelet.status import ContainerState, PodLook, report
 
 
@@ -244,3 +247,44 @@ def test_a_dns_packet_is_answered() -> None:
     assert answer[:2] == b"\x12\x34"
     assert struct.unpack(">H", answer[6:8]) == (2,)
     assert answer[-4:] == bytes([10, 244, 0, 3])
+
+
+@pytest.mark.parametrize(
+    ("accept", "taken"),
+    [("", True), ("*/*", True), ("text/html, */*;q=0.1", True), ("application/json", False)],
+)
+def test_a_client_that_takes_some_media_types_only_is_refused(accept: str, *, taken: bool) -> None:
+    """A kubelet's streams have no media type: go-restful answers 406."""
+    assert takes_anything(accept) is taken
+
+
+@pytest.mark.parametrize("port", ["", "0", "65536", "http", "50051,"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    """As a kubelet reads them, before it looks for the pod."""
+    assert ports(["1", "65535"]) == [1, 65535]
+    with pytest.raises(web.HTTPBadRequest):
+        ports([port])
+
+
+@pytest.mark.parametrize(
+    ("container", "pod", "refused"),
+    [
+        ({}, {"runAsNonRoot": True}, False),
+        ({}, {"runAsNonRoot": True, "runAsUser": 0}, True),
+        ({"runAsUser": 5}, {"runAsNonRoot": True, "runAsUser": 0}, False),
+        ({"runAsNonRoot": False}, {"runAsNonRoot": True, "runAsUser": 0}, False),
+    ],
+)
+def test_root_is_refused_where_it_may_not_be(
+    container: dict[str, Any], pod: dict[str, Any], *, refused: bool
+) -> None:
+    """The container's own settings come before the pod's."""
+    assert bool(refused_user({"securityContext": container}, pod)) is refused
+
+
+def test_a_path_of_another_kind_is_no_volume(tmp_path: Path) -> None:
+    """A pod waits for it, as for a Secret that is not there."""
+    assert refused_path({"path": str(tmp_path), "type": "Directory"}) == ""
+    assert "is not a file" in refused_path({"path": str(tmp_path), "type": "File"})
+    assert "is not a directory" in refused_path({"path": str(tmp_path / "a"), "type": "Directory"})
+    assert refused_path({"path": str(tmp_path / "a")}) == ""

@@ -14,6 +14,7 @@ from typing import Final, cast
 from aiohttp import WSMsgType, web
 from aiohttp.http import WebSocketReader
 
+from cluster.kubelet.refusals import ports
 from cluster.kubelet.streams import Dial, Session
 
 _PROTOCOL: Final = "portforward.k8s.io"
@@ -102,7 +103,7 @@ async def _tunnel(request: web.Request, dial: Dial) -> web.StreamResponse:
 
 
 async def _channels(request: web.Request, dial: Dial) -> web.StreamResponse:
-    port = int(request.query.get("port", request.query.get("ports", "0")).split(",")[0])
+    port = ports(request.query.getall("port", []))[0]
     socket = web.WebSocketResponse(protocols=[_CHANNELS], max_msg_size=0)
     await socket.prepare(request)
     for channel in (_DATA, _TROUBLE):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.kubelet.client import NOT_FOUND, ApiError, Client
+from cluster.kubelet.refusals import refused_path
 from holdfast_operator.pods.expansion import expand
 
 _DATA: Final = "..data"
@@ -95,6 +96,8 @@ class Material:
     async def volume(self, volume: Mapping[str, Any], folder: Path) -> tuple[Path, bool]:
         """Make one volume; return what to mount of this machine, and whether read-only."""
         if "hostPath" in volume:
+            if why := refused_path(volume["hostPath"]):
+                raise MaterialError(why)
             return Path(volume["hostPath"]["path"]), False
         if "persistentVolumeClaim" in volume:
             return await self._claim(volume["persistentVolumeClaim"]["claimName"]), False

@@ -23,6 +23,7 @@ from cluster.kubelet.container import Container, Mount, Setting
 from cluster.kubelet.dns import DOMAIN
 from cluster.kubelet.material import Material, MaterialError, mount_memory
 from cluster.kubelet.network import DNS_ADDRESS, Network
+from cluster.kubelet.refusals import refused_user
 from cluster.kubelet.spaces import Space
 from cluster.kubelet.status import PodLook, report, unix
 
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 _RETRY_SECONDS: Final = 0.3
 _REFRESH_SECONDS: Final = 1.0
 _DEFAULT_GRACE_SECONDS: Final = 30
+_SHARED_MEMORY: Final = "64Mi"
+"""Of /dev/shm, as containerd makes it."""
 
 
 class Host(Protocol):
@@ -127,6 +130,10 @@ class Pod:
         """Return the container of that name."""
         found = (one for one in (*self.inits, *self.containers) if one.state.name == name)
         return next(found, None)
+
+    @property
+    def _security(self) -> Mapping[str, Any]:
+        return self.manifest["spec"].get("securityContext") or {}
 
     @property
     def address(self) -> str:
@@ -228,7 +235,7 @@ class Pod:
         memory = self._folder / "shm"
         if not memory.exists():
             memory.mkdir()
-            await asyncio.to_thread(mount_memory, memory)
+            await asyncio.to_thread(mount_memory, memory, _SHARED_MEMORY)
         for volume in self.manifest["spec"].get("volumes") or ():
             folder = self._folder / "volumes" / str(volume["name"])
             self._volumes[volume["name"]] = await self._material.volume(volume, folder)
@@ -262,6 +269,8 @@ class Pod:
 
         async def read() -> None:
             try:
+                if why := refused_user(container.manifest, self._security):
+                    raise MaterialError(why)
                 environment.update(await self._material.environment(container.manifest))
             except MaterialError:
                 container.state.waiting = "CreateContainerConfigError"
@@ -274,7 +283,7 @@ class Pod:
             pause=self.space.pid if self.space else 0,
             mounts=self._mounts(container.manifest),
             environment=self._defaults() | environment,
-            pod_security=self.manifest["spec"].get("securityContext") or {},
+            pod_security=self._security,
         )
         if self.space is not None:
             self._own(probes.watch(container, self.space, self._change))

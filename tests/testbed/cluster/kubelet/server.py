@@ -16,6 +16,7 @@ from cluster.kubelet.container import Container
 from cluster.kubelet.forward import forward
 from cluster.kubelet.node import Node
 from cluster.kubelet.pod import Pod
+from cluster.kubelet.refusals import refuse
 
 _POLL_SECONDS: Final = 0.05
 _CHUNK: Final = 65536
@@ -30,7 +31,7 @@ class NodeServer:
     def __init__(self, node: Node, papers: Path) -> None:
         self._node = node
         self._papers = papers
-        application = web.Application()
+        application = web.Application(middlewares=[refuse])
         application.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         for method in ("GET", "POST"):  # websockets come by GET, bare SPDY by POST

@@ -28,6 +28,18 @@ class NetworkError(RuntimeError):
     """A namespace or an interface could not be made; carries what `ip` said."""
 
 
+def socket_inside(descriptor: int, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """A socket of this process that lives in the network namespace of a descriptor."""
+    if _LIBC.setns(descriptor, _NEWNET):
+        raise OSError(ctypes.get_errno(), "no entry to a network namespace")
+    try:
+        made = socket.socket(socket.AF_INET, kind)
+    finally:
+        _LIBC.setns(_HOST, _NEWNET)
+    made.setblocking(False)
+    return made
+
+
 class Space:
     """One set of network, host name and IPC namespaces, held by a process that sleeps."""
 
@@ -74,13 +86,7 @@ class Space:
         """
         if self._descriptor < 0:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the pod's network is gone")
-        _LIBC.setns(self._descriptor, _NEWNET)
-        try:
-            made = socket.socket(socket.AF_INET, kind)
-        finally:
-            _LIBC.setns(_HOST, _NEWNET)
-        made.setblocking(False)
-        return made
+        return socket_inside(self._descriptor, kind)
 
     def listen(
         self, host: str, port: int, kind: socket.SocketKind = socket.SOCK_STREAM
