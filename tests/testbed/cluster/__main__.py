@@ -103,7 +103,7 @@ def main() -> int:
     if options.real:
         _serve_real(folder, options.nodes)
     else:
-        # Kubernetes' own times: a busy machine's nodes are late for the seconds that tests give them.
+        # Kubernetes' own times: nodes of a busy machine are late for the seconds of tests.
         plane = ControlPlane(folder, node_grace_s=40, toleration_s=300)
         _serve(plane, lambda: Nodes(plane, options.nodes) if not lacking() else None, ())
     return 0
