@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
+from holdfast.flash.trainer.leaves import StateError
+from holdfast.integrations.deepspeed.engine_state import warn_of_another_scheduler
+from holdfast.integrations.deepspeed.partitions import Flat, Piece, refuse_whole_momentum
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
 WARM_UP = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
@@ -129,3 +135,41 @@ def test_a_save_between_micro_batches_is_refused(worlds: DeepSpeedWorlds, tmp_pa
     for rank in ranks:
         assert "gradients of 1 of 2 micro-batches are accumulated" in rank["refused"]
         assert rank["latest"] == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([Piece(None, (2, 3), 0, 6, 0), Piece(None, (4,), 0, 4, 6)], ""),
+        ([Piece(None, (2, 3), 2, 6, 0), Piece(None, (4,), 0, 4, 4)], "take stage 3"),
+        ([Piece(None, (2, 3), 0, 6, 0)], "take stage 3"),
+    ],
+    ids=["whole", "shared", "padded"],
+)
+def test_momentum_of_whole_parameters_is_never_cut(pieces: list[Piece], said: str) -> None:
+    """DeepSpeed's Muon keeps it at stages 1 and 2; its size may be the partition's by chance."""
+    flats = [Flat(torch.zeros(10), 0, (), tuple(pieces))]
+    refuse_whole_momentum([{"use_muon": False}], flats)
+    with pytest.raises(StateError, match=said) if said else contextlib.nullcontext():
+        refuse_whole_momentum([{"use_muon": True}], flats)
+
+
+class _Engine:
+    """What an engine keeps of schedulers: the script gave it none."""
+
+    lr_scheduler = None
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_a_scheduler_that_nobody_saves_is_named() -> None:
+    """The script, or Accelerate, steps it: after a restart it would warm up once more."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    warn_of_another_scheduler(_Engine(optimizer), [])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    with pytest.warns(RuntimeWarning, match=r'extra=\{"scheduler": scheduler\}'):
+        warn_of_another_scheduler(_Engine(optimizer), [{"epoch": 1}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_another_scheduler(_Engine(optimizer), [scheduler])

@@ -6,11 +6,16 @@ import fcntl
 import gc
 import io
 import os
+import select
 import stat
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from holdfast_agent.zygote.preload import open_descriptors
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -32,7 +37,7 @@ def unbuffer() -> None:
 
 def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper | None:
     try:
-        raw = io.FileIO(fd, "w", closefd=False)
+        raw = _Whole(fd, "w", closefd=False)
     except OSError:  # closed, as with `>&-`: python has no stream then either
         return None
     raw.name = "<stdout>" if fd == 1 else "<stderr>"
@@ -42,6 +47,27 @@ def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper | Non
         errors=old.errors if old else "backslashreplace",
         write_through=True,
     )
+
+
+class _Whole(io.FileIO):
+    """A file that takes all of what it is given, as a buffered one would.
+
+    A write to a full pipe takes a part if a signal arrives, and nothing if somebody who has the
+    pipe too has made it non-blocking. A text stream right above would drop the rest.
+    """
+
+    def write(self, data: Buffer, /) -> int:
+        """Write everything, waiting for the reader as long as it takes."""
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            count: int | None = super().write(view[done:])
+            if count is None:
+                poll = select.poll()
+                poll.register(self.fileno(), select.POLLOUT)
+                poll.poll()
+            else:
+                done += count
+        return done
 
 
 def flush_files() -> None:

@@ -15,7 +15,10 @@ from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import newest_of, read_manifest_or_none
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.committed_step import fill_from
-from holdfast.integrations.deepspeed.engine_state import refuse_half_a_step
+from holdfast.integrations.deepspeed.engine_state import (
+    refuse_half_a_step,
+    warn_of_another_scheduler,
+)
 from holdfast.integrations.deepspeed.shards import EngineShards
 from holdfast.job import Action
 
@@ -48,6 +51,8 @@ class Checkpointer(checkpointer.Checkpointer):
                 engine's LR scheduler is no part of `extra`: it is saved with the engine.
         """
         super().__init__(path, shards=EngineShards(engine), **options)
+        beside = (self._parts.extra, self._parts.per_rank)
+        warn_of_another_scheduler(engine, [one for part in beside for one in part.values()])
         self._engine = engine
 
     def step(

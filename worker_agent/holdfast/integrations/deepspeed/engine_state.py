@@ -6,6 +6,8 @@ not belong here: random generators (the `Checkpointer` saves them), data loaders
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable
 from typing import Any, Final
 
 from holdfast.flash.trainer.leaves import Leaves, StateError
@@ -46,6 +48,26 @@ def _counters(engine: Any) -> dict[str, int]:
     refuse_half_a_step(engine)
     found = {key: int(getattr(engine, key)) for key in _COUNTERS}
     return {**found, "gradient_accumulation_steps": int(engine.gradient_accumulation_steps())}
+
+
+def warn_of_another_scheduler(engine: Any, saved: Iterable[Any]) -> None:
+    """Warn of a scheduler of torch that steps this optimizer, and that nobody saves.
+
+    The engine does not know one that the script, or Accelerate, steps itself.
+
+    saved: what a script saves beside the engine.
+    """
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    has_one = hasattr(getattr(inner, "step", None), "_wrapped_by_lr_sched")  # torch marks it so
+    known = [getattr(one, "scheduler", one) for one in (engine.lr_scheduler, *saved)]
+    if has_one and not any(hasattr(one, "last_epoch") for one in known):
+        warnings.warn(
+            "an LR scheduler steps the engine's optimizer, and is neither the engine's nor in "
+            "extra: it would begin anew after a restart. Give it to deepspeed.initialize("
+            'lr_scheduler=...), or pass extra={"scheduler": scheduler}',
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _scheduler(engine: Any) -> dict[str, Any]:

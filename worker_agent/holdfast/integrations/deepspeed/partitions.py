@@ -65,7 +65,9 @@ def flats_of(engine: Any) -> tuple[Flat, ...]:
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         return tuple(_of_stage_3(zero))
     if hasattr(zero, "single_partition_of_fp32_groups"):
-        return tuple(_of_stages_1_and_2(zero))
+        flats = tuple(_of_stages_1_and_2(zero))
+        refuse_whole_momentum(zero.optimizer.param_groups, flats)
+        return flats
     if hasattr(zero, "fp32_groups_flat_partition"):
         return tuple(_of_bf16(zero))
     return ()
@@ -91,6 +93,23 @@ def _refuse_elsewhere(engine: Any, zero: Any) -> None:
     _refuse_data_efficiency(engine)
     for tied in (getattr(engine.module, "tied_comms", None) or {}).values():
         _refuse_untied(tied)
+
+
+def refuse_whole_momentum(groups: Sequence[Mapping[str, Any]], flats: Sequence[Flat]) -> None:
+    """Refuse Muon's momentum at stages 1 and 2, unless it lies as the master does.
+
+    It is that of whole parameters, one after another: also of those that two ranks share, and
+    without the padding. Its size may be the partition's by chance.
+    """
+    for flat in flats:
+        ends = [one.begin == 0 and one.end == prod(one.shape) for one in flat.pieces]
+        is_alike = all(ends) and sum(one.end for one in flat.pieces) == flat.master.numel()
+        if groups[flat.group].get("use_muon") and not is_alike:
+            raise StateError(
+                f"Muon keeps the momentum of whole parameters in group {flat.group}, of which a "
+                "rank has parts at ZeRO's stages 1 and 2: take stage 3, or save with DeepSpeed's "
+                "own save_checkpoint"
+            )
 
 
 def _refuse_tensor_parallel(engine: Any) -> None:
