@@ -10,8 +10,10 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 STAMP := .venv/.setup-stamp
 # Tests without a mark are fast: no torch processes, a few seconds at most.
-FAST := not train and not slow and not kube and not node
-LONG := (train or slow) and not kube and not node
+# What is `extended` runs in `make test-all` only.
+LEFT := not extended
+FAST = $(LEFT) and not train and not slow and not kube and not node
+LONG = $(LEFT) and (train or slow) and not kube and not node
 SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
@@ -22,7 +24,7 @@ PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
   -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
-KUBE = $(PYTEST) tests/operator/process --dist loadfile -m kube $(SLOWEST)
+KUBE = $(PYTEST) tests/operator/process --dist loadfile -m "$(LEFT) and kube" $(SLOWEST)
 # Without the long ones of `make test-node`.
 NODE = $(PYTEST) tests/operator/process/nodes -m "node and not slow" $(SLOWEST)
 # Where the time goes.
@@ -33,8 +35,9 @@ WORKERS ?= 2
 WIDE ?= 3
 # A line with make's own name for itself would run under `make -n` too.
 CHECK := $(MAKE) check
-# Files of the cluster's tests that run beside those.
-BESIDE ?= 1
+# Files of the cluster's tests that run beside those, each worker with a cluster of its own: they
+# wait for two thirds of their time.
+BESIDE ?= 2
 SOAK_MINUTES ?= 120
 FLASH_SEED ?= $(shell date +%s)
 KILLS := PYTHONPATH=$(SUPPORT) $(BIN)/python tests/support/campaigns
@@ -104,9 +107,10 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
+# The last part repeats the others' outcomes, and says where the time went and what was left out.
 # Where real nodes cannot be built, their tests are skipped with the reason.
 .PHONY: test
-test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
+test: $(STAMP) ## Check, then run the tests (35 to 45 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
 	(trap - INT; for one in cluster_tools.sh "cluster_tools.sh --nodes" node_image.sh; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
@@ -121,6 +125,10 @@ test: $(STAMP) ## Check, then run every test (60 to 75 minutes on 2 cores)
 	wait $$nodes || true; $(NODE) --phase-write=build/node-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast pairs wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
+
+.PHONY: test-all
+test-all: ## Run those too whose faults shorter tests find: benchmarks, more seeds, more values (90 minutes)
+	$(MAKE) test LEFT='(extended or not extended)'
 
 .PHONY: coverage
 coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as long as test-fast)
@@ -139,8 +147,14 @@ test-matrix: $(STAMP) ## Run every pair of layouts of DeepSpeed and Megatron (`m
 	MATRIX_WHOLE=1 $(PYTEST) tests/integrations -n $(WORKERS) -m "$(LONG)" $(SLOWEST)
 
 .PHONY: test-fast
-test-fast: $(STAMP) ## Run the fast tests only (3 to 5 minutes)
+test-fast: $(STAMP) ## Run the fast tests only (3 minutes)
 	$(QUICK)
+
+.PHONY: test-planted
+test-planted: cluster-tools ## Plant each fault of a list into a copy of the tree: its tests must fail (1 hour)
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m planted_faults.plant --processes $(WORKERS) \
+	  $(if $(ONLY),--only '$(ONLY)') $(if $(COMPONENT),--component '$(COMPONENT)') \
+	  $(if $(RESUME),--resume) $(if $(UNPLANTED),--unplanted) $(if $(PUBLISH),--publish)
 
 .PHONY: soak
 soak: $(STAMP) ## Kill checkpoints 2,340 times, then simulate the control plane for SOAK_MINUTES (120)

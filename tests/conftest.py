@@ -2,8 +2,9 @@
 
 `make test` runs the fast tests, those with short deadlines, the long ones with those of the cluster
 beside them, and those that want to be alone in pytest processes of their own. All but the last
-write down their outcome, the last repeats it at its end, so that every failure, and every skip with
-its reason, stands in one place. Fixtures belong into tests/support or beside their tests.
+write down their outcome, the last repeats it at its end, so that every failure, every skip with
+its reason, and where the time went stand in one place. Fixtures belong into tests/support or beside
+their tests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
-pytest_plugins = ["house.left_behind"]
+pytest_plugins = ["house.left_behind", "house.time_spent"]
 # A shell that runs `make test &` from a script has it ignore SIGINT, `nohup` has it ignore SIGHUP,
 # and so would all that tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -82,16 +83,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
-    """Writes this phase down, or repeats the phases before."""
+    """Writes this phase down, or repeats the phases before and says where the time went."""
+    spent = config.pluginmanager.getplugin("time spent")
+    assert spent is not None
     if target := config.getoption("--phase-write"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(_outcome(terminalreporter)), encoding="utf-8")
-    for source in config.getoption("--phase-read"):
+        outcome = _outcome(terminalreporter) | {"spent": spent.phase()}
+        target.write_text(json.dumps(outcome), encoding="utf-8")
+    if not (sources := config.getoption("--phase-read")):
+        return
+    phases = {}
+    for source in sources:
         outcome = json.loads(source.read_text(encoding="utf-8"))
+        phases[source.stem.removesuffix("-phase")] = outcome["spent"]
         terminalreporter.section(f"run before: {source.stem}")
         terminalreporter.line(", ".join(f"{n} {name}" for name, n in outcome["counts"].items()))
         for line in (*outcome["failures"], *outcome["skips"]):
             terminalreporter.line(line)
+    terminalreporter.section("where the time went")
+    for line in spent.table(phases):
+        terminalreporter.line(line)
 
 
 def _outcome(reporter: TerminalReporter) -> dict[str, object]:

@@ -59,12 +59,35 @@ def _call(module: str, *words: str, needs: str = "holdfast") -> None:
         sys.exit(code)
 
 
+_KEYS = (
+    click.option("--model", metavar="KEY", default="", help="Key of the model in a file of torch."),
+    click.option(
+        "--optimizer", metavar="KEY", default="", help="Key of the optimizer in a file of torch."
+    ),
+)
+_MODEL_ONLY = click.option("--model-only", is_flag=True, help="Only the model.")
+
+
+def _with_keys(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say where a script has put model and optimizer."""
+    for option in reversed(_KEYS):
+        command = option(command)
+    return command
+
+
+def _words(**options: str | bool | int | None) -> list[str]:
+    """Return options for a tool, without those that were not given."""
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in options.items() if value]
+    return [word for name, value in given for word in (name, str(value))[: 2 - (value is True)]]
+
+
 def _tool(name: str, summary: str) -> Callable[..., Any]:
     @checkpoint.command(name, help=summary)
     @click.argument("path", type=click.Path())
+    @_with_keys
     @output_option
-    def look(path: str, output: str) -> None:
-        _call("inspect", name, path, *(["--json"] if output == "json" else []))
+    def look(path: str, output: str, **keys: str) -> None:
+        _call("inspect", name, path, *_words(json=output == "json", **keys))
 
     return look
 
@@ -96,13 +119,13 @@ def diff(step: str, other: str) -> None:
 @checkpoint.command()
 @click.argument("step", type=click.Path(file_okay=False))
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--model", is_flag=True, help="Only the model's state_dict.")
-def export(step: str, file: str, *, model: bool) -> None:
+@_MODEL_ONLY
+def export(step: str, file: str, *, model_only: bool) -> None:
     """Write a whole step into FILE, for torch.load on any machine.
 
     STEP is a directory step_N, saved by any number of ranks. The same as `convert --to torch`.
     """
-    _call("convert", "export", step, file, *(["--model"] if model else []), needs="torch")
+    _call("convert", "export", step, file, *_words(model_only=model_only), needs="torch")
 
 
 @checkpoint.command("import")
@@ -111,13 +134,14 @@ def export(step: str, file: str, *, model: bool) -> None:
 @click.option(
     "--step", type=click.IntRange(min=1), required=True, help="Number that load() returns."
 )
-def take_in(source: str, path: str, step: int) -> None:
+@_with_keys
+def take_in(source: str, path: str, step: int, **keys: str) -> None:
     """Make a checkpoint in PATH, a directory without any, from a foreign one.
 
     SOURCE is of any format that `convert` reads, such as a file of torch.save with a model's
     state_dict (or with "model" and others), or a directory of torch.distributed.checkpoint.
     """
-    _call("convert", "import", source, path, "--step", str(step), needs="torch")
+    _call("convert", "import", source, path, *_words(step=step, **keys), needs="torch")
 
 
 @checkpoint.command()
@@ -135,8 +159,9 @@ def take_in(source: str, path: str, step: int) -> None:
 @click.option(
     "--step", type=click.IntRange(min=1), help="Number that load() returns; else SOURCE's own."
 )
-@click.option("--model", is_flag=True, help="Only the model.")
-def convert(source: str, target: str, *, to: str, step: int | None, model: bool) -> None:
+@_MODEL_ONLY
+@_with_keys
+def convert(source: str, target: str, *, to: str, **options: Any) -> None:
     """Write a checkpoint in another format, exactly, one tensor at a time.
 
     SOURCE is of DeepSpeed (native or universal), Megatron (torch_dist), torch (torch.save,
@@ -145,5 +170,4 @@ def convert(source: str, target: str, *, to: str, step: int | None, model: bool)
     Nothing in it is run. TARGET is a directory of checkpoints without any; with --to a new
     directory, of --to torch a new file. If a file is damaged or missing, nothing is written.
     """
-    words = [*(["--step", str(step)] if step else []), *(["--model"] if model else [])]
-    _call("convert", "convert", source, target, "--to", to, *words, needs="torch")
+    _call("convert", "convert", source, target, "--to", to, *_words(**options), needs="torch")

@@ -36,7 +36,7 @@ def _head(health: GetHealthResponse) -> str:
 
 
 def _hang(one: HangStatus) -> str:
-    seen = f"{one.seconds:.0f} s after it was seen"
+    seen = f"for {one.seconds:.0f} s"
     if not one.cause:
         return f"HANG  the ranks are asked what they do: {clean(one.text)} ({seen})"
     where = " on ".join(f"{word} {', '.join(map(str, of))}" for word, of in _places(one))

@@ -40,6 +40,7 @@ FACTS = (
     "SegmentOpened",
     "SpecAccepted",
     "StopRequested",
+    "StragglerTrial",
     "SyncChosen",
     "WorldDecided",
     "WorldEnded",

@@ -25,6 +25,8 @@ from holdfast_wire.messages import (
     JobPhase,
     JobStatus,
     NodeInfo,
+    NodeState,
+    NodeStruck,
     SyncChosen,
 )
 from holdfast_wire.reasons import EndReason
@@ -35,6 +37,8 @@ ASSUMED = "assumed where no rank reports steps: the time since a guessed first s
 """Note beside a goodput that is a guess."""
 _UNKEPT = "told only while the job runs"
 _SHOWN = 20
+_WAITING = frozenset({NodeState.READY, NodeState.STANDBY})
+"""States of a node that a world could take: one that failed its check is in none of them."""
 """Replicas that a status names."""
 _KILO = 1000.0
 _MINUTE = 60.0
@@ -221,14 +225,14 @@ def history_table(history: Sequence[HostHistory]) -> str:
             f"{host.points:.2f}",
             "yes" if host.suspect else "no",
             "yes" if host.avoided else "no",
-            clock(strike.unix_time),
+            clock(strike.unix_time) if strike.unix_time else "-",
             "-" if strike.job == NODE_SOURCE else strike.job or "this one",
-            "-" if strike.job == NODE_SOURCE else str(strike.node_rank),
-            strike.cause,
+            str(strike.node_rank) if strike.cause and strike.job != NODE_SOURCE else "-",
+            strike.cause or "-",
             strike.text,
         )
         for host in history
-        for strike in host.strikes
+        for strike in host.strikes or (NodeStruck(text=host.avoided),)
     ]
     return columns(header, rows) if rows else "nothing spoke against any host"
 
@@ -320,7 +324,7 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
     slowest = max((rank.step_seconds for rank in node.ranks), default=0.0)
     return (
         str(node.node_rank),
-        node.state.name.capitalize(),
+        "Unfit" if node.unfit and node.state in _WAITING else node.state.name.capitalize(),
         ranks,
         f"{guess}{step}" if node.ranks else "-",
         duration(slowest) if node.ranks else "-",

@@ -68,15 +68,14 @@ def main() -> None:
         position.step += 1
         if position.step % 20 == 0 and dist.get_rank() == 0:
             print(f"replica {replica}  step {position.step}  loss {loss:.3f}", flush=True)
-        if position.step == args.steps:
+        if position.step >= args.steps:
             local.finish()  # before the last save: it has the weights that all have agreed on
-        # A checkpoint is one replica's, and has all that the others need.
-        saves = local.replicas.rank == 0
-        step = flash.step if saves else job.step
+        # Of replicas that come and go one saves, and has all that the others need.
+        step = flash.step if local.saves else job.step
         if step(position.step, samples=args.batch, loss=float(loss)) is holdfast.SAVE_AND_STOP:
             flash.close()
             return
-    flash.close(position.step if local.replicas.rank == 0 else None)
+    flash.close(position.step if local.saves else None)
     validate(local.model)
 
 

@@ -37,6 +37,7 @@ from holdfast_wire.messages import (
     SessionResponse,
     SpecAccepted,
     StopRequested,
+    StragglerTrial,
     SyncChosen,
     SyncResponse,
     WorldDecided,
@@ -66,6 +67,7 @@ Fact = (
     | OuterRoster
     | SyncChosen
     | ReferencesLearned
+    | StragglerTrial
     | NodeMarked
     | StopRequested
     | JobFolded

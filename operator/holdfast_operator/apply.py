@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
-from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.kube.errors import ApiRefusedError, DroppedFieldsError, TakenError
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import (
     Action,
@@ -26,6 +26,7 @@ from holdfast_operator.plan.actions import (
 )
 from holdfast_operator.plan.pods import MASTER_SLOT, Role
 from holdfast_operator.pods.pod import EPOCHS_PER_POD, master_pod, worker_pod
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.expectations import EXISTS_SECONDS, EXPECT_SECONDS
 from holdfast_operator.state.job_state import JobState
 from holdfast_wire import keys
@@ -36,9 +37,15 @@ INVALID_TEMPLATE: Final = "InvalidTemplate"
 """Reason of a job whose pods the API server does not accept."""
 _OWN_MASTER: Final = (
     "the job gives no spec.master.template, so that the operator's own is used: give one that the "
-    "namespace takes, or change what the namespace demands (a LimitRange, for example)"
+    "namespace takes, or have `master` among the chart's values changed (its resources, for "
+    "example), or change what the namespace demands (a LimitRange, a quota)"
 )
 """Remedy for a refused pod of the operator's own making."""
+_OLDER_CRD: Final = (
+    "the API server drops {}: the CRD elasticjobs.holdfast.dev is older than this operator; bring "
+    "it up to date (`helm upgrade` with crds.enabled=true, or `kubectl apply` this release's CRD)"
+)
+"""Remedy for a CRD without a field that must not be forgotten."""
 _NOTES: Final = ("masterPods", "templateRevision")
 """Fields that are written at once, each by a request of its own, and never with the rest of the
 status: each plan makes the rest anew."""
@@ -52,10 +59,12 @@ def without_notes(status: Mapping[str, Any]) -> dict[str, Any]:
 class Applier:
     """Writes to the cluster for all jobs."""
 
-    def __init__(self, client: KubeClient, owned: OwnedResources, image: str) -> None:
+    def __init__(
+        self, client: KubeClient, owned: OwnedResources, settings: OperatorSettings
+    ) -> None:
         self._client = client
         self._owned = owned
-        self._image = image
+        self._settings = settings
 
     async def do(self, state: JobState, action: Action) -> None:
         """Carry out one action; raises KubeError if it has to be tried again."""
@@ -104,7 +113,7 @@ class Applier:
         for action in actions:  # one by one: they share the status and the Secrets
             try:
                 pods.append((action, await self._manifest(state, action)))
-            except TakenError as error:
+            except (TakenError, DroppedFieldsError) as error:
                 state.refuse(action.slot, str(error), time.time())
                 refused.add(action.slot.name)
             except ApiRefusedError as error:
@@ -122,7 +131,7 @@ class Applier:
 
     async def _manifest(self, state: JobState, action: CreatePod) -> dict[str, Any]:
         """Return the pod's manifest, once all objects that it needs exist."""
-        source = state.source(self._image)
+        source = state.source(self._settings)
         if action.slot.role is Role.MASTER:
             return master_pod(source, action, await self._next_epoch(state))
         await self._note_revision(state)
@@ -154,14 +163,14 @@ class Applier:
         """Judge the API server's refusal of a pod: it ends the job, or the pod is tried again."""
         if error.is_invalid:
             text = f"pod {action.name}: {error.message}"
-            if action.slot == MASTER_SLOT and state.spec.master_template is None:
-                text = f"{text}; {_OWN_MASTER}"
+            text += _remedy(state, action)
             said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
             state.hear(said, time.time())
         elif error.is_admission:
             if action.slot not in state.refused:
                 _log.warning("job %s: %s", state.key, error)
-            state.refuse(action.slot, error.message, time.time())
+            text = error.message + _remedy(state, action)
+            state.refuse(action.slot, text, time.time())
         else:
             raise error
 
@@ -185,6 +194,10 @@ class Applier:
     async def _note(self, state: JobState, **fields: Any) -> None:
         path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}"
         await self._patch(state, path, {"metadata": state.version, "status": fields}, MERGE)
+        kept = state.body.get("status") or {}
+        dropped = [f"status.{name}" for name in fields if kept.get(name) != fields[name]]
+        if dropped:
+            raise DroppedFieldsError(_OLDER_CRD.format(" and ".join(dropped)))
         state.status.written({**state.status.fields, **fields})
 
     async def _patch(self, state: JobState, path: str, body: dict[str, Any], kind: str) -> None:
@@ -245,6 +258,11 @@ class Applier:
         }
         # A refusal of a job that is gone already makes the reconciler forget it.
         await self._client.call("DELETE", paths.job(state.owner), body)
+
+
+def _remedy(state: JobState, action: CreatePod) -> str:
+    own = action.slot == MASTER_SLOT and state.spec.master_template is None
+    return f"; {_OWN_MASTER}" if own else ""
 
 
 def _first_epoch(state: JobState) -> int:

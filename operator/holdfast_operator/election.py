@@ -46,6 +46,8 @@ class Election:
         self._identity = identity
         self._seen: tuple[str, float] = ("", time.monotonic())
         """Another holder's Lease as last seen, and its local time: clocks are not compared."""
+        self.stands_by = False
+        """True: another replica held the Lease at the last look, and this one waits for it."""
 
     async def win(self) -> None:
         """Wait until the Lease is held."""
@@ -91,7 +93,8 @@ class Election:
             return await self._write("POST", self._path, _fresh(self._name, self._identity))
         spec = lease["spec"]
         holder = spec.get("holderIdentity") or ""
-        if holder not in {"", self._identity} and not self._expired(spec):
+        self.stands_by = holder not in {"", self._identity} and not self._expired(spec)
+        if self.stands_by:
             return False
         if holder != self._identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1

@@ -69,6 +69,8 @@ class Operator:
         self._root_key = RootKey(self._client, settings.namespace)
         self._history = NodeHistory(self._client, settings, self._nodes_struck, self._known_nodes)
         self._signalled = asyncio.Event()
+        self._listed = asyncio.Event()
+        """Set once all jobs are known, and their watch is open."""
         self._leads = False
         self._reconciler: Reconciler | None = None
         self._pods = PodReflector(
@@ -125,7 +127,7 @@ class Operator:
             reporter,
             root_key,
             self._queue.add,
-            ClusterNodes(self._history, self._nodes.notice),
+            ClusterNodes(self._history, self._nodes.notice, self._nodes.silent),
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(self._election.keep())
@@ -176,7 +178,7 @@ class Operator:
 
     async def _watch(self, reconciler: Reconciler) -> None:
         began = asyncio.Event()
-        watching = watch_jobs(self._settings.watch_namespace, reconciler.seen, began)
+        watching = watch_jobs(self._settings.watch_namespace, reconciler.seen, began, self._listed)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(watching)
             await began.wait()
@@ -231,7 +233,9 @@ class Operator:
         return time.monotonic() - self._pods.last_activity < _SILENCE_SECONDS
 
     def _ready(self) -> bool:
-        return not self._leads or self._pods.synced.is_set()
+        if not self._leads:
+            return self._election.stands_by
+        return self._pods.synced.is_set() and self._listed.is_set()
 
 
 def main() -> int:

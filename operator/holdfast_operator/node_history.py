@@ -109,11 +109,13 @@ class NodeHistory:
         return self._strikes
 
     def add(self, strikes: Iterable[NodeStrike]) -> None:
-        """Take strikes, some of them again; returns at once."""
+        """Take strikes, some of them again, or taken back; returns at once."""
         before = self._strikes
-        self._strikes = merge(before, strikes, time.time())
+        there = list(strikes)
+        self._strikes = merge(before, there, time.time())
         known = {one.identity for one in before}
         hosts = {one.host for one in self._strikes if one.identity not in known}
+        hosts |= {one.host for one in there if one.withdrawn and one.identity in known}
         if hosts:
             self._unwritten = True
             self._judged = _Judged()

@@ -24,10 +24,12 @@ from holdfast_operator.plan.actions import (
     Plan,
     ScaleJob,
 )
+from holdfast_operator.plan.completed import remembered
 from holdfast_operator.plan.fill import fill
 from holdfast_operator.plan.finalizer import depart, hold
 from holdfast_operator.plan.history import observe
 from holdfast_operator.plan.inputs import PlannedJob, Situation, Steps, Wake
+from holdfast_operator.plan.lost_nodes import gone, stranded
 from holdfast_operator.plan.master_lost import AGAIN_SECONDS, judged, verdict_at
 from holdfast_operator.plan.pods import (
     MASTER_SLOT,
@@ -63,13 +65,18 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
         now: Unix time, s.
     """
     seen = tuple(pods)
-    existing = by_slot(judged(overdue(seen, now), job, master, now))
+    known = tuple(judged(overdue(seen, now), job, master, now))
+    known = tuple(stranded(known, job, gone(known, job, now)))
+    existing = by_slot(known)
     wanted = tuple(_wanted(job))
     situation = Situation(
         job=job,
         pods=existing,
         master=master,
-        history=observe(job.history, existing, wanted, job.generation, now),
+        history=observe(
+            remembered(job), existing, wanted, job.generation, now, mastered=master.connected
+        ),
+        gone=gone(known, job, now),
         now=now,
     )
     actions: list[Action] = []

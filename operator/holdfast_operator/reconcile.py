@@ -61,6 +61,8 @@ class ClusterNodes:
     history: NodeHistory
     notice: Callable[[str], NoticeReceived | None] = lambda _: None
     """Returns the notice of a node."""
+    silent: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes of whose kubelet the cluster hears nothing."""
 
 
 class Reconciler:
@@ -81,8 +83,8 @@ class Reconciler:
         self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
         self._owned = OwnedResources(client, min(settings.resync_s, lifetime_s / 10))
-        self._revisions = Revisions(client, settings.image)
-        self._applier = Applier(client, self._owned, settings.image)
+        self._revisions = Revisions(client, settings)
+        self._applier = Applier(client, self._owned, settings)
         self._pods = pods
         self._reporter = reporter
         self._root_key = root_key
@@ -111,9 +113,14 @@ class Reconciler:
         state.link.probe_now()
 
     def node_noticed(self, node: str) -> None:
-        """Tell the masters of a node's workers that its end is announced, or not any more."""
-        for state in self._states.values():
+        """Tell the masters of a node's workers that its end is announced, or not any more.
+
+        A node may also have fallen silent: pods that wait for it are made anew.
+        """
+        for key, state in self._states.items():
             state.noticed(node)
+            if any(pod.node == node for pod in state.pods()):
+                self._wake(key)
 
     def nodes_struck(self, nodes: Collection[str]) -> None:
         """Look at the jobs on nodes that something new speaks against: their masters are told."""
@@ -304,7 +311,7 @@ class Reconciler:
         now = time.time()
         state.watch_room(now)
         pods = [_observed(pod, state, now) for pod in state.pods()]
-        endpoint = state.source(self._settings.image).master
+        endpoint = state.source(self._settings).master
         alone = state.link.view.silent_since is not None and self._reaches_nobody()
         made = plan(state.planned(endpoint, cut_off=alone), pods, state.link.view, now)
         state.planned_as(made)
@@ -346,6 +353,7 @@ class Reconciler:
             body=body,
             pods_now=self._pods.of,
             notice=self._nodes.notice,
+            silent=self._nodes.silent,
             excluded=self._nodes.history.excluded,
             elsewhere=self._nodes.history.told,
             credentials=Credentials(JobCredentials(self._root_key, owner, lifetime)),

@@ -7,6 +7,13 @@ import enum
 from collections.abc import Mapping
 from typing import Any, Final, get_type_hints
 
+from holdfast_operator.pods.master_defaults import MasterDefaults
+
+MASTER_POD: Final = MasterDefaults(
+    '{"resources": {"requests": {"cpu": "100m", "memory": "128Mi"},'
+    ' "limits": {"cpu": "2", "memory": "2Gi"}}}'
+)
+"""10,000 agents take 0.93 GB and less than one core, see docs/benchmarks/load.md."""
 _PREFIX: Final = "HOLDFAST_OPERATOR_"
 
 
@@ -56,6 +63,15 @@ class OperatorSettings:
     avoided_nodes_percent: float = 10.0
     """Most nodes of the cluster that new pods avoid for what several jobs met there, percent; at
     least one node of several. 0: none. Default: a fault that is no node's own takes little away."""
+    lost_node_toleration_s: int = 30
+    """Time for which a worker's pod stays on a node that Kubernetes calls not ready or unreachable,
+    s; a template's own tolerations come first. Default: a kubelet that is started anew is back
+    sooner; Kubernetes' own 300 s would keep a rank away for as long."""
+    master_pod: MasterDefaults = MASTER_POD
+    """Fields of job masters' pods that `spec.master.template` does not set, as JSON: labels,
+    annotations, imagePullSecrets, nodeSelector, tolerations, priorityClassName, and resources of
+    the main container. Default: resources of a master of some thousand workers, with limits, so
+    that a ResourceQuota on limits takes it."""
     log_level: LogLevel = LogLevel.INFO
     """Lowest level that is logged. Default: info, a line for each pod that is made or deleted."""
     workers: int = 8
@@ -96,7 +112,7 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
         try:
             found[name] = kinds[name](text)
         except ValueError as error:
-            raise SettingsError(f"{variable}={text!r} is {_remedy(kinds[name])}") from error
+            raise SettingsError(f"{variable}={text!r} is {_remedy(kinds[name], error)}") from error
     missing = [
         _PREFIX + name.upper()
         for name, field in fields.items()
@@ -107,7 +123,9 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
     return OperatorSettings(**found)
 
 
-def _remedy(kind: type[Any]) -> str:
+def _remedy(kind: type[Any], error: ValueError) -> str:
+    if kind is MasterDefaults:
+        return f"no JSON object with fields of a pod: {error}"
     if issubclass(kind, enum.Enum):
         return f"not known; give one of {', '.join(str(one.value) for one in kind)}"
     return f"no {kind.__name__}; give one"

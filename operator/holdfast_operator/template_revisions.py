@@ -19,6 +19,7 @@ from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot, Role
 from holdfast_operator.pods import memory_volume
 from holdfast_operator.pods.pod import master_pod, worker_pod
 from holdfast_operator.pods.revision import revision_object, templates_of
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec.job import JobSpec
 from holdfast_operator.state.job_state import JobState
 
@@ -30,9 +31,9 @@ _MISSHAPEN: Final = (AttributeError, TypeError, KeyError, ValueError)
 class Revisions:
     """Templates in force, of all jobs."""
 
-    def __init__(self, client: KubeClient, image: str) -> None:
+    def __init__(self, client: KubeClient, settings: OperatorSettings) -> None:
         self._client = client
-        self._image = image
+        self._settings = settings
 
     async def settle(self, state: JobState) -> str:
         """Put the right templates in force; return the API server's refusal of new ones."""
@@ -114,7 +115,7 @@ class Revisions:
 
     def _sample(self, state: JobState, slot: PodSlot, *, starts_again: bool) -> dict[str, Any]:
         """Return the first pod of a place, as it would be made."""
-        source = state.source(self._image, newest=True)
+        source = state.source(self._settings, newest=True)
         source = dataclasses.replace(source, starts_again=starts_again)
         name = slot.pod_name(state.owner.name, 0)
         first = CreatePod(slot=slot, incarnation=0, name=name, avoid_nodes=("none",), reason="")

@@ -122,6 +122,8 @@ class EventReason:
     """A slow node leaves the world, and its host is avoided: the gain is worth a rescale."""
     STRAGGLER_KEPT: Final = "StragglerKept"
     """A slow node stays: too few nodes would remain, or a rescale costs more than it gains."""
+    STRAGGLER_CLEARED: Final = "StragglerCleared"
+    """A node left for a slow rank, and its successor there is as slow: it was not to blame."""
     HEALTH_SETTINGS: Final = "HealthSettings"
     """Settings of spec.health contradict each other, or can have no effect: which, and a remedy."""
     HANG_FOUND: Final = "HangFound"

@@ -44,7 +44,8 @@ def start_agent(
 ) -> Iterator[StartAgent]:
     """Start holdfast-run with arguments; `env=` adds variables, `node_rank=` picks the node.
 
-    `wrap=` is a command that becomes the agent.
+    `wrap=` is a command that becomes the agent. Agents begin with torch imported, as forks, unless
+    a test says `forked=False`.
     """
     started: list[AgentProcess] = []
 
@@ -54,10 +55,12 @@ def start_agent(
         env: dict[str, str] | None = None,
         endpoint: str = "",
         wrap: Sequence[str] = (),
+        forked: bool = True,
     ) -> AgentProcess:
         variables = environment(identities, endpoint or master.endpoint, node_rank)
         name = f"agent-{len(started)}"
-        agent = AgentProcess(args, {**variables, **(env or {})}, tmp_path, name, wrap)
+        given = {**variables, **(env or {})}
+        agent = AgentProcess(args, given, tmp_path, name, wrap, forked=forked)
         started.append(agent)
         return agent
 

@@ -152,6 +152,14 @@ def test_results_survive_their_file() -> None:
     assert [from_line(record.to_line(one)) for one in found] == found
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "bench/test_flash_page.py::test_collectives_and_memory_left_are_missed_promises",
+        "agent/process/test_arenas.py::test_no_byte_is_left_when_the_job_has_ended",
+        "flash/process/test_matrix.py::test_from_memory_every_world_loads_what_any_other_saved",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -38,6 +38,12 @@ def test_a_hang_is_compared_with_the_soonest_peer(ours: float, said: str) -> Non
     assert "not within 2000" in text
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "recovery/test_health.py::test_a_rank_that_stays_away_from_a_collective_is_named_with_its_line",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 def test_a_planted_hang_is_noticed_and_named(tmp_path: Path) -> None:

@@ -245,6 +245,13 @@ def test_a_compact_recording_has_the_order_and_times_of_the_recorder() -> None:
     assert found["ranks"] == [mine, mine]
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "bench/test_health_page.py::test_a_recorded_run_is_aligned_nearly_whole",
+        "bench/test_health_page.py::test_a_compact_recording_has_the_order_and_times_of_the_recorder",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 def test_a_run_is_recorded_and_its_slow_rank_has_more_local_work(tmp_path: Path) -> None:

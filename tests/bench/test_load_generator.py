@@ -26,7 +26,17 @@ AGENTS = 6
 RANKS = 2
 WITHIN = 30.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(BUILD_SECONDS + 60)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(BUILD_SECONDS + 60),
+    pytest.mark.extended(
+        "builds the benchmark's pretended agents; real agents meet real masters in other tests",
+        held_by=[
+            "master/process/test_end_to_end.py::test_a_blip_of_a_stream_changes_nothing",
+            "master/unit/server/test_agent_stream.py::test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices",
+        ],
+    ),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,6 +14,14 @@ from bench.recovery.results import RECOVERED, read
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "bench/test_measure.py::test_a_lost_node_is_measured_from_a_recorded_log",
+        "bench/test_sandbox.py::test_nothing_outlives_its_sandbox",
+        "recovery/test_worker_faults.py::test_crashes_in_every_awkward_moment_lose_nothing",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 @pytest.mark.timeout(600)

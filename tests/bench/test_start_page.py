@@ -43,6 +43,13 @@ def test_a_start_without_its_pair_has_no_ratio() -> None:
     assert pair_ratios(_results(7.0)[:-1]) == [pytest.approx(0.7)] * 2
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "agent/process/test_standalone.py::test_a_run_ends_with_0_and_leaves_nothing",
+        "agent/process/zygote/test_torch_workers.py::test_a_worker_starts_in_milliseconds",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 def test_a_pair_of_starts_is_measured(tmp_path: Path) -> None:

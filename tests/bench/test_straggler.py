@@ -12,6 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "local_sgd/process/test_quorum_rounds.py::test_a_replica_that_is_steadily_slow_is_in_rounds_with_its_steps",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -158,6 +158,15 @@ def test_collectives_are_counted_however_they_are_called() -> None:
         assert not count()
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "bench/test_universal_page.py::test_collectives_are_counted_however_they_are_called",
+        "integrations/deepspeed/test_one_rank_alone.py::test_a_rank_has_its_own_share_and_calls_no_collective",
+        "integrations/deepspeed/test_stages_and_worlds.py::test_every_stage_and_world_loads_every_other_exactly",
+        "integrations/megatron/test_reshapes.py::test_any_layout_goes_on_from_any_other",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.slow
 @pytest.mark.timeout(600)

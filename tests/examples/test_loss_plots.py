@@ -13,6 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples/with_local_sgd/plot_losses.py"
 
 
+@pytest.mark.extended(
+    "three trainings for one picture; the bytes and the curves have tests of their own",
+    held_by=[
+        "local_sgd/process/test_bytes.py::test_bytes_of_a_step_beside_ddp_in_fp32",
+        "local_sgd/process/test_fsdp2_by_time.py::test_a_fast_replica_weighs_more_and_none_waits_for_the_slow_one_s_steps",
+    ],
+)
 @pytest.mark.train
 @pytest.mark.timeout(400)
 def test_three_trainings_are_drawn_against_tokens_and_bytes(tmp_path: Path) -> None:

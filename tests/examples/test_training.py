@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from house.extended import usual
 from jobs.training import SCRIPT, Ended, assert_follows, steps_in, train
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(400)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "examples/test_training.py::test_any_number_of_ranks_follows_one_curve",
+    ],
+)
 STEPS = 40
 RUN = (f"--steps={STEPS}", "--batch=3", "--log-every=10", "--save-every=10")
 
@@ -26,6 +33,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return log
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_own_text_is_trained_on",
+    ],
+)
 def test_it_learns_more_than_how_often_each_byte_occurs() -> None:
     """150 steps bring the validation loss clearly below the unigram entropy printed beside it."""
     ended = train("--steps=150", "--batch=8")
@@ -35,7 +48,9 @@ def test_it_learns_more_than_how_often_each_byte_occurs() -> None:
     assert loss < entropy - 0.5, ended.output
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), [(2, "ddp"), (4, "fsdp2")])
+@pytest.mark.parametrize(
+    ("ranks", "parallel"), usual([(2, "ddp"), (4, "fsdp2")], (2, "ddp"), more=MORE)
+)
 def test_any_number_of_ranks_follows_one_curve(
     unbroken: Path, tmp_path: Path, ranks: int, parallel: str
 ) -> None:
@@ -63,6 +78,13 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Pat
     assert len(steps_in(log)) >= STEPS + 3 + 6, "steps after a checkpoint are done again"
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+        "flash/process/test_interrupted_save.py::test_a_save_that_is_broken_off_is_made_again",
+    ],
+)
 def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     """With one rank's part in memory and not on storage, there is no new checkpoint."""
     folder = tmp_path / "checkpoints"
@@ -76,6 +98,12 @@ def test_a_rank_killed_in_a_checkpoint_leaves_the_one_before(tmp_path: Path) -> 
     assert sorted(path.name for path in folder.glob("step_*")) == ["step_3", "step_6"]
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "flash/process/test_checkpointer.py::test_a_damaged_newest_step_is_passed_over_with_a_warning",
+    ],
+)
 def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     """A short file, then a file of the right length with other bytes: the next older one serves."""
     log, folder = tmp_path / "loss.jsonl", tmp_path / "checkpoints"
@@ -100,6 +128,12 @@ def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
     assert len(steps_in(log)) == 2 * STEPS + 10
 
 
+@pytest.mark.extended(
+    "another training of the example, or a test of the product, finds the same",
+    held_by=[
+        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+    ],
+)
 def test_a_finished_run_only_validates(tmp_path: Path) -> None:
     """A restart after the last step trains nothing and gives the same validation loss."""
     run = ("--steps=5", "--batch=2", f"--checkpoint-dir={tmp_path}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,87 @@ def test_the_last_phase_lists_failures_and_skips_and_ends_with_pytests_own_line(
     assert "1 passed, 4 deselected" in lines[-1]
 
 
+SPENDS = """
+import subprocess, sys, time
+
+BURN = "import time\\nwhile time.process_time() < 1.2: pass"
+
+def test_works():
+    began = time.process_time()
+    while time.process_time() < began + 1.2: pass
+
+def test_starts():
+    subprocess.run([sys.executable, "-S", "-c", BURN], check=True)
+
+def test_waits():
+    time.sleep(1.2)
+"""
+
+
+def test_the_last_phase_says_where_the_time_went(tmp_path: Path) -> None:
+    """By cause, with the CPU of processes that a test started; and how many tests it left out."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_spends.py").write_text(SPENDS, encoding="utf-8")
+    left_out = "import pytest\n\n@pytest.mark.extended\ndef test_left_out():\n    pass\n"
+    (tmp_path / "test_left_out.py").write_text(left_out, encoding="utf-8")
+    settings = f"[pytest]\nmarkers =\n  extended\npythonpath = {ROOT / 'tests' / 'support'}\n"
+    (tmp_path / "pytest.ini").write_text(settings, encoding="utf-8")
+    phase = tmp_path / "build" / "fast-phase.json"
+    _phase(tmp_path, "-m", "not extended", "-n", "2", f"--phase-write={phase}")
+    lines = _phase(tmp_path, "-m", "not extended", f"--phase-read={phase}")
+    for run in ("fast ", "this run "):
+        (causes,) = [line.split()[-3:] for line in lines if line.startswith(run)]
+        for cause, seconds in zip(("tests", "processes", "waiting"), causes, strict=True):
+            assert int(seconds) >= 1, (run, cause, lines)
+    assert any(line.endswith("test_spends.py") for line in lines)
+    assert "not run: 1 tests that only `make test-all` runs" in lines
+
+
+def _calls_of_extended(path: Path) -> Iterator[ast.Call]:
+    """Yield each `pytest.mark.extended(...)` of a file; fail at one without arguments."""
+    text = path.read_text(encoding="utf-8")
+    calls = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.extended"
+    ]
+    assert len(calls) == text.count("pytest.mark.extended"), f"{path.name}: one has no reason"
+    yield from calls
+
+
+def _stands_in_make_test(held: str) -> bool:
+    """Tell whether a test of this name (`file::test`) exists, without the mark."""
+    name, _, test = held.partition("::")
+    path = ROOT / "tests" / name
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test:
+            return not any("extended(" in ast.unparse(one) for one in node.decorator_list)
+    return False
+
+
+def _marked(mark: str) -> list[Path]:
+    return [
+        path
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if f"pytest.mark.{mark}" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    ]
+
+
+def test_what_left_make_test_names_the_tests_that_hold_its_fault() -> None:
+    """`extended(reason, held_by=[...])`: tests of `make test` that find what this one finds."""
+    paths = _marked("extended")
+    assert paths
+    for path in paths:
+        for call in _calls_of_extended(path):
+            (reason,) = call.args
+            assert ast.literal_eval(reason), path.name
+            (held_by,) = call.keywords
+            assert held_by.arg == "held_by", path.name
+            names = ast.literal_eval(held_by.value)
+            assert names, path.name
+            assert [name for name in names if not _stands_in_make_test(name)] == [], path.name
+
+
 @pytest.mark.parametrize(
     ("mark", "folder"),
     [
@@ -77,10 +160,6 @@ def test_the_last_phase_lists_failures_and_skips_and_ends_with_pytests_own_line(
 )
 def test_a_part_that_reads_one_folder_misses_no_test(mark: str, folder: str) -> None:
     """`make test` looks for these marks in one folder each."""
-    marked = [
-        path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if f"pytest.mark.{mark}" in path.read_text(encoding="utf-8")
-    ]
+    marked = [path.relative_to(ROOT).as_posix() for path in _marked(mark)]
     assert marked
     assert [path for path in marked if not path.startswith(folder)] == []

@@ -24,6 +24,13 @@ def _used(job: RunningJob, kind: BudgetKind) -> int:
     return {budget.kind: budget.used for budget in job.status().budgets}[kind]
 
 
+@pytest.mark.extended(
+    "the rule is the core's; the way to it is the failure budget's",
+    held_by=[
+        "master/unit/job/test_node_losses.py::test_the_preemption_budget_ends_the_job",
+        "recovery/test_worker_faults.py::test_the_failure_budget_ends_the_job_when_it_is_spent",
+    ],
+)
 def test_the_preemption_budget_ends_the_job_when_it_is_spent(
     start_job: StartJob, tmp_path: Path
 ) -> None:
@@ -45,6 +52,13 @@ LATE = (
 )
 
 
+@pytest.mark.extended(
+    "the rule is the core's; the way to it is the failure budget's",
+    held_by=[
+        "master/unit/policies/test_budgets.py::test_every_kind_has_a_name_and_an_end",
+        "recovery/test_worker_faults.py::test_the_failure_budget_ends_the_job_when_it_is_spent",
+    ],
+)
 def test_the_rescale_budget_ends_the_job_when_it_is_spent(tmp_path: Path) -> None:
     """None is allowed: a node that comes late changes the size, and nobody asked for that."""
     file = elastic_job(

@@ -18,9 +18,9 @@ from jobs.local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve,
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 KILLS = 5
 CAMPAIGN = ROOT / "tests" / "support" / "campaigns" / "whole_job_kills.py"
-CAMPAIGN_KILLS = 50
-"""A tenth of what `make soak` does."""
-MEGATRON_KILLS = 12
+CAMPAIGN_KILLS = 15
+"""`make soak` does hundreds."""
+MEGATRON_KILLS = 4
 """Each costs five seconds: two layouts of four ranks on two cores."""
 
 
@@ -81,6 +81,13 @@ def _on_request(job: RunningJob, before: JobStatus, folder: Path) -> int:
     return step
 
 
+@pytest.mark.extended(
+    "five kills more, beside a campaign of them with the same promises",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state",
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+    ],
+)
 def test_kills_at_random_instants_lose_nothing_that_was_announced(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:

@@ -188,6 +188,15 @@ def _without(network: Network, *nodes: int, down: bool) -> None:
     )
 
 
+@pytest.mark.extended(
+    "three cuts more, each as long as the silence limit",
+    held_by=[
+        "recovery/test_connection.py::test_half_that_is_cut_off_gives_way_to_the_half_that_is_not",
+        "recovery/test_connection.py::test_a_node_that_is_heard_keeps_its_place",
+        "simulation/test_seeds.py::test_a_job_survives_whatever_happens",
+        "master/unit/job/test_node_losses.py::test_silence_without_evidence_takes_the_whole_limit",
+    ],
+)
 def test_nodes_that_are_not_heard_are_lost_once(network: Network) -> None:
     """One cut off, one and then half of which nothing arrives: a failure each, nothing doubled."""
     used = network.job.charged()

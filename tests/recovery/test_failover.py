@@ -15,7 +15,7 @@ from bench.failover.page import problems
 pytestmark = [pytest.mark.train, pytest.mark.deadline]
 
 SEED = 20261122
-INSTANTS = 12
+INSTANTS = 6
 
 
 @pytest.mark.timeout(300)  # deaths and recoveries one after another: 30 s on a quiet machine

@@ -47,6 +47,14 @@ def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
     assert job.cli("stop", job.name).returncode == 0
 
 
+@pytest.mark.extended(
+    "the numbers reach the ranks as a schedule that changes does",
+    held_by=[
+        "recovery/test_intervals.py::test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps",
+        "flash/process/test_checkpointer.py::test_steps_follow_the_schedule_and_the_newest_stay",
+        "master/unit/job/test_save_intervals.py::test_the_spec_s_numbers_hold_from_the_start_and_when_they_change",
+    ],
+)
 def test_a_number_in_the_job_s_file_is_kept_to(start_job: StartJob, tmp_path: Path) -> None:
     """Every rank saves to storage by it, from the first step on, and as many stay as it says."""
     kept = {"keepLast": 2, "keepEverySteps": 35}

@@ -16,9 +16,16 @@ import psutil
 import pytest
 
 from holdfast_cli.runner.processes import descendants
+from house.extended import usual
 from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, elastic_job, losses
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "the case between the two others",
+    held_by=[
+        "recovery/test_killed_agents.py::test_a_runner_that_is_killed_leaves_no_memory",
+    ],
+)
 
 _TRAIN = '''
     """Fills a model with the number of the step; keeps it in memory only; says what it found."""
@@ -141,7 +148,10 @@ def _stop_all(pids: list[int]) -> None:
 
 
 @pytest.mark.exclusive  # it compares all shared memory of the machine
-@pytest.mark.parametrize("killed", ["runner", "runner and agent", "all at once"])
+@pytest.mark.parametrize(
+    "killed",
+    usual(["runner", "runner and agent", "all at once"], "runner", "all at once", more=MORE),
+)
 def test_a_runner_that_is_killed_leaves_no_memory(
     killed: str, start_job: StartJob, tmp_path: Path
 ) -> None:

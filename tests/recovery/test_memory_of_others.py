@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from house.extended import usual
 from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, losses
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "recovery/test_memory_of_others.py::test_a_newcomer_reads_what_it_needs_from_the_memory_of_the_others",
+        "recovery/test_memory_of_others.py::test_a_survivor_with_the_whole_state_goes_on_when_a_node_is_lost",
+    ],
+)
 ONLY_MEMORY = "--save-every=100000"
 
 
@@ -38,7 +46,7 @@ def test_a_survivor_with_the_whole_state_goes_on_when_a_node_is_lost(
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", usual(["ddp", "fsdp2"], "fsdp2", more=MORE))
 def test_a_newcomer_reads_what_it_needs_from_the_memory_of_the_others(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, parallel: str
 ) -> None:

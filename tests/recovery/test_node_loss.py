@@ -41,6 +41,13 @@ def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 
+@pytest.mark.extended(
+    "a standby takes a place on real processes in another test",
+    held_by=[
+        "recovery/test_health_actions.py::test_a_standby_replaces_a_slow_node_without_a_step_done_twice",
+        "master/unit/job/test_node_losses.py::test_a_standby_takes_the_vacant_place_at_once",
+    ],
+)
 def test_a_standby_takes_the_place_of_a_lost_node(start_job: StartJob, tmp_path: Path) -> None:
     """With a warm standby the world keeps its size, and the standby takes the vacant rank."""
     job = start_job(script=loop_script(tmp_path, "--steps=100000"), minReplicas=2, standbys=1)
@@ -70,6 +77,13 @@ def test_below_the_minimum_the_job_waits_and_goes_on(
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 
+@pytest.mark.extended(
+    "the same clock and reason in a cluster",
+    held_by=[
+        "operator/process/jobs/test_elastic.py::test_a_job_with_too_few_workers_waits_so_long_as_it_says",
+        "recovery/test_node_loss.py::test_below_the_minimum_the_job_waits_and_goes_on",
+    ],
+)
 def test_below_the_minimum_for_too_long_fails_with_its_reason(
     start_job: StartJob, tmp_path: Path
 ) -> None:

@@ -100,6 +100,14 @@ def test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step(
     assert "Traceback" not in survivor, f"seed {seed}: {survivor}"
 
 
+@pytest.mark.extended(
+    "seeds of the simulation have such rosters; survivors keep their processes in another test",
+    held_by=[
+        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
+        "local_sgd/process/test_elastic_members.py::test_four_replicas_become_two_and_then_six",
+        "simulation/test_seeds.py::test_a_job_of_replicas_survives_whatever_happens",
+    ],
+)
 def test_replicas_follow_the_wanted_number_without_a_restart(
     start_job: StartJob, tmp_path: Path
 ) -> None:

@@ -21,11 +21,18 @@ from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.reader import verify
 from holdfast_wire import channel, keys
 from holdfast_wire.messages import JobPhase, MasterSpec, StopRequest
+from house.extended import usual
 from jobs.local_job import STEPS, RunningJob, StartJob, assert_same_curve, event_times, losses
 from masters.scripted_operator import ScriptedOperator
 from masters.worlds import spec_of
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "recovery/test_rescue.py::test_a_job_that_fails_leaves_its_newest_step_on_storage",
+    ],
+)
 ONLY_MEMORY = "--save-every=100000"
 NO_FAILURE = {"budgets": {"failures": {"limit": 0}}}
 
@@ -50,7 +57,7 @@ def _tensors(step: Path) -> Mapping[str, torch.Tensor]:
     return target
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", usual(["ddp", "fsdp2"], "fsdp2", more=MORE))
 def test_a_job_that_fails_leaves_its_newest_step_on_storage(
     start_job: StartJob, tmp_path: Path, parallel: str
 ) -> None:

@@ -9,9 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from house.extended import usual
 from jobs.local_job import ROOT
 
 pytestmark = pytest.mark.train
+MORE = pytest.mark.extended(
+    "a sample whose script another one runs; its policy has tests of its own",
+    held_by=[
+        "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
+        "recovery/test_sample_jobs.py::test_the_demo_kills_a_worker_and_a_node_and_trains_to_its_end",
+    ],
+)
 
 FAILS = {"05-budgets": "NoProgress"}
 """Samples that show how a job ends without success, with the reason that they show."""
@@ -19,6 +27,8 @@ ELSEWHERE = {"00-demo", "11-cluster"}
 """Run as `make demo`, and by `kubectl apply` (`tests/operator/process/jobs/test_sample.py`)."""
 WITHOUT_SDK = {"10-plain-script"}
 """Scripts that have never heard of Holdfast."""
+USUAL = {"03-fsdp2", "05-budgets", "06-exit-code-rules", "09-processes-per-node", "10-plain-script"}
+"""Samples that run in `make test`: each is the only one of its kind."""
 FILES = [
     file
     for file in sorted((ROOT / "examples").glob("[0-9][0-9]-*.yaml"))
@@ -33,7 +43,11 @@ def test_every_sample_is_numbered_once() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    usual(FILES, *(file for file in FILES if file.stem in USUAL), more=MORE),
+    ids=lambda file: file.stem,
+)
 def test_a_sample_job_ends_as_it_says(file: Path, tmp_path: Path) -> None:
     """`holdfast run examples/NN-….yaml` from the root of the repository."""
     done = _holdfast(tmp_path, "-m", "holdfast_cli.main", "run", str(file.relative_to(ROOT)))

@@ -14,6 +14,13 @@ from local_sgd import switching_script
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(180)]
 
 
+@pytest.mark.extended(
+    "the agent is told of each switch in another test, and a job shows the choice",
+    held_by=[
+        "local_sgd/process/test_switching.py::test_the_agent_is_told_of_each_switch_by_one_rank",
+        "recovery/test_switching.py::test_a_choice_of_replicas_outlives_a_lost_one",
+    ],
+)
 def test_each_switch_is_an_event_with_what_was_measured(
     start_job: StartJob, tmp_path: Path
 ) -> None:

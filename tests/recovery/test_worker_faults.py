@@ -36,6 +36,12 @@ def test_crashes_in_every_awkward_moment_lose_nothing(
     assert_same_curve(losses(tmp_path / "loss.jsonl"), unbroken, STEPS)
 
 
+@pytest.mark.extended(
+    "the sample of budgets does the same on real processes",
+    held_by=[
+        "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
+    ],
+)
 def test_a_loop_without_progress_is_stopped_with_its_reason(
     start_job: StartJob, tmp_path: Path
 ) -> None:
@@ -68,6 +74,13 @@ def test_the_failure_budget_ends_the_job_when_it_is_spent(
     assert "FailureBudgetExhausted" in job.output
 
 
+@pytest.mark.extended(
+    "the sample of such rules does the same on real processes",
+    held_by=[
+        "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
+        "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
+    ],
+)
 def test_an_exit_code_rule_fails_the_job_at_once(start_job: StartJob, tmp_path: Path) -> None:
     """A FailJob rule for exit code 42 ends the job without a restart."""
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}]
@@ -94,6 +107,12 @@ def test_a_node_to_avoid_takes_no_other_node_along(start_job: StartJob, tmp_path
     assert not (job.home.logs / f"{job.name}-worker-0-1.log").exists()
 
 
+@pytest.mark.extended(
+    "the same under a run's own master, which is the same core",
+    held_by=[
+        "agent/process/test_standalone.py::test_workers_may_end_at_different_times",
+    ],
+)
 def test_ranks_may_end_far_apart(start_job: StartJob, tmp_path: Path) -> None:
     """A rank that ends long after the other does not make the job fail."""
     script = tmp_path / "apart.py"

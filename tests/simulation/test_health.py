@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from simulation.found.health import FOUND
 from simulation.run import run
 from simulation.sampling import HANGS

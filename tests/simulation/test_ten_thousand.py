@@ -24,13 +24,30 @@ def test_a_world_of_ten_thousand_is_decided_and_delivered() -> None:
 
 
 @pytest.mark.slow
+def test_a_thousand_ranks_are_judged_without_holding_the_master_up() -> None:
+    """A slow one is named as soon as in a small world; CPU time of each slice, samples kept."""
+    _judge(NODES // 10)
+
+
+@pytest.mark.extended(
+    "a minute of one core; slices of the judgement are compared with the whole in a smaller world",
+    held_by=[
+        "simulation/test_ten_thousand.py::test_a_thousand_ranks_are_judged_without_holding_the_master_up",
+        "master/unit/job/test_stragglers.py::test_a_large_world_is_judged_in_slices_with_the_same_result",
+    ],
+)
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # the test judges CPU seconds; agents of 10,000 nodes take minutes
 def test_ten_thousand_ranks_are_judged_without_holding_the_master_up() -> None:
     """A slow one is named as soon as in a small world; CPU time of each slice, samples kept."""
-    cost = judged(NODES, 16.0, 20.0)
+    _judge(NODES)
+
+
+def _judge(nodes: int) -> None:
+    cost = judged(nodes, 16.0, 20.0)
     longest = sorted(cost.slices)[-len(cost.slices) // 100]
     print(
-        f"{NODES} ranks: a sample {1e6 * cost.taking:.0f} µs, {len(cost.slices)} slices of at most"
+        f"{nodes} ranks: a sample {1e6 * cost.taking:.0f} µs, {len(cost.slices)} slices of at most"
     )
     print(
         f"{1e3 * max(cost.slices):.0f} ms, 99 % below {1e3 * longest:.0f} ms; a slow node is named"

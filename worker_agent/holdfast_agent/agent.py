@@ -100,12 +100,12 @@ class Agent:
         self.runner = RoundRunner(tools, self.report, self.lease.resume)
         self.stores = NodeStores(tools.control, own.address, self.report, self.runner.on_store_lost)
         node_rank = tools.settings.node_rank
-        self.sampler = Sampler(self.runner, self.report, self._pause, self._spread)
+        self.sampler = Sampler(self.runner, self.report, self._pause, self._spread, tools.page)
         self.watch = PageWatch(
             tools.page, self.runner, self.report, node_rank, guess=self.sampler.guess
         )
         self.deaths = Deaths(tools.page, lambda: tools.process.pid, self.runner)
-        self.commands = Commands(tools.control, self.runner, self.report)
+        self.commands = Commands(self.runner, self.report)
         self.checks = CheckOrders(
             CheckPlace(own.address, str(tools.settings.tls_dir), tools.settings.job_uid),
             measuring,
@@ -422,7 +422,6 @@ class ZygoteEvents:
             zygote.WorkerStarted: agent.runner.on_started,
             zygote.WorkerExitedEvent: agent.runner.on_exited,
             zygote.RoundDead: self._on_dead,
-            zygote.StacksDumped: self._on_dumped,
             zygote.StoreReady: agent.stores.on_ready,
             zygote.StoreExited: agent.stores.on_exited,
             zygote.LeaseExpired: self._on_lease_expired,
@@ -481,9 +480,6 @@ class ZygoteEvents:
         if not self._agent.runner.died.is_set():
             return
         self._agent.lease.resume()
-
-    def _on_dumped(self, event: zygote.StacksDumped) -> None:
-        self._agent.commands.on_dumped(event.round, event.missing)
 
     def _on_lease_expired(self, event: zygote.LeaseExpired) -> None:
         runner = self._agent.runner

@@ -28,3 +28,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- define "holdfast.nodeNotices" -}}
 {{- ternary "on" "off" (and .Values.nodeNotices (eq .Values.watchNamespace "")) -}}
 {{- end -}}
+{{- define "holdfast.masterPod" -}}
+{{- with .Values.master -}}
+{{- dict
+  "annotations" .podAnnotations
+  "labels" .podLabels
+  "imagePullSecrets" (default $.Values.imagePullSecrets .imagePullSecrets)
+  "nodeSelector" .nodeSelector
+  "tolerations" .tolerations
+  "priorityClassName" .priorityClassName
+  "resources" .resources
+| toJson -}}
+{{- end -}}
+{{- end -}}

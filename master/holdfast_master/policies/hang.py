@@ -13,10 +13,19 @@ state of a collective is never used: on gloo it says nothing.
 from __future__ import annotations
 
 import dataclasses
-import enum
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from holdfast_master.policies.hang_response import (
+    HangKind,
+    HangVerdict,
+    OddRank,
+    Remedy,
+    remedy_of,
+)
+from holdfast_master.policies.quantities import verb
 from holdfast_master.policies.rank_activity import (
     SELF_EVIDENT,
     WAITS_FOR_PEERS,
@@ -27,59 +36,6 @@ from holdfast_master.policies.rank_activity import (
 )
 from holdfast_wire.messages import GroupTail, RankEvidence
 
-
-class HangKind(enum.Enum):
-    """The cause of a hang; of several the first one in this order names the hang."""
-
-    PROCESS_GONE = "process gone"
-    UNINTERRUPTIBLE = "D state"
-    STOPPED = "stopped"
-    MISMATCHED_COLLECTIVE = "mismatched collective"
-    NATIVE_GIL = "native code with the GIL"
-    STORAGE = "waiting for storage"
-    DATA_LOADER = "data loader"
-    COMPILATION = "first step (compilation)"
-    LOCK = "lock"
-    PYTHON_LOOP = "Python loop"
-    ABSENT = "absent from the collective"
-    NETWORK = "network"
-    UNKNOWN = "unknown"
-
-
-class Remedy(enum.Enum):
-    """The smallest thing that helps."""
-
-    NOTHING = "nothing"
-    RESTART_RANK = "restart the ranks"
-    RESTART_AGENT = "restart the agent"
-    REPLACE_NODE = "go on without the node"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class OddRank:
-    """A rank for which the others wait."""
-
-    rank: int
-    kind: HangKind
-    reason: str
-    """To follow the rank's number in a sentence."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HangVerdict:
-    """The cause of a hang."""
-
-    kind: HangKind
-    ranks: tuple[OddRank, ...] = ()
-    """The odd ranks in ascending order; none where no rank is to blame."""
-    reason: str
-    remedy: Remedy
-    silent: tuple[int, ...] = ()
-    """Ranks without usable evidence."""
-    may_be_work: bool = False
-    """True: all odd ranks compute. It may be an evaluation or a save; only its duration tells."""
-
-
 _KINDS = {
     RankActivity.GONE: HangKind.PROCESS_GONE,
     RankActivity.UNINTERRUPTIBLE: HangKind.UNINTERRUPTIBLE,
@@ -87,6 +43,8 @@ _KINDS = {
     RankActivity.NATIVE_GIL: HangKind.NATIVE_GIL,
     RankActivity.DATA_LOADER: HangKind.DATA_LOADER,
     RankActivity.STORAGE: HangKind.STORAGE,
+    RankActivity.PIPE: HangKind.PIPE,
+    RankActivity.OVER: HangKind.OVER,
     RankActivity.COMPILATION: HangKind.COMPILATION,
     RankActivity.LOOP: HangKind.PYTHON_LOOP,
     RankActivity.LOCK: HangKind.LOCK,
@@ -96,20 +54,20 @@ _KINDS = {
     RankActivity.INIT: HangKind.ABSENT,
 }
 _ORDER = {kind: at for at, kind in enumerate(HangKind)}
-_REMEDIES = {
-    # The agent owns the process and should have reported its end.
-    HangKind.PROCESS_GONE: Remedy.RESTART_AGENT,
-    HangKind.UNINTERRUPTIBLE: Remedy.REPLACE_NODE,
-    # A new process of the same node would wait for the same storage.
-    HangKind.STORAGE: Remedy.REPLACE_NODE,
-}
-"""Of the other kinds: restart the ranks."""
 _ADVICE = {
     HangKind.PROCESS_GONE: "its agent should have reported that",
     HangKind.UNINTERRUPTIBLE: "SIGKILL may not end it: the job can only leave its node",
     HangKind.MISMATCHED_COLLECTIVE: "the script takes another path there, and may do so again",
+    HangKind.OVER: "Holdfast waits for it as torchrun does: end its threads, or make them daemons",
     HangKind.COMPILATION: "a higher spec.health.hang.firstStepSeconds allows it more time",
 }
+_SHARED = frozenset(
+    {HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER, HangKind.COMPILATION}
+    | {HangKind.NATIVE_GIL}
+)
+"""Causes that all ranks at once have from outside: after a restart they would wait again."""
+_ALONE_TOO = frozenset({HangKind.STORAGE, HangKind.PIPE})
+"""Of those the ones for which it is so in a world of one rank, too."""
 _MOST_NAMED = 8
 """Ranks that a sentence describes one by one."""
 _MOST_PATTERNS = 200
@@ -133,6 +91,8 @@ class _World:
     members: Mapping[str, frozenset[int]]
     """Ranks of each group, as far as somebody knows them."""
     silent: tuple[int, ...]
+    ended: frozenset[int]
+    """Ranks whose process has ended well."""
     on_device: bool
     """True: collectives work on a device, which the ranks wait for in many ways."""
 
@@ -147,31 +107,29 @@ class _World:
         return any(self.tails.values())
 
 
-def remedy_of(kind: HangKind) -> Remedy:
-    """Return the smallest thing that helps against a hang of this kind."""
-    return _REMEDIES.get(kind, Remedy.RESTART_RANK)
-
-
-def classify(evidence: Iterable[RankEvidence], *, world_size: int) -> HangVerdict:
+def classify(
+    evidence: Iterable[RankEvidence], *, world_size: int, ended: Iterable[int] = ()
+) -> HangVerdict:
     """Return the cause of a hang.
 
     Args:
         evidence: Of each rank that has any, in any order.
         world_size: Number of ranks of the world, by which missing evidence is known.
+        ended: Ranks whose process has ended well: they give no evidence, and are not silent.
     """
-    world = _world(evidence, world_size)
+    world = _world(evidence, world_size, frozenset(ended))
     odd = _self_evident(world) | _mismatched(world)
     odd |= {rank: one for rank, one in _behind(world).items() if rank not in odd}
     if not odd and world.complete:
-        odd = _crossed(world) or _apart(world) or _busy(world)
+        odd = _crossed(world) or _parted(world) or _left(world) or _apart(world) or _busy(world)
     if odd:
         return _verdict(world, odd)
     return _nobody(world)
 
 
-def _world(evidence: Iterable[RankEvidence], world_size: int) -> _World:
+def _world(evidence: Iterable[RankEvidence], world_size: int, ended: frozenset[int]) -> _World:
     ranked = {item.rank: item for item in sorted(evidence, key=lambda item: (item.rank, item.pid))}
-    items = {rank: item for rank, item in ranked.items() if rank < world_size}
+    items = {rank: item for rank, item in ranked.items() if rank < world_size and rank not in ended}
     on_device = any(uses_device(one.operation) for item in items.values() for one in item.groups)
     seen = {rank: observe(item, on_device=on_device) for rank, item in items.items()}
     members = _members(items, world_size)
@@ -185,7 +143,8 @@ def _world(evidence: Iterable[RankEvidence], world_size: int) -> _World:
             if item.server_answered
         },
         members={group: members[group] for group in sorted(members)},
-        silent=tuple([rank for rank in range(world_size) if rank not in known]),
+        silent=tuple([rank for rank in range(world_size) if rank not in known | ended]),
+        ended=ended,
         on_device=on_device,
     )
 
@@ -330,6 +289,49 @@ def _crossed(world: _World) -> dict[int, OddRank]:
     }
 
 
+def _parted(world: _World) -> dict[int, OddRank]:
+    """Return the fewer ranks, where some initialize a process group and others wait in collectives.
+
+    Both wait for their peers, each in a place that the others do not come to. With equal parts all
+    are odd.
+    """
+    camps = {
+        activity: [rank for rank, one in world.seen.items() if one.activity is activity]
+        for activity in (RankActivity.INIT, RankActivity.PEERS)
+    }
+    inits, peers = camps.values()
+    if not inits or not peers:
+        return {}
+    fewest = min(len(inits), len(peers))
+    found: dict[int, OddRank] = {}
+    for ranks, others in ((inits, peers), (peers, inits)):
+        if len(ranks) > fewest:
+            continue
+        for rank in ranks:
+            text = (
+                f"{world.seen[rank].text}{_place(world, rank)}, while {_named(others)} "
+                f"{verb(len(others), 'does', 'do')} not{_place(world, others[0])}"
+            )
+            found[rank] = OddRank(rank=rank, kind=HangKind.MISMATCHED_COLLECTIVE, reason=text)
+    return found
+
+
+def _place(world: _World, rank: int) -> str:
+    """Return a rank's newest collective, for a sentence."""
+    tails = sorted(world.tails.get(rank, {}).values(), key=lambda one: one.age_seconds)
+    return f" (newest: {tails[0].operation} {tails[0].sequence})" if tails else ""
+
+
+def _left(world: _World) -> dict[int, OddRank]:
+    """Return the ranks that have ended well, where all others wait for their peers."""
+    if not all(one.activity in WAITS_FOR_PEERS for one in world.seen.values()):
+        return {}
+    text = f"has ended well, while {_named(world.seen)} {verb(len(world.seen), 'waits', 'wait')}"
+    return {
+        rank: OddRank(rank=rank, kind=HangKind.ABSENT, reason=text) for rank in sorted(world.ended)
+    }
+
+
 def _cross(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
     shared = one.keys() & other.keys()
     return any(one[group] < other[group] for group in shared) and any(
@@ -389,18 +391,37 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
     if len(ranks) > _MOST_NAMED:
         shown.append(f"{len(ranks) - _MOST_NAMED} more")
     advice = f" ({_ADVICE[kind]})" if kind in _ADVICE else ""
-    remedy = remedy_of(kind)
-    if kind is HangKind.STORAGE and len(ranks) == world.size:
-        # All nodes wait for it, so no node is to blame.
-        remedy = Remedy.NOTHING
-    return HangVerdict(
+    seen = [world.seen[one.rank] for one in ranks if one.rank in world.seen]
+    works = kind is not HangKind.MISMATCHED_COLLECTIVE and len(seen) == len(ranks)
+    return _whole(
+        world,
         kind=kind,
         ranks=ranks,
         reason=f"{kind.value}: {'; '.join(shown)}{advice}",
-        remedy=remedy,
+        remedy=_remedy(world, kind, ranks),
+        may_be_work=works and all(one.computes or one.moves for one in seen),
+        moves=works and all(one.moves for one in seen),
+        busy=works and all(one.busy for one in seen),
+    )
+
+
+def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy:
+    """Return what helps; a finished script is not run again, nor what all ranks wait for met."""
+    everybody = len(ranks) == world.size and all(one.kind in _SHARED for one in ranks)
+    if world.ended or (everybody and (world.size > 1 or kind in _ALONE_TOO)):
+        return Remedy.NOTHING
+    return remedy_of(kind)
+
+
+def _whole(world: _World, **fields: Any) -> HangVerdict:
+    """Return a verdict with what is known of the world."""
+    ages = [tail.age_seconds for tails in world.tails.values() for tail in tails.values()]
+    return HangVerdict(
         silent=world.silent,
-        may_be_work=kind is not HangKind.MISMATCHED_COLLECTIVE
-        and all(world.seen[one.rank].computes for one in ranks),
+        ended=tuple(sorted(world.ended)),
+        waits=any(one.activity in WAITS_FOR_PEERS for one in world.seen.values()),
+        idle_seconds=min(ages, default=math.inf),
+        **fields,
     )
 
 
@@ -408,24 +429,27 @@ def _nobody(world: _World) -> HangVerdict:
     """Return the verdict where no rank is odd."""
     if not world.complete:
         text = f"unknown: {_named(world.silent)} gave no evidence, and nobody else is to blame"
-        return HangVerdict(
-            kind=HangKind.UNKNOWN, reason=text, remedy=Remedy.NOTHING, silent=world.silent
-        )
+        return _whole(world, kind=HangKind.UNKNOWN, reason=text, remedy=Remedy.NOTHING)
     activities = {one.activity for one in world.seen.values()}
+    remedy = Remedy.NOTHING if world.ended else Remedy.RESTART_RANK
     if activities == {RankActivity.INIT}:
         text = f"all {world.size} ranks wait to initialize a process group: see the network"
-        return HangVerdict(kind=HangKind.NETWORK, reason=text, remedy=Remedy.RESTART_RANK)
+        return _whole(world, kind=HangKind.NETWORK, reason=text, remedy=remedy)
     where = _common_place(world)
     if where and (activities & WAITS_FOR_PEERS or world.on_device):
         text = f"network: all {world.size} ranks wait for each other in {where}"
-        return HangVerdict(kind=HangKind.NETWORK, reason=text, remedy=Remedy.RESTART_RANK)
+        return _whole(world, kind=HangKind.NETWORK, reason=text, remedy=remedy)
     shown = Counter(one.text for one in world.seen.values()).most_common(_MOST_NAMED)
     text = "; ".join(f"{count} of {world.size} ranks: {text}" for text, count in shown)
-    return HangVerdict(
+    seen = world.seen.values()
+    return _whole(
+        world,
         kind=HangKind.UNKNOWN,
         reason=f"unknown: {text}",
-        remedy=Remedy.RESTART_RANK,
-        may_be_work=all(one.computes for one in world.seen.values()),
+        remedy=remedy,
+        may_be_work=all(one.computes or one.moves for one in seen),
+        moves=all(one.moves for one in seen),
+        busy=all(one.busy for one in seen),
     )
 
 

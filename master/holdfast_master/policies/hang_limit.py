@@ -28,8 +28,8 @@ _QUANTILE = 0.99
 MIN_STEPS = 5
 """Before that many steps the pace of a world is not known: the first ones compile, too."""
 _LONGEST_PAUSES = 2.0
-"""Times the longest pause that a script without sections has made: it evaluates and saves, too, and
-too rarely for a 99th percentile of the time between collectives."""
+"""Times the longest pause that ended by itself: a script that tells no sections evaluates, saves
+and begins epochs, too rarely for a 99th percentile of its steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Durations:
         return sum(self.counts)
 
 
-def learn(past: Durations, seconds: float) -> Durations:
-    """Return the sketch with one duration more; an impossible one (NaN, negative) adds nothing."""
-    if not 0 <= seconds < math.inf:
+def learn(past: Durations, seconds: float, times: int = 1) -> Durations:
+    """Return the sketch with a duration that was seen so often; an impossible one adds nothing."""
+    if not 0 <= seconds < math.inf or times < 1:
         return past
     counts = list(past.counts)
     if sum(counts) >= _MOST:
         counts = [count // 2 for count in counts]
-    counts[min(bisect.bisect_left(_ENDS, seconds), _BUCKETS - 1)] += 1
+    counts[min(bisect.bisect_left(_ENDS, seconds), _BUCKETS - 1)] += min(times, MIN_STEPS)
     return Durations(tuple(counts))
 
 
@@ -78,6 +78,9 @@ class LearnedTimes:
     """Time in the section."""
     pauses: Durations = Durations()
     """Time between collectives, where no steps are known."""
+    longest_pause: float = 0.0
+    """The longest silence that ended by itself, s. It is known to the next worlds of the job, too:
+    their epochs begin as slowly."""
 
 
 class Phase(enum.Enum):
@@ -164,7 +167,7 @@ def limit(phase: Phase, learned: LearnedTimes, policy: HangPolicy) -> Limit:
     if phase is Phase.FIRST_STEP:
         return _first(phase, policy)
     if phase is Phase.COLLECTIVES:
-        return _between_collectives(learned.pauses, policy)
+        return _between_collectives(learned, policy)
     past, fewest = {
         Phase.TRAIN: (learned.steps, MIN_STEPS),
         Phase.EVALUATION: (learned.evaluations, 1),
@@ -172,10 +175,8 @@ def limit(phase: Phase, learned: LearnedTimes, policy: HangPolicy) -> Limit:
     }[phase]
     if past.number < fewest:
         return _first(phase, policy)
-    usual = quantile(past, _QUANTILE)
-    seconds = max(policy.min_seconds, policy.step_time_factor * usual)
-    text = f"the limit of {phase.value} is {in_words(seconds)}, {_origin(seconds, usual, policy)}"
-    return Limit(seconds, text)
+    pause = learned.longest_pause if phase is Phase.TRAIN else 0.0
+    return _learned(phase.value, quantile(past, _QUANTILE), pause, policy)
 
 
 def longest_work(policy: HangPolicy) -> Limit:
@@ -190,18 +191,22 @@ def _first(phase: Phase, policy: HangPolicy) -> Limit:
     return Limit(seconds, f"the limit of {phase.value} is {in_words(seconds)}{unknown}")
 
 
-def _between_collectives(pauses: Durations, policy: HangPolicy) -> Limit:
-    if not pauses.number:
-        text = "neither steps nor collectives are known, so nothing can be judged"
-        return Limit(math.inf, text)
-    if pauses.number < MIN_STEPS:
+def _between_collectives(learned: LearnedTimes, policy: HangPolicy) -> Limit:
+    if learned.pauses.number < MIN_STEPS:
         return _first(Phase.COLLECTIVES, policy)
-    usual, pause = quantile(pauses, _QUANTILE), _LONGEST_PAUSES * quantile(pauses, 1.0)
+    pause = max(learned.longest_pause, quantile(learned.pauses, 1.0))
+    usual = quantile(learned.pauses, _QUANTILE)
+    return _learned("what comes between collectives", usual, pause, policy)
+
+
+def _learned(what: str, usual: float, longest_pause: float, policy: HangPolicy) -> Limit:
+    """Return the limit that the past gives; a pause gives no more than a first step has."""
+    pause = min(_LONGEST_PAUSES * longest_pause, longest_work(policy).seconds)
     seconds = max(policy.min_seconds, policy.step_time_factor * usual, pause)
     origin = f"{_LONGEST_PAUSES:g} times the longest pause so far"
     if seconds > pause:
         origin = _origin(seconds, usual, policy)
-    return Limit(seconds, f"the limit between collectives is {in_words(seconds)}, {origin}")
+    return Limit(seconds, f"the limit of {what} is {in_words(seconds)}, {origin}")
 
 
 def _origin(seconds: float, usual: float, policy: HangPolicy) -> str:

@@ -1,23 +1,108 @@
-"""Response to a hang: the smallest thing that helps, once its cause is known.
+"""Verdict on a hang, and the response to it: the smallest thing that helps.
 
-Belongs here: the verdict's remedy for these nodes, and the bound where nobody is to blame. Does not
-belong here: the cause (`hang`), the budget that decides on hangs that come back (`failure`).
+Belongs here: causes, what helps against each, the verdict's remedy for these nodes, and the bounds.
+Does not belong here: how a cause is found (`hang`), the budget that decides on hangs that come back
+(`failure`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
-from holdfast_master.policies.hang import HangVerdict, Remedy, remedy_of
-from holdfast_master.policies.quantities import verb
+from holdfast_master.policies.quantities import in_words, verb
+
+
+class HangKind(enum.Enum):
+    """The cause of a hang; of several the first one in this order names the hang."""
+
+    PROCESS_GONE = "process gone"
+    UNINTERRUPTIBLE = "D state"
+    STOPPED = "stopped"
+    MISMATCHED_COLLECTIVE = "mismatched collective"
+    NATIVE_GIL = "native code with the GIL"
+    STORAGE = "waiting for storage"
+    PIPE = "waiting for a pipe"
+    DATA_LOADER = "data loader"
+    COMPILATION = "first step (compilation)"
+    OVER = "script over"
+    LOCK = "lock"
+    PYTHON_LOOP = "Python loop"
+    ABSENT = "absent from the collective"
+    NETWORK = "network"
+    UNKNOWN = "unknown"
+
+
+class Remedy(enum.Enum):
+    """The smallest thing that helps."""
+
+    NOTHING = "nothing"
+    RESTART_RANK = "restart the ranks"
+    RESTART_AGENT = "restart the agent"
+    REPLACE_NODE = "go on without the node"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OddRank:
+    """A rank for which the others wait."""
+
+    rank: int
+    kind: HangKind
+    reason: str
+    """To follow the rank's number in a sentence."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HangVerdict:
+    """The cause of a hang."""
+
+    kind: HangKind
+    ranks: tuple[OddRank, ...] = ()
+    """The odd ranks in ascending order; none where no rank is to blame."""
+    reason: str
+    remedy: Remedy
+    silent: tuple[int, ...] = ()
+    """Ranks without usable evidence."""
+    may_be_work: bool = False
+    """True: all odd ranks compute, or wait for what moves. It may be an evaluation or a save; only
+    its duration tells."""
+    moves: bool = False
+    """True: what all odd ranks wait for moves: bytes, or a process below them."""
+    busy: bool = False
+    """True: all odd ranks keep a core busy, in whatever code."""
+    waits: bool = False
+    """True: a rank waits for its peers, so somebody is missing."""
+    ended: tuple[int, ...] = ()
+    """Ranks whose process has ended well."""
+    idle_seconds: float = math.inf
+    """Since the newest collective of any rank, s; infinite: none has any."""
+
+
+_REMEDIES = {
+    # The agent owns the process and should have reported its end.
+    HangKind.PROCESS_GONE: Remedy.RESTART_AGENT,
+    HangKind.UNINTERRUPTIBLE: Remedy.REPLACE_NODE,
+    # A new process of the same node would wait for the same storage.
+    HangKind.STORAGE: Remedy.REPLACE_NODE,
+    # A finished script is not run again.
+    HangKind.OVER: Remedy.NOTHING,
+}
+"""Of the other kinds: restart the ranks."""
+
+
+def remedy_of(kind: HangKind) -> Remedy:
+    """Return the smallest thing that helps against a hang of this kind."""
+    return _REMEDIES.get(kind, Remedy.RESTART_RANK)
 
 
 class HangAction(enum.Enum):
     """The response to a hang."""
 
     NOTHING = "nothing"
+    WAIT = "nothing yet"
+    """A response costs more than the time that has been waited."""
     RESTART_ROUND = "restart the round"
     """On the same nodes."""
     REPLACE_AGENTS = "replace the agents"
@@ -36,34 +121,88 @@ class HangResponse:
     reason: str
 
 
+_REMEMBERED = 3
+"""Newest answers to a kind of hang whose cost counts: one that comes once a day is no habit."""
 _LEAVE = {
     Remedy.REPLACE_NODE: HangAction.LEAVE_NODES,
     Remedy.RESTART_AGENT: HangAction.REPLACE_AGENTS,
 }
 
 
-def decide(verdict: HangVerdict, nodes: Mapping[int, int], *, tried: bool) -> HangResponse:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PastResponse:
+    """A hang that was answered before, in whatever world of the job."""
+
+    kind: HangKind
+    ranks: tuple[int, ...]
+    """The odd ones."""
+    nodes: tuple[int, ...]
+    """Their nodes, in ascending order."""
+    cost_seconds: float
+    """From the last progress before it to the first one that was new after it, s."""
+
+
+def decide(
+    verdict: HangVerdict,
+    nodes: Mapping[int, int],
+    *,
+    tried: bool,
+    past: Sequence[PastResponse] = (),
+    waited_seconds: float = math.inf,
+) -> HangResponse:
     """Return the response to a hang.
 
     Args:
         verdict: Its cause.
         nodes: Node rank of each global rank of the world.
         tried: The world was started for a hang without an odd rank, and got no further since.
+        past: What was answered before. As long as those of the same kind have cost, it is waited
+            before another one is: so a response that does not help costs no more than waiting did.
+        waited_seconds: Since the hang passed its limit, s.
     """
+    if verdict.ended or verdict.kind is HangKind.OVER:
+        text = "a part of its ranks has ended well, and a finished script is not run again"
+        return HangResponse(HangAction.NOTHING, (), text)
+    if verdict.moves:
+        text = "what the ranks wait for makes progress, and would begin anew"
+        return HangResponse(HangAction.NOTHING, (), text)
     if not verdict.ranks:
         return _of_nobody(tried=tried)
     if verdict.remedy is Remedy.NOTHING:
         return HangResponse(HangAction.NOTHING, (), "a restart would meet the same on all nodes")
+    same = [one for one in past if one.kind is verdict.kind][-_REMEMBERED:]
+    patience = sum(one.cost_seconds for one in same)
+    if waited_seconds < patience:
+        text = f"the last answers to this have cost {in_words(patience)}: as long is waited"
+        return HangResponse(HangAction.WAIT, (), text)
     action = _LEAVE.get(verdict.remedy)
     if action is None:
         return HangResponse(HangAction.RESTART_ROUND, (), "its ranks are started anew")
+    return _leave(action, verdict, nodes, same)
+
+
+def _leave(
+    action: HangAction,
+    verdict: HangVerdict,
+    nodes: Mapping[int, int],
+    same: Sequence[PastResponse],
+) -> HangResponse:
+    """Have the nodes leave, unless all have it, or it has followed the rank from another node."""
     bad = {nodes[one.rank] for one in verdict.ranks if remedy_of(one.kind) is verdict.remedy}
     leaving = tuple(sorted(bad))
     if len(leaving) > 1 and len(leaving) == len(set(nodes.values())):
         return HangResponse(HangAction.NOTHING, (), "all nodes have it, so none is to blame")
+    ranks = tuple(one.rank for one in verdict.ranks)
+    if any(one.ranks == ranks and not bad & set(one.nodes) for one in same):
+        text = f"{_ranks(ranks)} met the same on another node, so the node is not to blame"
+        return HangResponse(HangAction.NOTHING, (), text)
     names = ", ".join(map(str, leaving))
     text = f"{verb(len(leaving), 'node', 'nodes')} {names} {verb(len(leaving), 'leaves', 'leave')}"
     return HangResponse(action, leaving, text)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{verb(len(ranks), 'rank', 'ranks')} {', '.join(map(str, ranks))}"
 
 
 def _of_nobody(*, tried: bool) -> HangResponse:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+from collections.abc import Sequence
 
-from holdfast_wire.messages import RankEvidence
+from holdfast_wire.messages import ChildEvidence, RankEvidence
 
 
 class RankActivity(enum.Enum):
@@ -22,11 +23,13 @@ class RankActivity(enum.Enum):
     NATIVE_GIL = "is in native code that holds the GIL"
     DATA_LOADER = "waits for its data loader"
     STORAGE = "waits for storage"
+    PIPE = "waits for the other end of a pipe"
     COMPILATION = "compiles"
     LOOP = "runs Python code"
     LOCK = "waits for another thread or process"
     PEERS = "waits for its peers"
     INIT = "waits for its peers to initialize a process group"
+    OVER = "has run its script to the end, and its process lives on"
     UNCLEAR = "does something else"
     UNKNOWN = "gave no evidence"
 
@@ -41,7 +44,9 @@ SELF_EVIDENT = frozenset(
         RankActivity.NATIVE_GIL,
         RankActivity.DATA_LOADER,
         RankActivity.STORAGE,
+        RankActivity.PIPE,
         RankActivity.COMPILATION,
+        RankActivity.OVER,
     }
 )
 """Such a rank is stuck by itself, whatever the others do. A lock or a loop can also be a script's
@@ -50,7 +55,18 @@ own way to wait for a collective."""
 _WORK = frozenset(
     {RankActivity.LOOP, RankActivity.UNCLEAR, RankActivity.STORAGE, RankActivity.DATA_LOADER}
 )
-"""Activities that may be work which takes its time."""
+"""Activities that may be work which takes its time, where a core is busy in a package."""
+_TRANSFERS = frozenset({RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UNINTERRUPTIBLE})
+"""Activities in one call of the kernel, which wakes the thread for each part that it moves."""
+_BELOW = frozenset(
+    {RankActivity.DATA_LOADER, RankActivity.PIPE, RankActivity.LOCK, RankActivity.STORAGE}
+)
+"""Activities in which a process below the rank may be the one that works, or hangs."""
+_STILL = frozenset(
+    {RankActivity.GONE, RankActivity.STOPPED, RankActivity.PEERS, RankActivity.INIT}
+    | {RankActivity.UNKNOWN}
+)
+"""Activities that are no work, whatever else moves in the process."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +83,11 @@ class Observation:
     computes: bool = False
     """True: it compiles, or keeps a core busy inside a package, as an evaluation or a save does and
     a loop of the script does not. On a device a wait keeps a core busy, too."""
+    moves: bool = False
+    """True: bytes move in its files or pipes, or a process below it works: it waits for something
+    slow, and for nothing that stands still."""
+    busy: bool = False
+    """True: it keeps a core busy, in whatever code."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +139,11 @@ _BACKWARD = "/torch/autograd/graph.py"
 _WAITS = re.compile(
     r"/(threading|queue|selectors|subprocess|concurrent/futures/\w+|multiprocessing/\w+)\.py$"
 )
+_SHUTDOWN = re.compile(
+    r"/threading\.py:_shutdown$|/concurrent/futures/thread\.py:_python_exit$"
+    r"|/multiprocessing/util\.py:_exit_function$"
+)
+"""File and function by which an interpreter waits for what the ended script has left."""
 _DISK = re.compile(
     r"^_*(nfs|rpc_wait|fuse|request_wait_answer|ceph|ll_|cl_|ptlrpc|io_schedule|folio_wait"
     r"|wait_on_page|blk_|jbd2|xfs|ext4|btrfs|cifs|smb|gpfs|beegfs|netfs)"
@@ -129,20 +155,30 @@ _FILE_LOCK = re.compile(r"^(__)?(flock|locks_|posix_lock|fcntl_setlk)")
 _SLEEP = re.compile(r"nanosleep")
 _HOST_BACKENDS = frozenset({"gloo", "mpi", "ucc"})
 _HEADS = ("Thread ", "Current thread ")
-_LIBRARY = re.compile(r"-packages/|/lib/python3|^<frozen ")
+_LIBRARY = re.compile(r"-packages/|/lib/python3|^<frozen |/holdfast_agent/|/holdfast/flash/")
 """Files that are not the user's."""
 _PACKAGE = re.compile(r"-packages/|/torch/")
 """Files of installed packages: a script that only waits polls by the standard library."""
 _KERNEL_TELLS = frozenset(
-    {RankActivity.UNINTERRUPTIBLE, RankActivity.STORAGE, RankActivity.UNCLEAR}
+    {RankActivity.UNINTERRUPTIBLE, RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UNCLEAR}
 )
 """Activities in whose text the kernel function helps a person."""
+_HOLDS_GIL = "holds the GIL"
+"""In the head of a thread whose stack was read from the memory."""
+_MOST_THREADS = 4
+"""Threads that a sentence names."""
 _MOST_PATH = 200
 """Characters of a path or a name in a text."""
 _BUSY = 0.5
 """Share of a core from which a process computes; one that waits needs next to nothing."""
 _STARVED = 0.02
 """Share of a core; a process that is runnable and gets less says nothing about the GIL."""
+
+
+MOVED_BYTES = 16 * 1024
+"""In a second: slow storage moves more, and a library that polls moves less."""
+WAKES = 3
+"""In a second: a call of the kernel that moves nothing sleeps once."""
 
 
 def uses_device(operation: str) -> bool:
@@ -174,8 +210,29 @@ def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
         and activity in {RankActivity.LOCK, RankActivity.UNCLEAR}
         and _may_wait(evidence, inner),
         computes=activity is RankActivity.COMPILATION
-        or (activity in _WORK and not on_device and _is_busy_in_package(evidence)),
+        or (not on_device and _computes(activity, evidence)),
+        moves=activity not in _STILL and _moves(activity, evidence),
+        busy=activity not in _STILL and not on_device and _is_busy(evidence),
     )
+
+
+def _computes(activity: RankActivity, evidence: RankEvidence) -> bool:
+    """Return whether a core is busy by work: in a package, or in one call that holds the GIL."""
+    if activity is RankActivity.NATIVE_GIL:
+        return _is_busy(evidence)
+    return activity in _WORK and _is_busy_in_package(evidence)
+
+
+def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
+    """Return whether what the rank waits for makes progress."""
+    seconds = evidence.observed_seconds
+    if seconds <= 0:
+        return False
+    if evidence.moved_bytes >= MOVED_BYTES * seconds:
+        return True
+    if activity in _TRANSFERS and evidence.wakes >= WAKES * seconds:
+        return True
+    return activity in _BELOW and evidence.children_cpu_seconds >= _BUSY * seconds
 
 
 def _by_process(evidence: RankEvidence) -> RankActivity | None:
@@ -203,15 +260,18 @@ def _by_frames(
     if inner is not None and _PEERS.search(inner.file):
         initializes = any(frame.function in _INIT for frame in frames)
         return RankActivity.INIT if initializes else RankActivity.PEERS
+    if any(_SHUTDOWN.search(f"{frame.file}:{frame.function}") for frame in frames):
+        return RankActivity.OVER
     if _DISK.search(kernel):
         return RankActivity.STORAGE
+    pipe = RankActivity.PIPE if _PIPE.search(kernel) else None
     for frame in frames:
         for pattern, activity in _ACTIVITIES:
             if pattern.search(frame.file):
-                return activity
+                return (pipe or activity) if activity is RankActivity.STORAGE else activity
     if inner is not None and _WAITS.search(inner.file):
         return RankActivity.LOCK
-    return RankActivity.STORAGE if _PIPE.search(kernel) else None
+    return pipe
 
 
 def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) -> RankActivity:  # noqa: FBT001 - private
@@ -235,9 +295,13 @@ def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
     return inner.file.endswith(_BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
 
 
+def _is_busy(evidence: RankEvidence) -> bool:
+    return evidence.cpu_seconds >= _BUSY * evidence.observed_seconds > 0
+
+
 def _is_busy_in_package(evidence: RankEvidence) -> bool:
     """Return whether it keeps a core busy, in a package's code at any of the dumps."""
-    if not evidence.cpu_seconds >= _BUSY * evidence.observed_seconds > 0:
+    if not _is_busy(evidence):
         return False
     found = (_inner(_main_thread(text)) for text in (evidence.stack, *evidence.later_stacks))
     return any(frame is not None and _PACKAGE.search(frame.file) for frame in found)
@@ -256,14 +320,20 @@ def _main_thread(stack: str) -> tuple[_Frame, ...]:
     """
     if stack.rstrip().endswith("\n..."):
         return ()
-    frames: list[_Frame] = []
+    *_, main = _threads(stack) or [("", ())]
+    return main[1]
+
+
+def _threads(stack: str) -> list[tuple[str, tuple[_Frame, ...]]]:
+    """Return head and frames of each thread, as they stand in the dump."""
+    found: list[tuple[str, list[_Frame]]] = []
     for line in stack.splitlines():
-        found = _FRAME.match(line)
-        if found:
-            frames.append(_Frame(*found.group("file", "line", "function")))
-        elif line.startswith(_HEADS):
-            frames.clear()
-    return tuple(frames[:_KEPT_FRAMES])
+        frame = _FRAME.match(line)
+        if line.startswith(_HEADS) or (frame and not found):
+            found.append((line, []))
+        if frame:
+            found[-1][1].append(_Frame(*frame.group("file", "line", "function")))
+    return [(head, tuple(frames[:_KEPT_FRAMES])) for head, frames in found]
 
 
 def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:
@@ -272,14 +342,38 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
         words = _unclear(evidence, frames)
     kernel = evidence.kernel_function
     named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
+    if activity is RankActivity.OVER:
+        left = [_at(frames) for _, frames in _threads(evidence.stack)[:-1] if _is_scripts(frames)]
+        return words + "".join(f", with a thread{one.lstrip(',')}" for one in left[:_MOST_THREADS])
+    if activity is RankActivity.NATIVE_GIL:
+        holders = [frames for head, frames in _threads(evidence.stack) if _HOLDS_GIL in head]
+        frames = next(iter(holders), frames)
+    below = _below(evidence.children) if activity in _BELOW else ""
+    return words + named + _at(frames) + below
+
+
+def _at(frames: tuple[_Frame, ...]) -> str:
+    """Return the place in the script, or else the innermost one, for a sentence."""
     script = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     frame = script or next(iter(frames), None)
-    at = (
-        f", at {frame.file[-_MOST_PATH:]}:{frame.line} in {frame.function[:_MOST_PATH]}"
-        if frame
-        else ""
-    )
-    return words + named + at
+    if frame is None:
+        return ""
+    return f", at {frame.file[-_MOST_PATH:]}:{frame.line} in {frame.function[:_MOST_PATH]}"
+
+
+def _is_scripts(frames: tuple[_Frame, ...]) -> bool:
+    """Return whether a thread runs code of the script."""
+    return any(not _LIBRARY.search(frame.file) for frame in frames)
+
+
+def _below(children: Sequence[ChildEvidence]) -> str:
+    """Return what the process below the rank does that did least."""
+    for child in children[:1]:
+        kernel = f", kernel: {child.kernel_function}" if child.kernel_function else ""
+        at = _at(_main_thread(child.stack))
+        state = f"is in state {child.state}{kernel}{at}"
+        return f"; below it process {child.pid} ({child.command}) {state}"
+    return ""
 
 
 def _unclear(evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from holdfast_master.policies.hang import HangKind, HangVerdict
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.rendezvous import Candidate
 from holdfast_wire.messages import OuterRoster

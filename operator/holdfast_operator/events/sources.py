@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from holdfast_operator.events.aggregation import NewsItem
 from holdfast_operator.plan import memory_raise
+from holdfast_operator.status.condition_rules import WORKERS_FAIL
 from holdfast_wire.messages import EventSeverity, JobEvent
 
 _TOLD: Final = ("Suspended", "Complete", "Failed")
@@ -60,10 +61,18 @@ def _raises(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tup
             yield MEMORY_EXHAUSTED, f"{text}; raise it, or have the job need less"
 
 
+def _failing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield reason and text once workers begin to fail without a master that could tell."""
+    known = {one["reason"] for one in before.get("conditions", ())}
+    for one in after.get("conditions", ()):
+        if one["reason"] == WORKERS_FAIL and WORKERS_FAIL not in known:
+            yield one["reason"], one["message"]
+
+
 def transitions(
     before: Mapping[str, Any], after: Mapping[str, Any], now: float
 ) -> Sequence[NewsItem]:
-    """Return what a new status has for people: changed conditions, raised memory.
+    """Return what a new status has for people: changed conditions, raised memory, failing pods.
 
     Args:
         before: The last status; empty: none.
@@ -71,11 +80,11 @@ def transitions(
         now: Unix time, s.
     """
     old = {one["type"]: one["status"] for one in before.get("conditions", ())}
-    raised = [
-        NewsItem(reason=reason, text=text, warning=True, at_us=round(now * _MICROSECONDS))
-        for reason, text in _raises(before, after)
+    warned = [
+        notice(reason, text, now)
+        for reason, text in (*_raises(before, after), *_failing(before, after))
     ]
-    return raised + [
+    return warned + [
         NewsItem(
             reason=one["reason"],
             text=one["message"] or f"{one['type']} is {one['status']}",

@@ -7,6 +7,7 @@ authentication and its connections are used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -146,16 +147,16 @@ class KubeClient:
         """
         what = f"watch {path}"
         try:
-            response = await self._send("GET", path, None, JSON, None)
-            if response.status >= _ERROR:
-                _parsed(what, response.status, await response.read())
-            rest = b""
-            content = response.content
-            while chunk := await _within(patience_s, content.readany()):
-                # Not by lines: a line longer than the reader's buffer would break the watch.
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield _event(what, json.loads(line))
+            # A watch that falls silent has an open connection.
+            with contextlib.closing(await self._send("GET", path, None, JSON, None)) as response:
+                if response.status >= _ERROR:
+                    _parsed(what, response.status, await response.read())
+                rest = b""
+                while chunk := await _within(patience_s, response.content.readany()):
+                    # Not by lines: a line longer than the reader's buffer would break the watch.
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield _event(what, json.loads(line))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
 

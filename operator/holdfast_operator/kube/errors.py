@@ -33,6 +33,10 @@ class TakenError(KubeError):
     """An object with a name that a job needs belongs to another owner; the text has the remedy."""
 
 
+class DroppedFieldsError(KubeError):
+    """The API server dropped what the operator has to remember; the text has the remedy."""
+
+
 class ApiRefusedError(KubeError):
     """The API server answered with an error; `message` is its own text."""
 

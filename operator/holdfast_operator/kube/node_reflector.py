@@ -1,4 +1,4 @@
-"""Cache of the cluster's nodes: of each only what announces its end, or speaks against it."""
+"""Cache of the cluster's nodes: of each its announced end, what speaks against it, its silence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
 from holdfast_operator.plan.node_notices import notice_of
 from holdfast_operator.plan.node_strikes import NodeStrike
-from holdfast_operator.plan.node_trouble import conditions_of, cordon_of, is_cordoned
+from holdfast_operator.plan.node_trouble import conditions_of, cordon_of, is_cordoned, is_silent
 from holdfast_wire.messages import NoticeReceived
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ class NodeReflector(Reflector):
 
         Args:
             client: The API server.
-            heard: Called with the name of a node whose notice changed.
+            heard: Called with the name of a node whose notice changed, that fell silent, or that is
+                heard again.
             struck: Called with what speaks against a node: conditions, each at least once, and
                 cordons that this process sees come.
         """
@@ -45,11 +46,16 @@ class NodeReflector(Reflector):
         self._names: dict[str, str] = {}
         """Name of each node, by its uid."""
         self._notices: dict[str, NoticeReceived] = {}
+        self._silent: frozenset[str] = frozenset()
         self._refused = False
 
     def notice(self, node: str) -> NoticeReceived | None:
         """Return the notice of a node; None: it has none, or nothing is known of it."""
         return self._notices.get(node)
+
+    def silent(self) -> frozenset[str]:
+        """Return the names of the nodes of whose kubelet the cluster hears nothing."""
+        return self._silent
 
     def names(self) -> frozenset[str]:
         """Return the names of all nodes; empty before the first list."""
@@ -63,12 +69,14 @@ class NodeReflector(Reflector):
         name = body["metadata"]["name"]
         self._names[body["metadata"]["uid"]] = name
         self._note(name, notice_of(body))
+        self._note_silence(name, silent=is_silent(body))
         self._judge(name, body)
 
     def _drop(self, uid: str) -> None:
         name = self._names.pop(uid, "")
         if name not in self._names.values():
             self._note(name, None)
+            self._note_silence(name, silent=False)
             self._trouble.pop(name, None)
             self._open.discard(name)
 
@@ -96,6 +104,17 @@ class NodeReflector(Reflector):
             self._notices[name] = notice
             _log.warning("node %s: %s", name, notice.text)
         self._heard(name)
+
+    def _note_silence(self, name: str, *, silent: bool) -> None:
+        if silent is not (name in self._silent):
+            self._silent ^= {name}
+            _log.log(
+                logging.WARNING if silent else logging.INFO,
+                "node %s: its kubelet is %s",
+                name,
+                "not heard" if silent else "heard again",
+            )
+            self._heard(name)
 
     def _say(self, error: KubeError) -> None:
         """Say once that the right to read nodes is missing: jobs do without."""

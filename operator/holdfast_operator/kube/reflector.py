@@ -20,10 +20,11 @@ from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 
 _log = logging.getLogger(__name__)
 _PAGE: Final = 500
-_WATCH_SECONDS: Final = 240
-"""The API server ends a watch after this long; bookmarks come every minute before."""
+_WATCH_SECONDS: Final = 60
+"""The API server ends a watch after this long; the next one goes on from there. Bookmarks are no
+sign of life: where no object of the kind changes, there is none for minutes."""
 _SILENCE_SECONDS: Final = 90.0
-"""Longer than between two bookmarks: a connection without data for this long is dead."""
+"""Longer than a watch: a connection without data for this long, and without an end, is dead."""
 _RETRY_SECONDS: Final = 0.5
 _LONGEST_RETRY_SECONDS: Final = 10.0
 
@@ -107,6 +108,7 @@ class Reflector(abc.ABC):
                 self._drop(body["metadata"]["uid"])
             elif event["type"] != "BOOKMARK":
                 self._take(body)
+        self._alive()  # also an end without an event is an answer
         return version
 
     def _alive(self) -> None:

@@ -44,8 +44,7 @@ class CreatePod:
     avoid_nodes: tuple[str, ...] = ()
     """Kubernetes nodes that it must not run on."""
     shun_nodes: tuple[str, ...] = ()
-    """Kubernetes nodes that it should rather not run on: the cluster may not know yet that they do
-    not answer. If there is no other node, the pod waits for them."""
+    """Kubernetes nodes that it should rather not run on: a pod of its place does not end there."""
     memory_limit: int = 0
     """Memory limit of its main container, bytes; 0: its template's."""
     reason: str

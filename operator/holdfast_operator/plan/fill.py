@@ -6,8 +6,10 @@ is deleted first. A place whose pods fail at once again and again waits longer a
 
 from __future__ import annotations
 
+import math
+
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.history import LONGEST_WAIT_SECONDS, SlotHistory
+from holdfast_operator.plan.history import LONGEST_WAIT_SECONDS, SETTLED_SECONDS, SlotHistory
 from holdfast_operator.plan.inputs import SHORTEST_GRACE_SECONDS, Situation, Steps, Wake, delete
 from holdfast_operator.plan.memory_raise import next_limit
 from holdfast_operator.plan.node_affinity import avoided_by
@@ -46,7 +48,7 @@ def fill(situation: Situation, slot: PodSlot) -> Steps:
         slot=slot,
         incarnation=entry.incarnation + 1,
         name=slot.pod_name(situation.job.name, entry.incarnation + 1),
-        avoid_nodes=situation.off_limits if slot.role is Role.WORKER else situation.avoided,
+        avoid_nodes=situation.avoids(slot),
         shun_nodes=_shun(situation, pods),
         memory_limit=next_limit(situation, slot),
         reason=reason,
@@ -54,9 +56,9 @@ def fill(situation: Situation, slot: PodSlot) -> Steps:
 
 
 def _shun(situation: Situation, pods: tuple[ObservedPod, ...]) -> tuple[str, ...]:
-    """Return the nodes that do not answer: the cluster may not notice them for long."""
-    lost = (pod.node for pod in pods if pod.lost and pod.node)
-    return tuple(dict.fromkeys([*lost, *sorted(situation.job.unreachable)]))
+    """Return the nodes whose pod of this place does not end, though the cluster finds them well."""
+    lost = (pod.node for pod in pods if pod.lost and pod.node not in {"", *situation.gone})
+    return tuple(dict.fromkeys(lost))
 
 
 def _refused_until(situation: Situation, slot: PodSlot) -> float:
@@ -110,8 +112,10 @@ def _decision(situation: Situation, slot: PodSlot, uid: str) -> ReplaceDecision 
 def _replace(situation: Situation, pod: ObservedPod) -> Steps:
     # The master asks when no world needs the pod, so there is nothing to wait for.
     wanted = _decision(situation, pod.slot, pod.uid) is not None
-    if wanted or _misplaced(situation, pod) or _avoids_too_much(situation, pod):
+    if wanted or _misplaced(situation, pod):
         yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_SECONDS)
+    else:
+        yield from _let_in(situation, pod)
 
 
 def _misplaced(situation: Situation, pod: ObservedPod) -> bool:
@@ -124,24 +128,33 @@ def _misplaced(situation: Situation, pod: ObservedPod) -> bool:
     return idle and pod.node in situation.avoided and pod.node not in pod.avoids
 
 
-def _avoids_too_much(situation: Situation, pod: ObservedPod) -> bool:
-    """Return whether it finds no node, and avoids one that its successor could have.
+def _let_in(situation: Situation, pod: ObservedPod) -> Steps:
+    """Make a pod anew that finds no node, and avoids one that its successor could have.
 
     A pod cannot be changed, and an exclusion ends while it waits.
     """
-    waits = pod.slot.role is Role.WORKER and pod.waiting == UNSCHEDULABLE and not pod.node
-    # Not at once: what something else than the operator has it avoid, its successor avoids, too.
-    if not waits or not pod.proven:
-        return False
+    if pod.waiting != UNSCHEDULABLE or pod.node or not pod.avoids:
+        return
     template = situation.template(pod.slot) or {}
-    kept = {*situation.off_limits, *avoided_by(template.get("spec") or {})}
-    return any(node not in kept for node in pod.avoids)
+    kept = {*situation.avoids(pod.slot), *avoided_by(template.get("spec") or {})}
+    if kept.issuperset(pod.avoids):
+        ends = [
+            end for node in pod.avoids if (end := situation.gone.get(node, math.inf)) < math.inf
+        ]
+        yield from (Wake(end) for end in ends)
+        return
+    # Not at once: what something else than the operator has it avoid, its successor avoids, too.
+    settled_at = pod.created_at + SETTLED_SECONDS
+    if situation.now < settled_at:
+        yield Wake(settled_at)
+    else:
+        yield from delete(pod, DeleteReason.REPLACED, SHORTEST_GRACE_SECONDS)
 
 
 def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str | None:
     """Return why a place without a living pod gets one, for people; None: it gets none."""
     if entry.incarnation < 0:
-        return "the place is empty"
+        return None if entry.done else "the place is empty"
     last = next(
         (pod for pod in situation.pods.get(slot, ()) if pod.incarnation == entry.incarnation), None
     )
@@ -151,9 +164,9 @@ def _why_create(situation: Situation, slot: PodSlot, entry: SlotHistory) -> str 
         return f"the master wants {name} made anew: {decision.reason}"
     if slot.role is Role.EXTRA and not _restarts(situation, slot, entry):
         return None
-    if slot.role is Role.WORKER and entry.succeeded and not entry.removed:
+    if slot.role is Role.WORKER and entry.done:
         return None
-    return f"{name} {_how_ended(last)}"
+    return f"{name} {how_ended(last)}"
 
 
 def _restarts(situation: Situation, slot: PodSlot, entry: SlotHistory) -> bool:
@@ -169,7 +182,8 @@ def _restarts(situation: Situation, slot: PodSlot, entry: SlotHistory) -> bool:
     return policy is RestartPolicy.ON_FAILURE and not entry.succeeded
 
 
-def _how_ended(pod: ObservedPod | None) -> str:
+def how_ended(pod: ObservedPod | None) -> str:
+    """Say how a place's last pod ended; None: it does not exist any more."""
     if pod is None:
         return "is gone"
     if pod.lost:

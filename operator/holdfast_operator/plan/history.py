@@ -16,7 +16,8 @@ from holdfast_wire.messages import PodPhase
 
 SETTLED_SECONDS: Final = 10.0
 """A pod that ended sooner, without its agent ever having been connected, failed at once. An agent
-needs about 3 s to import torch on a busy machine."""
+needs about 3 s to import torch on a busy machine. While the master is away nobody else counts
+failures: a worker that fails then failed at once, however long it lived."""
 FIRST_WAIT_SECONDS: Final = 1.0
 """Wait before the third pod of a row that fails at once. The second is made without a wait, because
 one early end is more often a fault from outside than a pod that cannot start."""
@@ -61,6 +62,11 @@ class SlotHistory:
     """Generation of the spec that made it surplus."""
 
     @property
+    def done(self) -> bool:
+        """True if its training has ended well: a worker gets no successor by itself."""
+        return self.succeeded and not self.removed
+
+    @property
     def given_up(self) -> bool:
         """True if another pod of an extra role would only fail at once again."""
         return self.quick >= EXTRA_ATTEMPTS and not self.succeeded
@@ -82,6 +88,8 @@ def observe(
     wanted: Iterable[PodSlot],
     generation: int,
     now: float,
+    *,
+    mastered: bool = True,
 ) -> dict[PodSlot, SlotHistory]:
     """Return the history after one more look at the pods; a second look changes nothing.
 
@@ -91,17 +99,21 @@ def observe(
         wanted: Places that should be filled now.
         generation: Generation of the spec for `wanted`.
         now: Unix time, s.
+        mastered: True: the master is connected, and judges the workers.
     """
     needed = frozenset(wanted)
     result: dict[PodSlot, SlotHistory] = {}
     for slot in sorted(history.keys() | pods.keys()):
-        entry = _look(history.get(slot, SlotHistory()), pods.get(slot, ()), now)
+        alone = slot.role is Role.WORKER and not mastered
+        entry = _look(history.get(slot, SlotHistory()), pods.get(slot, ()), now, alone=alone)
         surplus = None if slot in needed else generation
         result[slot] = _note_need(entry, slot, surplus, now)
     return result
 
 
-def _look(entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float) -> SlotHistory:
+def _look(
+    entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float, *, alone: bool
+) -> SlotHistory:
     newest = pods[-1] if pods else None
     if newest is not None and newest.incarnation > entry.incarnation:
         entry = dataclasses.replace(
@@ -119,24 +131,24 @@ def _look(entry: SlotHistory, pods: tuple[ObservedPod, ...], now: float) -> Slot
     if current is not None and current.ready and current.proven and not entry.settled:
         entry = dataclasses.replace(entry, settled=True)
     if current is not None and current.live:
-        return _alive(entry, current, now)
+        return _alive(entry, current, now, alone=alone)
     if entry.ended < entry.incarnation:
-        return _ended(entry, current, now)
+        return _ended(entry, current, now, alone=alone)
     return entry
 
 
-def _alive(entry: SlotHistory, pod: ObservedPod, now: float) -> SlotHistory:
-    well = entry.settled or now - entry.born >= SETTLED_SECONDS
+def _alive(entry: SlotHistory, pod: ObservedPod, now: float, *, alone: bool) -> SlotHistory:
+    well = not alone and (entry.settled or now - entry.born >= SETTLED_SECONDS)
     quick = 0 if well else entry.quick
     if (quick, pod.deleting) == (entry.quick, entry.leaving):
         return entry
     return dataclasses.replace(entry, leaving=pod.deleting, quick=quick)
 
 
-def _ended(entry: SlotHistory, pod: ObservedPod | None, now: float) -> SlotHistory:
+def _ended(entry: SlotHistory, pod: ObservedPod | None, now: float, *, alone: bool) -> SlotHistory:
     ended_at = pod.ended_at if pod is not None and pod.ended_at is not None else now
     taken = entry.leaving or (pod is not None and (pod.deleting or pod.lost))
-    quick = _quick(entry, ended_at, taken=taken)
+    quick = _quick(entry, ended_at, taken=taken, alone=alone)
     return dataclasses.replace(
         entry,
         ended=entry.incarnation,
@@ -147,11 +159,11 @@ def _ended(entry: SlotHistory, pod: ObservedPod | None, now: float) -> SlotHisto
     )
 
 
-def _quick(entry: SlotHistory, ended_at: float, *, taken: bool) -> int:
+def _quick(entry: SlotHistory, ended_at: float, *, taken: bool, alone: bool) -> int:
     """Return the pods in a row that failed at once, after this one's end."""
     if taken:
         return entry.quick  # it was deleted, or its node went: that proves nothing
-    if entry.settled or ended_at - entry.born >= SETTLED_SECONDS:
+    if not alone and (entry.settled or ended_at - entry.born >= SETTLED_SECONDS):
         return 0
     return entry.quick + 1
 

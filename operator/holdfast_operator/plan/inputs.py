@@ -49,6 +49,8 @@ class PlannedJob:
     """True: rather this side reaches no master, so silence proves nothing."""
     unreachable: frozenset[str] = frozenset()
     """Nodes that answer nothing while others do."""
+    silent_nodes: frozenset[str] = frozenset()
+    """Nodes of whose kubelet the cluster hears nothing."""
     struck_nodes: tuple[str, ...] = ()
     """Nodes that new pods avoid for what several jobs met there, the worst first."""
     master_endpoint: str = ""
@@ -81,6 +83,9 @@ class Situation:
     master: MasterView
     history: History
     """History up to and including this look."""
+    gone: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Kubernetes nodes that no new pod may run on, as they do not answer (see `lost_nodes`) → end
+    of that, Unix time, s."""
     now: float
     """Unix time, s."""
 
@@ -124,6 +129,11 @@ class Situation:
     def off_limits(self) -> tuple[str, ...]:
         """Return all Kubernetes nodes that new pods avoid: the job's own, then other jobs'."""
         return tuple(dict.fromkeys([*self.avoided, *self.job.struck_nodes]))
+
+    def avoids(self, slot: PodSlot) -> tuple[str, ...]:
+        """Return all Kubernetes nodes that a new pod of this place must not run on."""
+        named = self.off_limits if slot.role is Role.WORKER else self.avoided
+        return tuple(dict.fromkeys([*named, *self.gone]))
 
     def grace_s(self, slot: PodSlot) -> int:
         """Return the seconds between SIGTERM and SIGKILL for a place's pods."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_wire.messages import NodeStruck
-from holdfast_wire.strikes import HALF_LIFE_SECONDS, StrikeCause, points_left
+from holdfast_wire.strikes import HALF_LIFE_SECONDS, NODE_SOURCE, StrikeCause, points_left
 
 KEPT: Final = 500
 """Newest strikes that are kept."""
@@ -49,6 +49,8 @@ class NodeStrike:
     """Uid of that job: the next one of its name is another one."""
     node_rank: int
     text: str
+    withdrawn: bool = False
+    """Its job takes it back."""
 
     @property
     def identity(self) -> tuple[str, float, str, str, str]:
@@ -86,6 +88,7 @@ def of_job(told: Iterable[NodeStruck], job: str, uid: str) -> Iterator[NodeStrik
                 job_uid=uid,
                 node_rank=one.node_rank,
                 text=one.text[:_LONGEST_TEXT],
+                withdrawn=one.withdrawn,
             )
 
 
@@ -94,15 +97,23 @@ def merge(
 ) -> tuple[NodeStrike, ...]:
     """Return both, each strike once, without those that do not count any more; oldest first.
 
-    Neither the order nor repetitions matter. Where there are too many, those stay that count most:
-    a hundred nodes that are cordoned at once say less than one that was found slow.
+    Neither the order nor repetitions matter. Of a node's condition only the newest time stays: one
+    that comes and goes says no more than one that stays, and would crowd out all other nodes. Where
+    there are too many, those stay that count most: a hundred nodes that are cordoned at once say
+    less than one that was found slow.
 
     Args:
         known: What was kept before.
         new: What comes to it.
         now: Unix time, s.
     """
-    by_identity = {one.identity: one for one in (*new, *known) if _counts(one, now)}
+    there = [*new, *known]
+    back = {one.identity for one in there if one.withdrawn}
+    counted = (one for one in there if one.identity not in back and _counts(one, now))
+    by_identity: dict[object, NodeStrike] = {}
+    for one in sorted(counted, key=lambda one: (one.at, one.identity)):
+        shown = one.job == NODE_SOURCE and one.cause is StrikeCause.CONDITION
+        by_identity[(one.host, one.text) if shown else one.identity] = one
     most = sorted(
         by_identity.values(),
         key=lambda one: (-points_left(one.cause, one.at, now), -one.at, one.identity),

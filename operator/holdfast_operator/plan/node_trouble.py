@@ -51,6 +51,15 @@ def conditions_of(body: Mapping[str, Any]) -> Iterator[NodeStrike]:
             yield _strike(body, StrikeCause.CONDITION, began, text)
 
 
+def is_silent(body: Mapping[str, Any]) -> bool:
+    """Return whether the cluster hears nothing of the node's kubelet: nothing starts or ends there.
+
+    A kubelet that is heard, and says that it is not ready, starts and ends containers all the same.
+    """
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return any((one.get("type"), one.get("status")) == ("Ready", "Unknown") for one in conditions)
+
+
 def is_cordoned(body: Mapping[str, Any]) -> bool:
     """Return whether the node takes no new pods."""
     return bool((body.get("spec") or {}).get("unschedulable"))

@@ -70,6 +70,8 @@ class ObservedPod:
     """Exit code of the main container (locally: process), -N for signal N; None while it lives."""
     reason: str = ""
     """For example OOMKilled or Evicted; locally Killed."""
+    text: str = ""
+    """Last words of its main container, or of its node about it."""
     deleting: bool = False
     """True: a deletion is under way."""
     gone_by: float | None = None

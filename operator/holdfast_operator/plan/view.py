@@ -82,7 +82,8 @@ class MasterView:
                 return dataclasses.replace(self, connected=True, scale=said)
             case ExcludeDecision():
                 kept = tuple(node for node in self.excluded if node != said.node)
-                return dataclasses.replace(self, connected=True, excluded=(*kept, said.node))
+                newest = () if said.lifted else (said.node,)
+                return dataclasses.replace(self, connected=True, excluded=(*kept, *newest))
         return self._finish(said, now)
 
     def answered(self, decision_id: int) -> MasterView:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast_operator.pods.template import main_container
+from holdfast_operator.pods.template import our_container
 
 
 def not_started(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
@@ -20,7 +20,7 @@ def not_started(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
         status: Status of the pod, as its node or the scheduler has written it.
     """
     stated = {one["name"]: one for one in status.get("containerStatuses") or ()}
-    name = spec["containers"][main_container(spec)]["name"]
+    name = spec["containers"][our_container(spec)]["name"]
     main = (stated.get(name) or {}).get("state") or {}
     if "running" in main or "terminated" in main:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
-from holdfast_operator.plan.pods import MASTER, WORKER, PodSlot
+from holdfast_operator.plan.pods import MASTER, WORKER, PodSlot, Role
 from holdfast_wire import keys
 
 KEYS_PER_SECRET: Final = 128
@@ -55,12 +55,11 @@ class Owner:
         return {keys.LABEL_JOB: self.name, "app.kubernetes.io/managed-by": "holdfast-operator"}
 
     def pod_labels(self, slot: PodSlot, incarnation: int) -> dict[str, str]:
-        """Return the labels of one pod."""
-        return self.labels() | {
-            keys.LABEL_ROLE: slot.name,
-            keys.LABEL_INDEX: str(slot.index),
-            LABEL_INCARNATION: str(incarnation),
-        }
+        """Return the labels of one pod; the one master has no index, which could name a worker."""
+        place = {keys.LABEL_ROLE: slot.name, LABEL_INCARNATION: str(incarnation)}
+        if slot.role is not Role.MASTER:
+            place[keys.LABEL_INDEX] = str(slot.index)
+        return self.labels() | place
 
     def metadata(self, name: str) -> dict[str, Any]:
         """Return the metadata of an object that is deleted with the job."""

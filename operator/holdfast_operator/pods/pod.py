@@ -12,6 +12,7 @@ from holdfast_operator.plan.inputs import grace_of
 from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED
 from holdfast_operator.plan.pods import WORKER, PodSlot, Role
 from holdfast_operator.pods.environment import RESERVED, PodIdentity, contract
+from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.memory_request import raise_memory
 from holdfast_operator.pods.memory_volume import keep_arenas
 from holdfast_operator.pods.names import Owner
@@ -35,6 +36,8 @@ _HEAVIEST: Final = 100
 """Greatest weight of a preference."""
 _LONGEST_LABEL: Final = 63
 """DNS limit for a label, and so for a host name."""
+_LOST_NODE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of a node that is not ready, or not heard."""
 _UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
 
 
@@ -50,6 +53,10 @@ class PodSource:
     """Image of the master, if the job has no template for it."""
     starts_again: bool = False
     """True: the cluster can restart one container in a pod whose restartPolicy is Never."""
+    master_defaults: MasterDefaults = dataclasses.field(default_factory=MasterDefaults)
+    """Fields of the master's pod that its template does not set."""
+    lost_node_s: int = 300
+    """Time for which a worker's pod stays on a node that Kubernetes calls lost, s."""
 
     @property
     def master(self) -> str:
@@ -66,6 +73,7 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     # The agent restarts processes, the operator replaces pods; for a killed agent see
     # `memory_volume`.
     spec["restartPolicy"] = "Never"
+    _leave_lost_nodes(spec, source.lost_node_s)
     main = spec["containers"][main_container(spec)]
     is_worker = slot.role is Role.WORKER
     raise_memory(main, action.memory_limit)
@@ -88,7 +96,9 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
         action: Action of the plan.
         epoch: First epoch that this pod owns.
     """
-    template = source.spec.master_template or _own_master(source.image)
+    template = source.master_defaults.under(
+        source.spec.master_template or _own_master(source.image)
+    )
     pod = _begin(source, template, action)
     spec = pod["spec"]
     spec["restartPolicy"] = "Always"
@@ -139,7 +149,6 @@ def _own_master(image: str) -> dict[str, Any]:
         "name": "master",
         "image": image,
         "command": ["holdfast-master", "--in-pod"],
-        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
         "securityContext": security,
     }
     pod_security = {
@@ -166,6 +175,10 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if len(hostname) <= _LONGEST_LABEL:  # an extra role's may be longer: no one looks it up
         spec["hostname"], spec["subdomain"] = hostname, owner.name
     spec.setdefault("automountServiceAccountToken", False)
+    # The status names the last words of a pod that fails before its master can tell.
+    spec["containers"][main_container(spec)].setdefault(
+        "terminationMessagePolicy", "FallbackToLogsOnError"
+    )
     priority = source.body["spec"]["scheduling"].get("priorityClassName")
     if priority:
         spec.setdefault("priorityClassName", priority)
@@ -227,6 +240,25 @@ def _mount_secret(
 def _append(place: dict[str, Any], name: str, one: dict[str, Any]) -> None:
     """Add to a list of a template, in which null counts as absent."""
     place[name] = [*(place.get(name) or ()), one]
+
+
+def _leave_lost_nodes(spec: dict[str, Any], seconds: int) -> None:
+    """Have a pod leave a lost node after so long; tolerations of the template come first.
+
+    Kubernetes gives a pod without any 300 s on such a node. Its rank is missing for all that time
+    if the master does not know of it: an agent that never joined, a pod of an extra role.
+    """
+    for key in _LOST_NODE:
+        given = spec.get("tolerations") or ()
+        if not any(_tolerates(one, key) for one in given):
+            ours = {"key": key, "operator": "Exists", "effect": "NoExecute"}
+            _append(spec, "tolerations", {**ours, "tolerationSeconds": seconds})
+
+
+def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
+    """Return whether a toleration is for the eviction by a taint with this key."""
+    named = toleration.get("key") in {key, None, ""}
+    return named and toleration.get("effect") in {"NoExecute", None, ""}
 
 
 def _avoid(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:

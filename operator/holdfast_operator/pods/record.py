@@ -17,7 +17,7 @@ from holdfast_operator.plan.pods import MASTER, UNSCHEDULABLE, ObservedPod, PodS
 from holdfast_operator.pods.container_starts import not_started
 from holdfast_operator.pods.memory_request import limit_of
 from holdfast_operator.pods.names import LABEL_INCARNATION
-from holdfast_operator.pods.template import main_container
+from holdfast_operator.pods.template import our_container
 from holdfast_wire import keys
 from holdfast_wire.messages import NoticeReceived, PodObservation, PodPhase
 
@@ -123,6 +123,7 @@ class PodRecord:
             lingers=self.lingers,
             exit_code=self.exit_code,
             reason=self.reason,
+            text=self.text,
             deleting=self.deleting,
             gone_by=self.gone_by,
             lost=self.lost,
@@ -188,7 +189,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
     metadata, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     labels = metadata.get("labels") or {}
     try:
-        slot = PodSlot(labels[keys.LABEL_ROLE], int(labels[keys.LABEL_INDEX]))
+        slot = _slot(labels)
         incarnation = int(labels[LABEL_INCARNATION])
         job = labels[keys.LABEL_JOB]
     except (KeyError, ValueError):
@@ -225,10 +226,17 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
         ends=ends,
         last_end=last_end,
-        memory_limit=limit_of(spec["containers"][main_container(spec)]),
+        memory_limit=limit_of(spec["containers"][our_container(spec)]),
         waiting=_waiting(status),
         not_started="" if phase in _OVER else not_started(spec, status),
     )
+
+
+def _slot(labels: Mapping[str, str]) -> PodSlot:
+    """Return the place in a pod's labels; a master's index is 0, and only older masters have it."""
+    role = labels[keys.LABEL_ROLE]
+    given = labels.get(keys.LABEL_INDEX, "0") if role == MASTER else labels[keys.LABEL_INDEX]
+    return PodSlot(role, int(given))
 
 
 def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
@@ -268,7 +276,7 @@ def _others_run(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     """Return whether a container beside the main one, no init container, has not ended."""
     stated = status.get("containerStatuses") or ()
     over = {one["name"] for one in stated if (one.get("state") or {}).get("terminated")}
-    main = spec["containers"][main_container(spec)]["name"]
+    main = spec["containers"][our_container(spec)]["name"]
     return any(one["name"] not in {main, *over} for one in spec["containers"])
 
 
@@ -299,7 +307,7 @@ def _failed_init(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[
 
 
 def _main_status(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = spec["containers"][main_container(spec)]["name"]
+    name = spec["containers"][our_container(spec)]["name"]
     found = (one for one in status.get("containerStatuses") or () if one["name"] == name)
     return next(found, {})
 
@@ -327,7 +335,7 @@ def _again(spec: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
     code = (states.get("terminated") or {}).get("exitCode")
     if code is None:
         return False
-    main = spec["containers"][main_container(spec)]
+    main = spec["containers"][our_container(spec)]
     for rule in main.get("restartPolicyRules") or ():
         codes = rule.get("exitCodes") or {}
         if (code in codes.get("values", ())) is (codes.get("operator", "In") == "In"):

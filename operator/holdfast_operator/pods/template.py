@@ -20,6 +20,7 @@ from holdfast_operator.spec.problems import (
     show_path,
     show_value,
 )
+from holdfast_wire import keys
 
 NAMED: Final = "worker"
 """Name of the container that trains; without it, the first one does."""
@@ -29,6 +30,17 @@ def main_container(pod: Mapping[str, Any]) -> int:
     """Return the index of the container to start: the one named `worker`, else the first."""
     names = [container.get("name") for container in pod["containers"]]
     return names.index(NAMED) if NAMED in names else 0
+
+
+def our_container(pod: Mapping[str, Any]) -> int:
+    """Return the index of the container of an existing pod that was started as the main one.
+
+    A webhook may have put another one before it: the container with Holdfast's variables is ours.
+    """
+    for at, container in enumerate(pod["containers"]):
+        if any(one.get("name") == keys.ENV_JOB_UID for one in container.get("env") or ()):
+            return at
+    return main_container(pod)
 
 
 def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]:

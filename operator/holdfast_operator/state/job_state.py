@@ -24,6 +24,7 @@ from holdfast_operator.plan.view import Said
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.pod import PodSource
 from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
 from holdfast_operator.state.credentials import Credentials
 from holdfast_operator.state.expectations import Expectations
@@ -60,6 +61,8 @@ class JobState:
     credentials: Credentials
     notice: Callable[[str], NoticeReceived | None] = lambda _: None
     """Returns the notice of a Kubernetes node."""
+    silent: Callable[[], frozenset[str]] = frozenset
+    """Returns the Kubernetes nodes of whose kubelet the cluster hears nothing."""
     needs_struck: bool = False
     """True: a worker found no node but those that it avoided for what other jobs met there."""
     excluded: Callable[[int], tuple[ExcludedNode, ...]] = lambda _: ()
@@ -187,10 +190,16 @@ class JobState:
         self.history = made.history
         self.status.planned(made.status.get("conditions"))
 
-    def source(self, image: str, *, newest: bool = False) -> PodSource:
+    def source(self, settings: OperatorSettings, *, newest: bool = False) -> PodSource:
         """Return the source of the job's pods; `newest`: with the templates that the spec has."""
-        spec = self.job.spec if newest else self.spec
-        return PodSource(owner=self.owner, spec=spec, body=self.job.body, image=image)
+        return PodSource(
+            owner=self.owner,
+            spec=self.job.spec if newest else self.spec,
+            body=self.job.body,
+            image=settings.image,
+            master_defaults=settings.master_pod,
+            lost_node_s=settings.lost_node_toleration_s,
+        )
 
     def planned(self, endpoint: str, *, cut_off: bool = False) -> PlannedJob:
         """Return the job for a planner; `cut_off`: rather this side reaches no master."""
@@ -209,6 +218,7 @@ class JobState:
             first_seen_at=self.first_seen_at,
             cut_off=cut_off,
             unreachable=self.link.reach.unreachable,
+            silent_nodes=self.silent(),
             struck_nodes=tuple(one.host for one in self.struck()),
             master_endpoint=endpoint,
         )

@@ -1,4 +1,4 @@
-"""Reasons of pods that do not run: not made, not placed, not started.
+"""Reasons of pods that do not run: not made, not placed, not started, ended before a master ran.
 
 The texts for a condition's reason and message. Pure.
 """
@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast_operator.plan.fill import how_ended
 from holdfast_operator.plan.inputs import Situation
 from holdfast_operator.plan.pods import Role, wanted_slots
 
@@ -18,6 +19,8 @@ PODS_REFUSED: Final = "PodsRefused"
 """An admission policy refuses the pods, or a right to make them is missing."""
 _QUOTA_WORDS: Final = "exceeded quota"
 """Text of the API server; its status has no code for it."""
+_LONGEST_WORDS: Final = 300
+"""Characters of a pod's last words that a message repeats."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +39,27 @@ def obstacle(situation: Situation, role: Role) -> Obstacle | None:
         return None
     others = f" ({len(found)} pods wait)" if len(found) > 1 else ""
     return dataclasses.replace(found[0], text=found[0].text + others)
+
+
+def failed(situation: Situation) -> str:
+    """Describe worker pods that fail while no master is there to judge them; empty: none do.
+
+    Nobody counts their failures, so that nothing else would name them.
+    """
+    wanted = [slot for slot in wanted_slots(situation.job.spec) if slot.role is Role.WORKER]
+    rows = [slot for slot in wanted if situation.entry(slot).quick > 0]
+    if situation.master.connected or not rows:
+        return ""
+    slot = max(rows, key=lambda one: (situation.entry(one).quick, -one.index))
+    entry = situation.entry(slot)
+    dead = [pod for pod in situation.pods.get(slot, ()) if not pod.live and not pod.lost]
+    words = how_ended(dead[-1]) if dead else "ended"
+    said = dead[-1].text.strip().splitlines()[-1:] if dead else []
+    text = f"{slot.pod_name(situation.job.name, entry.ended)} {words}"
+    text += f": {said[0][:_LONGEST_WORDS]}" if said else ""
+    row = f"; it is the last of {entry.quick} in a row" if entry.quick > 1 else ""
+    others = f" ({len(rows)} workers fail)" if len(rows) > 1 else ""
+    return f"{text}{row}{others}"
 
 
 def awaited(situation: Situation, role: Role) -> str:

@@ -13,13 +13,15 @@ from holdfast_operator.plan.history import EXTRA_ATTEMPTS
 from holdfast_operator.plan.inputs import Situation
 from holdfast_operator.plan.pods import PodSlot, Role, wanted_slots
 from holdfast_operator.plan.view import JobOutcome
-from holdfast_operator.status.blocked_pods import awaited, obstacle
+from holdfast_operator.status.blocked_pods import awaited, failed, obstacle
 from holdfast_operator.status.conditions import ConditionStatement, holding
 from holdfast_operator.status.world import begun, hears, kept_until, starts, world
 from holdfast_wire.messages import HealthReason
 
 EXTRA_GIVEN_UP: Final = "ExtraRoleGivenUp"
 """Reason of Degraded: an extra role's pods ended at once too often."""
+WORKERS_FAIL: Final = "WorkersFail"
+"""Reason of QuorumReady: workers' pods fail while no master is there to judge them."""
 
 
 def statements(
@@ -129,6 +131,9 @@ def _quorum_ready(situation: Situation, *, finished: bool) -> ConditionStatement
     found = obstacle(situation, Role.WORKER)
     if found is not None:
         return ConditionStatement(kind, False, found.reason, f"{message}; {found.text}")
+    why = failed(situation)
+    if why:
+        return ConditionStatement(kind, False, WORKERS_FAIL, f"{message}; {why}")
     message = _joined(message, awaited(situation, Role.WORKER) or _not_joined(situation))
     return ConditionStatement(kind, False, "InsufficientWorkers", message)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator.plan import memory_raise
+from holdfast_operator.plan import completed, memory_raise
 from holdfast_operator.plan.inputs import Situation
 from holdfast_operator.plan.pods import WORKER, Role
 from holdfast_operator.plan.view import JobOutcome
@@ -53,10 +53,13 @@ def report(situation: Situation, outcome: JobOutcome | None, *, finished: bool) 
     if master.status is not None:
         status |= _from_master(situation, master.status)
     else:
-        names = ("restarts", "budgets", "goodputPercent", "goodputAssumed")
+        names = ("restarts", "budgets", "goodputPercent", "goodputAssumed", "lastCheckpoint")
         status |= {name: job.status[name] for name in names if name in job.status}
         if "world" in job.status:
             status["world"] = {**job.status["world"], **_members(situation)}
+    done = completed.written(situation)
+    if done:
+        status[completed.FIELD] = done
     if job.master_endpoint:
         status["masterEndpoint"] = job.master_endpoint
     if situation.avoided:
@@ -114,6 +117,7 @@ def _from_master(situation: Situation, said: JobStatus) -> dict[str, Any]:
     result: dict[str, Any] = {
         "world": _world(situation, said),
         "restarts": {
+            "total": said.restarts_in_place + said.nodes_replaced,
             "inPlace": said.restarts_in_place,
             "replaced": said.nodes_replaced,
             "disrupted": said.nodes_disrupted,
@@ -125,11 +129,26 @@ def _from_master(situation: Situation, said: JobStatus) -> dict[str, Any]:
             if budget.used > 0 and budget.kind in _BUDGETS
         ],
     }
+    checkpoint = _checkpoint(situation, said)
+    if checkpoint:
+        result["lastCheckpoint"] = checkpoint
     if said.job_seconds > 0:
         result["goodputPercent"] = max(0, min(100, round(said.goodput * 100)))
         if said.goodput_assumed:
             result["goodputAssumed"] = True
     return result
+
+
+def _checkpoint(situation: Situation, said: JobStatus) -> dict[str, Any]:
+    """Return the newest checkpoint; a known one keeps its time. Empty: there is none."""
+    step = max(said.stored_step, said.memory_step)
+    if not step:
+        return {}
+    tier = "Storage" if said.stored_step == step else "Memory"
+    before: dict[str, Any] = situation.job.status.get("lastCheckpoint", {})
+    if (before.get("step"), before.get("tier")) == (step, tier):
+        return before
+    return {"step": step, "tier": tier, "time": rfc3339(situation.now)}
 
 
 def _world(situation: Situation, said: JobStatus) -> dict[str, Any]:

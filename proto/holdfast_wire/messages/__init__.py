@@ -86,7 +86,12 @@ if TYPE_CHECKING:
         TierInterval,
         TierVersions,
     )
-    from holdfast_wire.messages.evidence import GroupTail, IncidentEvidence, RankEvidence
+    from holdfast_wire.messages.evidence import (
+        ChildEvidence,
+        GroupTail,
+        IncidentEvidence,
+        RankEvidence,
+    )
     from holdfast_wire.messages.fence import Fence
     from holdfast_wire.messages.job import (
         BudgetState,
@@ -168,6 +173,8 @@ if TYPE_CHECKING:
         SegmentOpened,
         SpecAccepted,
         StopRequested,
+        StragglerOutcome,
+        StragglerTrial,
         TierFailures,
         WorldDecided,
         WorldEnded,
@@ -252,6 +259,7 @@ __all__ = [
     "CheckpointInterval",
     "CheckpointPolicy",
     "CheckpointVersion",
+    "ChildEvidence",
     "ClassSeconds",
     "ClockProbe",
     "ClockReply",
@@ -406,7 +414,9 @@ __all__ = [
     "StopRequested",
     "StopRound",
     "StorePrepared",
+    "StragglerOutcome",
     "StragglerPolicy",
+    "StragglerTrial",
     "StrikesReported",
     "SuccessPolicy",
     "SyncChosen",
@@ -453,6 +463,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "CheckpointInterval": "job",
     "CheckpointPolicy": "spec",
     "CheckpointVersion": "checkpoint",
+    "ChildEvidence": "evidence",
     "ClassSeconds": "agent",
     "ClockProbe": "agent",
     "ClockReply": "agent",
@@ -596,6 +607,7 @@ MESSAGES: Final[Mapping[str, str]] = {
     "StopRound": "agent",
     "StorePrepared": "agent",
     "StragglerPolicy": "spec",
+    "StragglerTrial": "journal",
     "StrikesReported": "operator",
     "SyncChosen": "job",
     "SyncRequest": "operator",
@@ -637,6 +649,7 @@ ENUMS: Final[Mapping[str, str]] = {
     "PodPhase": "operator",
     "RankSection": "agent",
     "StepSource": "agent",
+    "StragglerOutcome": "journal",
     "SuccessPolicy": "spec",
     "Tier": "checkpoint",
 }

@@ -47,6 +47,33 @@ class RankEvidence:
     later_stacks: tuple[str, ...] = ()
     """Further dumps within observed_seconds, where they differ from stack (at most 3 of 16 KiB):
     one that computes in a library is in the script's own code now and then."""
+    moved_bytes: int = 0
+    """Bytes that the process and the ones below it read and wrote over the collection, files and
+    pipes."""
+    wakes: int = 0
+    """Times that its main thread slept and woke over the collection: one that sleeps in one place
+    has none."""
+    children: tuple[ChildEvidence, ...] = ()
+    """Processes below it, such as the workers of a data loader (at most 8), the longest sleeping
+    first."""
+    children_cpu_seconds: float = 0.0
+    """CPU time of all processes below it over the collection, s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChildEvidence:
+    """ChildEvidence is what a process below a rank did."""
+
+    pid: int = 0
+    command: str = ""
+    """As ps shows it (at most 200 characters)."""
+    state: str = ""
+    """The kernel's letter."""
+    kernel_function: str = ""
+    """Kernel function in which it sleeps; empty: unknown, or it runs."""
+    stack: str = ""
+    """Stack of all its threads, of the first one alone (at most 16 KiB); empty: not known, or no
+    Python."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,6 +243,8 @@ class NodeInfo:
     replica: int = 0
     """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the
     job is one world."""
+    unfit: bool = False
+    """Its check keeps it out of worlds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -423,6 +425,8 @@ class NodeStruck:
     job: str = ""
     """Namespace and name of the job that it comes from, as NAMESPACE/NAME; empty: this one; "node":
     the Kubernetes node shows it, and node_rank means nothing."""
+    withdrawn: bool = False
+    """The strike of this host, cause and time is taken back: it was not the host's fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
@@ -19,6 +20,17 @@ from holdfast_wire.messages.job import (
     SyncChosen,
 )
 from holdfast_wire.messages.spec import MasterSpec
+
+
+class StragglerOutcome(enum.IntEnum):
+    """StragglerOutcome: what a node's exclusion has shown."""
+
+    UNSPECIFIED = 0
+    """Nothing yet."""
+    NODE = 1
+    """The ranks that took the places of the slow ones are not slow."""
+    RANK = 2
+    """They are as slow: it is the rank's own work, and no node's fault."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,7 @@ class JournalRecord:
         | NodeStruck
         | OuterRoster
         | SyncChosen
+        | StragglerTrial
         | None
     ) = None
     more: bool = False
@@ -230,6 +243,31 @@ class NodeExcluded:
 
     node: str = ""
     reason: str = ""
+    lifted: bool = False
+    """They avoid it no more: it was not to blame."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerTrial:
+    """StragglerTrial: a node left for a slow rank.
+
+    What follows shows whether the rank or the node was slow.
+    """
+
+    round: int = 0
+    """The world that it left."""
+    node_rank: int = 0
+    agent_id: str = ""
+    host: str = ""
+    """Kubernetes node; empty: not known."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks that were slow."""
+    usual: float = 0.0
+    """How far their local time lay above that of the others before, and how far since,
+    logarithms."""
+    slow: float = 0.0
+    unix_time: float = 0.0
+    outcome: StragglerOutcome = StragglerOutcome.UNSPECIFIED
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,3 +499,5 @@ class JobFolded:
     """The greatest number that a replica was given."""
     sync: SyncChosen | None = None
     """The newest choice of replicas that switch."""
+    straggler_trials: tuple[StragglerTrial, ...] = ()
+    """By round; of several nodes that left one world together, that of the first."""

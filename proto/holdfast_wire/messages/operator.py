@@ -180,6 +180,8 @@ class ExcludeDecision:
     decision_id: int = 0
     node: str = ""
     reason: str = ""
+    lifted: bool = False
+    """They avoid it no more."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,10 @@ class RankEvidence(google.protobuf.message.Message):
     STACK_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
     LATER_STACKS_FIELD_NUMBER: builtins.int
+    MOVED_BYTES_FIELD_NUMBER: builtins.int
+    WAKES_FIELD_NUMBER: builtins.int
+    CHILDREN_FIELD_NUMBER: builtins.int
+    CHILDREN_CPU_SECONDS_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     rank: builtins.int
     pid: builtins.int
@@ -92,6 +96,12 @@ class RankEvidence(google.protobuf.message.Message):
     """True: it could dump Python's stacks, for which it needs the GIL."""
     stack: builtins.str
     """Stack of all threads, most recent call first (at most 64 KiB)."""
+    moved_bytes: builtins.int
+    """Bytes that the process and the ones below it read and wrote over the collection, files and pipes."""
+    wakes: builtins.int
+    """Times that its main thread slept and woke over the collection: one that sleeps in one place has none."""
+    children_cpu_seconds: builtins.float
+    """CPU time of all processes below it over the collection, s."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupTail]: ...
     @property
@@ -99,6 +109,10 @@ class RankEvidence(google.protobuf.message.Message):
         """Further dumps within observed_seconds, where they differ from stack (at most 3 of 16 KiB): one that computes in a
         library is in the script's own code now and then.
         """
+
+    @property
+    def children(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChildEvidence]:
+        """Processes below it, such as the workers of a data loader (at most 8), the longest sleeping first."""
 
     def __init__(
         self,
@@ -115,10 +129,47 @@ class RankEvidence(google.protobuf.message.Message):
         stack: builtins.str = ...,
         groups: collections.abc.Iterable[Global___GroupTail] | None = ...,
         later_stacks: collections.abc.Iterable[builtins.str] | None = ...,
+        moved_bytes: builtins.int = ...,
+        wakes: builtins.int = ...,
+        children: collections.abc.Iterable[Global___ChildEvidence] | None = ...,
+        children_cpu_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_seconds", b"cpu_seconds", "gil_free", b"gil_free", "groups", b"groups", "kernel_function", b"kernel_function", "later_stacks", b"later_stacks", "local_rank", b"local_rank", "observed_seconds", b"observed_seconds", "pid", b"pid", "process_state", b"process_state", "rank", b"rank", "server_answered", b"server_answered", "stack", b"stack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["children", b"children", "children_cpu_seconds", b"children_cpu_seconds", "cpu_seconds", b"cpu_seconds", "gil_free", b"gil_free", "groups", b"groups", "kernel_function", b"kernel_function", "later_stacks", b"later_stacks", "local_rank", b"local_rank", "moved_bytes", b"moved_bytes", "observed_seconds", b"observed_seconds", "pid", b"pid", "process_state", b"process_state", "rank", b"rank", "server_answered", b"server_answered", "stack", b"stack", "wakes", b"wakes"]) -> None: ...
 
 Global___RankEvidence: typing_extensions.TypeAlias = RankEvidence
+
+@typing.final
+class ChildEvidence(google.protobuf.message.Message):
+    """ChildEvidence is what a process below a rank did."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PID_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    KERNEL_FUNCTION_FIELD_NUMBER: builtins.int
+    STACK_FIELD_NUMBER: builtins.int
+    pid: builtins.int
+    command: builtins.str
+    """As ps shows it (at most 200 characters)."""
+    state: builtins.str
+    """The kernel's letter."""
+    kernel_function: builtins.str
+    """Kernel function in which it sleeps; empty: unknown, or it runs."""
+    stack: builtins.str
+    """Stack of all its threads, of the first one alone (at most 16 KiB); empty: not known, or no Python."""
+    def __init__(
+        self,
+        *,
+        pid: builtins.int = ...,
+        command: builtins.str = ...,
+        state: builtins.str = ...,
+        kernel_function: builtins.str = ...,
+        stack: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "kernel_function", b"kernel_function", "pid", b"pid", "stack", b"stack", "state", b"state"]) -> None: ...
+
+Global___ChildEvidence: typing_extensions.TypeAlias = ChildEvidence
 
 @typing.final
 class GroupTail(google.protobuf.message.Message):

@@ -494,6 +494,7 @@ class NodeInfo(google.protobuf.message.Message):
     PREFLIGHT_FIELD_NUMBER: builtins.int
     PREFLIGHT_REASON_FIELD_NUMBER: builtins.int
     REPLICA_FIELD_NUMBER: builtins.int
+    UNFIT_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
     agent_id: builtins.str
@@ -515,6 +516,8 @@ class NodeInfo(google.protobuf.message.Message):
     preflight_reason: builtins.str
     replica: builtins.int
     """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the job is one world."""
+    unfit: builtins.bool
+    """Its check keeps it out of worlds."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___RankInfo]: ...
     def __init__(
@@ -537,8 +540,9 @@ class NodeInfo(google.protobuf.message.Message):
         preflight: builtins.str = ...,
         preflight_reason: builtins.str = ...,
         replica: builtins.int = ...,
+        unfit: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "replica", b"replica", "silent_seconds", b"silent_seconds", "state", b"state", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "agent_id", b"agent_id", "agent_pid", b"agent_pid", "base_rank", b"base_rank", "cold_reason", b"cold_reason", "group_rank", b"group_rank", "host", b"host", "local_world_size", b"local_world_size", "node_rank", b"node_rank", "pod_uid", b"pod_uid", "preflight", b"preflight", "preflight_reason", b"preflight_reason", "ranks", b"ranks", "replica", b"replica", "silent_seconds", b"silent_seconds", "state", b"state", "unfit", b"unfit", "version", b"version"]) -> None: ...
 
 Global___NodeInfo: typing_extensions.TypeAlias = NodeInfo
 
@@ -971,6 +975,7 @@ class NodeStruck(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     UNIX_TIME_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
+    WITHDRAWN_FIELD_NUMBER: builtins.int
     host: builtins.str
     node_rank: builtins.int
     cause: builtins.str
@@ -981,6 +986,8 @@ class NodeStruck(google.protobuf.message.Message):
     """Namespace and name of the job that it comes from, as NAMESPACE/NAME; empty: this one; "node": the Kubernetes
     node shows it, and node_rank means nothing.
     """
+    withdrawn: builtins.bool
+    """The strike of this host, cause and time is taken back: it was not the host's fault."""
     def __init__(
         self,
         *,
@@ -990,8 +997,9 @@ class NodeStruck(google.protobuf.message.Message):
         text: builtins.str = ...,
         unix_time: builtins.float = ...,
         job: builtins.str = ...,
+        withdrawn: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "host", b"host", "job", b"job", "node_rank", b"node_rank", "text", b"text", "unix_time", b"unix_time"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "host", b"host", "job", b"job", "node_rank", b"node_rank", "text", b"text", "unix_time", b"unix_time", "withdrawn", b"withdrawn"]) -> None: ...
 
 Global___NodeStruck: typing_extensions.TypeAlias = NodeStruck
 

@@ -7,6 +7,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import holdfast_wire.v1.agent_pb2
 import holdfast_wire.v1.checkpoint_pb2
@@ -21,6 +22,30 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _StragglerOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StragglerOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StragglerOutcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STRAGGLER_OUTCOME_UNSPECIFIED: _StragglerOutcome.ValueType  # 0
+    """Nothing yet."""
+    STRAGGLER_OUTCOME_NODE: _StragglerOutcome.ValueType  # 1
+    """The ranks that took the places of the slow ones are not slow."""
+    STRAGGLER_OUTCOME_RANK: _StragglerOutcome.ValueType  # 2
+    """They are as slow: it is the rank's own work, and no node's fault."""
+
+class StragglerOutcome(_StragglerOutcome, metaclass=_StragglerOutcomeEnumTypeWrapper):
+    """StragglerOutcome: what a node's exclusion has shown."""
+
+STRAGGLER_OUTCOME_UNSPECIFIED: StragglerOutcome.ValueType  # 0
+"""Nothing yet."""
+STRAGGLER_OUTCOME_NODE: StragglerOutcome.ValueType  # 1
+"""The ranks that took the places of the slow ones are not slow."""
+STRAGGLER_OUTCOME_RANK: StragglerOutcome.ValueType  # 2
+"""They are as slow: it is the rank's own work, and no node's fault."""
+Global___StragglerOutcome: typing_extensions.TypeAlias = StragglerOutcome
 
 @typing.final
 class JournalRecord(google.protobuf.message.Message):
@@ -56,6 +81,7 @@ class JournalRecord(google.protobuf.message.Message):
     NODE_STRUCK_FIELD_NUMBER: builtins.int
     OUTER_ROSTER_FIELD_NUMBER: builtins.int
     SYNC_CHOSEN_FIELD_NUMBER: builtins.int
+    STRAGGLER_TRIAL_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     unix_time: builtins.float
@@ -113,6 +139,8 @@ class JournalRecord(google.protobuf.message.Message):
     def outer_roster(self) -> holdfast_wire.v1.agent_pb2.OuterRoster: ...
     @property
     def sync_chosen(self) -> holdfast_wire.v1.job_pb2.SyncChosen: ...
+    @property
+    def straggler_trial(self) -> Global___StragglerTrial: ...
     def __init__(
         self,
         *,
@@ -144,11 +172,12 @@ class JournalRecord(google.protobuf.message.Message):
         node_struck: holdfast_wire.v1.job_pb2.NodeStruck | None = ...,
         outer_roster: holdfast_wire.v1.agent_pb2.OuterRoster | None = ...,
         sync_chosen: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
+        straggler_trial: Global___StragglerTrial | None = ...,
         more: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen"] | None: ...
+    def HasField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget_charged", b"budget_charged", "checkpoint_committed", b"checkpoint_committed", "command_finished", b"command_finished", "command_issued", b"command_issued", "event_recorded", b"event_recorded", "fact", b"fact", "goodput_marked", b"goodput_marked", "incident", b"incident", "job_folded", b"job_folded", "job_seconds", b"job_seconds", "more", b"more", "node_excluded", b"node_excluded", "node_gone", b"node_gone", "node_joined", b"node_joined", "node_judged", b"node_judged", "node_marked", b"node_marked", "node_struck", b"node_struck", "outer_roster", b"outer_roster", "phase_changed", b"phase_changed", "references_learned", b"references_learned", "schedule_confirmed", b"schedule_confirmed", "segment_opened", b"segment_opened", "sequence", b"sequence", "spec_accepted", b"spec_accepted", "stop_requested", b"stop_requested", "straggler_trial", b"straggler_trial", "sync_chosen", b"sync_chosen", "unix_time", b"unix_time", "world_decided", b"world_decided", "world_ended", b"world_ended", "world_training", b"world_training"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["fact", b"fact"]) -> typing.Literal["segment_opened", "spec_accepted", "node_joined", "node_gone", "world_decided", "world_training", "world_ended", "incident", "budget_charged", "event_recorded", "phase_changed", "command_issued", "command_finished", "goodput_marked", "node_excluded", "node_marked", "stop_requested", "job_folded", "checkpoint_committed", "schedule_confirmed", "node_judged", "references_learned", "node_struck", "outer_roster", "sync_chosen", "straggler_trial"] | None: ...
 
 Global___JournalRecord: typing_extensions.TypeAlias = JournalRecord
 
@@ -552,17 +581,68 @@ class NodeExcluded(google.protobuf.message.Message):
 
     NODE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    LIFTED_FIELD_NUMBER: builtins.int
     node: builtins.str
     reason: builtins.str
+    lifted: builtins.bool
+    """They avoid it no more: it was not to blame."""
     def __init__(
         self,
         *,
         node: builtins.str = ...,
         reason: builtins.str = ...,
+        lifted: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["node", b"node", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lifted", b"lifted", "node", b"node", "reason", b"reason"]) -> None: ...
 
 Global___NodeExcluded: typing_extensions.TypeAlias = NodeExcluded
+
+@typing.final
+class StragglerTrial(google.protobuf.message.Message):
+    """StragglerTrial: a node left for a slow rank. What follows shows whether the rank or the node was slow."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    NODE_RANK_FIELD_NUMBER: builtins.int
+    AGENT_ID_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    USUAL_FIELD_NUMBER: builtins.int
+    SLOW_FIELD_NUMBER: builtins.int
+    UNIX_TIME_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """The world that it left."""
+    node_rank: builtins.int
+    agent_id: builtins.str
+    host: builtins.str
+    """Kubernetes node; empty: not known."""
+    usual: builtins.float
+    """How far their local time lay above that of the others before, and how far since, logarithms."""
+    slow: builtins.float
+    unix_time: builtins.float
+    outcome: Global___StragglerOutcome.ValueType
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Global ranks that were slow."""
+
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        node_rank: builtins.int = ...,
+        agent_id: builtins.str = ...,
+        host: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        usual: builtins.float = ...,
+        slow: builtins.float = ...,
+        unix_time: builtins.float = ...,
+        outcome: Global___StragglerOutcome.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "host", b"host", "node_rank", b"node_rank", "outcome", b"outcome", "ranks", b"ranks", "round", b"round", "slow", b"slow", "unix_time", b"unix_time", "usual", b"usual"]) -> None: ...
+
+Global___StragglerTrial: typing_extensions.TypeAlias = StragglerTrial
 
 @typing.final
 class NodeMarked(google.protobuf.message.Message):
@@ -966,6 +1046,7 @@ class JobFolded(google.protobuf.message.Message):
     ROSTER_FIELD_NUMBER: builtins.int
     LAST_REPLICA_FIELD_NUMBER: builtins.int
     SYNC_FIELD_NUMBER: builtins.int
+    STRAGGLER_TRIALS_FIELD_NUMBER: builtins.int
     first: builtins.bool
     last: builtins.bool
     epoch: builtins.int
@@ -1088,6 +1169,10 @@ class JobFolded(google.protobuf.message.Message):
     def sync(self) -> holdfast_wire.v1.job_pb2.SyncChosen:
         """The newest choice of replicas that switch."""
 
+    @property
+    def straggler_trials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StragglerTrial]:
+        """By round; of several nodes that left one world together, that of the first."""
+
     def __init__(
         self,
         *,
@@ -1153,9 +1238,10 @@ class JobFolded(google.protobuf.message.Message):
         roster: holdfast_wire.v1.agent_pb2.OuterRoster | None = ...,
         last_replica: builtins.int = ...,
         sync: holdfast_wire.v1.job_pb2.SyncChosen | None = ...,
+        straggler_trials: collections.abc.Iterable[Global___StragglerTrial] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "assigned", b"assigned", "checkpoint", b"checkpoint", "failed_step", b"failed_step", "roster", b"roster", "schedule", b"schedule", "spec", b"spec", "stop", b"stop", "sync", b"sync", "trains_since", b"trains_since", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "last_replica", b"last_replica", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "roster", b"roster", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "strikes", b"strikes", "sync", b"sync", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_failed_step", b"_failed_step", "_trains_since", b"_trains_since", "active_since", b"active_since", "assigned", b"assigned", "assigned_replicas", b"assigned_replicas", "assumed_round", b"assumed_round", "best_step", b"best_step", "charges", b"charges", "checkpoint", b"checkpoint", "commands", b"commands", "counted_unix", b"counted_unix", "departed", b"departed", "dismissed", b"dismissed", "draining", b"draining", "ended", b"ended", "ended_steps", b"ended_steps", "epoch", b"epoch", "event_sequence", b"event_sequence", "events", b"events", "excluded", b"excluded", "failed_step", b"failed_step", "finished", b"finished", "finished_unix", b"finished_unix", "first", b"first", "goodput", b"goodput", "goodput_assumed", b"goodput_assumed", "guessed_round", b"guessed_round", "incident_count", b"incident_count", "incidents", b"incidents", "judged", b"judged", "last", b"last", "last_replica", b"last_replica", "masters", b"masters", "next_command_id", b"next_command_id", "node_references", b"node_references", "nodes", b"nodes", "nodes_disrupted", b"nodes_disrupted", "nodes_replaced", b"nodes_replaced", "phase", b"phase", "preempted", b"preempted", "promised", b"promised", "reason", b"reason", "reference_levels", b"reference_levels", "released", b"released", "rescales", b"rescales", "restarts_in_place", b"restarts_in_place", "roster", b"roster", "round", b"round", "schedule", b"schedule", "spec", b"spec", "started_unix", b"started_unix", "stepless_rounds", b"stepless_rounds", "steps_guessed", b"steps_guessed", "stop", b"stop", "straggler_trials", b"straggler_trials", "strikes", b"strikes", "sync", b"sync", "text", b"text", "tier_failures", b"tier_failures", "trained_rounds", b"trained_rounds", "trained_seconds", b"trained_seconds", "training", b"training", "trains_since", b"trains_since", "vacant", b"vacant", "world", b"world"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_failed_step", b"_failed_step"]) -> typing.Literal["failed_step"] | None: ...
     @typing.overload

@@ -409,17 +409,21 @@ class ExcludeDecision(google.protobuf.message.Message):
     DECISION_ID_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    LIFTED_FIELD_NUMBER: builtins.int
     decision_id: builtins.int
     node: builtins.str
     reason: builtins.str
+    lifted: builtins.bool
+    """They avoid it no more."""
     def __init__(
         self,
         *,
         decision_id: builtins.int = ...,
         node: builtins.str = ...,
         reason: builtins.str = ...,
+        lifted: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["decision_id", b"decision_id", "node", b"node", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decision_id", b"decision_id", "lifted", b"lifted", "node", b"node", "reason", b"reason"]) -> None: ...
 
 Global___ExcludeDecision: typing_extensions.TypeAlias = ExcludeDecision
 

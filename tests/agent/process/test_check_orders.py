@@ -106,7 +106,7 @@ async def test_torch_is_imported_beside_the_zygote_where_checks_are_wanted(
     """The process that does so measures in the first round."""
     preflight = PreflightPolicy(mode=HealthMode.REPORT)
     master.welcome = replace(master.welcome, health=HealthPolicy(preflight=preflight))
-    agent = start_agent(script(WAIT))
+    agent = start_agent(script(WAIT), forked=False)
     stream = await master.stream(0, within=90)
     await eventually(lambda: bool(measuring(agent)), within=60)
     before = measuring(agent)

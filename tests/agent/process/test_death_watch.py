@@ -49,8 +49,7 @@ class Node:
             cast("Any", tools), lambda message, _: self.reports.append(message), lambda: None
         )
         files = {
-            rank: RankFiles(stdout=None, stderr=None, error=None, stacks=folder, server=folder)
-            for rank in (0, 1)
+            rank: RankFiles(stdout=None, stderr=None, error=None, server=folder) for rank in (0, 1)
         }
         self.round = Round(
             number=1,

@@ -16,11 +16,12 @@ from holdfast.page import Page
 from holdfast.page_layout import Header
 from holdfast_agent.config import host_address
 from holdfast_agent.errors import InputError
+from holdfast_agent.health import stacks
 from holdfast_agent.master_link import session
 from holdfast_agent.master_link.session import MAX_QUEUE
 from holdfast_agent.policies.master_messages import Accepted, Statements
 from holdfast_agent.text_limits import cut
-from holdfast_agent.workers import exit_reports, stacks
+from holdfast_agent.workers import exit_reports
 from holdfast_agent.workers.lease import Lease
 from holdfast_wire import keys
 from holdfast_wire.identity import Identity

@@ -300,7 +300,7 @@ def test_a_signal_while_torch_is_imported_ends_it_quietly(
     number: signal.Signals, code: int, start_agent: StartAgent, script: Script
 ) -> None:
     """A signal before anything runs: the code, no traceback, nothing left."""
-    agent = start_agent(script(FAMILY))
+    agent = start_agent(script(FAMILY), forked=False)
     maps = Path(f"/proc/{agent.pid}/maps")
     deadline = time.monotonic() + 60
     while "libtorch" not in maps.read_text():

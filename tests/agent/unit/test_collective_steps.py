@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_agent.policies.collective_steps import GroupWindow, StepGuess, advance, period
+from holdfast_agent.policies.collective_steps import (
+    GroupWindow,
+    StepGuess,
+    StepMark,
+    advance,
+    period,
+    step_length,
+)
 
 
 def _window(signatures: list[int], first: int = 1, pace: float = 0.1) -> GroupWindow:
@@ -74,3 +81,55 @@ def test_the_group_with_the_most_collectives_is_counted_and_kept() -> None:
     busy = GroupWindow("1", 1, (5,) * 90, tuple(0.01 * n for n in range(90)))
     guess = advance(guess, [busy, _window([1, 2] * 8, first=11)])
     assert (guess.group, guess.step) == ("0", 13)
+
+
+def _buckets(count: int, steps: int, first: int = 1, *, own: float = 0.03) -> GroupWindow:
+    """Return the window of steps with equal buckets, 1 ms apart; one waits for a CPU for 9 ms."""
+    issued, at = [], 0.0
+    for number in range(count * steps):
+        at += own if number % count == 0 else 0.001
+        at += 0.008 if number == count + 2 else 0.0
+        issued.append(at)
+    return GroupWindow("0", first, (7,) * len(issued), tuple(issued))
+
+
+def test_a_step_of_equal_buckets_ends_where_the_script_pauses() -> None:
+    """A model of equal layers has one signature: the step is what lies between long pauses."""
+    assert step_length(_buckets(20, 6)) == 20
+    assert step_length(_buckets(5, 20)) == 5
+    assert step_length(_window([7] * 100)) == 1
+    assert step_length(_window(([1] * 19 + [2]) * 5)) == 1  # a loss is summed now and then
+
+
+def test_a_step_stays_as_long_as_it_was_seen_to_be() -> None:
+    """A look whose pauses tell nothing does not cut it."""
+    assert step_length(_window([7] * 100), known=20) == 20
+    assert step_length(_window([1, 2, 3] * 30), known=20) == 3
+
+
+def test_reported_steps_tell_how_many_collectives_a_step_has() -> None:
+    """They win over a period, and a step may be longer than the recorder's memory."""
+    window = _buckets(20, 6, own=0.001)  # nothing tells the steps here
+    assert advance(StepGuess(), [window]).period == 1
+    marks = [StepMark(step, window.issued[20 * step - 1]) for step in (2, 5)]
+    guess = advance(StepGuess(), [window], marks[0])
+    assert (guess.period, guess.group) == (0, "0")
+    assert advance(guess, [window], marks[1]).period == 20
+    long = [_window(list(range(100)), first=first, pace=0.01) for first in (1, 401)]
+    guess = advance(StepGuess(), [long[0]], StepMark(1, 0.8))
+    guess = advance(guess, [long[1]], StepMark(6, 4.8))
+    assert guess.period == 80
+
+
+def test_where_reported_steps_do_not_tell_the_period_is_guessed() -> None:
+    """As with collectives of which there are some more in each fifth step."""
+    window = _window(([1, 2] * 5 + [9]) * 10)
+    guess = advance(StepGuess(), [window], StepMark(5, 1.15))
+    assert advance(guess, [window], StepMark(45, 9.95)).period == 11
+
+
+def test_an_extra_collective_between_reported_steps_is_none_of_a_step() -> None:
+    """A sum of losses each 50 steps does not move the step's end."""
+    window = _window([1, 2] * 50 + [9])
+    guess = advance(StepGuess(reported=(10, 0), group="0"), [window], StepMark(60, 10.15))
+    assert guess.period == 2

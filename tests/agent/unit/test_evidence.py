@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +21,10 @@ from holdfast_agent.health.evidence import (
     TOTAL_SECONDS,
     LocalRank,
     collect,
+    cut,
     tails,
 )
+from holdfast_agent.health.stacks import StackQuestions
 from holdfast_agent.health.worker_server import FlightEntry, FlightRecord
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -73,11 +75,12 @@ async def test_each_state_of_a_process_is_reported(processes: Processes, tmp_pat
     ended = processes.start("print(flush=True)")
     await asyncio.to_thread(os.waitid, os.P_PID, ended, os.WEXITED | os.WNOWAIT)
     ranks = [local(pid, tmp_path, number) for number, pid in enumerate([*pids, ended])]
-    found = await collect(ranks, world_size=16)
+    found = await collect(ranks, world_size=16, questions=StackQuestions())
     assert [one.process_state for one in found] == ["S", "R", "T", "", "Z"]
     assert [one.rank for one in found] == [8, 9, 10, 11, 12]
     assert [one.pid for one in found] == [*pids, ended]
-    assert not any(one.server_answered or one.gil_free or one.stack for one in found)
+    assert not any(one.server_answered or one.gil_free for one in found)
+    assert ['"<string>"' in one.stack for one in found] == [True, True, True, False, False]
     assert found[0].cpu_seconds == 0
     assert found[1].cpu_seconds > 0
     assert 0 < found[1].observed_seconds < TOTAL_SECONDS
@@ -91,7 +94,7 @@ async def test_the_kernel_function_of_a_sleeping_rank_is_reported(
     waits = f"print(flush=True); open({str(tmp_path / 'fifo')!r})"
     pids = [processes.start(SLEEP), processes.start(waits)]
     ranks = [local(pid, tmp_path, number) for number, pid in enumerate(pids)]
-    sleeps, opens = await collect(ranks, world_size=2)
+    sleeps, opens = await collect(ranks, world_size=2, questions=StackQuestions())
     if not sleeps.kernel_function:
         pytest.skip("this kernel hides wchan")
     assert "nanosleep" in sleeps.kernel_function
@@ -110,10 +113,6 @@ async def test_silent_servers_take_no_more_than_the_total_time(
         listeners[-1].bind(str(rank.socket_path))
         listeners[-1].listen()
 
-    async def slow(_: tuple[int, ...]) -> Mapping[int, str]:
-        await asyncio.sleep(600)
-        return {}
-
     ticks = 0
 
     async def tick() -> None:
@@ -124,8 +123,10 @@ async def test_silent_servers_take_no_more_than_the_total_time(
 
     ticking = asyncio.create_task(tick())
     began = time.monotonic()
-    found = await collect(ranks, world_size=8, dumps=slow)
+    questions = StackQuestions()
+    found = await collect(ranks, world_size=8, questions=questions)
     spent = time.monotonic() - began
+    questions.keep([])
     ticking.cancel()
     for listener in listeners:
         listener.close()
@@ -135,35 +136,12 @@ async def test_silent_servers_take_no_more_than_the_total_time(
     assert ticks > 20, "the event loop stood still"
 
 
-async def test_faulthandlers_dumps_are_asked_for_only_of_ranks_that_can_take_a_signal(
-    processes: Processes, tmp_path: Path
-) -> None:
-    """A stopped rank would write its dump much later, and a gone one never."""
-    pids = [processes.start(SLEEP), processes.start(SLEEP), 0]
-    os.kill(pids[0], signal.SIGSTOP)
-    asked: list[tuple[int, ...]] = []
-
-    async def dumps(ranks: tuple[int, ...]) -> Mapping[int, str]:
-        asked.append(ranks)
-        return dict.fromkeys(ranks, "Thread 0x1 (most recent call first):\n")
-
-    ranks = [local(pid, tmp_path, number) for number, pid in enumerate(pids)]
-    found = await collect(ranks, world_size=3, dumps=dumps)
-    assert asked == [(1,)]
-    assert [bool(one.stack) for one in found] == [False, True, False]
-
-
-async def test_the_end_of_a_long_dump_is_kept(processes: Processes, tmp_path: Path) -> None:
+def test_the_end_of_a_long_dump_is_kept() -> None:
     """The main thread stands last in faulthandler's dumps."""
-    text = 'Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main"
-
-    async def dumps(ranks: tuple[int, ...]) -> Mapping[int, str]:
-        return dict.fromkeys(ranks, text)
-
-    (found,) = await collect([local(processes.start(SLEEP), tmp_path)], world_size=1, dumps=dumps)
-    assert len(found.stack.encode()) <= MAX_STACK_BYTES
-    assert found.stack.endswith("Thread 0x2:\n  main")
-    assert found.stack.startswith(("Thread 0x1:\n", "  File"))
+    kept = cut('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")
+    assert len(kept.encode()) <= MAX_STACK_BYTES
+    assert kept.endswith("Thread 0x2:\n  main")
+    assert kept.startswith(("Thread 0x1:\n", "  File"))
 
 
 async def test_a_rank_that_dumps_its_stack_is_looked_at_again(
@@ -180,7 +158,7 @@ async def test_a_rank_that_dumps_its_stack_is_looked_at_again(
 
     rank = local(processes.start(LOOP), tmp_path)
     async with await asyncio.start_unix_server(answer, rank.socket_path):
-        (found,) = await collect([rank], world_size=1)
+        (found,) = await collect([rank], world_size=1, questions=StackQuestions())
     assert found.stack == "first"
     (later,) = found.later_stacks
     assert later.endswith("xlater")
@@ -189,7 +167,7 @@ async def test_a_rank_that_dumps_its_stack_is_looked_at_again(
 
 async def test_a_node_without_ranks_has_no_evidence() -> None:
     """A standby node is asked, too."""
-    assert await collect([], world_size=4) == ()
+    assert await collect([], world_size=4, questions=StackQuestions()) == ()
 
 
 def entry(number: int, group: str = "0", *, p2p: bool = False, at_ns: int = 0) -> FlightEntry:

@@ -51,6 +51,7 @@ def test_a_person_may_choose_otherwise(tmp_path: Path) -> None:
     environ = _environ(_file(tmp_path / "config"))
     found = load(environ, Where(context="bare", namespace="mine"))
     assert (found.namespace, found.headers) == ("mine", {})
+    assert load(environ, Where(namespace="mine")).namespace == "mine", "the context has another"
     assert load(environ, Where(context="bare")).namespace == "default"
 
 

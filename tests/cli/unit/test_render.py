@@ -302,6 +302,35 @@ def test_a_job_that_somebody_ended_is_called_stopped(reason: str) -> None:
     assert "Job gpt failed after" in summary(crashed, GetGoodputResponse())
 
 
+def test_a_node_that_failed_its_check_is_not_called_ready() -> None:
+    """No world takes it; one that leaves for it says that."""
+    kept_out = NodeInfo(node_rank=1, state=NodeState.READY, preflight="slow", unfit=True)
+    nodes = [kept_out, dataclasses.replace(kept_out, node_rank=2, state=NodeState.DRAINING)]
+    _, first, second = render.nodes_table(nodes).splitlines()
+    assert (first.split()[1], first.split()[-1]) == ("Unfit", "slow")
+    assert second.split()[1] == "Draining"
+
+
+def test_a_host_that_the_job_avoids_is_listed_without_a_strike() -> None:
+    """Its event said so: the history must not contradict it."""
+    history = [HostHistory(host="gpu-7", avoided="a failure rule")]
+    _, row = render.history_table(history).splitlines()
+    assert row.split() == [
+        "gpu-7",
+        "0.00",
+        "no",
+        "yes",
+        "-",
+        "this",
+        "one",
+        "-",
+        "-",
+        "a",
+        "failure",
+        "rule",
+    ]
+
+
 def test_a_strike_names_the_job_that_it_comes_from() -> None:
     """People see whether this job had the trouble, or another one before it."""
     strikes = (

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import os
 import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast
@@ -155,7 +158,7 @@ def test_a_models_weights_alone_are_a_plain_state_dict(tmp_path: Path) -> None:
 
     state = _plain(1)
     file = str(tmp_path / "weights.pt")
-    assert convert.main(["export", _saved(tmp_path / "ck", state), file, "--model"]) == 0
+    assert convert.main(["export", _saved(tmp_path / "ck", state), file, "--model-only"]) == 0
     other, _ = state_of(9)
     other.load_state_dict(torch.load(file, weights_only=True))
     assert same(other.state_dict(), state["model"].state_dict())
@@ -201,6 +204,75 @@ def test_what_torchs_own_checkpoint_has_is_taken_over(tmp_path: Path) -> None:
     assert same(other.state_dict(), model.state_dict())
     assert same(fresh.state_dict(), optimizer.state_dict())
     assert extra == {"data": {"epoch": 4}}
+
+
+def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str, ...]]]:
+    """Return what people save: each writes weights, moments and a step, and returns options."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    def plain(weights: dict[str, Any], numbered: Any, _: Any, path: Path) -> tuple[str, ...]:
+        args = argparse.Namespace(lr=0.1)
+        more = {"loss": np.float64(1.5), "args": args, "seen": {1, 2}}
+        torch.save({"model": weights, "optimizer": numbered, "step": 2, **more}, path)
+        return ()
+
+    def tutorial(weights: dict[str, Any], numbered: Any, _: Any, path: Path) -> tuple[str, ...]:
+        parts = {"model_state_dict": weights, "optimizer_state_dict": numbered}
+        torch.save({"epoch": 1, "loss": 1.5, **parts}, path)
+        return ("--step", "2")
+
+    def own(weights: dict[str, Any], numbered: Any, _: Any, path: Path) -> tuple[str, ...]:
+        wrapped = {f"module.{key}": value for key, value in weights.items()}
+        torch.save({"net": wrapped, "opts": [numbered], "global_step": 2, "loss": 1.5}, path)
+        return ("--model", "net", "--optimizer", "opts")
+
+    def of_dcp(weights: dict[str, Any], _: Any, named: Any, path: Path) -> tuple[str, ...]:
+        state = {"model": weights, "optimizer": named, "step": 2, "loss": 1.5}
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+        return ()
+
+    def titan(weights: dict[str, Any], _: Any, named: Any, path: Path) -> tuple[str, ...]:
+        flat = {
+            f"state.{name}.{key}": value
+            for name, state in named["state"].items()
+            for key, value in state.items()
+        } | {
+            f"param_groups.{name}.{key}": value
+            for group in named["param_groups"]
+            for name in group["params"]
+            for key, value in group.items()
+            if key != "params"
+        }
+        train_state = {"step": torch.tensor(2, dtype=torch.int32), "losses": io.BytesIO(b"x")}
+        more = {"train_state": train_state, "dataloader": {"dp_rank_0": b"5"}, "loss": 1.5}
+        dcp.save({**weights, "optimizer": flat, **more}, checkpoint_id=path, no_dist=True)
+        return ()
+
+    return {one.__name__: one for one in (plain, tutorial, own, of_dcp, titan)}
+
+
+@pytest.mark.parametrize("name", ["plain", "tutorial", "own", "of_dcp", "titan"])
+def test_what_scripts_save_is_taken_over(tmp_path: Path, capsys: Print, name: str) -> None:
+    """Numbered parameters get names; other keys are extras; what is an object is named."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = state_of(3)
+    train(model, optimizer, 2)
+    weights, moments = get_state_dict(model, optimizer)
+    found = _layouts()[name](weights, optimizer.state_dict(), moments, tmp_path / "saved")
+    root = str(tmp_path / "ck")
+    assert convert.main(["convert", str(tmp_path / "saved"), root, *found]) == 0
+    objects = {"plain": "extra.args", "titan": "extra.train_state.losses"}.get(name, "extras: ")
+    assert objects in capsys.readouterr().out
+    other, fresh = state_of(4)
+    train(other, fresh)
+    extra: dict[str, Any] = {"loss": 0.0}
+    with holdfast.Checkpointer(root, model=other, optimizer=fresh, extra=extra) as flash:
+        assert flash.load(partial=True) == 2
+    assert same(other.state_dict(), model.state_dict())
+    assert same(fresh.state_dict(), optimizer.state_dict())
+    assert extra == {"loss": 1.5}
 
 
 class Evil:
@@ -264,7 +336,8 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, capsys: Prin
     for content, text in (
         ([1, 2], "holds list, not a state_dict"),
         ({}, "holds dict, not a state_dict"),
-        ({"model": {"w": torch.ones(2)}, "optim": {}}, "has 'optim' beside model, optimizer"),
+        ({"net": {"w": torch.ones(2)}, "step": 3}, "--model KEY, one of net"),
+        ({"w": torch.ones(2), "extra": {"step": 2}, "step": 3}, "'step' beside extra and in it"),
     ):
         torch.save(content, file)
         assert text in refused(file)

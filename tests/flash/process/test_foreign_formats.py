@@ -125,7 +125,7 @@ def test_a_large_model_is_written_in_several_files(
     """With an index that names each tensor's file; the largest tensor has one of its own."""
     step = _step(tmp_path)
     monkeypatch.setattr(ours, "SHARD_BYTES", 100)
-    made = _converted(step, tmp_path / "hf", "--to", "safetensors", "--model")
+    made = _converted(step, tmp_path / "hf", "--to", "safetensors", "--model-only")
     index = json.loads((made / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == _state()["model"].keys()
     assert len(set(index["weight_map"].values())) > 1
@@ -275,7 +275,7 @@ def _sources(folder: Path) -> list[Path]:
     with warnings.catch_warnings(action="ignore"):
         dcp.save(_state(), checkpoint_id=folder / "dcp", no_dist=True)
     _converted(step, folder / "hf", "--to", "safetensors")
-    _converted(step, folder / "universal", "--to", "deepspeed-universal", "--model")
+    _converted(step, folder / "universal", "--to", "deepspeed-universal", "--model-only")
     return [folder / name for name in ("state.pt", "dcp", "hf", "universal", "ck/step_3")]
 
 

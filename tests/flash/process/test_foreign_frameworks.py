@@ -280,7 +280,7 @@ def test_optimizer_state_cut_at_wrong_offsets_is_refused(
         assert text in error
     assert not target.exists()
     assert inspect.main(["verify", str(megatron / "buckets")]) == 7
-    found = Contents(_step(megatron / "buckets", target, "--model"))
+    found = Contents(_step(megatron / "buckets", target, "--model-only"))
     assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 
@@ -308,7 +308,7 @@ def test_state_that_may_be_of_two_weights_is_refused(
         assert text in error
     assert re.search(r"values of (decoder|final)\S+norm\S+ \(part \d\) and ", error), error
     assert not target.exists()
-    found = Contents(_step(megatron / "local_alike", target, "--model"))
+    found = Contents(_step(megatron / "local_alike", target, "--model-only"))
     assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 

@@ -11,6 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from house.extended import usual
+
+MORE = pytest.mark.extended(
+    "arenas in files: `make soak` kills there too",
+    held_by=[
+        "flash/process/test_kills.py::test_kills_lose_no_announcement_and_mix_no_state",
+        "flash/process/test_named_kills.py::test_a_kill_at_any_named_line_breaks_no_promise",
+    ],
+)
+
 SUPPORT = Path(__file__).parents[2] / "support"
 SCRIPT = SUPPORT / "campaigns" / "flash_kills.py"
 KILLS = 150
@@ -18,8 +28,8 @@ KILLS = 150
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--files",), ("--held",)])
-def test_kills_lose_no_announcement_and_mix_no_state(flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("flags", usual([[], ["--files"], ["--held"]], [], ["--held"], more=MORE))
+def test_kills_lose_no_announcement_and_mix_no_state(flags: list[str]) -> None:
     """Ranks agree on one version, its every byte is of it, and it is not older than announced.
 
     In files, or held by a runner too, it is not older either than the newest that all ranks had,

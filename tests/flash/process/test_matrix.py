@@ -9,9 +9,19 @@ from dataclasses import dataclass
 import pytest
 
 from checkpoints.flash_world import Keeping, Worlds
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(600)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "flash/process/test_matrix.py::test_from_memory_every_world_loads_what_any_other_saved",
+        "flash/process/test_matrix.py::test_from_storage_every_world_loads_what_any_other_saved",
+    ],
+)
 WORLDS = [(kind, size) for kind in ("ddp", "fsdp", "tp", "2-d") for size in (1, 2, 3, 4)]
+USUAL = [("ddp", 2), ("fsdp", 3), ("tp", 3), ("2-d", 4)]
+"""Worlds that load in `make test`; each loads what all of them saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         yield Matrix(worlds, sources, empty)
 
 
-@pytest.mark.parametrize(("kind", "size"), WORLDS)
+@pytest.mark.parametrize(("kind", "size"), usual(WORLDS, *USUAL, more=MORE))
 def test_from_memory_every_world_loads_what_any_other_saved(
     matrix: Matrix, kind: str, size: int
 ) -> None:
@@ -78,7 +88,7 @@ def test_from_memory_every_world_loads_what_any_other_saved(
     assert matrix.load(kind, size, memory=True) == []
 
 
-@pytest.mark.parametrize(("kind", "size"), WORLDS)
+@pytest.mark.parametrize(("kind", "size"), usual(WORLDS, *USUAL, more=MORE))
 def test_from_storage_every_world_loads_what_any_other_saved(
     matrix: Matrix, kind: str, size: int
 ) -> None:

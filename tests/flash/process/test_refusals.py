@@ -166,6 +166,20 @@ def test_partial_takes_what_fits(tmp_path: Path) -> None:
     assert same(other[3].weight, last)
 
 
+def test_a_thawed_layer_leaves_the_learning_rate(tmp_path: Path) -> None:
+    """The group's settings are those that the scheduler had reached, not a fresh optimizer's."""
+    import torch
+
+    model, _ = state_of()
+    saved = torch.optim.SGD(model[2].parameters(), lr=0.5)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=saved) as flash:
+        flash.save(1)
+    thawed = torch.optim.SGD(model.parameters(), lr=1e-9)
+    with holdfast.Checkpointer(tmp_path, model=model, optimizer=thawed) as flash:
+        assert flash.load(partial=True) == 1
+    assert thawed.param_groups[0]["lr"] == 0.5
+
+
 def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
     """An object of a user's class in `extra` is told at the save, not at the load."""
     model, _ = state_of()

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+import holdfast
+from holdfast.flash.dcp import async_save
 from holdfast.flash.memory import hashes
 from holdfast.flash.memory.hashes import hash64, hash_items, on_threads
 
@@ -57,3 +62,14 @@ def test_the_first_failing_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ValueError, match="item 3"):
         on_threads(range(9), lambda _: 100, work)
+
+
+def test_a_missing_package_is_said_when_the_checkpointer_is_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not at the end of a training all of whose saves have failed in the background."""
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(ImportError, match=r"pip install 'holdfast\[train\]'"):
+        holdfast.Checkpointer(tmp_path, model=torch.nn.Linear(1, 1))
+    with pytest.raises(ImportError, match="xxhash"):
+        async_save({"model": {"w": torch.ones(1)}}, checkpoint_id=tmp_path / "x")

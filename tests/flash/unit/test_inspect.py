@@ -135,7 +135,7 @@ def test_what_is_no_checkpoint_is_said_with_what_to_do(
     begun.rename(tmp_path / "begun" / begun.name)
     said = {
         "nothing": "does not exist: name a step's directory",
-        "file": "is a file, not a directory",
+        "file": "is empty: copy it again",
         "empty": "holds no checkpoint: no step_N directory",
         "begun": "only 1 that were never finished",
         "above": "no step_N directory; theirs in it has a checkpoint",

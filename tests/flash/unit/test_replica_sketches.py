@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed import fake_pg  # noqa: F401 - the backend "fake"
 
 from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena, geometry_of, in_memory
-from holdfast.flash.memory.replica_check import ENTRY_BYTES, unlike
+from holdfast.flash.memory.replica_check import ENTRY_BYTES, hash_of, unlike
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.trainer.copier import Comparison, Saver
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
@@ -169,6 +173,68 @@ def test_strides_and_conjugation_do_not_count() -> None:
     assert not are_alike(tensor(one), tensor(one.t()))
     waves = torch.complex(randoms(), randoms(seed=1))
     assert are_alike(tensor(waves.conj()), tensor(waves.conj().resolve_conj()))
+
+
+def _boxes(rank: int, *cut: tuple[int, int, torch.Tensor], **options: Any) -> bytes:
+    """The sketches of a rank that has some columns of the tensor `model.tied`, row by row."""
+    leaves = Leaves()
+    for begin, end, whole in cut:
+        path = options.get("path", ("model", "tied"))
+        alike = options.get("alike", True)
+        box = whole[:, begin:end]
+        leaves.add_box(path, box, whole.shape, (0, begin), stored=rank == 0, alike=alike)
+    place = RankPosition(rank=rank, world=2, local_rank=rank, local_world=2)
+    return Sketcher(Planner(place).plan(leaves).compared).sketch({})
+
+
+@pytest.mark.parametrize("cut", [((0, 96),), ((0, 40), (40, 96)), ((0, 7), (7, 56)), ((64, 96),)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_copies_of_a_box_are_compared_however_ranks_cut_it(
+    cut: tuple[tuple[int, int], ...], dtype: torch.dtype
+) -> None:
+    """Tied embeddings on two stages lie in other ranges of their optimizers."""
+    whole = (randoms(200 * 96) * 1000).view(200, 96).to(dtype)
+    first = _boxes(0, (0, 48, whole), (48, 96, whole))
+    assert are_alike(first, _boxes(1, *((*one, whole) for one in cut)))
+    parted = (whole.double() * 2).to(dtype)
+    found = list(unlike({0: first, 1: _boxes(1, *((*one, parted) for one in cut))}))
+    assert found == [(hash_of("model.tied"), 0, 1)]
+
+
+def test_a_few_elements_close_to_zero_are_not_judged_alone() -> None:
+    """The whole tensor's size tells whether a difference is one."""
+    whole = randoms(64 * 8).view(64, 8)
+    whole[:8] = 1e-6
+    near = whole.clone()
+    near[:8] = 1.5e-6
+    assert are_alike(_boxes(0, (0, 8, whole)), _boxes(1, (0, 8, near)))
+
+
+@pytest.mark.parametrize("options", [{"alike": False}, {"path": ("local_sgd", "anchor", "w")}])
+def test_boxes_that_may_differ_are_not_compared(options: dict[str, Any]) -> None:
+    """Statistics of a normalization, and what replicas keep that are in other rounds."""
+    one, other = randoms(96).view(2, 48), randoms(96, seed=1).view(2, 48)
+    assert are_alike(_boxes(0, (0, 48, one), **options), _boxes(1, (0, 48, other), **options))
+
+
+def test_all_copies_of_shards_are_compared() -> None:
+    """Of a mesh with replicas each shard is on several ranks; of others a few shards are enough."""
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        place = RankPosition(rank=0, world=4, local_rank=0, local_world=4)
+        counts = []
+        for placements in ([Replicate(), Shard(0)], [Shard(1), Shard(0)]):
+            leaves = Leaves()
+            for number in range(50):
+                tensor = distribute_tensor(torch.ones(4, 4), mesh, placements)
+                path = ("model", f"w{number}")
+                leaves.tensors.append(TensorLeaf(path[1], path, {0: tensor}, 0, tensor))
+            counts.append(len(Planner(place).plan(leaves).compared))
+    finally:
+        dist.destroy_process_group()
+    assert counts == [50, 32]
 
 
 def test_a_sketcher_reads_the_present_values() -> None:

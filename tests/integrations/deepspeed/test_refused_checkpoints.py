@@ -108,6 +108,19 @@ def test_partial_takes_what_fits(worlds: DeepSpeedWorlds, tmp_path: Path) -> Non
         assert len(load["losses"]) == 2
 
 
+def test_a_thawed_layer_leaves_the_learning_rate(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
+    """A fresh engine's rate is that of the warm-up's first step, while the scheduler goes on."""
+    warm_up = {"warmup_min_lr": 0, "warmup_max_lr": 1e-2, "warmup_num_steps": 8}
+    scheduler = {"type": "WarmupLR", "params": warm_up}
+    common = {"kind": "deepspeed", "stage": 1, "world": 1, "scheduler": scheduler}
+    root = str(tmp_path)
+    (saved,) = worlds.run(job="save", root=root, steps=3, more=0, frozen=True, **common)
+    (told,) = worlds.run(job="load", roots=[root], partial=True, more=1, **common)
+    (load,) = told["loads"]
+    assert load["settings"]["groups"] == saved["settings"]["groups"]
+    assert float(load["settings"]["groups"][0]["lr"]) > 0
+
+
 def test_a_save_between_micro_batches_is_refused(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
     """Accumulated gradients are no part of a checkpoint, so there is none with them missing."""
     ranks = worlds.run(

@@ -6,12 +6,14 @@ import inspect
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoints.forked_worlds import SUPPORT
+from holdfast.integrations.megatron.arguments import OF_LOAD, OF_SAVE, refuse_unknown
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -159,9 +161,27 @@ def test_the_functions_take_the_arguments_of_megatron() -> None:
     from holdfast.integrations.megatron import load_checkpoint, save_checkpoint
 
     more = {"train_data_iterator": None, "preprocess_common_state_dict_fn": None}
+    groups = dict.fromkeys(("tp_group", "pp_group", "dp_cp_group", "dp_group", "expt_dp_group"))
+    known = {**groups, "rng_state_key_prefix": ""}
+    refuse_unknown("save_checkpoint", {**known, **more}, OF_SAVE)
+    refuse_unknown("load_checkpoint", known, OF_LOAD)
+    with pytest.raises(ValueError, match="rng_state_key_prefix='encoder"):
+        refuse_unknown("load_checkpoint", {"rng_state_key_prefix": "encoder."}, OF_LOAD)
     inspect.signature(save_checkpoint).bind(
         10, [], None, None, 0, {}, non_persistent_ckpt=True, **more
     )
     inspect.signature(load_checkpoint).bind(
         [], None, None, checkpointing_context={}, skip_load_to_model_and_opt=False
     )
+
+
+def test_a_newer_megatrons_parameter_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed function has it, so training calls with it; what none has is a mistake."""
+    newer = types.ModuleType("megatron.training.checkpointing")
+    vars(newer)["load_checkpoint"] = lambda ddp_model, strict, brand_new=None: None
+    monkeypatch.setitem(sys.modules, newer.__name__, newer)
+    monkeypatch.setitem(sys.modules, "megatron.training", types.ModuleType("megatron.training"))
+    refuse_unknown("load_checkpoint", {"brand_new": 1}, OF_LOAD)
+    for function, name in (("load_checkpoint", "brand_old"), ("save_checkpoint", "brand_new")):
+        with pytest.raises(TypeError, match=f"{function}.* has no parameter '{name}'"):
+            refuse_unknown(function, {name: 1}, OF_LOAD)

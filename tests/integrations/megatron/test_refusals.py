@@ -48,6 +48,26 @@ def test_another_model_or_optimizer_is_refused(
         assert all(rank["untouched"] for rank in told)
 
 
+@pytest.mark.parametrize(
+    ("world", "setup", "name"),
+    [
+        (
+            4,
+            {"pipeline": 2, "tied": True, "buckets": 3000},
+            "model.embedding.word_embeddings.weight",
+        ),
+        (2, {"tensor": 2}, "optimizer.state.decoder.layers.mlp.linear_fc2.bias.exp_avg"),
+    ],
+    ids=["tied", "norms"],
+)
+def test_parted_copies_are_never_saved_as_one(
+    worlds: Worlds, tmp_path: Path, world: int, setup: dict[str, Any], name: str
+) -> None:
+    """Tied embeddings lie in other ranges of both stages' optimizers; norms are on two ranks."""
+    told = worlds.run(world=world, job="parted", root=str(tmp_path), setup=setup, part=name)
+    assert all(f"{name} on rank" in rank["refused"] for rank in told), told
+
+
 class _Whole:
     """A checkpoint's state as whole tensors, to be saved again after a change."""
 

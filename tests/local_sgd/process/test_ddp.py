@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.replica_world import ReplicaWorlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_ddp.py::test_replicas_end_as_one_process_computes_them",
+    ],
+)
 NESTEROV = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 WARM = {"local_sgd_warmup_steps": 5, "local_sgd_sync_interval": 3}
 COLD = {"local_sgd_sync_interval": 3}
@@ -22,7 +29,7 @@ def _ddp(worlds: ReplicaWorlds, **world: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("outer", [None, NESTEROV], ids=["averaging", "nesterov"])
 @pytest.mark.parametrize("config", [COLD, WARM], ids=["cold", "warm"])
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", usual([2, 4], 4, more=MORE))
 def test_replicas_end_as_one_process_computes_them(
     worlds: ReplicaWorlds, outer: Any, config: dict[str, Any], replicas: int
 ) -> None:

@@ -11,9 +11,19 @@ from typing import Any, Final
 import pytest
 
 from checkpoints.flash_world import Keeping, Worlds
+from house.extended import usual
 from local_sgd import ddp_saves, fsdp2_training
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_ddp_checkpoints.py::test_a_training_goes_on_as_if_it_had_not_stopped",
+        "local_sgd/process/test_ddp_checkpoints.py::test_other_numbers_of_replicas_load_it",
+        "local_sgd/process/test_ddp_checkpoints.py::test_fsdp2_loads_what_ddp_saved",
+        "local_sgd/process/test_ddp_checkpoints.py::test_ddp_loads_what_fsdp2_saved",
+    ],
+)
 NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 SETTINGS: Final = {
     "config": {
@@ -108,7 +118,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
     assert _ends(again) == _ends(course.ranks)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", usual([1, 3], 3, more=MORE))
 def test_other_numbers_of_replicas_load_it(
     training: Training, course: Course, tmp_path: Path, replicas: int
 ) -> None:
@@ -122,7 +132,7 @@ def test_other_numbers_of_replicas_load_it(
     assert len({tuple(rank["end"][key] for key in OF_ALL) for rank in ranks}) == 1
 
 
-@pytest.mark.parametrize("mesh", [[2, 2], [1, 1], [3, 1]], ids=str)
+@pytest.mark.parametrize("mesh", usual([[2, 2], [1, 1], [3, 1]], [2, 2], more=MORE), ids=str)
 def test_fsdp2_loads_what_ddp_saved(
     sharded: Sharded, course: Course, tmp_path: Path, mesh: list[int]
 ) -> None:

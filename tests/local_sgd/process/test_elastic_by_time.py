@@ -11,10 +11,19 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.elastic_ledger import SIZE, place_of
 from local_sgd.elastic_runs import run
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_elastic_by_time.py::test_by_time_each_step_counts_once",
+        "local_sgd/process/test_elastic_by_time.py::test_under_ddp_by_time_each_step_counts_once",
+        "local_sgd/process/test_elastic_by_time.py::test_without_a_barrier_each_step_counts_once",
+    ],
+)
 BY_TIME = {"use_async": True, "local_sgd_sync_time": 0.15, "min_total_global_steps": 2}
 BY_QUORUM = {**BY_TIME, "quorum": 0.5, "grace_max_seconds": 0.05, "late_discount": 1.0}
 EVENTS = ["kill", "join", "freeze", "join", "two"]
@@ -79,7 +88,7 @@ def check_ledger(told: dict[str, Any], why: str) -> None:
         assert {"ended": True} in lines[replica], why
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", usual([1, 2], 2, more=MORE))
 def test_by_time_each_step_counts_once(shards: int) -> None:
     """Killed at drawn instants, two at one time, one frozen, two that join: with a barrier."""
     events = EVENTS if shards == 1 else ["kill", "join"]
@@ -87,7 +96,7 @@ def test_by_time_each_step_counts_once(shards: int) -> None:
     check_ledger(told, why)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", usual([1, 2], 1, more=MORE))
 def test_under_ddp_by_time_each_step_counts_once(ranks: int) -> None:
     """Replicas of one rank and of two, whose rounds run behind the optimizer's step."""
     events = EVENTS if ranks == 1 else ["kill", "join"]
@@ -96,7 +105,7 @@ def test_under_ddp_by_time_each_step_counts_once(ranks: int) -> None:
     check_ledger(told, why)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", usual([1, 2], 2, more=MORE))
 def test_without_a_barrier_each_step_counts_once(shards: int) -> None:
     """The same while rounds close without the late, whose deltas count whole, and later."""
     events = EVENTS if shards == 1 else ["kill", "join"]

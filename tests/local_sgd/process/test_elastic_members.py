@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
 import sys
 from itertools import groupby
 from statistics import median
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from house import forks
 from local_sgd import elastic_world
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -29,14 +29,7 @@ def run(scenario: str, **settings: Any) -> dict[int, Lines]:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": "ignore",
     }
-    ended = subprocess.run(
-        [sys.executable, elastic_world.__file__, given],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=environment,
-    )
+    ended = forks.run([elastic_world.__file__, given], timeout=240, env=environment)
     assert ended.returncode == 0, f"{given}: {ended.stderr[-3000:]}"
     return {int(name): lines for name, lines in json.loads(ended.stdout).items()}
 

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.elastic_runs import check_kept, run, steps_of
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_elastic_switching.py::test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen",
+        "local_sgd/process/test_elastic_switching.py::test_a_replica_that_has_missed_a_choice_takes_it_from_the_others",
+        "local_sgd/process/test_elastic_switching.py::test_one_that_was_out_for_long_has_rounds_as_often_as_the_others",
+    ],
+)
 SWITCHING = {"interval": 2, "config": {"switching": "act", "switching_tolerated": 0.5}}
 SLOW = {"fsdp": 0.05, "ddp": 0.25}
 """Seconds of a transfer: five units in turn, or all parameters at one time. A round takes 0.25 s,
@@ -30,7 +39,7 @@ def check_alike(told: dict[str, Any], why: str) -> list[int]:
     return [interval for interval, _ in groupby(chosen)]
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", usual(["fsdp", "ddp"], "fsdp", more=MORE))
 def test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen(kind: str) -> None:
     """One is killed and one comes, with two shards each; nobody restarts, and no look is lost."""
     seed = random.randrange(10_000)
@@ -52,7 +61,7 @@ def test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen(kind: str
     assert max(intervals) > 2, why
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", usual(["fsdp", "ddp"], "fsdp", more=MORE))
 def test_a_replica_that_has_missed_a_choice_takes_it_from_the_others(kind: str) -> None:
     """A look that was cut short has ended on two of three; one more comes, and takes it too."""
     told = run(scenario="missed", kind=kind, slow=SLOW[kind], replicas=3, misses=1, **SWITCHING)
@@ -61,9 +70,9 @@ def test_a_replica_that_has_missed_a_choice_takes_it_from_the_others(kind: str) 
     assert len(check_alike(told, why)) > 1, why
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+@pytest.mark.parametrize("kind", usual(["fsdp", "ddp"], "ddp", more=MORE))
 def test_one_that_was_out_for_long_has_rounds_as_often_as_the_others(kind: str) -> None:
-    """Its step count stays behind for good: intervals count from the rounds that all have had."""
+    """It is at the others' step, place and rate after one round, and has rounds as often."""
     told = run(scenario="thawed", kind=kind, slow=SLOW[kind], replicas=3, every=5, **SWITCHING)
     why = str(told["done"])
     check_kept(told, why, least=8)

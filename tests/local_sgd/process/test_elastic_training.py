@@ -140,3 +140,12 @@ def test_a_loss_in_the_warm_up_is_told_by_name() -> None:
     assert ended.returncode != 0
     assert "WarmUpError: local_sgd_warmup_steps=400: a replica was lost after" in ended.stderr
     assert "start this replica again from the newest checkpoint" in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_one_that_lost_the_end_of_a_round_goes_on_where_the_others_wait(kind: str) -> None:
+    """They have made the next steps alone; it and one that joins then begin at their step."""
+    told = run(scenario="missed", kind=kind, replicas=3, misses=1)
+    check_kept(told, str(told["done"]), least=5)
+    lost, other = ({line["step"] for line in steps_of(told["ranks"][f"{one} 0"])} for one in (1, 0))
+    assert other - lost

@@ -11,9 +11,16 @@ from typing import Any, Final
 import pytest
 
 from checkpoints.flash_world import Keeping, Worlds
+from house.extended import usual
 from local_sgd import fsdp2_training
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_fsdp2_checkpoints.py::test_any_mesh_loads_what_two_by_two_ranks_saved",
+    ],
+)
 NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 DETECTORS: Final = {
     "local_sgd_sync_interval": 2,
@@ -89,7 +96,11 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
     assert _ends(again) == _ends(course.ranks)
 
 
-@pytest.mark.parametrize("mesh", [[1, 2], [1, 1], [4, 1], [2, 1], [1, 4], [3, 1]], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    usual([[1, 2], [1, 1], [4, 1], [2, 1], [1, 4], [3, 1]], [1, 4], [3, 1], more=MORE),
+    ids=str,
+)
 def test_any_mesh_loads_what_two_by_two_ranks_saved(
     training: Training, course: Course, tmp_path: Path, mesh: list[int]
 ) -> None:

@@ -8,9 +8,16 @@ from typing import Any, Final
 import pytest
 
 from checkpoints.flash_world import Worlds
+from house.extended import usual
 from local_sgd import fsdp2_training
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_fsdp2_rounds.py::test_either_dimension_may_be_of_any_size",
+    ],
+)
 NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 EVERY_2: Final = {"local_sgd_sync_interval": 2}
 DETECTORS: Final = {"skip_anomaly": True, "ewma_warmup_steps": 4, "pseudo_gradnorm_reduce": True}
@@ -84,7 +91,9 @@ def test_two_replicas_of_two_shards_train_as_whole_ones(training: Training, name
     assert sum(bool(one) for one in ranks[0]["outcomes"]) >= 2
 
 
-@pytest.mark.parametrize("mesh", [[1, 1], [1, 2], [2, 1], [3, 1]], ids=str)
+@pytest.mark.parametrize(
+    "mesh", usual([[1, 1], [1, 2], [2, 1], [3, 1]], [1, 2], [3, 1], more=MORE), ids=str
+)
 def test_either_dimension_may_be_of_any_size(training: Training, mesh: list[int]) -> None:
     """One replica, pure replicas of one shard, and a single rank train as the reference does."""
     ranks, found = training.both(mesh, **CONFIGS["warm-up, Nesterov"])
@@ -96,6 +105,7 @@ OPTIONS: Final = {
     "frozen, and a block that is not used": {"frozen": True, "unused": True},
     "units in units, that prefetch each other": {"nested": True, "prefetch": True},
     "two blocks in one unit, that stay whole": {"grouped": True, "whole": True, "evaluate": True},
+    "in eval mode, with torch's helper of checkpoints": {"eval": True, "helped": True},
     "gathered early, and computed again without a graph": {"early": True, "recompute": "reentrant"},
 }
 
@@ -103,14 +113,28 @@ OPTIONS: Final = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_form_of_a_model_synchronises_once_in_a_round(training: Training, name: str) -> None:
     """Prefetches, evaluations, recomputation and later micro-batches change nothing of a round."""
+    options = OPTIONS[name]
+    inner = "sgd" if options.get("helped") else "adamw"  # the helper's step counts in AdamW's own
     ranks, found = training.both(
-        [2, 2], config=EVERY_2, outer=NESTEROV, options=OPTIONS[name], micros=2
+        [2, 2], config=EVERY_2, outer=NESTEROV, options=options, inner=inner, micros=2
     )
     _compare(ranks, found, 2)
     rounds = [one for one in ranks[0]["outcomes"] if one]
     assert len(rounds) == 4
+    assert {one["rounds"] for one in ranks} == {5}, "the closing one counts"
     for number, units in enumerate(rounds, 1):
         assert [unit[1] for unit in units] == [number] * len(rounds[0])
+
+
+def test_a_root_that_an_evaluation_left_in_eval_mode_has_rounds(training: Training) -> None:
+    """Before the step that begins a round: none is left out or late."""
+    ranks = training.run(
+        job="train", world=2, kind="fsdp", mesh=[2, 1], steps=9, config=EVERY_2, outer=NESTEROV,
+        options={"forgets": 2}, closing=True,
+    )  # fmt: skip
+    made = [bool(one) for one in ranks[0]["outcomes"]]
+    assert made == [False, False, *[True, False] * 3, True]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
 
 
 def test_a_replica_that_went_astray_is_left_out(training: Training) -> None:

@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.replica_world import ReplicaWorlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_killed_rank.py::test_survivors_of_a_killed_rank_keep_their_units",
+    ],
+)
 
 
-@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("codec", usual(["none", "int8"], "int8", more=MORE))
 @pytest.mark.parametrize("phase", ["in the reduction", "before the reduction"])
 def test_survivors_of_a_killed_rank_keep_their_units(
     worlds: ReplicaWorlds, codec: str, phase: str

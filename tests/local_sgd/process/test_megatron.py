@@ -9,9 +9,17 @@ from typing import Any, Final
 
 import pytest
 
+from house.extended import usual
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_megatron.py::test_two_replicas_train_as_whole_ones",
+        "local_sgd/process/test_megatron.py::test_atorch_bug_8_gradients_are_averaged_until_the_warm_up_ends",
+    ],
+)
 REPLICAS: Final = 2
 SMALL: Final = {"layers": 2, "hidden": 16}
 EDIT: Final[dict[str, Any]] = {
@@ -54,7 +62,7 @@ def _apart(one: dict[str, list[float]], other: dict[str, list[float]]) -> float:
     return max(abs(a - b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usual(CASES, *list(CASES)[:2], more=MORE))
 def test_two_replicas_train_as_whole_ones(worlds: Worlds, name: str) -> None:
     """Weights differ from the formula's by at most 1e-6; gradients are the mean of one replica."""
     setup = CASES[name]
@@ -73,7 +81,9 @@ def test_two_replicas_train_as_whole_ones(worlds: Worlds, name: str) -> None:
         assert [len(norms) for _, norms, _ in one["outcomes"][4]] == [REPLICAS] * len(one["units"])
 
 
-@pytest.mark.parametrize(("warm_up", "interval"), [(5, 2), (1, 4), (0, 3)])
+@pytest.mark.parametrize(
+    ("warm_up", "interval"), usual([(5, 2), (1, 4), (0, 3)], (5, 2), more=MORE)
+)
 def test_atorch_bug_8_gradients_are_averaged_until_the_warm_up_ends(
     worlds: Worlds, warm_up: int, interval: int
 ) -> None:

@@ -8,9 +8,18 @@ from typing import Any, Final
 
 import pytest
 
+from house.extended import usual
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_megatron_by_time.py::test_replicas_of_unlike_pace_enter_each_round_together",
+        "local_sgd/process/test_megatron_by_time.py::test_a_replica_without_data_takes_results_and_weighs_nothing",
+        "local_sgd/process/test_megatron_by_time.py::test_a_training_that_stopped_between_two_rounds_goes_on_as_if_it_had_not",
+    ],
+)
 REPLICAS: Final = 2
 SMALL: Final = {"layers": 2, "hidden": 16}
 SECONDS: Final = 0.8
@@ -78,7 +87,9 @@ def _shares(mine: int, its: int) -> list[float]:
     return [mine / total, its / total] if total else [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", usual(LAYOUTS, "distributed optimizer", "pipeline parallel", more=MORE)
+)
 def test_replicas_of_unlike_pace_enter_each_round_together(worlds: Worlds, name: str) -> None:
     """Anchors are the same bits on all, steps weigh, and none waits for the slow one's steps."""
     setup = LAYOUTS[name]
@@ -100,7 +111,7 @@ def test_replicas_of_unlike_pace_enter_each_round_together(worlds: Worlds, name:
     assert sum(mine for mine, _ in counts[:-1]) > sum(its for _, its in counts[:-1])
 
 
-@pytest.mark.parametrize("setup", [{}, {"tensor": 2}])
+@pytest.mark.parametrize("setup", usual([{}, {"tensor": 2}], {"tensor": 2}, more=MORE))
 def test_two_replicas_train_as_whole_ones_with_the_same_steps(
     worlds: Worlds, setup: dict[str, Any]
 ) -> None:
@@ -128,7 +139,7 @@ def test_too_few_steps_of_all_make_no_round_until_the_last(worlds: Worlds) -> No
     assert len({rank["end"]["masters"] for rank in ranks}) == 1
 
 
-@pytest.mark.parametrize("steps", [[2, 8], [0, 5]])
+@pytest.mark.parametrize("steps", usual([[2, 8], [0, 5]], [2, 8], more=MORE))
 def test_a_replica_without_data_takes_results_and_weighs_nothing(
     worlds: Worlds, steps: list[int]
 ) -> None:
@@ -176,7 +187,7 @@ def test_replicas_save_together_after_a_round(
     assert len({one["end"]["masters"] for one in again}) == 1
 
 
-@pytest.mark.parametrize("setup", [{}, {"tensor": 2}])
+@pytest.mark.parametrize("setup", usual([{}, {"tensor": 2}], {"tensor": 2}, more=MORE))
 def test_a_training_that_stopped_between_two_rounds_goes_on_as_if_it_had_not(
     worlds: Worlds, tmp_path: Path, setup: dict[str, Any]
 ) -> None:

@@ -10,9 +10,16 @@ from typing import Any, Final
 
 import pytest
 
+from house.extended import usual
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_megatron_checkpoints.py::test_any_layout_loads_what_two_by_two_ranks_saved",
+    ],
+)
 UNTIL: Final = 8
 AT: Final = 6
 """Between the rounds after steps 5 and 7."""
@@ -99,7 +106,7 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", usual(LAYOUTS, *list(LAYOUTS)[::3], more=MORE))
 def test_any_layout_loads_what_two_by_two_ranks_saved(
     worlds: Worlds, course: Course, tmp_path: Path, name: str
 ) -> None:

@@ -11,10 +11,17 @@ from typing import Any, Final
 
 import pytest
 
+from house.extended import usual
 from local_sgd.elastic_runs import run
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_megatron_members.py::test_by_time_members_come_and_go",
+    ],
+)
 SCENARIO: Final[dict[str, Any]] = {"kind": "megatron", "interval": 3, "shards": 2, "setup": {}}
 
 
@@ -57,7 +64,9 @@ def test_one_is_frozen_while_the_others_train_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "setup", [{}, {"tensor": 2}], ids=["distributed optimizer", "tensor parallel"]
+    "setup",
+    usual([{}, {"tensor": 2}], {}, more=MORE),
+    ids=["distributed optimizer", "tensor parallel"],
 )
 def test_by_time_members_come_and_go(setup: dict[str, Any]) -> None:
     """A-EDiT: one is slow, one is killed, one comes and one is frozen; nobody is restarted."""

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.reductions import drawn, weights_of
 from local_sgd.replica_world import ReplicaWorlds
 from local_sgd.scalar_edit import gta
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_reductions.py::test_every_length_and_number_of_ranks",
+        "local_sgd/process/test_reductions.py::test_gta_reduces_with_any_density",
+        "local_sgd/process/test_reductions.py::test_what_a_codec_loses_comes_later",
+    ],
+)
 SIZES = [0, 1, 255, 0, 513, 7]
 QUANTUM = {"none": 1e-6, "bf16": 2**-8, "int8": 1 / 127, "int4": 1 / 7}
 """The most that two roundings of values up to 1 lose."""
@@ -40,7 +49,7 @@ def _trimmed(values: Sequence[float], density: float) -> list[float]:
 
 
 @pytest.mark.parametrize("codec", QUANTUM)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", usual([1, 2, 3, 5], 1, 3, more=MORE))
 def test_every_length_and_number_of_ranks(worlds: ReplicaWorlds, ranks: int, codec: str) -> None:
     """Empty units, units of one value, units that chunks cut: the mean, bitwise equal on all."""
     answers = _reduce(worlds, world=ranks, codec=codec)
@@ -50,7 +59,7 @@ def test_every_length_and_number_of_ranks(worlds: ReplicaWorlds, ranks: int, cod
         assert answer["last"] == pytest.approx(wanted, abs=QUANTUM[codec])
 
 
-@pytest.mark.parametrize("density", [1.0, 0.3])
+@pytest.mark.parametrize("density", usual([1.0, 0.3], 0.3, more=MORE))
 @pytest.mark.parametrize("consensus", ["sum", "count", None])
 def test_gta_reduces_with_any_density(
     worlds: ReplicaWorlds, consensus: str | None, density: float
@@ -66,7 +75,7 @@ def test_gta_reduces_with_any_density(
         assert answer["last"] == pytest.approx(wanted, abs=1e-6)
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", usual(["bf16", "int8", "int4"], "int4", more=MORE))
 @pytest.mark.parametrize("left_out", [[], [1]], ids=["all", "one left out"])
 def test_what_a_codec_loses_comes_later(
     worlds: ReplicaWorlds, codec: str, left_out: list[int]

@@ -81,8 +81,16 @@ def test_moments_that_are_not_finite_stay_with_their_replica(regroups: Regroups)
 def test_a_replica_that_was_left_out_for_two_rounds_goes_on_with_its_discounted_delta(
     regroups: Regroups,
 ) -> None:
-    """It had begun nothing: its weights are A' - d²Δ, and a quarter of its steps counts."""
-    newest, late = regroups.change([{"rounds": [4, 4, 4]}, {"rounds": [2, 2, 2]}])
+    """It had begun nothing: its weights are A' - d²Δ, and a quarter of its steps counts.
+
+    It goes on from the step and the position of who trains, as one that joins at that moment does.
+    """
+    newest, late, joiner = regroups.change([
+        {"rounds": [4, 4, 4], "steps": 32}, {"rounds": [2, 2, 2], "steps": 16}, {"new": True}
+    ])  # fmt: skip
+    for one in (late, joiner):
+        assert (one["steps"], json.loads(one["position"])) == (32, {"from": 0})
+    assert [one["behind"] for one in (newest, late, joiner)] == [False, True, False]
     assert late["anchors"] == newest["anchors"]
     assert late["outer"] == newest["outer"]
     assert (late["passed"], late["kept"]) == (True, 0.25)

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from local_sgd.replica_world import DEFAULTS, ReplicaWorlds
 from local_sgd.scalar_edit import ScalarEdit
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "local_sgd/process/test_rounds.py::test_replicas_and_plain_floats_agree",
+        "local_sgd/process/test_rounds.py::test_what_is_not_finite_stays_on_its_replica",
+    ],
+)
 NESTEROV = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 MOMENTUM = {"lr": 0.5, "momentum": 0.9}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -55,7 +63,9 @@ def _distance(answers: list[dict[str, Any]], reference: ScalarEdit, shards: int)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("replicas", "shards"), [(2, 1), (4, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "shards"), usual([(2, 1), (4, 1), (2, 2), (1, 2)], (4, 1), (2, 2), more=MORE)
+)
 def test_replicas_and_plain_floats_agree(
     worlds: ReplicaWorlds, name: str, replicas: int, shards: int
 ) -> None:
@@ -90,8 +100,10 @@ def _zeros(decision: Any) -> list[int]:
     return list(range(len(weights))) if rollback else [i for i, w in enumerate(weights) if w == 0]
 
 
-@pytest.mark.parametrize("kind", ["nan", "inf", "-inf"])
-@pytest.mark.parametrize("codec", ["none", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("kind", usual(["nan", "inf", "-inf"], "nan", "-inf", more=MORE))
+@pytest.mark.parametrize(
+    "codec", usual(["none", "bf16", "int8", "int4"], "none", "int8", more=MORE)
+)
 def test_what_is_not_finite_stays_on_its_replica(
     worlds: ReplicaWorlds, kind: str, codec: str
 ) -> None:

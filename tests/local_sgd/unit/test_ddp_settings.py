@@ -111,3 +111,26 @@ def test_a_round_that_a_checkpoint_had_before_it_is_made_first(call: str) -> Non
     getattr(averager if call == "finish" else optim, call)()
     assert weight.item() == pytest.approx(0.5)
     assert averager.rounds == 1
+
+
+def test_a_replica_that_is_left_out_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Its step was not finite: the round says so, loudly, and that nobody's delta counts."""
+    weight = torch.nn.Parameter(torch.tensor([1.0]))
+    averager = OuterOptimPeriodicModelAverager()
+    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=1.0), averager)
+    weight.grad = torch.tensor([float("nan")])
+    optim.step()
+    (line,) = caplog.messages
+    assert "round 1: 1 of 1 parameters stand out; parameter 0: anomalous (True,)" in line
+    assert weight.item() == 1.0
+
+
+def test_parameters_may_come_from_a_generator() -> None:
+    """As torch's own averagers take `model.parameters()`: each look at them has all."""
+    model = torch.nn.Linear(2, 1)
+    averager = OuterOptimPeriodicModelAverager()
+    for number in (1, 2):
+        averager.before_step(model.parameters())
+        averager.average_parameters(model.parameters())
+        assert averager.rounds == number
+        assert len(averager.outcomes) == 2

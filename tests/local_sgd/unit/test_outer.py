@@ -34,12 +34,13 @@ def test_outer_sgd_is_the_formula(*, nesterov: bool) -> None:
 
 
 def test_averaging_is_a_step_of_length_one() -> None:
-    """Without an optimizer A ← A - Δ̂, as SGD with lr=1 and no momentum does."""
-    plain, sgd = Anchors([torch.ones(3)]), Anchors([torch.ones(3)], _sgd(lr=1.0).factory)
+    """Without an optimizer A ← A - Δ̂, as SGD with lr=1 and no momentum does; each has its part."""
+    weights = [torch.ones(1), torch.ones(2)]
+    plain, sgd = Anchors(weights), Anchors(weights, _sgd(lr=1.0).factory)
     delta = torch.tensor([0.5, -0.25, 0.0])
     for one in (plain, sgd):
         one.step(delta.clone())
-    assert plain.values[0].tolist() == sgd.values[0].tolist() == [0.5, 1.25, 1.0]
+        assert [anchor.tolist() for anchor in one.values] == [[0.5], [1.25, 1.0]]
 
 
 def test_any_optimizer_of_torch_steps_the_anchors() -> None:

@@ -75,6 +75,13 @@ def built_grpcurl() -> str:
     return built.stdout.strip()
 
 
+@pytest.mark.extended(
+    "builds grpcurl, a minute of two cores, to try four lines of a page",
+    held_by=[
+        "master/unit/server/test_roles.py::test_reflection_lists_the_services_and_their_files",
+        "master/process/test_protocol_page.py::test_every_method_is_mentioned_with_its_service",
+    ],
+)
 @pytest.mark.slow
 def test_grpcurl_works_as_the_page_says(tmp_path: Path) -> None:
     """With the flags of the page: list, describe, a call, a refusal with its reason."""

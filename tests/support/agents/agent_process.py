@@ -15,17 +15,14 @@ from typing import Any
 import psutil
 
 from holdfast_wire import keys
+from house import forks
 from masters.scripted_master import Identities
 
-RUN = (
-    sys.executable,
-    "-c",
-    (
-        "import sys; from holdfast_agent.zygote.process_tree import die_with_parent;"
-        "die_with_parent(int(sys.argv.pop(1))); from holdfast_agent.main import main; main()"
-    ),
-    str(os.getpid()),
+_MAIN = (
+    "import sys; from holdfast_agent.zygote.process_tree import die_with_parent;"
+    "die_with_parent(int(sys.argv.pop(1))); from holdfast_agent.main import main; main()"
 )
+RUN = (sys.executable, "-c", _MAIN, str(os.getpid()))
 """holdfast-run without needing the console script on PATH; it dies with the test run."""
 
 
@@ -57,20 +54,46 @@ class AgentProcess:
         folder: Path,
         name: str = "agent",
         wrap: Sequence[str] = (),
+        *,
+        forked: bool = False,
     ) -> None:
-        """Start it; wrap: a command that becomes the agent by exec of its arguments."""
+        """Start it.
+
+        Args:
+            args: Its command line.
+            env: Its environment.
+            folder: Its working directory, for its output too.
+            name: Of the files with its output.
+            wrap: A command that becomes the agent by exec of its arguments.
+            forked: As a fork of a process that has imported torch, where that changes nothing.
+        """
         self.stdout = folder / f"{name}.out"
         self.stderr = folder / f"{name}.err"
-        with self.stdout.open("wb") as out, self.stderr.open("wb") as err:
-            self.process = subprocess.Popen(
-                [*wrap, *RUN, *args],
-                env=dict(env),
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+        self.process: forks.Fork | subprocess.Popen[bytes]
+        with (
+            Path(os.devnull).open("rb") as nothing,
+            self.stdout.open("wb") as out,
+            self.stderr.open("wb") as err,
+        ):
+            files = [nothing.fileno(), out.fileno(), err.fileno()]
+            if forked and not wrap and forks.forkable(env):
+                self.process = forks.start(
+                    ["-c", _MAIN, str(forks.parent()), *args],
+                    env=env,
+                    files=files,
+                    cwd=folder,
+                    new_session=True,
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*wrap, *RUN, *args],
+                    env=dict(env),
+                    cwd=folder,
+                    stdin=files[0],
+                    stdout=files[1],
+                    stderr=files[2],
+                    start_new_session=True,
+                )
         self.pid = self.process.pid
 
     def family(self) -> list[psutil.Process]:

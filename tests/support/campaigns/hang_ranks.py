@@ -8,7 +8,6 @@ at FOLDER/RANK.sock; the odd rank writes FOLDER/hung just before it hangs.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import json
 import os
 import signal
@@ -27,8 +26,6 @@ from typing import Any
 FOREVER_SECONDS = 3600.0
 LOCAL_SECONDS = 0.01
 """Work of each rank before each collective."""
-DUMP_SIGNAL = signal.SIGUSR2
-"""Has a rank append its stacks to FOLDER/RANK.stacks."""
 _PR_SET_PDEATHSIG = 1
 _VFORK = """
 #include <unistd.h>
@@ -79,6 +76,7 @@ def _joins(hang: Callable[[Rank], None]) -> Callable[[Rank], None]:
         if rank.odd:
             rank.mark()
             hang(rank)
+            (rank.folder / "woken").touch()
         rank.reduce(2, 3)
 
     return run
@@ -237,6 +235,70 @@ def _is_tcp(number: int) -> bool:
         return False
 
 
+def _new_group(rank: Rank) -> None:
+    rank.world.new_group()
+
+
+def _mesh(rank: Rank) -> None:
+    rank.world.device_mesh.init_device_mesh("cpu", (rank.world.get_world_size(),))
+    rank.world.new_group(backend="gloo")
+
+
+def _store(rank: Rank) -> None:
+    rank.world.distributed_c10d._get_default_store().get("nobody-sets-this")
+
+
+def _read_pipe(_: Rank) -> None:
+    reader, _writer = os.pipe()
+    os.read(reader, 1)
+
+
+def _write_pipe(_: Rank) -> None:
+    _reader, writer = os.pipe()
+    os.write(writer, bytes(1 << 20))
+
+
+def _helper(_: Rank) -> None:
+    """Wait for what a helper says, which says nothing."""
+    command = ["sleep", str(int(FOREVER_SECONDS))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as helper:
+        assert helper.stdout
+        helper.stdout.read()
+
+
+def _thread(rank: Rank) -> None:
+    """End the script on all ranks; a thread of the odd one lives on."""
+    if not rank.odd:
+        os._exit(0)
+    threading.Thread(target=time.sleep, args=(FOREVER_SECONDS,)).start()
+    rank.mark()
+    threading._shutdown()  # type: ignore[attr-defined]
+
+
+def _sleep_of_c(_: Rank) -> None:
+    ctypes.CDLL(None).sleep(int(FOREVER_SECONDS))
+
+
+def _poll_with_gil(_: Rank) -> None:
+    ctypes.PyDLL(None).poll(None, 0, int(FOREVER_SECONDS) * 1000)
+
+
+def _semaphore(_: Rank) -> None:
+    """Wait as C code does that takes EINTR for an error."""
+
+    class Deadline(ctypes.Structure):
+        _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    libc, semaphore = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.sem_init(semaphore, 0, 0)
+    until = Deadline(int(time.time() + FOREVER_SECONDS), 0)
+    libc.sem_timedwait(semaphore, ctypes.byref(until))
+
+
+START_UP = "start-up"
+"""The odd rank hangs before it makes the process group."""
+
+
 HANGS: Mapping[str, Callable[[Rank], None]] = {
     "sleep": _joins(_sleep),
     "other-operation": _joins(_other_operation),
@@ -256,6 +318,17 @@ HANGS: Mapping[str, Callable[[Rank], None]] = {
     "compile": _compile,
     "no-send": _no_send,
     "lost-packets": _lost_packets,
+    "new-group": _joins(_new_group),
+    "mesh": _joins(_mesh),
+    "store": _joins(_store),
+    "read-pipe": _joins(_read_pipe),
+    "write-pipe": _joins(_write_pipe),
+    "helper": _joins(_helper),
+    "thread": _thread,
+    "c-sleep": _joins(_sleep_of_c),
+    "c-poll": _joins(_poll_with_gil),
+    "c-semaphore": _joins(_semaphore),
+    START_UP: _sleep,
 }
 """How the odd rank comes to hang, and with it all others.
 
@@ -273,8 +346,9 @@ def _rank(plant: Plant, number: int) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     server = _WorkerServer(str(folder / f"{number}.sock"))
-    stacks = (folder / f"{number}.stacks").open("w")
-    faulthandler.register(DUMP_SIGNAL, stacks, all_threads=True)
+    if plant.name == START_UP and number == plant.odd:
+        (folder / "hung").touch()
+        time.sleep(FOREVER_SECONDS)
     meet = f"file://{folder}/meet"
     dist.init_process_group("gloo", meet, rank=number, world_size=plant.ranks)
     rank = Rank(number, number == plant.odd, folder, dist, torch)
@@ -323,6 +397,7 @@ def main() -> None:
     import torch
     import torch._dynamo
     import torch.distributed
+    import torch.distributed.device_mesh
     import torch.utils.data
 
     torch.set_num_threads(1)

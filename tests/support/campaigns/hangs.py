@@ -26,10 +26,12 @@ from types import TracebackType
 from typing import Self
 
 from campaigns import hang_ranks
-from campaigns.hang_ranks import DUMP_SIGNAL, HANGS, Plant
-from holdfast_agent.health.evidence import TOTAL_SECONDS, LocalRank, collect
+from campaigns.hang_ranks import HANGS, Plant
+from holdfast_agent.health.evidence import LocalRank, collect
+from holdfast_agent.health.stacks import StackQuestions
 from holdfast_agent.health.worker_server import WorkerServer, WorkerServerError
-from holdfast_master.policies.hang import HangKind, HangVerdict, classify
+from holdfast_master.policies.hang import classify
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_wire.messages import RankEvidence
 
 WAIT_SECONDS = 60.0
@@ -49,14 +51,25 @@ EXPECTED: Mapping[str, HangKind] = {
     "gil": HangKind.NATIVE_GIL,
     "stop": HangKind.STOPPED,
     "exit": HangKind.PROCESS_GONE,
-    "fifo": HangKind.STORAGE,
-    "load": HangKind.STORAGE,
+    "fifo": HangKind.PIPE,
+    "load": HangKind.PIPE,
     "vfork": HangKind.UNINTERRUPTIBLE,
     "worker": HangKind.DATA_LOADER,
     "data-set": HangKind.DATA_LOADER,
     "compile": HangKind.COMPILATION,
     "no-send": HangKind.ABSENT,
     "lost-packets": HangKind.NETWORK,
+    "new-group": HangKind.MISMATCHED_COLLECTIVE,
+    "mesh": HangKind.MISMATCHED_COLLECTIVE,
+    "store": HangKind.ABSENT,
+    "read-pipe": HangKind.PIPE,
+    "write-pipe": HangKind.PIPE,
+    "helper": HangKind.PIPE,
+    "thread": HangKind.OVER,
+    "c-sleep": HangKind.ABSENT,
+    "c-poll": HangKind.NATIVE_GIL,
+    "c-semaphore": HangKind.LOCK,
+    "start-up": HangKind.ABSENT,
 }
 """The right verdict on each of `hang_ranks.HANGS`."""
 
@@ -78,6 +91,8 @@ class Outcome:
         right = [] if expected is HangKind.NETWORK else [self.plant.odd]
         if self.plant.ranks == 2 and expected is HangKind.MISMATCHED_COLLECTIVE:
             right = [0, 1]  # nobody knows which of two is right
+        if (Path(self.plant.folder) / "woken").exists():
+            return f"{self.plant}: the look woke what the rank slept in"
         if kind is expected and named == right:
             return ""
         return (
@@ -123,13 +138,14 @@ class Worlds:
         ]
         await asyncio.to_thread(_wait, plant)
 
-        async def dumps(missing: Sequence[int]) -> dict[int, str]:
-            return await asyncio.to_thread(_dump, {at: pids[at] for at in missing}, folder)
-
         started = time.monotonic()
-        evidence = await collect(local, world_size=ranks, dumps=dumps)
+        questions = StackQuestions()
+        evidence = await collect(local, world_size=ranks, questions=questions)
         seconds = time.monotonic() - started
-        return Outcome(plant, classify(evidence, world_size=ranks), evidence, seconds)
+        questions.keep([])
+        ended = [at for at in range(ranks) if name == "thread" and at != odd]
+        verdict = classify(evidence, world_size=ranks, ended=ended)
+        return Outcome(plant, verdict, evidence, seconds)
 
     def _start(self, plant: Plant) -> list[int]:
         assert self._process.stdin
@@ -166,22 +182,6 @@ def _newest(plant: Plant) -> list[int]:
                 entries = ()
             numbers.append(entries[-1].sequence if entries else 0)
     return numbers
-
-
-def _dump(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
-    """Have ranks dump their stacks by a signal, as an agent's zygote does."""
-    for pid in pids.values():
-        os.kill(pid, DUMP_SIGNAL)
-    files = {at: folder / f"{at}.stacks" for at in pids}
-    deadline = time.monotonic() + TOTAL_SECONDS
-    while not all(_is_whole(path) for path in files.values()) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
-    return {at: path.read_text() for at, path in files.items()}
-
-
-def _is_whole(stacks: Path) -> bool:
-    """Return whether the outermost frame of the last thread, the main one, is written."""
-    return "in <module>" in stacks.read_text().rpartition("\n  File ")[2]
 
 
 async def campaign(number: int, seed: int) -> list[Outcome]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,6 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from house import forks
+
+SUPPORT = Path(__file__).parents[1]
 _WORLD_SECONDS = 120
 
 
@@ -33,14 +35,13 @@ class World:
 def run(folder: Path, script: str, worlds: Sequence[World]) -> list[list[str]]:
     """Run the worlds in their order; return what the ranks of each printed, errors included."""
     asked = json.dumps({"script": script, "worlds": [asdict(world) for world in worlds]})
-    subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        input=asked,
-        text=True,
-        check=True,
+    done = forks.run(
+        [__file__, str(folder)],
+        given=asked,
         timeout=_WORLD_SECONDS * len(worlds),
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
     )
+    assert done.returncode == 0, done.stderr
     return [
         [(folder / f"world_{number}_{rank}").read_text() for rank in range(world.ranks)]
         for number, world in enumerate(worlds)

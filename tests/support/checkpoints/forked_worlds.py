@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from house import forks
+
 SUPPORT = Path(__file__).parents[1]
 Jobs = Mapping[str, Callable[[Mapping[str, Any], Any], None]]
 """Name of a job → the function that a rank runs: (world, pipe to the test)."""
@@ -29,25 +31,32 @@ class ForkedWorlds:
     """A script that ends in `serve`, as seen by a test."""
 
     script: ClassVar[str]
+    before_torch: ClassVar[bool] = False
+    """Whether it imports something that must come before torch: then it is no fork (`forks`)."""
 
     def __init__(self, **environment: str) -> None:
         """Start it."""
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), **environment}
-        self._process = subprocess.Popen(
-            [sys.executable, self.script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **own},
-        )
+        begin, given = os.pipe()
+        told, end = os.pipe()
+        self._process: forks.Fork | subprocess.Popen[bytes]
+        if self.before_torch:
+            self._process = subprocess.Popen(
+                [sys.executable, self.script], stdin=begin, stdout=end, env={**os.environ, **own}
+            )
+        else:
+            self._process = forks.start(
+                [self.script], env={**os.environ, **own}, files=[begin, end, 2]
+            )
+        os.close(begin)
+        os.close(end)
+        self._asked, self._told = os.fdopen(given, "w"), os.fdopen(told)
 
     def run(self, **world: Any) -> list[dict[str, Any]]:
         """Run a world to its end; return what each rank says. Fails when one fails."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(world) + "\n")
-        self._process.stdin.flush()
-        answers: list[dict[str, Any]] = json.loads(self._process.stdout.readline())
+        self._asked.write(json.dumps(world) + "\n")
+        self._asked.flush()
+        answers: list[dict[str, Any]] = json.loads(self._told.readline())
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors or world.get("may_fail"), "\n".join(errors)
         return answers
@@ -56,11 +65,9 @@ class ForkedWorlds:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._asked.close()
         self._process.wait(timeout=60)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._told.close()
 
 
 def serve(jobs: Jobs) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from house import forks
+
 SECONDS = 10.0
 """For what is ending already: gRPC ends its threads when it notices that their call is over."""
 
@@ -46,4 +48,6 @@ def _ours(thread: threading.Thread) -> bool:
 
 
 def _processes() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    # The process of which others are forks stays for the whole run.
+    found = psutil.Process().children(recursive=True)
+    return [process for process in found if process.pid != forks.server_pid()]

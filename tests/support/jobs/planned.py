@@ -57,6 +57,7 @@ class World:
     """0: long ago."""
     cut_off: bool = False
     unreachable: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     struck: tuple[str, ...] = ()
     named: int = 0
     """Pods made so far, for their uids."""
@@ -89,6 +90,7 @@ class World:
             first_seen_at=self.first_seen_at,
             cut_off=self.cut_off,
             unreachable=self.unreachable,
+            silent_nodes=self.silent,
             struck_nodes=self.struck,
         )
 
@@ -129,8 +131,9 @@ class World:
     def make(
         self, slot: PodSlot, incarnation: int = 0, avoids: tuple[str, ...] = ()
     ) -> ObservedPod:
-        """A new pod, Pending."""
+        """A new pod, Pending, on a node that it does not avoid."""
         self.named += 1
+        node = f"node-{slot.index}"
         pod = ObservedPod(
             slot=slot,
             incarnation=incarnation,
@@ -138,7 +141,7 @@ class World:
             uid=f"uid-{self.named}",
             phase=PodPhase.PENDING,
             created_at=self.now,
-            node=f"node-{slot.index}",
+            node=node if node not in avoids else f"spare-{slot.index}",
             avoids=avoids,
         )
         self.pods[slot.pod_name("t", incarnation)] = pod

@@ -33,6 +33,12 @@ ACCEPTED: Final = {
     "nprocPerNode 1024": job(nprocPerNode=1024),
     "another manager": job(managedBy="kueue.x-k8s.io/multikueue"),
     "a rule on exit codes of a container": _rule(onExitCodes={"containerName": "worker", **_EXIT}),
+    "a rule on exit codes of the first container": job(
+        worker__template__spec={"containers": [{"name": "trainer"}, {"name": "sidecar"}]},
+        failurePolicy__rules=[
+            {"action": "FailJob", "onExitCodes": {"containerName": "trainer", **_EXIT}}
+        ],
+    ),
     "a rule on exit codes other than 0": _rule(onExitCodes={"operator": "NotIn", "values": [0]}),
     "a rule on a pod condition": _rule(onPodConditions=[{"type": "DisruptionTarget"}]),
     "a rule on a log pattern": _rule(onLogPattern="CUDA error"),
@@ -128,6 +134,15 @@ REFUSED: Final = {
     "a rule with the same code twice": (
         _rule(onExitCodes={"operator": "In", "values": [1, 1]}),
         ["spec.failurePolicy.rules[0].onExitCodes.values[1]"],
+    ),
+    "a rule on a container beside the training": (
+        job(
+            worker__template__spec={"containers": [{"name": "worker"}, {"name": "sidecar"}]},
+            failurePolicy__rules=[
+                {"action": "FailJob", "onExitCodes": {"containerName": "sidecar", **_EXIT}}
+            ],
+        ),
+        ["spec.failurePolicy.rules"],
     ),
     "a rule on an unknown container": (
         _rule(onExitCodes={"containerName": "nope", **_EXIT}),

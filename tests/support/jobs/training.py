@@ -24,11 +24,11 @@ class Ended:
     output: str
 
 
-def train(*flags: str | Path, ranks: int = 0) -> Ended:
-    """Run the script alone (0 ranks), or under torchrun on this machine."""
+def train(*flags: str | Path, ranks: int = 0, script: Path = SCRIPT) -> Ended:
+    """Run a script alone (0 ranks), or under torchrun on this machine."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [sys.executable, *(torchrun if ranks else []), SCRIPT, *flags],
+        [sys.executable, *(torchrun if ranks else []), script, *flags],
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -297,7 +297,7 @@ def early(plane: ControlPlane) -> None:
 
 
 def missed(plane: ControlPlane) -> None:
-    """A replica misses what the others choose; one more comes while they wait for it."""
+    """A replica misses the end of a round, or a choice in it; one more comes while others wait."""
     plane.publish(come=plane.start(plane.scenario["replicas"]))
     plane.wait((plane.folder / "missed").exists, "a change that was missed")
     plane.join(1)

@@ -12,6 +12,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
+from house import forks
 from local_sgd import elastic_jobs
 
 Lines = list[dict[str, Any]]
@@ -26,6 +27,9 @@ def start(**scenario: Any) -> subprocess.CompletedProcess[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
+    if scenario.get("kind") != "megatron":  # that changes torch before its import
+        words = [elastic_jobs.__file__, json.dumps(scenario)]
+        return forks.run(words, timeout=280, env=environment)
     return subprocess.run(
         [sys.executable, elastic_jobs.__file__, json.dumps(scenario)],
         capture_output=True,
@@ -52,9 +56,13 @@ def steps_of(lines: Lines) -> Lines:
 def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
     """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
 
+    Replicas of one round are at one step, place in the data and learning rate, whatever befell
+    them.
+
     least: rounds that there were.
     """
     digests: dict[tuple[int, str], set[str]] = defaultdict(set)
+    places: dict[int, dict[str, tuple[int, int, float]]] = defaultdict(dict)
     for name, lines in told["ranks"].items():
         steps = steps_of(lines)
         assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
@@ -62,5 +70,7 @@ def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
         for line in steps:
             if "round" in line:
                 digests[line["round"], name.split()[1]].add(line["digest"])
+                places[line["round"]][name] = line["step"], line["place"], round(line["lr"], 9)
     assert len(digests) >= least
     assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
+    assert {at: one for at, one in places.items() if len(set(one.values())) > 1} == {}, why

@@ -57,6 +57,8 @@ def disturb(world: Mapping[str, Any], step: int, replica: int, optimizer: Any) -
 
 def train(world: Mapping[str, Any], pipe: Any) -> None:
     """Train for `steps`; send the weights of this rank's replica and what the rounds did."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
     from holdfast.local_sgd import members
     from holdfast.local_sgd.fsdp2 import LocalSGD
 
@@ -70,7 +72,12 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     optimizer = optimizer_of(model, world)
     local = LocalSGD(model, optimizer, replicas, *configs_of(world))
     told = []
+    model.train(not options.get("eval"))
+    if options.get("helped"):  # makes a step of an optimizer that has no state
+        get_optimizer_state_dict(model, optimizer)
     for step in range(world["steps"]):
+        if step == options.get("forgets"):
+            model.eval()  # as an evaluation that leaves the model so
         disturb(world, step, replica, optimizer)
         run_step(world, model, optimizer, step, (replica, shard))
         told.append([[one.name, one.round, list(one.weights)] for one in local.outcomes])
@@ -78,7 +85,8 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     if world.get("closing"):
         local.sync()
     weights = {name: one.full_tensor().tolist() for name, one in model.named_parameters()}
-    pipe.send({"weights": weights, "outcomes": told, "steps": local.steps})
+    counts = {"steps": local.steps, "rounds": local.rounds}
+    pipe.send({"weights": weights, "outcomes": told, **counts})
 
 
 def saved(world: Mapping[str, Any], pipe: Any) -> None:

@@ -62,7 +62,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
             steps=mine.get("steps", 0),
             begun=frozenset(mine.get("begun", ())),
         ),
-        lambda: json.dumps({"from": me}),
+        lambda: json.dumps({"from": me}).encode(),
     )
     pipe.send({"moments": inner.moments(), "buffers": inner.buffers()})
     pipe.send({
@@ -71,8 +71,8 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         "weights": [one.tolist() for one in tensors],
         "outer": [_outer_of(unit) for unit in units],
         "again": list(found.plan.again) if found.plan else None,
-        "joined": found.joined, "passed": found.passed, "kept": found.kept,
-        "steps": found.steps, "due": found.due, "position": found.position,
+        "joined": found.joined, "behind": found.behind, "passed": found.passed, "kept": found.kept,
+        "steps": found.steps, "due": found.due, "position": found.position.decode(),
     })  # fmt: skip
 
 

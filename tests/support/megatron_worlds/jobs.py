@@ -69,6 +69,33 @@ def _go_on(world: Mapping[str, Any], training: Training, flash: Any, start: int,
     pipe.send({"numbers": torch.rand(2).tolist()})
 
 
+def _parted(world: Mapping[str, Any], pipe: Any) -> None:
+    """Save to storage after the last rank has changed its own ranges of a global tensor."""
+    import torch.distributed as dist
+
+    from holdfast import Checkpointer, CheckpointError
+    from holdfast.flash.trainer.leaves import Leaves
+    from holdfast.integrations.megatron import MegatronShards
+
+    training = _built(world)
+    step(training, 0)
+    shards = MegatronShards(training.chunks, training.optimizer)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        leaves = Leaves()
+        shards.collect(leaves)
+        for leaf in leaves.tensors:
+            if leaf.name == world["part"]:
+                leaf.tensor.add_(0.1)
+    with Checkpointer(world["root"], shards=shards) as flash:
+        flash.save(1)
+        refused = ""
+        try:
+            flash.wait(1)
+        except CheckpointError as error:
+            refused = str(error)
+        pipe.send({"refused": refused})
+
+
 def _scaled(training: Training, begin: str) -> dict[str, str]:
     """Give modules an extra state as Transformer Engine does, bytes in a file; return all by key.
 
@@ -238,6 +265,7 @@ JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "train": _train,
     "alone": _alone,
     "evaluate": _evaluate,
+    "parted": _parted,
     "drop-in": _drop_in,
     "script": _script,
     "replicas": _replicas,

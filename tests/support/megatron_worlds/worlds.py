@@ -9,6 +9,7 @@ class Worlds(ForkedWorlds):
     """The script as seen by a test."""
 
     script = __file__
+    before_torch = True
 
 
 def main() -> None:

@@ -60,6 +60,7 @@ COMPILES = stack(
 )
 SAVES = stack((f"{TORCH}/serialization.py", "_save"), SCRIPT)
 QUEUE = stack((f"{LIB}/threading.py", "wait"), (f"{LIB}/queue.py", "get"), SCRIPT)
+OVER = stack((f"{LIB}/threading.py", "_shutdown"))
 USER = stack(("/job/model.py", "forward"), SCRIPT)
 ELSEWHERE = stack(("/job/metrics.py", "log"), SCRIPT)
 

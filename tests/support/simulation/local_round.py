@@ -10,7 +10,7 @@ import dataclasses
 from holdfast.page import SavingSample
 from holdfast_agent.policies.exit_rules import Orders
 from holdfast_agent.policies.rank_progress import Rank
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import RunningWorker, SetBarrier, WorldAssignment
 from simulation.follower import Follower
 from simulation.training import PACE, Round

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import clock_offset
 from holdfast_agent.policies.clock_offset import ClockAnswer, ClockOffset, ClockReading
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import (
     ClockProbe,
     ClockReply,
@@ -54,6 +54,9 @@ _OFFSET = 2.0
 
 class NodeSampling:
     """One agent's samples."""
+
+    pause = SAMPLE_SECONDS
+    """Between two of them."""
 
     def __init__(self, agent: Agent, number: int) -> None:
         """Sample from now on, if the scenario has it so."""
@@ -98,7 +101,7 @@ class NodeSampling:
             stepped = agent.workers.slot_of(current).step > 0
             if stepped:
                 agent.report(self._message(current, offset), current.number)
-        agent.later(SAMPLE_SECONDS, self._sample)
+        agent.later(self.pause, self._sample)
 
     def forget_clock(self) -> None:
         """Forget what is known of the offset: another master may have another clock."""
@@ -189,7 +192,7 @@ class NodeSampling:
         current = self.agent.workers.current
         if current is None or current.number != number or current.dead:
             return
-        ranks = tuple(_evidence(current, rank) for rank in self.agent.workers.view(current))
+        ranks = tuple(evidence_of(current, rank) for rank in self.agent.workers.view(current))
         answer = EvidenceCollected(command_id=order.command_id, ranks=ranks)
         self.agent.later(self.luck.uniform(1.0, 2.0), self.agent.report, answer, number)
 
@@ -253,7 +256,7 @@ _AHEAD = frozenset({HangKind.MISMATCHED_COLLECTIVE, HangKind.NETWORK})
 """The rank has issued what the others wait in, or something else in its place."""
 
 
-def _evidence(current: LocalRound, rank: int) -> RankEvidence:
+def evidence_of(current: LocalRound, rank: int) -> RankEvidence:
     """Return what is seen of a rank: it hangs, or it waits for the others."""
     hung = current.hung if current.hung is not None and current.hung.local_rank == rank else None
     stuck = current.physics is not None and bool(current.physics.stuck or current.physics.paused)

@@ -70,7 +70,7 @@ class Witness:
         self.pods.add(uid)
         self.times.setdefault((kind, metadata["name"]), time.monotonic())
         owner = metadata["ownerReferences"][0]["uid"]
-        place = (owner, labels["holdfast.dev/role"], labels["holdfast.dev/index"])
+        place = (owner, labels["holdfast.dev/role"], labels.get("holdfast.dev/index", ""))
         ended = pod.get("status", {}).get("phase") in _OVER
         if kind == "DELETED" or ended or "deletionTimestamp" in metadata:
             self._living[place].discard(uid)

@@ -46,6 +46,15 @@ class Release:
         self.kubectl.run(*names)
         self.uninstall()
 
+    def clear(self) -> None:
+        """Take away what is left of one whose removal failed, with its pods at once.
+
+        Its name would stay taken, and no later test could install.
+        """
+        self.kubectl.try_run("delete", "deploy", "--all", "--wait=false")
+        self.kubectl.try_run("delete", "pods", "--all", "--force", "--grace-period=0")
+        self.kubectl.helm("uninstall", self.name, "--ignore-not-found", *_WAIT)
+
     def operator_log(self) -> str:
         """The last lines of the operator's log."""
         names = self.kubectl.run("get", "deploy", "-o", "name").split()

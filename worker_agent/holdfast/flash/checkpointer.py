@@ -144,6 +144,7 @@ class Checkpointer:
             TypeError: an argument has the wrong type.
             ValueError: an argument or an environment variable has an invalid value.
             NotADirectoryError: `path` is a file, or a dangling link.
+            ImportError: a package that saves need is not installed.
         """
         self._parts = arguments.parts(model, optimizer, shards, extra, per_rank)
         environment = Environment.read()

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.flash.memory import hashes
 from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
@@ -253,6 +254,7 @@ class _Session:
     """Arena and checkpoint server of this process."""
 
     def __init__(self, path: str, place: RankPosition) -> None:
+        hashes.require()
         self._planner, self._world = Planner(place), place.world
         # The number differs in each run: an older checkpoint of the name never passes for this.
         self._lineage = from_rank_0(int.from_bytes(os.urandom(7), "little"), place.world)

@@ -31,28 +31,28 @@ elsewhere is lost.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.ddp_members import (
-    DDPMembers,
     check_settings,
     members_and_group,
+    members_of,
     refuse_more,
     turns_of,
 )
 from holdfast.local_sgd.ddp_shards import shards_of
 from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import log_batch
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
+from holdfast.local_sgd.spanning import spanning
 from holdfast.local_sgd.switch import load, reducing, round_switch_of, saved
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit, check_equal
-from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch
@@ -61,15 +61,16 @@ if TYPE_CHECKING:
 
     from holdfast.flash.trainer.shards import Shards
 
-_log = logging.getLogger("holdfast")
+_BUCKETS_COMPARED: Final = 2
+"""Steps after which DDP has compared its buckets over all ranks."""
+_HINT: Final = (
+    ". Or they have parted in the warm-up: start_localSGD_iter counts backward passes that reduce, "
+    "so under gradient accumulation wrap all but the last micro-batch in model.no_sync()"
+)
 
 
 class OuterOptimPeriodicModelAverager:
-    """Rounds of a DDP model, counted in steps of its optimizer.
-
-    It has the interface of torch's `ModelAverager`: `step`, and `average_parameters` after each
-    step of the optimizer.
-    """
+    """Rounds of a DDP model, counted in steps of its optimizer; one of torch's `ModelAverager`."""
 
     def __init__(
         self,
@@ -105,6 +106,8 @@ class OuterOptimPeriodicModelAverager:
         self.joined = False
         """This replica came to others that train, and has their state: load no checkpoint."""
         members, self.group = members_and_group(process_group, timeout)
+        fixed = self.group if members is None else None
+        self._spanning = spanning(fixed, by_time=self.config.use_async)
         self.own = Group.of_one() if members is None else members.shard_group
         """The ranks of this replica."""
         self.are_fixed = members is None or not members.changes
@@ -115,15 +118,10 @@ class OuterOptimPeriodicModelAverager:
         """The choice of the interval, where the settings ask for it."""
         self.units: list[Unit] = []
         """In the order of the optimizer's parameters; those without anchors are not here."""
-        self.turns: Turns | None = None
+        self.turns = turns_of(self.config, self.group, members)
         """Rounds by time that all replicas enter."""
-        if self.config.use_async:
-            self.turns = turns_of(self.config, self.group, members)
-        self._members = None
-        if members is not None:
-            self._members = DDPMembers(
-                self, members, self._sync, turns=self.turns, switch=self.switch
-            )
+        more = {"turns": self.turns, "switch": self.switch}
+        self._members = members_of(self, members, self._sync, **more)
 
     @property
     def alone(self) -> int:
@@ -134,6 +132,11 @@ class OuterOptimPeriodicModelAverager:
     def rounds(self) -> int:
         """Rounds so far, on all replicas alike: by time all save where it has grown."""
         return max((unit.round for unit in self.units), default=0)
+
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self.are_fixed or self.group.rank == 0
 
     def start(self, params: Iterable[Any], inner: torch.optim.Optimizer | None = None) -> None:
         """Meet the members, where the averager has `Members`: before the first step, once.
@@ -155,7 +158,7 @@ class OuterOptimPeriodicModelAverager:
         A replica that has come later takes that state at once. Fixed replicas have no need.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
             self._members.carry(name, one)
@@ -179,6 +182,7 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             AnchorsDifferError: the replicas have different weights.
         """
+        params = list(params)  # it may be a generator
         self.start(params)
         self._make_due_round()
         if phase(self.step, self.config) is Phase.LOCAL:
@@ -193,18 +197,24 @@ class OuterOptimPeriodicModelAverager:
         Raises:
             SyncError: a replica is gone; the weights are as this replica's steps left them.
         """
+        params = list(params)
         in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
+        if self._spanning is not None and self.step > _BUCKETS_COMPARED:
+            self._spanning.before_count(self._alone)
         self.step += 1
         self._alone += not in_warm_up
         follows = self._follows(in_warm_up=in_warm_up)
         if self._members is not None:
             made = self._members.stepped(ends_round=follows is Boundary.ROUND)
-            self.outcomes = self.outcomes if made is None else made
+            if made is not None:
+                self._keep(made)
         elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
             with reducing(self.switch):
                 self._round(len(_flat(params)))
         if follows is Boundary.ANCHORS:
             self._take_anchors(params)
+        if self._spanning is not None:
+            self._spanning.after_count()
 
     def _follows(self, *, in_warm_up: bool) -> Boundary:
         """Return what follows the step that was counted last; by time nothing does."""
@@ -247,11 +257,12 @@ class OuterOptimPeriodicModelAverager:
 
     def _finish_round(self, entered: Callable[[], object] | None) -> bool:
         self._round(len(self.units))
-        return self._made(self.outcomes, entered)
+        return entered is not None and entered() is True
 
     def _made(self, outcomes: list[Outcome], entered: Callable[[], object] | None) -> bool:
-        """Return whether all end here."""
-        self.outcomes = outcomes or self.outcomes
+        """Return whether all end here, after a round of members; without outcomes none was made."""
+        if outcomes:
+            self._keep(outcomes)
         return bool(outcomes) and entered is not None and entered() is True
 
     def state_dict(self) -> dict[str, Any]:
@@ -322,7 +333,7 @@ class OuterOptimPeriodicModelAverager:
             return
         self._due = False
         if self._members is not None:
-            self.outcomes = self._members.make_round()
+            self._keep(self._members.make_round())
         else:
             self._round(len(self.units))
 
@@ -338,19 +349,15 @@ class OuterOptimPeriodicModelAverager:
                 "local_sgd_warmup_steps=0 an averager must see them before the first local step: "
                 "wrap the optimizer in StatefulPostLocalSGDOptimizer, or call before_step(params)"
             )
-        self.outcomes = self._sync.run(self.units, steps=float(self._alone))
+        outcomes = self._sync.run(self.units, steps=float(self._alone))
         self._alone = 0
-        self._tell()
+        self._keep(outcomes)
 
-    def _tell(self) -> None:
-        spoke = [one for one in self.outcomes if any(one.anomalous) or one.clipped < 1]
-        if self.config.is_debug and spoke and self.group.rank == 0:
-            first = spoke[0]
-            _log.info(
-                "round %d: %d of %d parameters; %s: anomalous %s, clipped by %g, %s",
-                *(first.round, len(spoke), len(self.outcomes), first.name),
-                *(first.anomalous, first.clipped, first.reason),
-            )
+    def _keep(self, outcomes: list[Outcome]) -> None:
+        """Keep what a round did, and log it; loudly where replicas were left out."""
+        self.outcomes = outcomes
+        if self.group.rank == 0 and self.own.rank == 0:
+            log_batch(outcomes, tells_clipping=self.config.is_debug)
 
     def _take_anchors(self, params: Iterable[Any]) -> None:
         """Set A := θ for the parameters that have none."""
@@ -364,7 +371,7 @@ class OuterOptimPeriodicModelAverager:
             return
         for unit in fresh:
             unit.take_anchors()
-        check_equal(fresh, self.group)
+        check_equal(fresh, self.group, _HINT if are_first else "")
         if self.turns is not None and are_first:
             self.turns.restart()  # the time begins with the first lone step
         self.units += more

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.elastic import Elastic, attempt
+from holdfast.local_sgd.elastic import Carried, Elastic, attempt
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.inner_state import TorchInnerState
 from holdfast.local_sgd.members import Members
@@ -31,6 +31,7 @@ from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.optim.lr_scheduler import LRScheduler
 
 
 class Averager(Protocol):
@@ -84,7 +85,6 @@ class DDPMembers:
         )
         """Moments and buffers of this replica, as far as the script names their holders."""
         self._elastic = Elastic(members, sync, self, lambda: self._groups)
-        self.carry = self._elastic.carry
         self._groups: list[Any] = []
         self.alone = 0
         """Steps of this replica since the last round."""
@@ -93,6 +93,17 @@ class DDPMembers:
         """Changes of members so far; each may have written units."""
         self.is_started = False
         """Members have been met."""
+
+    def carry(self, name: str, one: Carried) -> None:
+        """Give later joiners the state of this; see `Elastic.carry`.
+
+        Others give in `optimizer.step()`, before their scripts step a scheduler: a joiner, which
+        begins behind that, steps it.
+        """
+        taken: Any = one
+        if self._elastic.carry(name, one) and _counts_to(self._averager.step - 1, taken):
+            taken.step()
+            self._elastic.keep_numbers()
 
     @property
     def units(self) -> list[Unit]:
@@ -256,6 +267,9 @@ class DDPMembers:
             self.alone, self._due = 0, found.due
         if found.passed:
             self.alone, self._due = round(self.alone * found.kept), False
+        if found.behind:
+            self._elastic.take_position(found)
+            averager.step, self._due = found.steps, found.due
         is_left_over = found.plan is not None and bool(found.plan.again)
         if self._turns is not None:
             self._move(self._turns, found, is_left_over=is_left_over)
@@ -282,6 +296,14 @@ class DDPMembers:
         )
 
 
+def _counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:
+    """Tell if this is a scheduler of torch that is stepped with the optimizer, at this step."""
+    from torch.optim import lr_scheduler
+
+    waits = isinstance(one, lr_scheduler.ReduceLROnPlateau)  # for a loss
+    return isinstance(one, lr_scheduler.LRScheduler) and not waits and one.last_epoch == step
+
+
 def check_settings(
     config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
 ) -> None:
@@ -305,8 +327,17 @@ def members_and_group(
     return given, Group.of_one()
 
 
-def turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns:
-    """Return the turns of this replica: of one rank, or of all that its members have in common."""
+def members_of(
+    averager: Averager, members: Members | None, sync: UnitSync, **more: Any
+) -> DDPMembers | None:
+    """Return the side of an averager whose members may change; None: it has a process group."""
+    return None if members is None else DDPMembers(averager, members, sync, **more)
+
+
+def turns_of(config: LocalSGDConfig, group: Group, members: Members | None) -> Turns | None:
+    """Return the turns of this replica, of one rank or of all of its members; None: by steps."""
+    if not config.use_async:
+        return None
     if members is None:
         return Turns(config, group, Group.of_one())
     return Turns(config, group, members.shard_group, has_changed=members.has_changed)

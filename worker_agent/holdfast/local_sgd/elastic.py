@@ -6,11 +6,12 @@ not belong here: how a change is carried out (`sync.regroup`), and a framework's
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from holdfast.flash.trainer.leaves import StateError
+from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.members import Members, MembersError, Membership
@@ -31,7 +32,8 @@ log: Final = logging.getLogger("holdfast")
 class Carried(Protocol):
     """What a script gives a joiner beside the model, such as a scheduler and its place in the data.
 
-    torch's `Stateful`, with a state of what JSON has: numbers, text, lists and dicts by name.
+    torch's `Stateful`, with a state of plain data: numbers, text, tensors, and lists, tuples, sets
+    and dicts of them.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +87,8 @@ class Elastic:
         self.members, self._sync, self._hooks = members, sync, hooks
         self._groups = groups
         self._carried: dict[str, Carried] = {}
-        self._given: dict[str, Any] = {}
+        self._given: dict[str, bytes] = {}
+        self._numbers: list[dict[str, Any]] = []
         self.own = members.shard_group
         """All ranks of this replica."""
         self._is_new = True
@@ -99,16 +102,18 @@ class Elastic:
         now = self.membership
         return (0, None) if now is None else (now.epoch, now.store)
 
-    def carry(self, name: str, one: Carried) -> None:
-        """Give later joiners the state of this; a joiner takes what it was given, now.
+    def carry(self, name: str, one: Carried) -> bool:
+        """Give later joiners the state of this; a joiner takes what it was given, and returns True.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         self._carried[name] = one
         self._position()  # what cannot be sent is told now, not at the first joiner
-        if (given := self._given.pop(name, None)) is not None:
-            one.load_state_dict(given)
+        takes = name in self._given
+        if takes:
+            self._load_carried()
+        return takes
 
     def refresh(self) -> Regrouped | None:
         """Carry out a change, at the start of a round; None: there is none.
@@ -155,6 +160,7 @@ class Elastic:
             hooks.config,
             before_write=hooks.before_write,
             inner=hooks.inner,
+            in_step=not hooks.config.use_async,
         )
         try:
             found = regroup.carry_out(hooks.situation(is_new=self._is_new), self._position)
@@ -164,7 +170,7 @@ class Elastic:
             log.warning("local SGD: members changed again: %s", error)
             return None
         if found.joined:
-            self._take_position(found.position)
+            self.take_position(found)
         self._is_new = False
         log.info(
             "local SGD: epoch %d, replicas %s: %s",
@@ -174,26 +180,37 @@ class Elastic:
         )
         return found
 
-    def _position(self) -> str:
-        """Return what a joiner needs beside the units, as JSON."""
-        carried: dict[str, Any] = {}
+    def _position(self) -> bytes:
+        """Return what a joiner needs beside the units."""
+        carried: dict[str, bytes] = {}
         for name, one in self._carried.items():
-            carried[name] = one.state_dict()
+            what = f"carry({name!r}): the state_dict() of this {type(one).__name__}"
             try:
-                json.dumps(carried[name])
-            except (TypeError, ValueError) as error:
-                raise LocalSGDError(
-                    f"carry({name!r}): the state_dict() of this {type(one).__name__} has what JSON "
-                    f"has not ({error}); return numbers, text, lists, and dicts by text"
-                ) from error
-        return json.dumps({"groups": numbers_of(self._groups()), "carried": carried})
+                carried[name] = encode_value(what, one.state_dict())
+            except StateError as error:
+                raise LocalSGDError(str(error)) from error
+        groups = numbers_of(self._groups())
+        return encode_value("position", {"groups": groups, "carried": carried})
 
-    def _take_position(self, position: str) -> None:
-        given = json.loads(position)
-        for group, numbers in zip(self._groups(), given["groups"], strict=True):
-            own: Any = group
-            own.update({key: one for key, one in numbers.items() if key in own})
-        self._given = given["carried"]
+    def take_position(self, found: Regrouped) -> None:
+        """Take learning rates and what the script carries from a replica that is ahead."""
+        given = decode_value("position", found.position)
+        self._numbers, self._given = given["groups"], given["carried"]
+        self._load_carried()
+
+    def keep_numbers(self) -> None:
+        """Have the numbers that the groups have now stand, whatever the script makes next."""
+        self._numbers = numbers_of(self._groups())
+
+    def _load_carried(self) -> None:
+        """Load what was given, as far as the script has named its holders by now.
+
+        A scheduler that is made meanwhile changes the groups' numbers: what was given stands.
+        """
+        for name in self._given.keys() & self._carried.keys():
+            self._carried[name].load_state_dict(decode_value(name, self._given.pop(name)))
+        for group, numbers in zip(self._groups(), self._numbers, strict=True):
+            _take_numbers(group, numbers)
 
 
 def attempt(call: Callable[[], object]) -> str | None:
@@ -211,12 +228,28 @@ def attempt(call: Callable[[], object]) -> str | None:
     return None
 
 
-def numbers_of(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+def numbers_of(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the numbers of an optimizer's groups: learning rates, and where a scheduler began."""
-    return [
-        {key: one for key, one in group.items() if type(one) in (int, float, bool)}
-        for group in groups
-    ]
+    return [{key: one for key, one in group.items() if _is_number(one)} for group in groups]
+
+
+def _is_number(one: Any) -> bool:
+    import torch
+
+    if torch.is_tensor(one):
+        return one.ndim == 0
+    return all(type(each) in (int, float, bool) for each in (one if type(one) is tuple else (one,)))
+
+
+def _take_numbers(group: Any, numbers: Mapping[str, Any]) -> None:
+    """Put numbers in the place of a group's own, in those tensors that are shared with others."""
+    import torch
+
+    for key in numbers.keys() & group.keys():
+        if torch.is_tensor(group[key]):
+            group[key].fill_(numbers[key])
+        else:
+            group[key] = numbers[key]
 
 
 def inner_groups(optimizers: Sequence[Any]) -> list[Mapping[str, Any]]:

@@ -181,6 +181,10 @@ class HybridShardLocalSGD(LocalSGD):
     def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
         return [_unit(name, module) for name, module in _named_states(model)]
 
+    def _before_step(self, *_: Any) -> None:
+        self._is_step = True  # FSDP1 has no hook that tells
+        super()._before_step()
+
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
         self._share_gradients()

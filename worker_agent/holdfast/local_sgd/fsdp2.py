@@ -50,10 +50,11 @@ from holdfast.local_sgd.fsdp2_units import ShardedUnit, units_of
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
 from holdfast.local_sgd.shards import shards_of
+from holdfast.local_sgd.spanning import spanning
 from holdfast.local_sgd.switch import RoundSwitch, Switch, load, round_switch_of, saved, switch_of
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
-from holdfast.local_sgd.sync.units import Unit
+from holdfast.local_sgd.sync.units import Outer, Unit
 from holdfast.local_sgd.turns import Turns
 
 if TYPE_CHECKING:
@@ -120,13 +121,12 @@ class LocalSGD(FSDP2Rounds):
         self.own_ranks = self.shard_group.ranks
         self.modules = self._units_of(model)
         self.trained = [one for one in self.modules if one.trained]
-        made = outer_of(config, outer)
-        self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        groups = self.replicas, self.shard_group
-        is_whole = mesh is not None  # FSDP1 gives none
+        self.units = _units(self.trained, outer_of(config, outer))
+        groups, is_whole = (self.replicas, self.shard_group), mesh is not None  # FSDP1 gives none
         self._sync = unit_sync_of(config, gta, groups, whole=is_whole, has_quorum=is_whole)
         self.switch = self._switch_of(mesh)
-        self.steps, self.alone, self.tokens, self.due = 0, 0, 0, False
+        self.steps, self.alone, self.tokens = 0, 0, 0
+        self.due, self.ends = False, False
         self.under_way, self.joined, self.written, self.outcomes = None, False, set(), []
         self.turns = self.quorum = None
         if config.quorum is not None:
@@ -138,6 +138,8 @@ class LocalSGD(FSDP2Rounds):
                 config, self.replicas, self.shard_group, has_changed=has_changed_of(mesh)
             )
         self._members = members_of(self, mesh, self._sync)
+        fixed = self.replicas if self._are_fixed else None
+        self._spanning = spanning(fixed, model, by_time=config.use_async, own=True)
         self._meet_first()
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
@@ -153,13 +155,10 @@ class LocalSGD(FSDP2Rounds):
         turns = self.quorum.turns if self.quorum is not None else self.turns
         if turns is not None:
             return turns.turn.round
-        if isinstance(self.switch, RoundSwitch):
-            is_ended = self.due or self.under_way is not None
-            return min((unit.round for unit in self.units), default=0) + is_ended
-        if self.switch is not None:
+        if self.switch is not None and not isinstance(self.switch, RoundSwitch):
             return self.switch.rounds
-        lone = max(0, self.steps - self.config.local_sgd_warmup_steps)
-        return lone // self.config.local_sgd_sync_interval
+        is_ended = self.due or self.under_way is not None
+        return min((unit.round for unit in self.units), default=0) + is_ended
 
     @property
     def together(self) -> bool:
@@ -184,7 +183,7 @@ class LocalSGD(FSDP2Rounds):
             SyncError: a rank is gone.
         """
         if self.turns is None and self.quorum is None:
-            self.sync()
+            self._sync_last()
             return
         self._complete()
         if self.units and not self.units[0].has_anchors and not self.is_warming_up:
@@ -201,10 +200,17 @@ class LocalSGD(FSDP2Rounds):
 
         With members that come and go it is this replica's, whole by itself, whoever is there.
         """
-        number, count = 0, 1
-        if self._members is None or not self._members.changes:
-            number, count = self.replicas.rank, self.replicas.size
-        return shards_of(self, self.model, self.optimizers, (number, count))
+        place = (self.replicas.rank, self.replicas.size) if self._are_fixed else (0, 1)
+        return shards_of(self, self.model, self.optimizers, place)
+
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self._are_fixed or self.replicas.rank == 0
+
+    @property
+    def _are_fixed(self) -> bool:
+        return self._members is None or not self._members.changes
 
     def clock(self) -> dict[str, Any]:
         """Return this replica's counters, for a checkpoint."""
@@ -265,10 +271,10 @@ class LocalSGD(FSDP2Rounds):
 
         Args:
             name: The same on all replicas.
-            one: Has `state_dict`, of numbers, text, lists and dicts, and `load_state_dict`.
+            one: Has `state_dict`, of plain data such as a scheduler's, and `load_state_dict`.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
             self._members.carry(name, one)
@@ -279,6 +285,7 @@ class LocalSGD(FSDP2Rounds):
 
     def skipped(self) -> None:
         """Count a step that a `GradScaler` has left out; the replicas count alike."""
+        self._is_step = True
         self._after_step()
 
     def detach(self) -> None:
@@ -308,6 +315,10 @@ class LocalSGD(FSDP2Rounds):
     def _hook_optimizers(self) -> list[Any]:
         before = [one.register_step_pre_hook(self._before_step) for one in self.optimizers]
         return [*before, self.optimizers[-1].register_step_post_hook(self._after_step)]
+
+
+def _units(trained: Sequence[ShardedUnit], outer: Outer) -> list[Unit]:
+    return [Unit(one.name, one.tensors, outer) for one in trained]
 
 
 def _never() -> bool:

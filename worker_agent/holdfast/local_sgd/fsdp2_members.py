@@ -49,6 +49,7 @@ class Local(Protocol):
     alone: int
     tokens: int
     due: bool
+    ends: bool
     joined: bool
     written: set[int]
     under_way: PipelinedRound | None
@@ -85,6 +86,10 @@ class FSDP2Members:
         """Changes of members so far."""
         self.again = False
         """After the step that is under way, a round is due: the others have begun one."""
+        self._last = 0
+        """Number of the round with which the others have ended; 0: they go on."""
+        self._late: Regrouped | None = None
+        """Where the others stand, in a later forward: the next one here goes on from there."""
 
     @property
     def units(self) -> list[Unit]:
@@ -102,6 +107,7 @@ class FSDP2Members:
             has_anchors=not is_new and bool(local.units) and local.units[0].has_anchors,
             due=local.due or self.again,
             steps=local.steps,
+            ends=local.ends,
             begun=self._begun(),
             agreed=self._switch.agreed if self._switch is not None else NOTHING_AGREED,
         )
@@ -133,6 +139,8 @@ class FSDP2Members:
         Raises:
             MembersError, SyncError: see `Elastic.refresh`.
         """
+        if self._late is not None:
+            self._go_on_with(self._late)
         found = self._elastic.refresh()
         if found is not None:
             self._apply(found)
@@ -176,15 +184,38 @@ class FSDP2Members:
         kept = self._work
         units, again = len(local.units), plan.again
         at_start = local.due or found.joined
+        in_forward = bool(again)
         if len(again) == units and (local.under_way is None or found.passed):
             local.drop_round()  # a whole round, of which this replica has begun no unit
-            local.due, self.again = at_start, not at_start
+            local.due, self.again, in_forward = at_start, not at_start, at_start
         elif again:
             local.go_on_from(again[0])
         else:
             local.drop_round()
+            in_forward = at_start
         if found.passed:
             local.alone, local.tokens = (round(one * found.kept) for one in kept)
+        if not found.behind:
+            return
+        if in_forward:
+            self._go_on_with(found)
+        else:  # the others wait at a round's start
+            self._late, self.again = found, True
+
+    def _go_on_with(self, found: Regrouped) -> None:
+        """Go on from the others' step: they are in the same forward."""
+        self._late, self._local.steps = None, found.steps
+        self._elastic.take_position(found)
+        if found.ends and found.plan is not None:
+            self._last = found.plan.round + (not found.plan.again)
+
+    @property
+    def is_over(self) -> bool:
+        """The others have ended with the newest round, which this replica began in a forward.
+
+        The step of that forward is one more than they made.
+        """
+        return 0 < self._last == self.units[0].round
 
     @property
     def _work(self) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
 from holdfast.local_sgd.policies.schedule import Entry, Phase, is_due, phase
 from holdfast.local_sgd.policies.switching import Mode, Running
 from holdfast.local_sgd.quorum_rounds import QuorumRounds
+from holdfast.local_sgd.spanning import SpanningCollectives
 from holdfast.local_sgd.switch import Switch, reducing
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
@@ -57,7 +58,9 @@ class FSDP2Rounds:
     tokens: int
     """Tokens since the last round, as far as the script tells them."""
     due: bool
-    """The next forward in training begins a round."""
+    """The next forward of a step begins a round."""
+    ends: bool
+    """The script has asked for its last round, which is not over."""
     outcomes: list[Outcome]
     """Of the newest round's units."""
     quorum: QuorumRounds | None
@@ -75,6 +78,13 @@ class FSDP2Rounds:
     """Rounds by time that all replicas enter."""
     _members: FSDP2Members | None
     """Replicas that may change; None: those of a mesh."""
+    _spanning: SpanningCollectives | None
+    """Collectives of the script that span replicas; None: no group does."""
+    _is_step: bool = False
+    """A backward has run since the last step, or the optimizer has stepped before. Else a step is
+    one of torch.distributed.checkpoint's helpers, which want the state of an optimizer."""
+    _in_eval: bool = False
+    """The root was in eval mode in the last step, as with frozen statistics."""
 
     @property
     def is_warming_up(self) -> bool:
@@ -95,14 +105,32 @@ class FSDP2Rounds:
                 self._end_round(self.quorum.sync_all(self._work))
             return
         if self.under_way is None and (self.alone or self.due):
+            self.due |= self.turns is None  # who joins takes part in it
             self._begin()
         self._complete()
+
+    def _sync_last(self) -> None:
+        """Make the last round, unless the others have made it and this replica was in it."""
+        if self._members is not None and self._members.is_over:
+            self._drop_steps()
+            return
+        self.ends = True
+        self.sync()
+        self.ends = False
+
+    def _drop_steps(self) -> None:
+        """Take the weights that all have agreed on, without the steps since."""
+        for number, unit in enumerate(self.units):
+            self._drop_gathered(number)
+            unit.anchors.write_weights(unit.tensors())
+        self.alone, self.tokens, self.due = 0, 0, False
 
     def before_forward(self, number: int | None) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
         import torch
 
-        if self.due and torch.is_grad_enabled() and self.model.training:
+        trains = self.model.training or self._in_eval
+        if self.due and trains and torch.is_grad_enabled():
             self._begin()
         if number is None or (self.under_way is None and number not in self.written):
             return
@@ -118,6 +146,7 @@ class FSDP2Rounds:
         """Average the gradients of a unit over the replicas, in the warm-up alone."""
         import torch.distributed as dist
 
+        self._is_step = True
         if not self.is_warming_up or self.replicas.size == 1:
             return
         if self._members is not None:
@@ -195,7 +224,16 @@ class FSDP2Rounds:
             log_outcomes(outcomes)
 
     def _before_step(self, *_: Any) -> None:
-        """Finish what the forward did not reach; take the anchors before the first lone step."""
+        """Finish what the forward did not reach; take the anchors before the first lone step.
+
+        A whole round, where the forward was in eval mode for the first time: nothing told it from
+        an evaluation.
+        """
+        self._is_step |= bool(self.optimizers[-1].state)
+        if self._is_step:
+            self._in_eval = not self.model.training
+            if self.due:
+                self._begin()
         self._complete()
         if not self.is_warming_up and self.units and not self.units[0].has_anchors:
             self.take_anchors()
@@ -230,6 +268,16 @@ class FSDP2Rounds:
         check_equal(self.units, self.replicas)
 
     def _after_step(self, *_: Any) -> None:
+        if not self._is_step:
+            return
+        self._is_step = False
+        if self._spanning is not None:
+            self._spanning.before_count(self.alone)
+        self._count_step()
+        if self._spanning is not None:
+            self._spanning.after_count()
+
+    def _count_step(self) -> None:
         in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
         if in_warm_up:

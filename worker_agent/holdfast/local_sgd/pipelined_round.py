@@ -109,3 +109,17 @@ def log_outcomes(outcomes: Sequence[Outcome]) -> None:
             one.clipped,
             one.reason,
         )
+
+
+def log_batch(outcomes: Sequence[Outcome], *, tells_clipping: bool = False) -> None:
+    """Log a round of many small units in a line; loudly where replicas were left out."""
+    left = [one for one in outcomes if any(one.anomalous)]
+    clipped = [one for one in outcomes if one.clipped < 1] if tells_clipping else []
+    for one in (left or clipped)[:1]:
+        log.log(
+            logging.WARNING if left else logging.INFO,
+            "local SGD: round %d: %d of %d parameters stand out; %s: anomalous %s, weights %s, "
+            "clipped by %.3g: %s",
+            *(one.round, len(left), len(outcomes), one.name, one.anomalous),
+            *([f"{weight:.3f}" for weight in one.weights], one.clipped, one.reason),
+        )

@@ -1,8 +1,7 @@
 """Collects what is known of local ranks that make no progress, before anything is ended.
 
 Belongs here: the kernel's view of each process, the answers of its worker server, its stack. Does
-not belong here: the conclusion (the master's `policies/hang`), the signal that has faulthandler
-dump the stacks (the caller gives a function for it).
+not belong here: the conclusion (the master's `policies/hang`), how stacks are had (`stacks`).
 
 All ranks are asked side by side, in threads, each call with a deadline: a rank that is stopped,
 gone or stuck in the kernel costs no more time than one that answers.
@@ -12,14 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
+import functools
+import logging
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from holdfast_agent.health import memory_stacks, proc_samples
+from holdfast_agent.health.memory_stacks import UnreadableError
+from holdfast_agent.health.proc_samples import ProcessSample
+from holdfast_agent.health.stacks import StackQuestions, scripts_own
 from holdfast_agent.health.worker_server import (
     FlightEntry,
     FlightRecord,
@@ -27,15 +30,14 @@ from holdfast_agent.health.worker_server import (
     WorkerServer,
     WorkerServerError,
 )
-from holdfast_agent.workers.stacks import scripts_own
 from holdfast_wire.messages import GroupTail, RankEvidence
+
+log = logging.getLogger(__name__)
 
 OBSERVED_SECONDS: Final = 1.0
 """Time over which the process is watched, and for which an answer of its server is waited, s."""
 TOTAL_SECONDS: Final = 2.0
-"""Longest collection, s: what is left after the observation is for faulthandler's dumps."""
-SAMPLES: Final = 5
-"""Looks at a process during the observation."""
+"""Longest collection, s: what is left after the observation is for stacks from the memory."""
 MAX_STACK_BYTES: Final = 64 * 1024
 MAX_LATER_BYTES: Final = 16 * 1024
 """Of a further dump: its end has the main thread."""
@@ -43,6 +45,8 @@ _LATER: Final = 3
 """Further dumps of a rank that dumps at all, in the time of the observation."""
 _LATER_SECONDS: Final = 0.25
 """Between two dumps."""
+_DUMP_MOVES: Final = 4
+"""Times that a byte of a dump may count as moved: the server writes it to a file and reads it."""
 _MARGIN_SECONDS: Final = 0.1
 """After the deadlines of the threads' own calls, s."""
 _DEFAULT_GROUP: Final = "default_pg"
@@ -51,15 +55,8 @@ MAX_MEMBERS: Final = 512
 which then knows those that have used the group."""
 _MAX_TENSORS: Final = 16
 """Tensors of one collective that are written out."""
-_STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
-"""Indices in /proc/PID/stat, counted from the field behind the name."""
-_LETTERS: Final = {"t": "T", "X": "", "x": ""}
-"""Traced and stopped are alike: it does not run. A dead one is gone."""
-_CANNOT_DUMP: Final = frozenset({"", "Z", "T", "D"})
-"""In these states a process takes no signal now."""
-
-StackDumps = Callable[[tuple[int, ...]], Awaitable[Mapping[int, str]]]
-"""Has these local ranks dump their stacks by faulthandler, without the GIL; returns the texts."""
+_NO_MEMORY: Final = frozenset({"", "Z"})
+"""In these states a process has none."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +72,6 @@ class LocalRank:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
-    state: str
-    kernel_function: str
-    cpu_seconds: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    state: str = ""
-    kernel_function: str = ""
-    cpu_seconds: float = 0.0
-    observed_seconds: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
     """What the worker server said."""
 
@@ -99,53 +81,74 @@ class _Answers:
     stack: str = ""
     later: tuple[str, ...] = ()
 
+    @property
+    def dumped_bytes(self) -> int:
+        """Length of all stacks."""
+        return len(self.stack) + sum(map(len, self.later))
+
 
 async def collect(
-    ranks: Sequence[LocalRank], *, world_size: int, dumps: StackDumps | None = None
+    ranks: Sequence[LocalRank], *, world_size: int, questions: StackQuestions
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
 
     Args:
         ranks: The local ranks of the round.
         world_size: Number of ranks of the world, which the default process group has.
-        dumps: Called with the local ranks whose server could not dump a stack.
+        questions: For stacks, those of earlier collections that are not answered yet.
     """
     started = time.monotonic()
     executor = ThreadPoolExecutor(max(1, 2 * len(ranks)), thread_name_prefix="evidence")
     try:
         processes, answers = await asyncio.gather(
-            asyncio.gather(*(_observe(item.pid) for item in ranks)),
-            asyncio.gather(*(_ask(executor, item) for item in ranks)),
+            asyncio.gather(*(proc_samples.observe(item.pid, OBSERVED_SECONDS) for item in ranks)),
+            asyncio.gather(*(_ask(executor, item, questions) for item in ranks)),
         )
     finally:
         # The threads end by their own deadlines; to wait for them here would block the event loop.
         executor.shutdown(wait=False, cancel_futures=True)
-    missing = tuple(
-        item.local_rank
+    missing = [
+        item.pid if not said.stack and process.state not in _NO_MEMORY else 0
         for item, process, said in zip(ranks, processes, answers, strict=True)
-        if not said.stack and process.state not in _CANNOT_DUMP
-    )
+    ]
     left = started + TOTAL_SECONDS - time.monotonic()
-    texts = await _dumped(dumps, missing, left) if dumps and missing else {}
+    # A rank that waits for a process below it has its answer there.
+    children = [next((one.pid for one in process.children), 0) for process in processes]
+    read = await asyncio.gather(*(_from_memory(pid, left) for pid in (*missing, *children)))
+    texts, below = read[: len(ranks)], read[len(ranks) :]
     now_ns = time.time_ns()
     return tuple(
-        _evidence(item, process, said, texts.get(item.local_rank, ""), (world_size, now_ns))
-        for item, process, said in zip(ranks, processes, answers, strict=True)
+        _evidence(item, _with_stack(process, child), said, text, (world_size, now_ns))
+        for item, process, said, text, child in zip(
+            ranks, processes, answers, texts, below, strict=True
+        )
     )
 
 
-async def _dumped(dumps: StackDumps, missing: tuple[int, ...], seconds: float) -> Mapping[int, str]:
+async def _from_memory(pid: int, seconds: float) -> str:
+    """Return the stacks of a process that could not tell them; empty: they cannot be read."""
+    if not pid:
+        return ""
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            return await dumps(missing)
-    except TimeoutError:
-        return {}
+        return await memory_stacks.read(pid, seconds)
+    except UnreadableError as error:
+        log.info("the stacks of process %d are not known: %s", pid, error)
+        return ""
+
+
+def _with_stack(process: ProcessSample, stack: str) -> ProcessSample:
+    """Return a process whose first one below has this stack."""
+    if not stack:
+        return process
+    first, *others = process.children
+    known = dataclasses.replace(first, stack=cut(stack, MAX_LATER_BYTES))
+    return dataclasses.replace(process, children=(known, *others))
 
 
 def _evidence(
-    item: LocalRank, process: _Process, said: _Answers, dump: str, world: tuple[int, int]
+    item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
-    stack = _cut(scripts_own(said.stack or dump))
+    stack = cut(scripts_own(said.stack or read))
     return RankEvidence(
         local_rank=item.local_rank,
         rank=item.rank,
@@ -160,83 +163,23 @@ def _evidence(
         stack=stack,
         groups=tails(said.record, *world) if said.record else (),
         later_stacks=tuple(
-            _cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
+            cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
         ),
+        moved_bytes=max(0, process.moved_bytes - _DUMP_MOVES * said.dumped_bytes),
+        wakes=process.wakes,
+        children=process.children,
+        children_cpu_seconds=process.children_cpu_seconds,
     )
 
 
-async def _observe(pid: int) -> _Process:
-    """Watch a process through /proc, which answers for any state of it."""
-    started = time.monotonic()
-    samples = [_sample(pid)]
-    while samples[-1] is not None and len(samples) < SAMPLES:
-        await asyncio.sleep(OBSERVED_SECONDS / (SAMPLES - 1))
-        samples.append(_sample(pid))
-    seen = [sample for sample in samples if sample is not None]
-    if len(seen) < len(samples):
-        return _Process(observed_seconds=time.monotonic() - started)
-    state = _usual([sample.state for sample in seen])
-    return _Process(
-        state=state,
-        kernel_function=_usual(
-            [sample.kernel_function for sample in seen if sample.state == state]
-        ),
-        cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
-        observed_seconds=time.monotonic() - started,
-    )
-
-
-def _usual(values: Sequence[str]) -> str:
-    """Return the most frequent value, the newest of equals.
-
-    A read that merely is slow shows as D now and then: D counts only where nothing else was seen.
-    """
-    counts = Counter(values)
-    rare = len(counts) > 1
-    return max(
-        reversed(list(dict.fromkeys(values))),
-        key=lambda value: 0 if rare and value == "D" else counts[value],
-    )
-
-
-def _sample(pid: int) -> _Sample | None:
-    """Look at a process once; None: there is none."""
-    if pid <= 0:
-        return None
-    folder = Path("/proc") / str(pid)
-    try:
-        # The name, in brackets, may contain anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE])
-    if not state:
-        return None
-    ticks = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
-    return _Sample(
-        state=state,
-        kernel_function=_kernel_function(folder),
-        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
-    )
-
-
-def _kernel_function(folder: Path) -> str:
-    """Return the function in which the main thread sleeps; empty where the kernel hides it."""
-    try:
-        name = (folder / "wchan").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-    return "" if name == "0" else name
-
-
-async def _ask(executor: Executor, item: LocalRank) -> _Answers:
+async def _ask(executor: Executor, item: LocalRank, questions: StackQuestions) -> _Answers:
     """Ask the rank's server for its record and its stack, side by side."""
     if item.pid <= 0:
         return _Answers()
     loop, started = asyncio.get_running_loop(), time.monotonic()
-    server = WorkerServer(item.socket_path)
-    record = loop.run_in_executor(executor, _record, server)
-    stack = loop.run_in_executor(executor, _stack, server, OBSERVED_SECONDS)
+    ask = functools.partial(_stack, questions, item.socket_path)
+    record = loop.run_in_executor(executor, _record, WorkerServer(item.socket_path))
+    stack = loop.run_in_executor(executor, ask, OBSERVED_SECONDS)
     done, _ = await asyncio.wait(
         (record, stack), timeout=OBSERVED_SECONDS + _MARGIN_SECONDS
     )  # a thread that got no CPU in time has no answer
@@ -245,16 +188,18 @@ async def _ask(executor: Executor, item: LocalRank) -> _Answers:
         record=record.result() if record in done else None,
         gil_free=gil_free,
         stack=text,
-        later=await _later_stacks(executor, server, started + OBSERVED_SECONDS) if text else (),
+        later=await _later_stacks(executor, ask, started + OBSERVED_SECONDS) if text else (),
     )
 
 
-async def _later_stacks(executor: Executor, server: WorkerServer, until: float) -> tuple[str, ...]:
+async def _later_stacks(
+    executor: Executor, ask: Callable[[float], tuple[bool, str]], until: float
+) -> tuple[str, ...]:
     """Have a rank that can dump its stack do so a few times more, before `until`."""
     found: list[str] = []
     while len(found) < _LATER and until - time.monotonic() > 2 * _LATER_SECONDS:
         await asyncio.sleep(_LATER_SECONDS)
-        call = asyncio.get_running_loop().run_in_executor(executor, _stack, server, _LATER_SECONDS)
+        call = asyncio.get_running_loop().run_in_executor(executor, ask, _LATER_SECONDS)
         _, text = await call
         if not text:
             break
@@ -269,13 +214,13 @@ def _record(server: WorkerServer) -> FlightRecord | None:
         return None
 
 
-def _stack(server: WorkerServer, seconds: float) -> tuple[bool, str]:
+def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool, str]:
     """Return whether the GIL is free, and the stack.
 
     Any answer that came in time says that nothing waited for the GIL; only silence is suspicious.
     """
     try:
-        return True, server.traceback(seconds)
+        return True, questions.traceback(path, seconds)
     except NoAnswerError:
         return False, ""
     except WorkerServerError:
@@ -312,7 +257,7 @@ def _members(entry: FlightEntry, record: FlightRecord, world_size: int) -> tuple
     return tuple(ranks) if len(ranks) <= MAX_MEMBERS else ()
 
 
-def _cut(text: str, most: int = MAX_STACK_BYTES) -> str:
+def cut(text: str, most: int = MAX_STACK_BYTES) -> str:
     """Keep the end of a long dump: faulthandler writes the main thread last."""
     data = text.encode(errors="replace")
     if len(data) <= most:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast import loop_errors
+from holdfast.page import Page
 from holdfast_agent.health.worker_server import (
     FlightEntry,
     WorkerServer,
@@ -29,7 +30,7 @@ from holdfast_agent.health.worker_server import (
 )
 from holdfast_agent.policies import clock_offset, collective_steps, sample_schedule
 from holdfast_agent.policies.clock_offset import ClockAnswer, ClockOffset, ClockReading
-from holdfast_agent.policies.collective_steps import GroupWindow, StepGuess
+from holdfast_agent.policies.collective_steps import GroupWindow, StepGuess, StepMark
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire.messages import (
@@ -80,6 +81,7 @@ class Sampler:
         report: Callable[[Any, int], None],
         pause: Callable[[float], float] = lambda period: period,
         spread: Callable[[], float] = lambda: 0.0,
+        page: Page | None = None,
     ) -> None:
         """Ask nobody yet.
 
@@ -89,7 +91,9 @@ class Sampler:
             pause: Returns the time to the next work of a period, both in s.
             spread: Returns the time that a message waits, s, so that those of thousands of nodes
                 do not reach the master at once.
+            page: Has the steps of ranks that report them; None: nobody does.
         """
+        self._page = page
         self._runner, self._report, self._pause, self._spread = runner, report, pause, spread
         self.policy: HealthPolicy | None = None
         """The job's; None: the master judges nobody, so nothing is sampled."""
@@ -174,11 +178,12 @@ class Sampler:
             self._own_seconds.clear()
         self._probe()
         asked = [rank for rank in current.pids if rank not in current.exits]
+        marks = self._marks(current)  # before the ranks answer: what they issued by then is in it
         found = await asyncio.gather(*(self._ask(current, rank) for rank in asked))
         answers = {rank: one for rank, one in zip(asked, found, strict=True) if one is not None}
         seen, seconds = await asyncio.to_thread(_read, answers)
         begun = time.thread_time()
-        news = [self._news(rank, windows) for rank, windows in seen.items()]
+        news = [self._news(rank, windows, marks.get(rank)) for rank, windows in seen.items()]
         self._own_seconds.append(seconds + time.thread_time() - begun)
         self._watch_clock()
         # From the look on: what waits to be sent must not put the next one off.
@@ -220,10 +225,23 @@ class Sampler:
         known.seconds.append(time.monotonic() - begun)
         return answer
 
-    def _news(self, rank: int, windows: Sequence[GroupWindow]) -> RankCollectives:
+    def _marks(self, current: Round) -> dict[int, StepMark]:
+        """Return the newest step of each rank that reports its steps."""
+        if self._page is None:
+            return {}
+        ahead = time.time_ns() - time.monotonic_ns()
+        return {
+            rank: StepMark(one.sample.step, (one.sample.step_ns + ahead) * 1e-9)
+            for rank, one in current.ranks(self._page).items()
+            if one.sample.round == current.number and one.sample.step
+        }
+
+    def _news(
+        self, rank: int, windows: Sequence[GroupWindow], mark: StepMark | None
+    ) -> RankCollectives:
         """Note a rank's collectives; return those that the master does not have."""
         known = self.ranks[rank]
-        known.guess = collective_steps.advance(known.guess, windows)
+        known.guess = collective_steps.advance(known.guess, windows, mark)
         groups = []
         for window in windows:
             if window.last < known.sent.get(window.group, 0):

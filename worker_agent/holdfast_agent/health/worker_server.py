@@ -12,10 +12,11 @@ has gone, so nobody should ask a rank that does not answer more than a few times
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -126,37 +127,49 @@ class WorkerServer:
         """
         return self._post("fr_trace_json", seconds)
 
-    def traceback(self, seconds: float) -> str:
+    def traceback(
+        self, seconds: float, keep: Callable[[socket.socket], None] = socket.socket.close
+    ) -> str:
         """Return Python's stacks of all threads, in faulthandler's format; needs the GIL.
 
         Args:
             seconds: Longest wait, s.
+            keep: Takes the connection where no answer came in time: one may still come.
 
         Raises:
             NoAnswerError: None came within `seconds`: perhaps a thread never frees the GIL.
             WorkerServerError: No usable answer came.
         """
-        return self._post("dump_traceback", seconds).decode(errors="replace")
+        return self._post("dump_traceback", seconds, keep).decode(errors="replace")
 
-    def _post(self, handler: str, seconds: float) -> bytes:
+    def _post(
+        self,
+        handler: str,
+        seconds: float,
+        keep: Callable[[socket.socket], None] = socket.socket.close,
+    ) -> bytes:
         deadline = time.monotonic() + seconds
         where = f"{self.socket_path}: {handler}"
+        connection = socket.socket(socket.AF_UNIX)
+        end = connection.close
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(seconds)
-                with short_path(self.socket_path) as place:
-                    connection.connect(place)
-                connection.sendall(
-                    f"POST /handler/{handler} HTTP/1.1\r\nHost: localhost\r\n"
-                    "Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
-                )
-                answer = _read(connection, deadline)
+            connection.settimeout(seconds)
+            with short_path(self.socket_path) as place:
+                connection.connect(place)
+            connection.sendall(
+                f"POST /handler/{handler} HTTP/1.1\r\nHost: localhost\r\n"
+                "Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+            )
+            answer = _read(connection, deadline)
         except TimeoutError as error:
+            end = functools.partial(keep, connection)
             raise NoAnswerError(f"{where}: no answer within {seconds:g} s") from error
         except OSError as error:
             raise NoAnswerError(f"{where}: {error}") from error
         except AnswerError as error:
             raise AnswerError(f"{where}: {error}") from error
+        finally:
+            end()
         return _body(answer, where)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast_agent.health import evidence
+from holdfast_agent.health import evidence, stacks
 from holdfast_agent.health.evidence import LocalRank
-from holdfast_agent.workers import stacks
+from holdfast_agent.health.stacks import StackQuestions
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.zygote import ZygoteControl
 from holdfast_wire.messages import (
     CollectEvidence,
     CommandDone,
@@ -23,24 +22,21 @@ from holdfast_wire.messages import (
 
 MAX_DONE = 64
 """Number of ids in a hello."""
-DUMP_DEADLINE_SECONDS = 2.0
-"""Seconds for the zygote to signal the workers."""
+MAX_STACKS_BYTES = 256 * 1024
+"""Limit for the stacks of all ranks together."""
 
 
 class Commands:
     """Carries out commands and remembers their ids."""
 
-    def __init__(
-        self, control: ZygoteControl, runner: RoundRunner, report: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, runner: RoundRunner, report: Callable[[Any], None]) -> None:
         """`report` sends a message to the master."""
-        self._control = control
         self._runner = runner
         self._report = report
         self._done: OrderedDict[int, CommandDone] = OrderedDict()
         self._under_way: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._dumps: dict[int, asyncio.Future[tuple[int, ...]]] = {}
+        self._questions = StackQuestions()
 
     def done_ids(self) -> tuple[int, ...]:
         """Return the ids of the newest finished commands."""
@@ -65,12 +61,6 @@ class Commands:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def on_dumped(self, number: int, missing: tuple[int, ...]) -> None:
-        """Note that the zygote has signalled the workers of round `number`."""
-        waiting = self._dumps.pop(number, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(missing)
-
     async def close(self) -> None:
         """Wait shortly for answers under way, then give up the rest."""
         if self._tasks:
@@ -78,6 +68,7 @@ class Commands:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._questions.keep([])
 
     def _begin(self, command_id: int, work: Callable[[], Coroutine[Any, Any, CommandDone]]) -> None:
         known = self._done.get(command_id)
@@ -106,39 +97,42 @@ class Commands:
         current = self._runner.current
         if current is None or current.dead or not current.running():
             return CommandDone(command_id=command_id, text="no process runs here")
-        try:
-            found = await self._stacks(current)
-        except TimeoutError:
-            return CommandDone(command_id=command_id, text="the zygote did not answer in time")
+        ranks = self._ranks(current)
+        texts = await asyncio.gather(
+            *(stacks.of_process(self._questions, one.pid, one.socket_path) for one in ranks)
+        )
+        share = MAX_STACKS_BYTES // max(1, len(ranks))
+        found = tuple(
+            RankStack(
+                local_rank=one.local_rank,
+                rank=one.rank,
+                pid=one.pid,
+                text=evidence.cut(text, share),
+            )
+            for one, text in zip(ranks, texts, strict=True)
+        )
         return CommandDone(command_id=command_id, ok=True, stacks=found)
 
-    async def _stacks(self, current: Round) -> tuple[RankStack, ...]:
-        """Have a round's ranks dump their stacks; raises TimeoutError."""
-        before = await asyncio.to_thread(stacks.sizes, current)
-        waiting = self._dumps.setdefault(current.number, asyncio.get_running_loop().create_future())
-        self._control.dump_stacks(current.number)
-        async with asyncio.timeout(DUMP_DEADLINE_SECONDS):
-            missing = await asyncio.shield(waiting)
-        return await stacks.collect(current, before, missing)
-
-    async def _collect(self, command_id: int, round_number: int) -> None:
-        current = self._runner.current
-        if current is None or current.number != round_number or current.dead:
-            return  # the master does not wait for what has ended
-
-        async def dumps(wanted: tuple[int, ...]) -> Mapping[int, str]:
-            found = await self._stacks(current)
-            return {one.local_rank: one.text for one in found if one.local_rank in wanted}
-
-        base = current.assignment.base_rank
-        ranks = [
+    def _ranks(self, current: Round) -> list[LocalRank]:
+        """Return the ranks of a round; the questions to those of other rounds are forgotten."""
+        self._questions.keep([files.server for files in current.logs.files.values()])
+        return [
             LocalRank(
                 local_rank=rank,
-                rank=base + rank,
+                rank=current.assignment.base_rank + rank,
                 pid=0 if rank in current.exits else current.pids.get(rank, 0),
                 socket_path=files.server,
             )
             for rank, files in sorted(current.logs.files.items())
         ]
-        found = await evidence.collect(ranks, world_size=current.assignment.world_size, dumps=dumps)
+
+    async def _collect(self, command_id: int, round_number: int) -> None:
+        current = self._runner.current
+        if current is None or current.number != round_number or current.dead:
+            return  # the master does not wait for what has ended
+        found = await evidence.collect(
+            self._ranks(current),
+            world_size=current.assignment.world_size,
+            questions=self._questions,
+        )
         self._report(EvidenceCollected(command_id=command_id, ranks=found))

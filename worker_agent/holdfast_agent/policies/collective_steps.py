@@ -3,13 +3,16 @@
 Belongs here: the period of a sequence of signatures, the count of periods. Does not belong here:
 asking a rank (`health.sampler`), lags between ranks (the master's `policies.collectives`).
 
-A training step issues the same collectives in the same order, so their sequence is periodic. The
-guess counts periods from the first collective that was seen. Where each micro-batch reduces its
-gradients, a micro-batch counts as a step.
+A training step issues the same collectives in the same order, so their sequence is periodic. A
+model of equal layers repeats itself within a step as well: there the step is the longer period, at
+whose end the script pauses. Where a rank reports its steps, the collectives of a step are counted
+between two of them. The guess counts periods from the first collective that was seen. Where each
+micro-batch reduces its gradients, a micro-batch counts as a step.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Sequence
 from typing import Final
@@ -19,6 +22,14 @@ LEAST_PERIODS: Final = 3
 LEAST_MATCH: Final = 0.85
 """Share of collectives that must equal those one period before: a loss that is summed each 50 steps
 does not end a period."""
+_BORDER: Final = 2.0
+"""Times of nearly all other pauses between collectives that the pause between two steps has: there
+the script updates its weights, loads a batch and computes forward."""
+_OTHERS: Final = 0.98
+"""Share of the other pauses that must be so short: a rank waits for a CPU now and then."""
+_EXTRA: Final = 0.15
+"""Collectives of a reported step, in the mean, that are not of each step: a loss that is summed
+each 50 steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +51,15 @@ class GroupWindow:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class StepMark:
+    """A moment at which a rank had completed so many steps, as its script reports them."""
+
+    step: int
+    at: float
+    """Unix time of the node's own clock, s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class StepGuess:
     """The guessed progress of one rank in its process."""
 
@@ -58,6 +78,9 @@ class StepGuess:
     False where some were missed: what had no period by then may never have one."""
     at: float = 0.0
     """Time of issue of the newest collective, Unix time of the node, s."""
+    reported: tuple[int, int] = (0, 0)
+    """A step that the script has reported, and the newest collective that was issued by then;
+    zeros: none was seen."""
 
     @property
     def step(self) -> int:
@@ -67,31 +90,65 @@ class StepGuess:
 
 def period(signatures: Sequence[int]) -> int:
     """Return the shortest period of a sequence; 0: there is none."""
-    count = len(signatures)
-    for length in range(1, count // LEAST_PERIODS + 1):
-        pairs = count - length
-        same = sum(
-            one == other
-            for one, other in zip(signatures[length:], signatures[:-length], strict=True)
-        )
-        if same >= LEAST_MATCH * pairs:
+    longest = len(signatures) // LEAST_PERIODS
+    return next((one for one in range(1, longest + 1) if _repeats(signatures, one)), 0)
+
+
+def _repeats(signatures: Sequence[int], length: int) -> bool:
+    """Return whether the sequence has this period."""
+    pairs = len(signatures) - length
+    same = sum(map(int.__eq__, signatures[length:], signatures[:-length]))
+    return same >= LEAST_MATCH * pairs
+
+
+def step_length(window: GroupWindow, known: int = 0) -> int:
+    """Return the collectives of a step; 0: there is no period.
+
+    known: what was found before. It stays while it is a period: not each look shows its end.
+    """
+    signatures, issued = window.signatures, window.issued
+    shortest = period(signatures)
+    if not shortest:
+        return 0
+    if known > shortest and len(signatures) > known and _repeats(signatures, known):
+        return known
+    pauses = [later - sooner for later, sooner in zip(issued[1:], issued, strict=False)]
+    for length in range(shortest + 1, len(signatures) // LEAST_PERIODS + 1):
+        if _ends_each(pauses, length) and _repeats(signatures, length):
             return length
-    return 0
+    return shortest
 
 
-def advance(known: StepGuess, windows: Sequence[GroupWindow]) -> StepGuess:
+def _ends_each(pauses: Sequence[float], length: int) -> bool:
+    """Return whether one pause in so many, and no other, is long: the script is between steps."""
+    least = [min(pauses[at::length]) for at in range(length)]
+    border = max(range(length), key=least.__getitem__)
+    others = sorted(one for at, one in enumerate(pauses) if at % length != border)
+    return least[border] >= _BORDER * others[int(_OTHERS * (len(others) - 1))]
+
+
+def advance(
+    known: StepGuess, windows: Sequence[GroupWindow], mark: StepMark | None = None
+) -> StepGuess:
     """Return the guess after another look at a rank's collectives.
 
     A group that has been counted stays the one that is counted, as long as it goes on.
+
+    mark: the newest step that the script has reported; None: it reports none.
     """
-    best = _counted(known, windows)
+    best = _counted(known, windows, mark)
     if best is None:
         return dataclasses.replace(known, expected=not known.period and _are_whole(windows))
-    length = period(best.signatures) or (known.period if known.group == best.group else 0)
+    same = known.group == best.group
+    before = known if same else StepGuess()
+    reported = _reported(best, mark)
+    length = _between(before.reported, reported) if mark else step_length(best, before.period)
+    if not length and mark and any(before.reported):
+        length = before.period or step_length(best)
+    length = length or before.period
     if not length:
-        return known
-    before = known.last if known.group == best.group else 0
-    new = max(0, best.last - before)
+        return dataclasses.replace(known, group=best.group, reported=reported) if mark else known
+    new = max(0, best.last - before.last)
     return StepGuess(
         group=best.group,
         period=length,
@@ -99,16 +156,38 @@ def advance(known: StepGuess, windows: Sequence[GroupWindow]) -> StepGuess:
         last=best.last,
         step_seconds=_step_seconds(best.issued, length) or known.step_seconds,
         at=best.issued[-1],
+        reported=reported if any(reported) else before.reported,
     )
 
 
-def _counted(known: StepGuess, windows: Sequence[GroupWindow]) -> GroupWindow | None:
-    """Return the window to count in: that of the known group, else the longest with a period."""
+def _reported(window: GroupWindow, mark: StepMark | None) -> tuple[int, int]:
+    """Return the reported step and the newest collective by then; zeros: it is not known."""
+    if mark is None or mark.step <= 0 or not window.issued[0] <= mark.at:
+        return 0, 0
+    return mark.step, window.first + bisect.bisect_right(window.issued, mark.at) - 1
+
+
+def _between(before: tuple[int, int], now: tuple[int, int]) -> int:
+    """Return the collectives of a step between two reported ones; 0: that is not known."""
+    steps, count = now[0] - before[0], now[1] - before[1]
+    if not any(before) or not any(now) or steps <= 0 or count < steps:
+        return 0
+    length, more = divmod(count, steps)
+    return length if more <= _EXTRA * steps else 0
+
+
+def _counted(
+    known: StepGuess, windows: Sequence[GroupWindow], mark: StepMark | None
+) -> GroupWindow | None:
+    """Return the window to count in: that of the known group, else the longest with a period.
+
+    Where steps are reported no period needs to be seen: a step may be longer than the window.
+    """
     there = [one for one in windows if one.signatures]
     for one in there:
         if one.group == known.group and one.last > known.last:
             return one
-    periodic = [one for one in there if period(one.signatures)]
+    periodic = [one for one in there if mark is not None or period(one.signatures)]
     return max(periodic, key=lambda one: len(one.signatures), default=None)
 
 

@@ -26,7 +26,6 @@ class RankFiles:
     stdout: Path | None
     stderr: Path | None
     error: Path | None
-    stacks: Path
     server: Path
     """Unix socket of torch's worker server in the rank."""
 
@@ -56,7 +55,7 @@ class LogKeeper:
         self._flags = flags
         self._role = role
         self.scratch = temporary_directories.make()
-        """Stack dumps and captured output, removed at the end, or at a later agent's start."""
+        """Sockets and captured output, removed at the end, or at a later agent's start."""
         self._own_logs = None if flags.log_dir else self.scratch / temporary_directories.LOGS
         try:
             self._specs = self._make_specs()
@@ -85,7 +84,6 @@ class LogKeeper:
                 stdout=_path(dest.stdouts[rank]),
                 stderr=_path(captured.get(rank) or dest.stderrs[rank]),
                 error=_path(env.get("TORCHELASTIC_ERROR_FILE", "")),
-                stacks=folder / f"stacks_{rank}.txt",
                 server=folder / f"{rank}.sock",
             )
             for rank, env in envs.items()

@@ -352,7 +352,6 @@ class RoundRunner:
             env=env,
             stdout=str(files.stdout) if files.stdout else None,
             stderr=str(files.stderr) if files.stderr else None,
-            stacks=str(files.stacks),
             server=str(files.server) if launch.worker_server else None,
             numa=launch.numa,
         )

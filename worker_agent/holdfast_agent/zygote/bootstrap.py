@@ -21,7 +21,7 @@ from holdfast_agent.zygote.settings import FreshZygote
 
 
 def _be_worker(body: bytes, arguments: Sequence[str]) -> NoReturn:
-    run_fresh(body, int(arguments[0]))
+    run_fresh(body, agent_pid=int(arguments[0]))
 
 
 def _be_zygote(body: bytes, _: Sequence[str]) -> NoReturn:

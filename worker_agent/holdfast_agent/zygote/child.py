@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import faulthandler
 import logging
 import os
 import shutil
@@ -32,10 +31,9 @@ from holdfast_agent.zygote import (
     threads,
     worker_server,
 )
-from holdfast_agent.zygote.process_tree import die_with_parent, name_process
+from holdfast_agent.zygote.process_tree import allow_reading, die_with_parent, name_process
 from holdfast_agent.zygote.protocol import ScriptMode, Spawn, SpawnRank, SpawnRound
 from holdfast_agent.zygote.settings import bootstrap_command
-from holdfast_agent.zygote.teardown import FoundObjects
 from holdfast_agent.zygote.variable_watch import VariableWatch
 from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
 
@@ -54,7 +52,8 @@ class Worker:
     zygote_pid: int
     forked: bool
     """False: continue as a fresh interpreter."""
-    stack_signal: int
+    agent_pid: int
+    """Its stacks may be read by this process and its children."""
     cpus: frozenset[int] | None = None
     """CPUs to bind to; None: as inherited."""
     modules: frozenset[str] = frozenset()
@@ -143,7 +142,7 @@ def _bootstrap_command(worker: Worker) -> list[str]:
     fd = os.memfd_create("holdfast-worker", 0)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(body)
-    return bootstrap_command("worker", str(fd), str(worker.stack_signal), flags=("-u",))
+    return bootstrap_command("worker", str(fd), str(worker.agent_pid), flags=("-u",))
 
 
 def _run_here(worker: Worker) -> NoReturn:
@@ -157,10 +156,10 @@ def _run_here(worker: Worker) -> NoReturn:
     watch = VariableWatch(worker.environment, worker.page, worker.rank.slot)
     sys.addaudithook(watch.hear)
     atexit.register(watch.tell_the_unset)
-    _run(worker.rank, worker.round, worker.page, worker.stack_signal, worker.modules)
+    _run(worker.rank, worker.round, worker.page, worker.agent_pid, worker.modules)
 
 
-def run_fresh(body: bytes, stack_signal: int) -> NoReturn:
+def run_fresh(body: bytes, agent_pid: int) -> NoReturn:
     """Continue in a fresh interpreter, where nothing needs putting right."""
     message = protocol.decode(body)
     place = Page.attach_from_env()
@@ -168,11 +167,11 @@ def run_fresh(body: bytes, stack_signal: int) -> NoReturn:
         raise SystemExit("holdfast: started without a worker's description")
     name_process(f"hf-rank{message.round.ranks[0].local_rank}")
     modules = frozenset(sys.modules)
-    _run(message.round.ranks[0], message.round.round, place[0], stack_signal, modules)
+    _run(message.round.ranks[0], message.round.round, place[0], agent_pid, modules)
 
 
 def _run(
-    rank: SpawnRank, round_number: int, page: Page, stack_signal: int, modules: frozenset[str]
+    rank: SpawnRank, round_number: int, page: Page, agent_pid: int, modules: frozenset[str]
 ) -> NoReturn:
     # Programs that the script starts see by the pid that the page is not theirs.
     os.environ[ENV_PAGE] = f"{page.fd}:{rank.slot}:{os.getpid()}"
@@ -181,14 +180,10 @@ def _run(
     RobustMark(
         page.fd, rank.slot
     ).hold()  # if that fails the agent only learns of this process's end later
-    own: set[int] = set()
-    if rank.stacks is not None:
-        file = open(rank.stacks, "a")  # noqa: PTH123, SIM115 - stays open for the signal handler
-        faulthandler.register(stack_signal, file=file, all_threads=True, chain=False)
-        own.add(file.fileno())
+    allow_reading(agent_pid)
     if rank.server is not None:
         worker_server.start(rank.server)
-    script.run(rank.mode, rank.argv, writer, FoundObjects(modules, frozenset(own)))
+    script.run(rank.mode, rank.argv, writer, modules)
 
 
 def _forget_the_agent() -> None:

@@ -8,7 +8,6 @@ import io
 import os
 import stat
 import sys
-from collections.abc import Collection
 from contextlib import suppress
 
 from holdfast_agent.zygote.preload import open_descriptors
@@ -45,23 +44,23 @@ def _unbuffered(fd: int, old: io.TextIOWrapper | None) -> io.TextIOWrapper | Non
     )
 
 
-def flush_files(own: Collection[int]) -> None:
+def flush_files() -> None:
     """Flush every file object that the script left open, as the interpreter's teardown would.
 
-    It looks only if a descriptor other than `own` is open for writing to a file or pipe, and not at
-    objects from before the fork (they are frozen out of the collector's list).
+    It looks only if a descriptor is open for writing to a file or pipe, and not at objects from
+    before the fork (they are frozen out of the collector's list).
     """
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
-    if holds_output(own):
+    if holds_output():
         for thing in gc.get_objects():
             if issubclass(type(thing), _WRITERS):  # isinstance would ask dead weak proxies
                 _flush(thing)
 
 
-def holds_output(own: Collection[int]) -> bool:
+def holds_output() -> bool:
     """Return whether one of the script's descriptors is open for writing to a file or pipe."""
-    return any(fd > 2 and fd not in own and _is_output(fd) for fd in open_descriptors())
+    return any(fd > 2 and _is_output(fd) for fd in open_descriptors())
 
 
 def _is_output(fd: int) -> bool:

@@ -29,7 +29,6 @@ from holdfast_agent.zygote.process_tree import (
 )
 from holdfast_agent.zygote.protocol import (
     Command,
-    DumpStacksCommand,
     Event,
     ForkDisabled,
     KillRound,
@@ -208,13 +207,6 @@ class Zygote:
         """
         self._send(KillRound(round_number, int(sig), grace_s))
 
-    def dump_stacks(self, round_number: int) -> None:
-        """Make each worker append all its threads' stacks to its `stacks` file → `StacksDumped`.
-
-        Works while a rank is blocked in a collective.
-        """
-        self._send(DumpStacksCommand(round_number))
-
     def prepare_store(self, store_id: str, host: str) -> None:
         """Start a process whose TCPStore listens on the IP `host` → `StoreReady` | `StoreExited`.
 
@@ -281,11 +273,6 @@ class ZygoteControl:
         """End a round's processes."""
         with self._guard("kill"):
             self._process.kill_round(number, sig, grace_seconds)
-
-    def dump_stacks(self, number: int) -> None:
-        """Have the stacks of a round written."""
-        with self._guard("dump stacks"):
-            self._process.dump_stacks(number)
 
     def prepare_store(self, store_id: str, host: str) -> None:
         """Start a store process."""

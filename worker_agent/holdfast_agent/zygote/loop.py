@@ -19,16 +19,12 @@ from holdfast.page import Page
 from holdfast_agent.zygote import preload
 from holdfast_agent.zygote.process_tree import (
     become_subreaper,
-    catches,
     die_with_parent,
     kill_below,
     name_process,
-    signal_each,
 )
 from holdfast_agent.zygote.protocol import (
     Channel,
-    DumpStacksCommand,
-    Event,
     Failure,
     KillRound,
     LeaseExpired,
@@ -40,7 +36,6 @@ from holdfast_agent.zygote.protocol import (
     Spawn,
     SpawnRank,
     SpawnRound,
-    StacksDumped,
     StoreExited,
 )
 from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner, fork
@@ -274,8 +269,6 @@ class ZygoteLoop:
             self._spawn(command.round)
         elif isinstance(command, KillRound):
             self.rounds.kill(command.round, command.signal, command.grace_s)
-        elif isinstance(command, DumpStacksCommand):
-            self._dump_stacks(command.round)
         elif isinstance(command, PrepareStoreCommand):
             self._prepare_store(command)
         elif isinstance(command, ReleaseStore):
@@ -310,20 +303,6 @@ class ZygoteLoop:
             self._channel.send(StoreExited(command.store_id, _NO_LEASE))
         else:
             self.stores.prepare(command.store_id, command.host)
-
-    def _dump_stacks(self, number: int) -> None:
-        current = self.rounds.current
-        workers = current.workers if current and current.number == number else {}
-        sig = self._settings.stack_signal
-        able = {
-            pid: rank.local_rank
-            for pid, rank in workers.items()
-            if rank.stacks is not None and catches(pid, sig)
-        }
-        signal_each(able, sig)
-        missing = {rank.local_rank for rank in workers.values()} - set(able.values())
-        event: Event = StacksDumped(number, tuple(sorted(able.values())), tuple(sorted(missing)))
-        self._channel.send(event)
 
 
 def _open_log(path: str | None) -> int:

@@ -19,6 +19,7 @@ from typing import Final
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_PTRACER: Final = 0x59616D61
 _PF_EXITING: Final = 4
 _STAT_PARENT, _STAT_FLAGS, _STAT_EXIT = 1, 6, 49
 """Indices in /proc/PID/stat, counted from the field behind the name."""
@@ -53,6 +54,15 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 def name_process(name: str) -> None:
     """Set the name that `ps -o comm` shows (15 bytes at most)."""
     _prctl(_PR_SET_NAME, name.encode()[:15] + b"\0")
+
+
+def allow_reading(pid: int) -> None:
+    """Let a process and its children read this one's memory where Yama asks for that.
+
+    A kernel without Yama has no such option, and asks for nothing.
+    """
+    with suppress(OSError):
+        _prctl(_PR_SET_PTRACER, pid)
 
 
 def children(pid: int) -> list[int]:

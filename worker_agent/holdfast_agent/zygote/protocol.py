@@ -47,8 +47,6 @@ class SpawnRank:
     stderr: str | None = None
     cwd: str | None = None
     """Working directory; None: the agent's."""
-    stacks: str | None = None
-    """File that `Zygote.dump_stacks` appends to; None: no dumps of this rank."""
     server: str | None = None
     """Unix socket at which the rank serves torch's flight recorder; None: it serves none."""
     numa: str | None = None
@@ -80,13 +78,6 @@ class KillRound:
     round: int
     signal: int
     grace_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DumpStacksCommand:
-    """Make the workers of a round write the stacks of all their threads."""
-
-    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +157,6 @@ class RoundDead:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksDumped:
-    """The signal for a stack dump was sent; the files follow within milliseconds."""
-
-    round: int
-    local_ranks: tuple[int, ...]
-    missing: tuple[int, ...]
-    """Local ranks that cannot dump: not Python, or their handler was replaced."""
-
-
-@dataclass(frozen=True, slots=True)
 class StoreReady:
     """A TCPStore listens."""
 
@@ -221,14 +202,13 @@ class ZygoteExited:
     signal: int | None
 
 
-Command = Spawn | KillRound | DumpStacksCommand | PrepareStoreCommand | ReleaseStore | Shutdown
+Command = Spawn | KillRound | PrepareStoreCommand | ReleaseStore | Shutdown
 Event = (
     Ready
     | ForkDisabled
     | WorkerStarted
     | WorkerExitedEvent
     | RoundDead
-    | StacksDumped
     | StoreReady
     | StoreExited
     | LeaseExpired

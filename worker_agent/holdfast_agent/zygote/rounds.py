@@ -304,7 +304,7 @@ class Spawner:
             ),
             zygote_pid=self._pid,
             forked=self._may_fork(rank),
-            stack_signal=self._settings.stack_signal,
+            agent_pid=os.getppid(),
             cpus=cpus,
             modules=self._modules,
             openblas=self._openblas,

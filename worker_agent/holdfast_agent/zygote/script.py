@@ -27,7 +27,7 @@ from holdfast_agent.zygote import shadows
 from holdfast_agent.zygote.error_file import write_error_file
 from holdfast_agent.zygote.files import flush_files
 from holdfast_agent.zygote.protocol import ScriptMode
-from holdfast_agent.zygote.teardown import FoundObjects, has_unfinished_files, tear_down
+from holdfast_agent.zygote.teardown import has_unfinished_files, tear_down
 
 _EXIT_NO_SCRIPT = 2  # python's own
 _PACKAGE = str(Path(__file__).parent)
@@ -40,15 +40,15 @@ class ScriptExit:
     before those of the modules imported earlier.
     """
 
-    def __init__(self, writer: SlotWriter, found: FoundObjects) -> None:
-        """Report to the rank's slot; `found`: objects that are not the script's."""
+    def __init__(self, writer: SlotWriter, found: frozenset[str]) -> None:
+        """Report to the rank's slot; `found`: names of the modules that were imported before."""
         self._writer, self._found = writer, found
         self.status = 1
         atexit.register(self._before_imported_hooks)
 
     def _before_imported_hooks(self) -> None:
-        flush_files(self._found.descriptors)
-        if self.status == 0 and not has_unfinished_files(self._found):
+        flush_files()
+        if self.status == 0 and not has_unfinished_files():
             self._writer.complete_barrier()
 
     def finish(self) -> None:
@@ -59,7 +59,9 @@ class ScriptExit:
             self._writer.clean()
 
 
-def run(mode: ScriptMode, argv: Sequence[str], writer: SlotWriter, found: FoundObjects) -> NoReturn:
+def run(
+    mode: ScriptMode, argv: Sequence[str], writer: SlotWriter, found: frozenset[str]
+) -> NoReturn:
     """Run the script or module `argv[0]` as `__main__`, then end the process; never returns."""
     ending = ScriptExit(writer, found)
     ending.status = _status_of(lambda: _run_main(mode, argv))

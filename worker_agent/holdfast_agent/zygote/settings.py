@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,9 +77,6 @@ class ZygoteSettings:
     lease_check_s: float = 0.05
     """Least seconds between looks at the agent's lease; 50 ms adds ≤ 1.3 % to the 4 s of the lease.
     There is no look while it cannot be stale yet. Workers read the limit in the page, too."""
-    stack_signal: int = signal.SIGRTMAX - 3
-    """Signal for stack dumps; a real-time signal, because scripts and launchers use SIGUSR1 and
-    SIGUSR2 themselves."""
     log_path: str | None = None
     """File for the zygote's own few lines; None: the agent's stderr."""
 

@@ -17,7 +17,6 @@ import sysconfig
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from holdfast_agent.zygote.exit_timer import exit_after
@@ -37,19 +36,12 @@ _CLOSABLE: Final = (
 """Classes that are no files themselves, with a `close` that writes or removes a file."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundObjects:
-    """Objects that a script finds in its process, and must not free or close."""
-
-    modules: frozenset[str]
-    """Names of the modules that were imported before the script."""
-    descriptors: frozenset[int]
-
-
-def tear_down(found: FoundObjects, status: int) -> None:
+def tear_down(imported_before: frozenset[str], status: int) -> None:
     """Free the script's objects and close its files; end the process if that takes too long.
 
-    status: exit status of the process; negative for a signal.
+    Args:
+        imported_before: Names of modules; what they have is not the script's, and is not freed.
+        status: Exit status of the process; negative for a signal.
     """
     # A daemon thread would find its globals gone. python stops it before that.
     alone = len(sys._current_frames()) == 1  # noqa: SLF001
@@ -62,18 +54,18 @@ def tear_down(found: FoundObjects, status: int) -> None:
     )
     _forget_exceptions()
     if alone:
-        _free(found.modules)
+        _free(imported_before)
     else:
         threading.excepthook = lambda _: None  # it may write to a file that is closed now
-    flush_files(found.descriptors)
-    if holds_output(found.descriptors):
+    flush_files()
+    if holds_output():
         _close_files()
     call_off()
 
 
-def has_unfinished_files(found: FoundObjects) -> bool:
+def has_unfinished_files() -> bool:
     """Return whether an open file is not finished by a flush alone, such as an archive."""
-    if not holds_output(found.descriptors):
+    if not holds_output():
         return False
     return any(_depth(thing) in (1, 2) for thing in _open_files())
 

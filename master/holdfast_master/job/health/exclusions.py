@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from holdfast_master.job.health import stragglers
+from holdfast_master.job.health import stragglers, trials
 from holdfast_master.job.nodes import liveness, rule_actions
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
@@ -21,6 +21,7 @@ from holdfast_master.job.state.job_state import RENEW
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.straggler import exclusion
 from holdfast_master.policies.straggler.exclusion import Exclude, NoExclusion, Prospects
 from holdfast_wire.messages import HealthMode, JobPhase
@@ -46,7 +47,7 @@ def consider(job: JobContext, world: World) -> None:
     if isinstance(found, NoExclusion):
         _keep(job, accused, found)
     else:
-        _exclude(job, found)
+        _exclude(job, world, found)
 
 
 def _is_free(job: JobContext, world: World) -> bool:
@@ -58,6 +59,7 @@ def _is_free(job: JobContext, world: World) -> bool:
 
 
 def _prospects(job: JobContext, world: World) -> Prospects:
+    redone, why = _redone(job, world)
     return Prospects(
         members=len(world.places),
         standbys=len(job.membership.spares),
@@ -65,8 +67,33 @@ def _prospects(job: JobContext, world: World) -> Prospects:
         window=job.settings.grow_horizon_seconds,
         excluded=_excluded(job),
         cost=job.worlds.rescale_cost,
-        redone=job.now - world.trains_since if barrier.blind(job.membership, world) else 0.0,
+        redone=redone,
+        why_redone=why,
     )
+
+
+def _redone(job: JobContext, world: World) -> tuple[float, str]:
+    """Return the training that a stop after a common step loses, s, and why.
+
+    A Checkpointer saves at such a stop. Of any other script only its last stop tells.
+    """
+    since = job.now - world.trains_since
+    if barrier.blind(job.membership, world):
+        return since, "the script does not use the SDK to stop at a step"
+    last = job.worlds.last_stop
+    if last is not None and last.steps:
+        lost = since if last.whole else min(since, last.steps * world.step_seconds)
+        return lost, f"{counted(last.steps, 'step')} had to be done again after the last stop"
+    if last is not None or _is_saved(job, world):
+        return 0.0, ""
+    return since, "nobody has seen the script save"
+
+
+def _is_saved(job: JobContext, world: World) -> bool:
+    """Return whether the script uses a Checkpointer."""
+    members = (job.membership.nodes.get(rank) for rank in world.savers)
+    follows = any(node is not None and node.saving is not None for node in members)
+    return follows or job.state.checkpoint is not None or bool(job.checkpoints.tracker.held)
 
 
 def _excluded(job: JobContext) -> int:
@@ -90,7 +117,9 @@ def _keep(job: JobContext, accused: frozenset[int], found: NoExclusion) -> None:
     job.out.event(EventReason.STRAGGLER_KEPT, text, Warn, node=node)
 
 
-def _exclude(job: JobContext, found: Exclude) -> None:
+def _exclude(job: JobContext, world: World, found: Exclude) -> None:
+    slow = [one for one in job.health.slow if one.node in found.nodes]
+    trials.begin(job, world, stragglers.rank_of(found.nodes[0]), slow)
     for name in found.nodes:
         rank = stragglers.rank_of(name)
         node = job.membership.nodes.get(rank)

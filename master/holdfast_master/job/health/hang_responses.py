@@ -14,28 +14,50 @@ from holdfast_master.job.health import stragglers
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import AnsweredHang, Hang
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.hang import HangVerdict
-from holdfast_master.policies.hang_response import HangAction, HangResponse
+from holdfast_master.policies.hang_response import HangAction, HangResponse, PastResponse
 from holdfast_wire.messages import HealthMode, JobPhase
 from holdfast_wire.reasons import Cause, EventReason
 
 _RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING})
 
 
-def respond(job: JobContext, world: World, verdict: HangVerdict) -> None:
-    """Do the smallest thing that helps against a hang whose evidence has been judged."""
-    policy = job.hang_policy
-    if policy is None or policy.mode is not HealthMode.ACT or not _is_free(job):
-        return
+def respond(job: JobContext, world: World, hang: Hang) -> bool:
+    """Do the smallest thing that helps against a hang whose evidence has been judged.
+
+    Returns whether it was answered; False: a later look asks again.
+    """
+    policy, verdict = job.hang_policy, hang.verdict
+    if verdict is None or policy is None or policy.mode is not HealthMode.ACT or not _is_free(job):
+        return True
     nodes = stragglers.nodes_of(world)
-    found = hang_response.decide(verdict, nodes, tried=_tried(job, world))
+    found = hang_response.decide(
+        verdict,
+        nodes,
+        tried=_tried(job, world),
+        past=_past(job),
+        waited_seconds=job.now - hang.since,
+    )
+    if found.action is HangAction.WAIT:
+        return False
     if found.action is HangAction.NOTHING:
         job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
-        return
+        return True
+    ranks = tuple(one.rank for one in verdict.ranks)
+    job.health.answered.append(
+        AnsweredHang(
+            kind=verdict.kind,
+            ranks=ranks,
+            nodes=tuple(sorted({nodes[rank] for rank in ranks if rank in nodes})),
+            began=hang.began,
+            round=world.round,
+            reached=world.reached,
+        )
+    )
     for rank in found.nodes:
         _dismiss(job, rank, verdict.kind.value, found)
     blamed = stragglers.only_node(world, (one.rank for one in verdict.ranks))
@@ -52,6 +74,31 @@ def respond(job: JobContext, world: World, verdict: HangVerdict) -> None:
         rank=None if node is None else verdict.ranks[0].rank,
     )
     incidents.report_process(job, item, world.round)
+    return True
+
+
+def note_progress(job: JobContext, world: World) -> None:
+    """Note what the last response has cost, once the world is further than the one that hung."""
+    last = next(iter(job.health.answered[-1:]), None)
+    if last is None or last.cost_seconds or world.round <= last.round:
+        return
+    known = (job.membership.nodes.get(rank) for rank in world.places)
+    steps = [item.step for node in known if node is not None for item in node.ranks]
+    if max(steps, default=0) > last.reached:
+        last.cost_seconds = job.now - last.began
+
+
+def _past(job: JobContext) -> list[PastResponse]:
+    """Return what hangs of the job have been answered; one that is not over costs until now."""
+    return [
+        PastResponse(
+            kind=one.kind,
+            ranks=one.ranks,
+            nodes=one.nodes,
+            cost_seconds=one.cost_seconds or job.now - one.began,
+        )
+        for one in job.health.answered
+    ]
 
 
 def _is_free(job: JobContext) -> bool:

@@ -22,8 +22,8 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit
-from holdfast_master.policies.hang import HangKind, HangVerdict
 from holdfast_master.policies.hang_limit import LearnedTimes, learn
+from holdfast_master.policies.hang_response import HangVerdict
 from holdfast_wire.messages import (
     CollectEvidence,
     EvidenceCollected,
@@ -73,8 +73,9 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
     paused = job.worlds.barrier is not None or job.state.phase not in _RUNNING
     sections = [_section(item) for _, item in _ranks(job, world)]
     since = _since(job, world, own)
-    if since is None:
-        return
+    if since is None or (paused and own.hang is not None and since >= own.silent):
+        return  # that the master has the ranks wait does not end a hang
+    hang_responses.note_progress(job, world)
     _learn_pause(own, since, policy)
     found = hang_limit.judge(hang_limit.phases(sections, paused=paused), since, own.learned, policy)
     if not found.hangs:
@@ -84,9 +85,11 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
         own.hang = Hang(
             number=own.asked,
             since=job.now,
+            began=job.now - since,
             reason=found.reason,
             excused_until=job.now - since + hang_limit.longest_work(policy).seconds,
-            sections_known=set(sections) != {RankSection.UNSPECIFIED},
+            unseen=set(sections) == {RankSection.UNSPECIFIED}
+            and not any(item.step for _, item in _ranks(job, world)),
         )
         _ask(job, world, own.hang)
     elif own.hang is not None:
@@ -101,8 +104,9 @@ def _answer(job: JobContext, world: World, found: Hang) -> None:
     reports = [(node.ranks_at, item.step_seconds) for node, item in _ranks(job, world)]
     newer = any(at > found.judged_at + step_seconds for at, step_seconds in reports)
     if found.verdict is not None and newer and not found.answered:
-        found.answered = True
-        hang_responses.respond(job, world, found.verdict)
+        # A loop of the script's own code may be work: it is told, and ended later.
+        may_work = found.verdict.busy and job.now < found.excused_until
+        found.answered = not may_work and hang_responses.respond(job, world, found)
 
 
 _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
@@ -130,6 +134,8 @@ def _since(job: JobContext, world: World, own: HangWatch) -> float | None:
     """
     if not own.since or len(world.finished) == len(world.places):
         return None
+    if world.size == 1 and not own.step and not any(item.has_sdk for _, item in _ranks(job, world)):
+        return None  # it waits for nobody, and its steps are not known
     ages = [item.since_step_seconds for _, item in _ranks(job, world) if item.step]
     return min([job.now - own.since, job.now - own.section_at, *ages])
 
@@ -145,21 +151,21 @@ def _learn(job: JobContext, world: World, own: HangWatch) -> None:
         own.section, own.section_at = section, job.now
     if first.step == own.step or not first.step_seconds:
         return
+    times = first.step - max(own.step, first.first_step - 1, 0)
     own.step = first.step
     if first.step_source is StepSource.COLLECTIVES:
-        own.learned = dataclasses.replace(
-            own.learned, pauses=learn(own.learned.pauses, first.step_seconds)
-        )
+        pauses = learn(own.learned.pauses, first.step_seconds, times)
+        own.learned = dataclasses.replace(own.learned, pauses=pauses)
     elif section is RankSection.TRAIN:
-        own.learned = dataclasses.replace(
-            own.learned, steps=learn(own.learned.steps, first.step_seconds)
-        )
+        steps = learn(own.learned.steps, first.step_seconds, times)
+        own.learned = dataclasses.replace(own.learned, steps=steps)
 
 
 def _learn_pause(own: HangWatch, since: float, policy: HangPolicy) -> None:
     """Learn from a long silence that ended by itself: an evaluation of a script without the SDK."""
     if since < own.silent and own.silent > policy.min_seconds / 2:
-        own.learned = dataclasses.replace(own.learned, pauses=learn(own.learned.pauses, own.silent))
+        longest = max(own.learned.longest_pause, own.silent)
+        own.learned = dataclasses.replace(own.learned, longest_pause=longest)
     own.silent = since
 
 
@@ -179,7 +185,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     """Ask every member for its ranks' evidence."""
     for rank in world.places:
         node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None:
+        if node is not None and node.session is not None and rank not in world.finished:
             found.awaited.add(rank)
             order = CollectEvidence(command_id=found.number, reason=found.reason)
             job.out.send(node, order, world.round)
@@ -225,8 +231,10 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
     if found.awaited or found.verdict is not None:
         return
     job.timers.cancel(Timer.HANG_EVIDENCE)
-    found.verdict = hang.classify(found.evidence, world_size=world.size)
-    if _is_excused(found, found.verdict, job.now):
+    found.verdict = hang.classify(found.evidence, world_size=world.size, ended=_ended(world))
+    policy = job.hang_policy
+    limit = hang_limit.longest_work(policy).seconds if policy is not None else math.inf
+    if _is_excused(found, found.verdict, job.now, limit):
         own = job.health.hang_watch
         own.hang, own.ask_after = None, job.now + AGAIN_SECONDS
         return
@@ -243,11 +251,21 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
     found.evidence.clear()  # stacks of all ranks: nobody reads them again
 
 
-def _is_excused(found: Hang, verdict: HangVerdict, now: float) -> bool:
-    """Return whether the odd ranks may be at work that nobody has told: look again later."""
-    if not verdict.may_be_work or now >= found.excused_until:
-        return False
-    return not found.sections_known or verdict.kind is HangKind.COMPILATION
+def _ended(world: World) -> Iterator[int]:
+    """Yield the global ranks whose process has ended well."""
+    for node, done in world.done.items():
+        yield from (world.places[node].base_rank + local for local in done)
+
+
+def _is_excused(found: Hang, verdict: HangVerdict, now: float, limit: float) -> bool:
+    """Return whether the odd ranks may be at work that nobody has told: look again later.
+
+    A world without known steps stands still only where ranks wait for others, and have not issued
+    a collective for as long as a first step may take.
+    """
+    if found.unseen and not (verdict.waits and verdict.idle_seconds > limit):
+        return True
+    return verdict.may_be_work and now < found.excused_until
 
 
 def _over(job: JobContext, own: HangWatch, since: float) -> None:
@@ -259,5 +277,5 @@ def _over(job: JobContext, own: HangWatch, since: float) -> None:
     if job.health.open_incident and (settled or since < job.now - own.since):
         incident = job.health.open_incident
         lasted = reported.close(job, went_on=True, since=since)
-        text = f"the ranks go on, {lasted:.0f} s after the hang was seen"
+        text = f"the ranks go on, {lasted:.0f} s after the step before the hang"
         job.out.event(EventReason.HANG_OVER, text, incident=incident)

@@ -95,7 +95,7 @@ def _hang(job: JobContext, world: World) -> HangStatus | None:
     found = job.health.hang_watch.hang
     if found is None:
         return None
-    seconds, verdict = max(0.0, job.now - found.since), found.verdict
+    seconds, verdict = max(0.0, job.now - found.began), found.verdict
     if verdict is None:
         return HangStatus(seconds=seconds, text=found.reason)
     ranks = tuple(one.rank for one in verdict.ranks)

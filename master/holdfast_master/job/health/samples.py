@@ -73,7 +73,7 @@ def _take(health: Health, rank: int, sent: GroupCollectives, offset: float, now:
     if sent.group not in health.groups and len(health.groups) >= MOST_GROUPS:
         return
     group = health.groups.setdefault(sent.group, GroupHistory())
-    group.period = sent.period or group.period
+    group.repeat(rank, sent.period)
     count = min(len(sent.signatures), len(sent.issued_us))
     at = [micros * 1e-6 + offset for micros in itertools.accumulate(sent.issued_us[:count])]
     if count:

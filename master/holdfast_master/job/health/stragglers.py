@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from holdfast_master.job.health import trials
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
+from holdfast_master.policies.preflight import verdicts
 from holdfast_master.policies.straggler import collectives
 from holdfast_master.policies.straggler.collectives import Step
 from holdfast_master.policies.straggler.slices import SLICE_RANKS, Slices, finished
@@ -35,6 +37,9 @@ SILENT_SECONDS: Final = 90.0
 """A rank that has sent nothing for so long, while at least half of its group has, is left out until
 it sends again."""
 _NODE: Final = "node "
+_SLOW: Final = 2.0
+"""Times a healthy node's time: a check says no more than that a node is slow."""
+_BAD: Final = frozenset(one.name for one in verdicts.BAD)
 _MARKED: Final = frozenset({RankSection.CHECKPOINT, RankSection.EVAL})
 
 
@@ -105,8 +110,24 @@ def _judged(
         made = yield from _window(job, world, group, window)
         group.steps += len(window)
         group.window = made
-        group.record, found = yield from judge_slices(group.record, made, policy)
-        _tell(job, group, found)
+        group.record, found = yield from judge_slices(
+            group.record, made, policy, _references(job, world)
+        )
+        if not all(one.marked for one in made.ranks.values()):  # else it says nothing of anybody
+            _tell(job, group, trials.judged(job, world, group, found))
+
+
+def _references(job: JobContext, world: World) -> dict[str, float]:
+    """Return the time of each checked node over that of a healthy one, as its check judged it.
+
+    A node that was slow before it joined has no faster past here: its peers tell.
+    """
+    found = {}
+    for rank, place in world.places.items():
+        judged = job.state.judged.get(rank)
+        if judged is not None and judged.agent_id == place.member.agent_id:
+            found[f"{_NODE}{rank}"] = _SLOW if judged.verdict in _BAD else 1.0
+    return found
 
 
 def _align(group: GroupHistory) -> Slices[None]:
@@ -162,11 +183,7 @@ def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
 
 def nodes_of(world: World) -> dict[int, int]:
     """Return the node rank of each global rank."""
-    return {
-        place.base_rank + local: node
-        for node, place in world.places.items()
-        for local in range(place.member.local_world_size)
-    }
+    return world.nodes_by_rank()
 
 
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
@@ -185,7 +202,7 @@ def _tell(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, .
         if _accused((one,)) - before:
             rank = node_rank(one)
             job.out.event(EventReason.STRAGGLER_FOUND, one.reason, Warn, node=rank)
-            if rank is not None:
+            if rank is not None and not one.own_work:
                 strikes.strike(job, rank, StrikeCause.STRAGGLER, one.reason)
     for one in gone:
         if _accused((one,)) - after:

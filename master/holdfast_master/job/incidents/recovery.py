@@ -11,7 +11,7 @@ import math
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.world import StopCost, World
 from holdfast_master.policies.goodput import micros
 from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import GoodputClass, WorldTraining
@@ -29,7 +29,10 @@ def note_trains(job: JobContext, world: World) -> None:
     case.unseen = world.degraded
     case.stepped_at = None if world.degraded else job.now
     if case.smooth and case.broken_at is not None:
-        job.worlds.rescale_cost += _WEIGHT * (job.now - case.broken_at - job.worlds.rescale_cost)
+        pause, known = job.now - case.broken_at, job.worlds
+        weight = _WEIGHT if known.rescales_measured else 1.0
+        known.rescale_cost += weight * (pause - known.rescale_cost)
+        known.rescales_measured = True
     job.incidents.cool(case)
     if case.planned:
         incidents.close(job, case)
@@ -89,6 +92,8 @@ def count_redone(job: JobContext, world: World) -> None:
                 job.out.event(EventReason.ROLLED_BACK, text, incident=case.id)
             continue
         redone = max(0, case.reached - (world.first_step - 1))
+        if case.smooth:
+            job.worlds.last_stop = StopCost(redone, whole=world.first_step <= case.began)
         if redone == 0:
             continue
         case.steps_redone = redone

@@ -14,7 +14,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import evidence
-from holdfast_master.policies.hang import HangVerdict
+from holdfast_master.policies.hang_response import HangVerdict
 from holdfast_wire.messages import Incident, IncidentEvidence
 from holdfast_wire.reasons import Cause
 
@@ -41,7 +41,7 @@ def found(job: JobContext, world: World, hang: Hang, verdict: HangVerdict, node:
     fact = known or Incident(
         id=f"i{job.identity.epoch}.{job.state.incident_count + 1}",
         cause=Cause.HANG,
-        opened_unix=job.clock.moment.unix,
+        opened_unix=job.clock.moment.unix - (job.now - hang.began),
         from_round=world.round,
         open=True,
         reported_only=True,

@@ -6,6 +6,8 @@ belong here: weights and decay (`holdfast_wire.strikes`), the finding that leads
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.wording import short
 from holdfast_master.policies import node_history
@@ -39,9 +41,21 @@ def report(job: JobContext) -> None:
         job.out.tell(StrikesReported(strikes=tuple(job.state.strikes)))
 
 
+def withdraw(job: JobContext, rank: int, cause: StrikeCause, since: float) -> None:
+    """Take the strikes of a cause back that a node has had since a Unix time, s."""
+    for one in _own(job):
+        if one.node_rank == rank and one.cause == cause.value and one.unix_time >= since:
+            job.out.strike(dataclasses.replace(one, withdrawn=True))
+
+
+def _own(job: JobContext) -> list[NodeStruck]:
+    """Return the strikes of this job that were not taken back."""
+    return [one for one in job.state.strikes if not one.withdrawn]
+
+
 def _known(job: JobContext) -> list[NodeStruck]:
     """Return the strikes of this job, and those of other jobs on its hosts."""
-    return [*job.state.strikes, *job.operator.cluster.strikes]
+    return [*_own(job), *job.operator.cluster.strikes]
 
 
 def standings(job: JobContext) -> dict[str, HostStanding]:
@@ -58,14 +72,14 @@ def of_nodes(job: JobContext) -> list[Strike]:
     """Return the strikes that this job has noted, with their nodes."""
     return [
         Strike(one.host, StrikeCause(one.cause), one.unix_time, node_rank=one.node_rank)
-        for one in job.state.strikes
+        for one in _own(job)
         if one.cause in _CAUSES
     ]
 
 
 def history(job: JobContext) -> tuple[HostHistory, ...]:
     """Return the hosts with strikes, the worst first."""
-    avoided = {one.host: one.reason for one in job.operator.cluster.avoided}
+    avoided = {one.host: one.reason for one in job.operator.cluster.avoided} | job.state.excluded
     known = sorted(_known(job), key=lambda one: one.unix_time)
     found = sorted(standings(job).items(), key=lambda item: (-item[1].points, item[0]))
     return tuple(
@@ -78,4 +92,8 @@ def history(job: JobContext) -> tuple[HostHistory, ...]:
             avoided=avoided.get(host, ""),
         )
         for host, standing in found
+    ) + tuple(
+        HostHistory(host=host, reason=reason, avoided=reason)
+        for host, reason in job.state.excluded.items()
+        if host not in dict(found)
     )

@@ -64,6 +64,14 @@ def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = Tru
     return host
 
 
+def lift(job: JobContext, host: str, reason: str) -> None:
+    """Take an exclusion back: replacements may come to this Kubernetes node again."""
+    if host in job.state.excluded:
+        job.out.record(NodeExcluded(node=host, reason=reason, lifted=True), durable=True)
+        number = job.out.command("exclude", 0)
+        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason, lifted=True))
+
+
 def _move(job: JobContext, culprit: int, host: str) -> None:
     """The job's other nodes on an excluded host leave too, and get new pods."""
     for rank, node in sorted(job.membership.nodes.items()):

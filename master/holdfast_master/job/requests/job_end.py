@@ -61,6 +61,8 @@ def _at_barrier(job: JobContext, reason: str) -> bool:
     world = job.worlds.running()
     if world is None or not world.training or world.finished:
         return False
+    if job.health.hangs(world.round):
+        return False  # no rank comes to another step
     if job.worlds.barrier is None:
         # Half of the time is the barrier's, the rest is for SIGTERM.
         barrier.stop(job, world, reason, job.end.grace / 2)

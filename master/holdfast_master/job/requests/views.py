@@ -5,22 +5,23 @@ Belongs here: building the answers of JobService from the state. Does not belong
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
-from holdfast_master.job.state.membership import Membership
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.job.worlds import flush
+from holdfast_master.job.worlds import flush, replicas
 from holdfast_master.policies import failure
 from holdfast_master.policies.goodput import entries, ratio, summed
 from holdfast_master.policies.guessed_steps import is_guess
-from holdfast_master.policies.quantities import in_words
+from holdfast_master.policies.quantities import counted, in_words, verb
 from holdfast_wire.messages import (
     BudgetState,
     GetGoodputResponse,
@@ -36,12 +37,15 @@ from holdfast_wire.messages import (
 )
 from holdfast_wire.reasons import PhaseReason
 
+_BEGINS: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+
 
 def status(job: JobContext) -> JobStatus:
     """The whole small truth about the job."""
     state, spec = job.state, job.spec
     world = job.worlds.running()
-    members = _members(job.membership, world)
+    members = _members(job, world or job.worlds.assigned)
+    phase, reason, text = _phase(job)
     health, health_text = health_view.summary(job)
     loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
     step = _step(job, members)
@@ -49,9 +53,9 @@ def status(job: JobContext) -> JobStatus:
     return JobStatus(
         name=job.identity.job_name,
         uid=job.identity.job_uid,
-        phase=state.phase,
-        reason=state.reason,
-        text=_text(job),
+        phase=phase,
+        reason=reason,
+        text=text,
         epoch=job.identity.epoch,
         round=state.round,
         world_size=world.size if world else 0,
@@ -92,6 +96,21 @@ def status(job: JobContext) -> JobStatus:
     )
 
 
+def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
+    """Return the phase with its reason and text: replicas that train on make a job train.
+
+    The core's own phase is of the newest world, in which others may only begin.
+    """
+    state, world = job.state, job.worlds.assigned
+    if world is not None and state.phase in _BEGINS:
+        trains = [one for one in replicas.going(job) if _synchronises(job, world, one.number)]
+        if trains:
+            count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"
+            text = f"{count} {verb(len(trains), 'trains', 'train')} on; {state.text}"
+            return JobPhase.TRAINING, PhaseReason.TRAINING, text
+    return state.phase, state.reason, _text(job)
+
+
 def _text(job: JobContext) -> str:
     """Return the phase's reason in words; with too few nodes, also the time until the job fails."""
     due = job.timers.due(Timer.BELOW_MIN)
@@ -106,12 +125,30 @@ def _stored_step(state: JobState) -> int:
     return fact.version.step if fact is not None and fact.version is not None else 0
 
 
-def _members(membership: Membership, world: World | None) -> list[Node]:
-    """Present members in rank order."""
+def _members(job: JobContext, world: World | None) -> list[Node]:
+    """Present members in rank order; of replicas those that synchronise, if any does."""
     if world is None:
         return []
-    nodes = membership.nodes
-    return [nodes[rank] for rank in world.places if rank in nodes]
+    trains = [
+        rank
+        for one in world.replicas
+        if _synchronises(job, world, one.number)
+        for rank in world.members_of(one)
+    ]
+    known = trains or list(world.places)
+    nodes = job.membership.nodes
+    return [nodes[rank] for rank in known if rank in nodes]
+
+
+def _synchronises(job: JobContext, world: World, number: int) -> bool:
+    """Return whether a replica has stepped, and is one of those that agree with each other."""
+    last = job.state.roster
+    if last is None or number not in last.replicas:
+        return False
+    return any(
+        one.number == number and world.stepped.issuperset(world.members_of(one))
+        for one in world.replicas
+    )
 
 
 def _rate(world: World | None, members: list[Node]) -> float:
@@ -220,6 +257,7 @@ def _node(job: JobContext, rank: int) -> NodeInfo:
         preflight=preflight,
         preflight_reason=reason,
         replica=place.replica.number if place else 0,
+        unfit=_is_unfit(job.state, node),
     )
 
 
@@ -231,6 +269,11 @@ def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
     if judged is None or judged.agent_id != node.agent_id:
         return "", ""
     return judged.verdict.lower(), judged.reason
+
+
+def _is_unfit(state: JobState, node: Node) -> bool:
+    judged = state.judged.get(node.rank)
+    return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
 
 
 def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:

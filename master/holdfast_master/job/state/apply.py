@@ -50,6 +50,7 @@ from holdfast_wire.messages import (
     SegmentOpened,
     SpecAccepted,
     StopRequested,
+    StragglerTrial,
     SyncChosen,
     WorldDecided,
     WorldEnded,
@@ -120,7 +121,12 @@ def _node_marked(state: JobState, fact: NodeMarked, _: JournalRecord) -> None:
 
 def _node_excluded(state: JobState, fact: NodeExcluded, _: JournalRecord) -> None:
     state.excluded.pop(fact.node, None)  # excluded again, it is the newest
-    state.excluded[fact.node] = fact.reason
+    if not fact.lifted:
+        state.excluded[fact.node] = fact.reason
+
+
+def _straggler_trial(state: JobState, fact: StragglerTrial, _: JournalRecord) -> None:
+    state.straggler_trials[fact.round] = fact
 
 
 def _node_judged(state: JobState, fact: NodeJudged, _: JournalRecord) -> None:
@@ -135,11 +141,16 @@ def _references_learned(state: JobState, fact: ReferencesLearned, _: JournalReco
 
 
 def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
+    if fact.withdrawn:
+        # It stays, for an operator that was not there when it was taken back.
+        given = dataclasses.replace(fact, withdrawn=False)
+        state.strikes[:] = [fact if one == given else one for one in state.strikes]
+        return
     state.strikes.append(fact)
     del state.strikes[: -node_history.KEPT]
 
 
-def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> None:
+def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -> None:
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
@@ -155,6 +166,14 @@ def _world_decided(state: JobState, fact: WorldDecided, _: JournalRecord) -> Non
     state.assigned = fact
     state.training, state.ended = False, False
     state.finished &= _going_on(fact)
+    if state.trains_since is None and _trains_on(state, fact):
+        state.trains_since = record.job_seconds
+
+
+def _trains_on(state: JobState, fact: WorldDecided) -> bool:
+    """Return whether replicas of this world have trained before it, and go on."""
+    older = (one.round for one in fact.replicas if one.round < fact.round)
+    return any(state.trained_rounds.get(number, False) for number in older)
 
 
 def _going_on(fact: WorldDecided) -> set[int]:
@@ -230,6 +249,9 @@ def _world_ended(state: JobState, fact: WorldEnded, record: JournalRecord) -> No
 def _incident(state: JobState, fact: Incident, _: JournalRecord) -> None:
     if fact.id not in state.incidents:
         state.incident_count += 1
+        failed = state.assigned
+        if failed and failed.round == fact.from_round and _trains_on(state, failed):
+            state.trained_rounds[failed.round] = True  # though newer replicas had not begun
     state.incidents[fact.id] = fact
     if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
         step = state.ended_steps.get(fact.from_round, 0)
@@ -330,6 +352,7 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
     NodeJudged: _node_judged,
     ReferencesLearned: _references_learned,
     NodeStruck: _node_struck,
+    StragglerTrial: _straggler_trial,
     WorldDecided: _world_decided,
     WorldTraining: _world_training,
     WorldEnded: _world_ended,

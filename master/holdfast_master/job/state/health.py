@@ -11,8 +11,8 @@ import dataclasses
 import math
 from typing import Final
 
-from holdfast_master.policies.hang import HangVerdict
 from holdfast_master.policies.hang_limit import LearnedTimes
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
@@ -40,6 +40,8 @@ class GroupHistory:
     """The rest of a look that is under way; None: there is none."""
     period: int = 0
     """Collectives of a step, as the agents see it; 0: none is seen."""
+    period_of: int = -1
+    """The rank that told it; -1: nobody has."""
     aligned: int = 0
     """Sequence number of the last collective of the newest step that was aligned."""
     waiting: list[Step] = dataclasses.field(default_factory=list)
@@ -51,6 +53,8 @@ class GroupHistory:
     """Steps that have been judged."""
     window: Window | None = None
     """The newest window; None: none is whole yet."""
+    trial_runs: dict[int, int] = dataclasses.field(default_factory=dict)
+    """By the round of a trial: windows in a row in which its ranks were slow; below 0: were not."""
 
     def add(self, rank: int, sent: IssuedRun, now: float) -> None:
         """Take collectives; a number that went back means that the group was made anew."""
@@ -67,6 +71,22 @@ class GroupHistory:
         if not self.fresh:
             self.fresh_since = now
         self.fresh.add(rank)
+
+    def repeat(self, rank: int, period: int) -> None:
+        """Take a rank's view of the period: the longest one holds, until its rank sees another.
+
+        Parts of a step repeat each other as well, and not each look shows where it ends. What was
+        learned of other steps is of no use.
+        """
+        if not period or (period <= self.period and rank != self.period_of):
+            return
+        self.period_of = rank
+        if period == self.period:
+            return
+        if self.period:
+            self.waiting, self.record = [], VoteRecord()
+            self.judgement = None
+        self.period = period
 
     def forget_aligned(self) -> None:
         """Drop what no later step needs: a step begins at the last collective of the one before."""
@@ -107,12 +127,14 @@ class Hang:
     """Of the question to the agents."""
     since: float
     """Patient clock at which it was seen, s."""
+    began: float
+    """Patient clock at the last progress, s."""
     reason: str
     """The limit that was passed, in words."""
     excused_until: float
     """Patient clock until which ranks that compute are no hang, s."""
-    sections_known: bool
-    """True: the ranks tell what they do, so that only a compilation is an excuse."""
+    unseen: bool
+    """True: no rank has told a step, so only the evidence tells that the world stands still."""
     awaited: set[int] = dataclasses.field(default_factory=set)
     """Nodes whose evidence has not come."""
     evidence: list[RankEvidence] = dataclasses.field(default_factory=list)
@@ -122,6 +144,22 @@ class Hang:
     """Patient clock at the verdict, s."""
     answered: bool = False
     """What the spec wants was done, or found not to help."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class AnsweredHang:
+    """A hang that ended its world, until its cost is known."""
+
+    kind: HangKind
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...]
+    began: float
+    """Patient clock at the last progress before it, s."""
+    round: int
+    reached: int
+    """Newest step of that world; 0: steps are not known."""
+    cost_seconds: float = 0.0
+    """0: the job has made no new progress since, s."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -171,8 +209,15 @@ class Health:
     clock_anchor: float | None = None
     """Unix time at zero of this master's monotonic clock, as it was at the first probe, s; None:
     nobody has asked."""
+    answered: list[AnsweredHang] = dataclasses.field(default_factory=list)
+    """Of all rounds, oldest first."""
     open_incident: str = ""
     """Id of the hang that was reported and is not over, of whatever round; empty: there is none."""
+
+    def hangs(self, round_number: int) -> bool:
+        """Return whether a hang of the round was found and is not over."""
+        found = self.hang_watch.hang if self.round == round_number else None
+        return found is not None and found.verdict is not None
 
     def hear(self, rank: int, now: float) -> None:
         """Note that a rank has sent a sample."""
@@ -186,5 +231,6 @@ class Health:
             self.round = round_number
             self.groups, self.clock_errors = {}, {}
             self.heard, self.heard_since = set(), math.inf
-            self.hang_watch = HangWatch()
+            longest = self.hang_watch.learned.longest_pause
+            self.hang_watch = HangWatch(learned=LearnedTimes(longest_pause=longest))
             self.kept, self.considered_at = set(), -math.inf

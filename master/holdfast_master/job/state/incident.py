@@ -59,6 +59,8 @@ class OpenIncident:
     """The time of the first step is a guess, from collectives."""
     reached: int = 0
     """Newest step that was completed before it."""
+    began: int = 0
+    """First step of the interrupted world; 0: not known."""
     members: tuple[int, ...] = ()
     """Node ranks of the interrupted world."""
     step_seconds: float = 0.0
@@ -97,6 +99,7 @@ class OpenIncident:
         """Note the progress of the interrupted world."""
         self.reached = max(self.reached, reached)
         if world.training:
+            self.began = world.first_step
             self.members, self.step_seconds = tuple(world.places), world.step_seconds
 
     def involve(self, item: Evidence) -> None:

@@ -28,6 +28,7 @@ from holdfast_wire.messages import (
     ReferenceLevel,
     ScheduleConfirmed,
     StopRequested,
+    StragglerTrial,
     SyncChosen,
     Tier,
     WorldDecided,
@@ -39,6 +40,8 @@ FINISHED: Final = "finished"
 RELEASED: Final = "released"
 REPLACED: Final = "replaced"
 PROMISED: Final = "promised"
+KEPT_TRIALS: Final = 32
+"""Newest rounds that a node left for a slow rank."""
 RENEW: Final = "renew"
 ANSWERED: Final = frozenset({"leave", "replace", "stacks", "stop", RENEW})
 """Kinds of commands whose end is told, or is the node's; of others only the ids are kept."""
@@ -91,7 +94,9 @@ class JobState:
     """What each node reached in its own last check."""
 
     strikes: list[NodeStruck] = dataclasses.field(default_factory=list)
-    """The newest things that spoke against hosts, oldest first."""
+    """The newest things that spoke against hosts, oldest first; some were taken back."""
+    straggler_trials: dict[int, StragglerTrial] = dataclasses.field(default_factory=dict)
+    """Rounds that a node left for a slow rank, and what that has shown."""
 
     round: int = 0
     world: WorldDecided | None = None
@@ -184,6 +189,7 @@ class JobState:
             (self.trained_rounds, KEPT_ROUNDS),
             (self.ended_steps, KEPT_ROUNDS),
             (self.stepless_rounds, KEPT_ROUNDS),
+            (self.straggler_trials, KEPT_TRIALS),
         )
         for kept, limit in bounded:
             while len(kept) > limit:

@@ -155,6 +155,14 @@ class World:
             base += member.local_world_size
         self.size += size
 
+    def nodes_by_rank(self) -> dict[int, int]:
+        """Return the node rank of each global rank."""
+        return {
+            place.base_rank + local: node
+            for node, place in self.places.items()
+            for local in range(place.member.local_world_size)
+        }
+
     @property
     def round(self) -> int:
         """Its number."""
@@ -337,6 +345,16 @@ class FrozenAt:
     """The last that it was in."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopCost:
+    """What a stop of all ranks after a common step has cost."""
+
+    steps: int
+    """That were done again."""
+    whole: bool
+    """They are all that the world did: its script saves nothing at all."""
+
+
 @dataclasses.dataclass(slots=True)
 class Inquiry:
     """What ranks of replicas were asked, all of which stand still at one step."""
@@ -369,6 +387,10 @@ class Worlds:
     """Newest round that any agent has named."""
     rescale_cost: float = 0.0
     """Measured pause of a rescale, s."""
+    rescales_measured: bool = False
+    """False: that is a guess."""
+    last_stop: StopCost | None = None
+    """What the last stop after a common step has cost; None: this master has seen none."""
     newest_epoch_seen: int = 0
     """Newest epoch of a roster that any agent's ranks were told."""
     strange_roster: bool = False

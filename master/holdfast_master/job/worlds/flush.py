@@ -225,7 +225,8 @@ def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
     if book.lost is not None and book.lost >= version:
         return
     book.lost = version
-    wanted = book.memory is not None and book.memory.memory_only
+    # A job that ends needs its memory no more; a suspended one is to go on from there.
+    wanted = book.memory is not None and book.memory.memory_only and not job.spec.suspend
     severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast_master.policies.quantities import counted, in_words
@@ -39,8 +39,9 @@ class Prospects:
     cost: float
     """Measured pause of the whole world for one rescale, s."""
     redone: float = 0.0
-    """Training that may have to be done again, s: the ranks cannot be stopped after a common step,
-    and nobody knows of a checkpoint. Infinite: nobody knows how much."""
+    """Training that may have to be done again, s. Infinite: nobody knows how much."""
+    why_redone: str = ""
+    """Why it may have to be done again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,12 +66,11 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
     them as gain most. A wrong judgement must not drain a job node by node, so few may leave within
     a time.
     """
-    percents: dict[str, float] = {}
-    for one in verdicts:
-        if one.subject is not Subject.JOB:
-            percents[one.node] = max(percents.get(one.node, 0.0), one.percent)
+    nodes = [one for one in verdicts if one.subject is not Subject.JOB]
+    percents = _percents(one for one in nodes if not one.own_work)
+    stays = max(_percents(one for one in nodes if one.own_work).values(), default=0.0)
     if not percents:
-        return NoExclusion("no node is accused")
+        return NoExclusion(_nobody(nodes))
     slowest = sorted(percents, key=lambda node: (-percents[node], node))
     allowed = most_excluded(prospects.members) - prospects.excluded
     if allowed <= 0:
@@ -79,7 +79,7 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
             f"{in_words(CAP_SECONDS)}, and no more may, lest a wrong judgement drain the job"
         )
     most = min(allowed, len(slowest))
-    options = [_option(slowest, percents, count + 1, prospects) for count in range(most)]
+    options = [_option(slowest, percents, count + 1, stays, prospects) for count in range(most)]
     best = max(options, key=lambda option: option.gain)
     if not best.size:
         least = prospects.bounds.smallest
@@ -91,7 +91,7 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
     terms = (
         f"{best.size} nodes without {', '.join(nodes)} train {best.speed:.2f} times as fast, "
         f"a gain of {in_words(max(best.gain, 0.0))} in {in_words(prospects.window)}; "
-        f"a rescale costs {in_words(prospects.cost)}{_again(prospects.redone)}"
+        f"a rescale costs {in_words(prospects.cost)}{_again(prospects)}"
     )
     if best.gain <= prospects.cost + prospects.redone:
         more = f"; {counted(most, 'more node')} may leave now" if most < len(slowest) else ""
@@ -104,11 +104,29 @@ def most_excluded(members: int) -> int:
     return max(CAP_NODES, int(members * CAP_SHARE))
 
 
-def _again(redone: float) -> str:
+def _percents(verdicts: Iterable[StragglerVerdict]) -> dict[str, float]:
+    """Return the slowdown of each accused node."""
+    found: dict[str, float] = {}
+    for one in verdicts:
+        found[one.node] = max(found.get(one.node, 0.0), one.percent)
+    return found
+
+
+def _nobody(accused: Sequence[StragglerVerdict]) -> str:
+    if not accused:
+        return "no node is accused"
+    return (
+        f"{accused[0].own_work}; such work would go with the rank to any other node. A node leaves "
+        "for it where its other ranks, all parts of its step or its preflight are slow, too"
+    )
+
+
+def _again(prospects: Prospects) -> str:
+    redone = prospects.redone
     if not redone:
         return ""
     much = in_words(redone) if redone < math.inf else "an unknown time"
-    return f" and up to {much} of training, since the script does not use the SDK to stop at a step"
+    return f" and up to {much} of training, since {prospects.why_redone}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,10 +143,14 @@ class _Option:
 
 
 def _option(
-    slowest: Sequence[str], percents: Mapping[str, float], count: int, prospects: Prospects
+    slowest: Sequence[str],
+    percents: Mapping[str, float],
+    count: int,
+    stays: float,
+    prospects: Prospects,
 ) -> _Option:
     size = prospects.bounds.fit(prospects.members - count + min(count, prospects.standbys))
-    left = percents[slowest[count]] if count < len(slowest) else 0.0
+    left = max(stays, percents[slowest[count]] if count < len(slowest) else 0.0)
     pace = (100 + percents[slowest[0]]) / (100 + left)
     speed = pace * size / prospects.members
     return _Option(count, size, speed, prospects.window * (speed - 1))

@@ -22,6 +22,8 @@ WARM_UP_WINDOWS = 1
 """First windows of a world that are not judged: compilation, first allocation."""
 _MOST = 2 / 3
 """Share of an excess that is called most of it."""
+_EVERYWHERE = 0.6
+"""Share of an excess that lies in the parts of a step as usual time does, where all is slow."""
 _ACCUSATIONS = 100
 """Accusations of one slice."""
 
@@ -69,6 +71,9 @@ class StragglerVerdict:
     considered: tuple[str, ...]
     """Other causes, and what the data say of each."""
     reason: str
+    own_work: str = ""
+    """Why the rank may have work of its own, which goes with it to any node; empty: nothing says
+    so."""
 
 
 def judge(
@@ -157,6 +162,7 @@ class _Findings:
                 step=tally.window.step,
             ),
             considered=(transfer, *_considered(tally, ranks, there)),
+            own_work=_own_work(tally, ranks),
             reason=(
                 f"{names.get(subject, node)} needs {excess:.3g} s more than usual in each step "
                 f"since step {since}, {percent:.0f} % of a step: "
@@ -257,19 +263,49 @@ def _considered(tally: VoteTally, ranks: Sequence[int], there: int) -> Iterable[
     yield "heat that all share: no, the change that all ranks share is taken away"
     ratio = tally.ratios.get(tally.ranks[ranks[0]].node)
     if ratio is not None:
-        yield f"preflight: the node took {ratio:.2f} times the usual time"
+        slow = tally.reference_is_slow(tally.ranks[ranks[0]].node)
+        yield f"preflight: the node {'was slow, too' if slow else 'was not slow'}"
     if there == 1:
         yield "rank or node: cannot tell, the node has one rank"
 
 
+def _own_work(tally: VoteTally, ranks: Sequence[int]) -> str:
+    """Tell if the excess may be the work of the first rank, which logs, gathers and saves.
+
+    A slow processor shows in all parts of a step, in the node's other ranks, or in preflight.
+    """
+    node = tally.ranks[ranks[0]].node
+    if list(ranks) != [0] or tally.reference_is_slow(node) or _spread(tally, ranks) >= _EVERYWHERE:
+        return ""
+    return "rank 0 alone is slow, and may log, gather or save more than before"
+
+
+def _spread(tally: VoteTally, ranks: Sequence[int]) -> float:
+    """Return the share of the excess that lies in the parts of a step as usual time does.
+
+    0 where one part is nearly all of a step: nothing can be told then.
+    """
+    usual, above = _by_place(tally, ranks)
+    whole, excess = sum(usual), sum(above)
+    if len(usual) < 2 or max(usual) >= _MOST * whole or excess <= 0:
+        return 0.0
+    return sum(min(a / excess, b / whole) for a, b in zip(above, usual, strict=True))
+
+
+def _by_place(
+    tally: VoteTally, ranks: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the usual time of each segment, and what the ranks have above it, s."""
+    usual = tally.usual_places
+    mine = [middle(one) for one in zip(*(tally.ranks[rank].places for rank in ranks), strict=True)]
+    return usual, tuple(max(one - other, 0.0) for one, other in zip(mine, usual, strict=False))
+
+
 def _place(tally: VoteTally, ranks: Sequence[int]) -> str:
     """Tell if the excess lies in one place of the step, as that of a data loader does."""
-    places = [tally.ranks[rank].places for rank in ranks]
-    usual = tally.usual_places
+    usual, above = _by_place(tally, ranks)
     if len(usual) < 2:
         return "data loader: cannot tell, fewer than two segments of a step are known"
-    mine = [middle(column) for column in zip(*places, strict=True)]
-    above = [max(one - other, 0.0) for one, other in zip(mine, usual, strict=True)]
     most = max(range(len(above)), key=above.__getitem__)
     share = above[most] / (sum(above) or 1.0)
     said = f"{100 * share:.0f} % of the excess lies in segment {most + 1} of {len(above)}"

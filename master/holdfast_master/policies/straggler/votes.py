@@ -132,12 +132,12 @@ class VoteTally:
     def _excess(self, rank: int, deviations: Deviations) -> _Excess:
         one, mine = deviations.ranks[rank], self.ranks[rank]
         above = [] if one.own is None else [one.own]
-        if mine.peers is not None or self._reference_is_slow(mine.node):
+        if mine.peers is not None or self.reference_is_slow(mine.node):
             above.append(one.peers)
         seconds = mine.local * -math.expm1(-max(above)) if above else 0.0
         return _Excess(seconds, mine.local * one.noise)
 
-    def _reference_is_slow(self, node: str) -> bool:
+    def reference_is_slow(self, node: str) -> bool:
         """Tell if preflight found the node slow, too: half the slowdown is enough beside it."""
         return self.ratios.get(node, 1.0) >= 1 + self.policy.slowdown_percent / 200
 
@@ -194,6 +194,9 @@ class VoteTally:
             return {"steps": steps, "slower": slower}  # a section made this step longer
         if len(steps) < RECENT_WINDOWS:
             steps = (*steps, self.usual_step)
+        if any(one.own is None for one in self.by_time.ranks.values()):
+            # A slow rank could not be told from all of them yet.
+            return {"steps": steps, "slower": slower}
         percent = 100 * (self.usual_step / sorted(steps)[(len(steps) - 1) // 4] - 1)
         return {"steps": steps, "slower": (*slower, (self.window.first_step, percent))[-keep:]}
 

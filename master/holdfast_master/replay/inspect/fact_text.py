@@ -53,6 +53,7 @@ from holdfast_wire.messages import (
     SpecAccepted,
     StopRequest,
     StopRequested,
+    StragglerTrial,
     SyncChosen,
     WorldDecided,
     WorldEnded,
@@ -206,13 +207,19 @@ def _schedule(fact: ScheduleConfirmed) -> str:
     return f"from step {fact.step} of round {fact.round} on {often}"
 
 
+def _trial(fact: StragglerTrial) -> str:
+    ranks = ", ".join(map(str, fact.ranks))
+    return f"node {fact.node_rank} left round {fact.round} for {ranks}: {fact.outcome.name}"
+
+
 _FACTS: dict[type, Callable[[Any], str]] = {
     SegmentOpened: _opened,
     SpecAccepted: _spec,
     NodeJoined: _joined,
     NodeGone: lambda fact: f"node {fact.node_rank} agent {fact.agent_id}: {fact.reason}",
     NodeMarked: _marked,
-    NodeExcluded: lambda fact: f"{fact.node}: {fact.reason}",
+    NodeExcluded: lambda fact: f"{fact.node}{' no more' if fact.lifted else ''}: {fact.reason}",
+    StragglerTrial: _trial,
     WorldDecided: _decided,
     WorldTraining: lambda fact: f"round {fact.round} trains, {_step(fact)}",
     WorldEnded: lambda fact: f"round {fact.round} ended after {_last(fact)}: {fact.reason}",

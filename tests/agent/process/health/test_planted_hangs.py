@@ -12,7 +12,7 @@ import pytest
 from campaigns.hang_ranks import HANGS
 from campaigns.hangs import EXPECTED, Worlds
 from holdfast_agent.health.evidence import TOTAL_SECONDS
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 
 pytestmark = pytest.mark.train
 
@@ -49,10 +49,10 @@ async def test_a_stopped_rank_costs_no_more_time_than_one_that_answers(worlds: W
     assert outcome.collected_seconds < TOTAL_SECONDS + 1
 
 
-async def test_the_stack_of_a_rank_without_a_free_gil_comes_from_faulthandler(
+async def test_the_stack_of_a_rank_without_a_free_gil_comes_from_its_memory(
     worlds: Worlds,
 ) -> None:
-    """The recorder answers, the dump does not; a signal handler needs no GIL."""
+    """The recorder answers, the dump does not; to read the memory needs no GIL and no signal."""
     odd = (await worlds.hang("gil", ranks=2, odd=1, step=2)).evidence[1]
     assert odd.server_answered
     assert not odd.gil_free
@@ -82,4 +82,5 @@ async def test_the_newest_collective_of_each_group_is_reported(worlds: Worlds) -
 def test_each_planted_hang_has_an_expected_verdict() -> None:
     """A hang that nobody judges proves nothing; every cause but the unknown one is planted."""
     assert EXPECTED.keys() == HANGS.keys()
-    assert set(EXPECTED.values()) == set(HangKind) - {HangKind.UNKNOWN}
+    # No storage hangs here; the policies' tests have what kernels show of it.
+    assert set(EXPECTED.values()) == set(HangKind) - {HangKind.UNKNOWN, HangKind.STORAGE}

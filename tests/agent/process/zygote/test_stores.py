@@ -13,12 +13,11 @@ import pytest
 from agents.zygote_driver import Driver
 from holdfast_agent.zygote import (
     RoundDead,
-    StacksDumped,
     StoreExited,
     StoreReady,
     WorkerExitedEvent,
 )
-from holdfast_agent.zygote.protocol import DumpStacksCommand, PrepareStoreCommand, ReleaseStore
+from holdfast_agent.zygote.protocol import PrepareStoreCommand, ReleaseStore
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -29,16 +28,11 @@ GLOO = """
     x = torch.ones(4) * (dist.get_rank() + 1)
     dist.all_reduce(x)
     print("sum", x[0].item(), flush=True)
-    if len(sys.argv) > 1 and dist.get_rank() == 1:
-        print("up", flush=True)
-        time.sleep(600)
     print("up", flush=True)
-    if len(sys.argv) > 1:
-        dist.barrier()
 """
 
 
-def _gloo_ranks(driver: Driver, port: int, *arguments: str) -> list[Path]:
+def _gloo_ranks(driver: Driver, port: int) -> list[Path]:
     """Spawn two ranks that rendezvous at a store; return their outputs."""
     common = {
         "MASTER_ADDR": "127.0.0.1",
@@ -49,9 +43,8 @@ def _gloo_ranks(driver: Driver, port: int, *arguments: str) -> list[Path]:
     ranks = [
         driver.rank(
             rank,
-            argv=(driver.script(GLOO), *arguments),
+            argv=(driver.script(GLOO),),
             env=common | {"RANK": str(rank)},
-            stacks=str(driver.folder / f"stacks{rank}"),
         )
         for rank in range(2)
     ]
@@ -69,27 +62,6 @@ def test_ranks_meet_at_the_store_process(warm: Driver) -> None:
     assert [file.read_text() for file in outputs] == ["sum 3.0\nup\n"] * 2
     warm.send(ReleaseStore("meeting"))
     assert warm.wait(StoreExited).reason == ""
-
-
-def test_stacks_of_a_rank_blocked_in_a_collective_are_dumped(warm: Driver) -> None:
-    """Every thread's frames, though the main thread is inside gloo and runs no handler."""
-    warm.send(PrepareStoreCommand("blocked", "127.0.0.1"))
-    outputs = _gloo_ranks(warm, warm.wait(StoreReady).port, "block")
-    warm.until(lambda: all("up" in file.read_text() for file in outputs), "both ranks")
-    stacks = warm.folder / "stacks0"
-    warm.until(lambda: _main_thread_waits(warm.page.read(0).pid), "rank 0 in the barrier")
-    warm.send(DumpStacksCommand(warm.round))
-    assert warm.wait(StacksDumped).local_ranks == (0, 1)
-    warm.until(lambda: "script.py" in stacks.read_text(), "the stacks", 5.0)
-    assert "barrier" in stacks.read_text()
-    warm.kill()
-    warm.wait(RoundDead)
-    warm.send(ReleaseStore("blocked"))
-    warm.wait(StoreExited)
-
-
-def _main_thread_waits(pid: int) -> bool:
-    return "futex" in Path(f"/proc/{pid}/wchan").read_text()
 
 
 CLIENT = """

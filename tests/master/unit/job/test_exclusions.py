@@ -126,6 +126,96 @@ def test_a_script_without_the_sdk_would_do_its_steps_again(
     assert job.members == [0, 1, 2]
 
 
+def _after(job: SteeredJob, slow: dict[int, float], windows: int = 6) -> Sampler:
+    """Let the world that follows do windows of steps, its nodes slow by so much."""
+    sampled = Sampler(job)
+    for _ in range(windows):
+        sampled.steps(5, slow)
+    return sampled
+
+
+def test_slowness_that_goes_with_a_rank_is_no_node_s(training: Start) -> None:
+    """The successor is as slow: strike and exclusion are taken back, nobody else leaves for it."""
+    job = _with_standby(training)
+    _slow(job, 1)
+    job.run(25.0)
+    assert job.members == [0, 3, 2]
+    assert [one.host for one in job.core.inspect().state.strikes if not one.withdrawn] == ["gpu-1"]
+    sampled = _after(job, {3: 0.05})
+    (text,) = sampled.told(EventReason.STRAGGLER_CLEARED)
+    assert text.startswith("rank 1 is slow on node 3 as it was on node 1: ")
+    assert job.core.status(job.moment()).excluded_nodes == ()
+    assert not [one for one in job.core.inspect().state.strikes if not one.withdrawn]
+    assert job.refold().straggler_trials == job.core.inspect().state.straggler_trials
+    for _ in range(8):
+        sampled.steps(5)
+    sampled = _after(job, {3: 0.3}, 8)
+    assert "was as slow on another node" in sampled.told(EventReason.STRAGGLER_KEPT)[-1]
+    assert len(sampled.told(EventReason.STRAGGLER_EXCLUDED)) == 1
+    assert len(sampled.told(EventReason.STRAGGLER_CLEARED)) == 1
+
+
+def test_own_work_that_begins_later_is_no_node_s_either(training: Start) -> None:
+    """The script does its steps again, and is as slow from the same step on."""
+    job = _with_standby(training)
+    _slow(job, 1)
+    job.run(25.0)
+    sampled = _after(job, {}, 10)
+    assert not sampled.told(EventReason.STRAGGLER_CLEARED)
+    sampled = _after(job, {3: 0.05})
+    assert sampled.told(EventReason.STRAGGLER_CLEARED)
+    assert job.members == [0, 3, 2]
+
+
+def test_a_node_that_was_slow_stays_excluded(training: Start) -> None:
+    """Its successor is as fast as the others."""
+    job = _with_standby(training)
+    _slow(job, 1)
+    job.run(25.0)
+    sampled = _after(job, {}, 10)
+    assert not sampled.told(EventReason.STRAGGLER_CLEARED)
+    assert job.core.status(job.moment()).excluded_nodes == ("gpu-1",)
+
+
+def test_the_first_rank_alone_may_log_and_gather(training: Start) -> None:
+    """Its node stays, and nothing is held against the host: the next node would have that work."""
+    job = _with_standby(training)
+    sampled = _slow(job, 0, 0.3)
+    assert sampled.told(EventReason.STRAGGLER_FOUND)
+    (text,) = sampled.told(EventReason.STRAGGLER_KEPT)
+    assert "rank 0 alone is slow, and may log, gather or save" in text
+    assert not sampled.told(EventReason.STRAGGLER_EXCLUDED)
+    assert not job.core.inspect().state.strikes
+
+
+def test_steps_that_the_last_stop_lost_count_as_a_cost(training: Start) -> None:
+    """A script that saves nothing at a stop begins anew: the next node stays where that costs more.
+
+    Before the first stop nobody knows, so what was trained counts until a checkpoint is seen.
+    """
+    job = _with_standby(training)
+    _slow(job, 1)
+    while "BarrierReached" not in job.reasons():
+        job.run(0.05)
+    job.training.saved = 0
+    job.run(25.0)
+    assert job.members == [0, 3, 2]
+    assert _redone(job)[0] > 10
+    job.run(400.0)
+    sampled = _slow(job, 2)
+    (text,) = sampled.told(EventReason.STRAGGLER_KEPT)
+    assert "had to be done again after the last stop" in text
+    assert job.members == [0, 3, 2]
+
+
+def test_a_script_that_nobody_has_seen_save_may_lose_all_it_did(training: Start) -> None:
+    """Until its first stop: the SDK alone saves nothing."""
+    job = _with_standby(training)
+    job.run(500.0)
+    (text,) = _slow(job, 1).told(EventReason.STRAGGLER_KEPT)
+    assert "nobody has seen the script save" in text
+
+
 def test_report_only_says_it(training: Start) -> None:
     """The slow node stays although a standby is warm."""
     job = training(3, standbys=1, health=REPORT)

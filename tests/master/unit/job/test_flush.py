@@ -89,6 +89,19 @@ def test_a_job_without_a_directory_ends_without_a_rescue_and_without_a_warning(
     assert "the ranks named no directory" in told.text
 
 
+def test_a_suspended_job_without_a_directory_is_warned_of_what_it_loses(last_try: Last) -> None:
+    """It is to go on, and its pods take the only copy with them."""
+    job, words = last_try()
+    words.hold(V9, V7, memory_only=True)
+    job.change(suspend=True)
+    job.run_until("SUSPENDED", limit=10.0)
+    (told,) = (
+        one for one in job.core.events_after(0, 9999) if one.reason == "CheckpointNotRescued"
+    )
+    assert told.severity is EventSeverity.WARNING
+    assert "was in memory and is lost: the ranks named no directory" in told.text
+
+
 def test_a_directory_that_a_later_world_names_makes_rescues_possible(last_try: Last) -> None:
     """Only the newest word of a node counts."""
     job, words = last_try()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_master.policies.hang import HangKind
+from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy
 from simulation.steered.job import SteeredJob
 from simulation.steered.replicas import replicated, roster, rounds_of

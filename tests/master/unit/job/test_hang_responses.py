@@ -18,6 +18,7 @@ from holdfast_wire.messages import (
     HealthMode,
     HealthPolicy,
     RankEvidence,
+    StopJobRequest,
 )
 from holdfast_wire.reasons import Cause, EventReason
 from simulation.steered.job import SteeredJob
@@ -41,6 +42,12 @@ WAITS = RankEvidence(
 STOPPED = RankEvidence(pid=1, process_state="T", kernel_function="do_signal_stop")
 STUCK = RankEvidence(pid=1, process_state="D", kernel_function="nfs_wait_bit_killable")
 GONE = RankEvidence()
+LOADS = dataclasses.replace(
+    WAITS, stack='  File "/v/torch/utils/data/dataloader.py", line 1 in _try_get_data'
+)
+SAVES = dataclasses.replace(
+    WAITS, stack='  File "/v/torch/serialization.py", line 1 in _save', moved_bytes=1 << 18
+)
 
 
 def _told(job: SteeredJob, reason: str) -> list[str]:
@@ -258,3 +265,81 @@ def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None
     assert job.charges() == [BudgetKind.FAILURES]
     assert job.reasons().count("NodeExcluded") == 1
     assert sorted(job.members) == [0, 1, 2]
+
+
+def test_what_all_ranks_wait_for_is_left_alone(training: Start) -> None:
+    """Each begins an epoch slowly: a restart would have them wait again."""
+    job = training(3, health=ACT)
+    _answer(job, _hang(job), dict.fromkeys(range(3), LOADS))
+    job.run(60.0)
+    assert not _failures(job)
+    assert "would meet the same" in _told(job, EventReason.HANG_LEFT)[0]
+    assert job.core.status(job.moment()).round == 1
+
+
+def test_a_save_whose_bytes_move_is_never_cut(training: Start) -> None:
+    """It is not even told before a first step would be; then it is told, and left alone."""
+    job = training(3, health=ACT)
+    began = job.moment().unix
+    for _ in range(2):
+        _answer(job, _hang(job), {1: SAVES})
+        job.agents[0].workers.paused = True
+    assert job.moment().unix - began > 60
+    job.run(20.0)
+    assert not _failures(job)
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    assert "makes progress" in _told(job, EventReason.HANG_LEFT)[0]
+
+
+def test_what_an_answer_has_cost_is_waited_before_the_next(training: Start) -> None:
+    """A wait of that length may end by itself, as each epoch's first batch does."""
+    job = training(3, health=ACT)
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(20.0)
+    assert _failures(job) == [("Hung", "1")]
+    (first,) = job.core.inspect().health.answered
+    assert first.cost_seconds > 8.0
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(first.cost_seconds - 4.0)
+    assert len(_failures(job)) == 1
+    job.run(10.0)
+    assert len(_failures(job)) == 2
+
+
+def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start) -> None:
+    """Its epochs begin as slowly."""
+    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=hang))
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(15.0)
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+    longest = job.core.inspect().health.hang_watch.learned.longest_pause
+    assert longest > 12.0
+    job.core.inspect().health.begin(2)
+    assert job.core.inspect().health.hang_watch.learned.longest_pause == longest
+
+
+def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
+    """It was seen seconds later."""
+    job = training(3, health=ACT)
+    job.run(5.0)
+    stopped = job.moment().unix
+    _answer(job, _hang(job), {1: STOPPED})
+    job.run(1.0)
+    hang = next(one for one in job.core.incidents(job.moment()) if one.cause == Cause.HANG)
+    assert hang.opened_unix == pytest.approx(stopped, abs=2.0)
+
+
+def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
+    """No rank comes to another step; and the hang is not over because the job stops."""
+    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=hang))
+    _answer(job, _hang(job), {1: STOPPED})
+    job.run(3.0)
+    job.ask(StopJobRequest())
+    job.run(8.0)
+    assert "BarrierSet" not in job.reasons()
+    assert not _told(job, EventReason.HANG_OVER)
+    assert job.end == "StoppedByUser"

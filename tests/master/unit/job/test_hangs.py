@@ -9,6 +9,7 @@ import pytest
 from holdfast_master.instructions import KeepEvidence
 from holdfast_wire.messages import (
     CollectEvidence,
+    EvidenceCollected,
     HangPolicy,
     HealthMode,
     HealthPolicy,
@@ -19,10 +20,13 @@ from holdfast_wire.messages import (
     StopJobRequest,
 )
 from holdfast_wire.reasons import Cause, EventReason
+from messages.hang_evidence import REDUCES, SLEEPS, USER, rank, stack, tail
+from simulation.agent import Agent
 from simulation.steered.job import SteeredJob
 from simulation.steered.without_sdk import without_sdk
 
 Start = Callable[..., SteeredJob]
+INFERS = stack(("/job/train.py", "infer"))
 
 HEALTH = HealthPolicy(
     hang=HangPolicy(
@@ -239,4 +243,39 @@ def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
     job.run(10.0)
     _pause(job, paused=True)
     job.run(20.0)
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+
+
+@pytest.mark.parametrize(
+    ("shown", "age", "found"), [(REDUCES, 61.0, 1), (REDUCES, 1.0, 0), (INFERS, 61.0, 0)]
+)
+def test_a_world_without_known_steps_is_judged_by_its_evidence(
+    training: Start, monkeypatch: pytest.MonkeyPatch, shown: str, age: float, found: int
+) -> None:
+    """As a first step: where ranks wait for others, and no collective was issued for so long."""
+    report = Agent.report
+    without_sdk(monkeypatch, steps=False)
+    job = training(3, health=HEALTH)
+    for agent in job.agents.values():
+        agent.ignores = (*agent.ignores, CollectEvidence)
+    job.run(58.0)
+    assert not _asked(job)
+    job.run(5.0)
+    for node, order in _asked(job):
+        kept = rank(node, stack=shown, groups=(tail(3, age_seconds=age),))
+        if node == 1:
+            kept = rank(node, stack=USER, groups=(tail(2, age_seconds=age + 1),), **SLEEPS)
+        agent = job.agents[node]
+        message = EvidenceCollected(command_id=order.command_id, ranks=(kept,))
+        report(agent, message, agent.accepted.round)
+    job.run(3.0)
+    assert len(_told(job, EventReason.HANG_FOUND)) == found
+
+
+def test_the_pace_is_known_seconds_after_the_first_step(training: Start) -> None:
+    """Steps count, not looks: a hang then need not wait for as long as a first step may take."""
+    job = training(3, health=HEALTH)
+    job.run(1.5)
+    job.agents[0].workers.pause(paused=True)
+    job.run(15.0)
     assert len(_told(job, EventReason.HANG_FOUND)) == 1

@@ -119,6 +119,8 @@ def test_under_act_a_bad_node_is_replaced_and_its_host_avoided() -> None:
     assert verdicts(job) == {0: "healthy", 1: "healthy", 2: "healthy"}
     assert [pod for _, pod, _, _ in job.assignments].count(2) == 1
     assert "k8s-2" in job.core.inspect().state.excluded
+    (host,) = job.core.history(job.moment())
+    assert (host.host, host.avoided) == ("k8s-2", "node 2 failed the check there")
     assert told(job, EventReason.REPLACE_REQUESTED)
 
 
@@ -141,6 +143,7 @@ def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() 
     job.run_until("TRAINING", limit=40.0)
     assert sorted(job.members) == [0, 2]
     assert verdicts(job)[1] == "faulty"
+    assert [node.unfit for node in job.core.nodes(job.moment())] == [False, True, False]
     assert "no answer" in told(job, EventReason.PREFLIGHT_FAILED)[0]
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from holdfast_master.instructions import Reply
+from holdfast_master.job.requests.views import status
 from holdfast_wire.messages import (
     AssignmentMode,
     BudgetKind,
@@ -302,3 +303,33 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
     job.run(20.0)
     assert set(seats(job)) == {1, 2, 4}
     assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
+
+
+def test_two_of_three_that_train_on_are_what_people_read() -> None:
+    """While one begins anew the job trains, at the step of those that synchronise."""
+    job = replicated(3)
+    job.run(5.0)
+    job.agents[1].crash_worker()
+    seen = []
+    for _ in range(40):
+        job.run(0.01)
+        if job.phase.name in {"FORMING", "STARTING"}:
+            seen.append(status(job.core.inspect()))
+    assert {one.phase.name for one in seen} == {"TRAINING"}, job.tale()
+    assert {one.text.split(";")[0] for one in seen} == {"2 of 3 replicas train on"}
+    steps = [one.step for one in seen]
+    assert steps == sorted(steps)
+    assert steps[0] > 50
+    assert status(job.core.inspect()).step >= steps[-1]
+
+
+def test_failures_that_come_before_a_new_replica_trains_count_too() -> None:
+    """The rate that checkpoints follow is of all failures while others train."""
+    job = replicated(3)
+    job.run(5.0)
+    for rank in (2, 1, 2):
+        job.agents[rank].crash_worker()
+        job.run_until("STARTING")
+    job.run(60.0)
+    state = job.core.inspect().state
+    assert len(state.incidents) == sum(state.tier_failures.values()) > 1, job.tale()

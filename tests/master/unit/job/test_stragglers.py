@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast.page_layout import Section
 from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire.messages import (
@@ -16,6 +17,7 @@ from holdfast_wire.messages import (
     GroupCollectives,
     HealthMode,
     HealthPolicy,
+    NodeJudged,
     RankCollectives,
     StragglerPolicy,
 )
@@ -53,6 +55,53 @@ def test_a_node_that_becomes_slow_is_named_and_later_cleared(training: Start, no
     for _ in range(6):
         sampled.steps(20)
     assert len(sampled.told(EventReason.STRAGGLER_GONE)) == 1
+
+
+def test_a_verdict_holds_while_ranks_evaluate_or_save(training: Start) -> None:
+    """Such a window says nothing of anybody: the verdict is neither over nor found again."""
+    job = training(2, health=_health())
+    sampled = Sampler(job)
+    for _ in range(10):
+        sampled.steps(20)
+    sampled.steps(20, {1: 0.03})
+    for section in (Section.EVAL, Section.TRAIN):
+        for agent in job.agents.values():
+            assert agent.workers.current is not None
+            agent.workers.current.slot.section = int(section)
+        job.run(1.5)
+        sampled.steps(20, {1: 0.03})
+    assert len(sampled.told(EventReason.STRAGGLER_FOUND)) == 1
+    assert not sampled.told(EventReason.STRAGGLER_GONE)
+
+
+def test_a_node_that_its_check_found_slow_is_named_from_the_first_step(training: Start) -> None:
+    """It has no faster past in this world; beside its peers it is as slow as in its check."""
+    job = training(3, health=_health())
+    state = job.core.inspect().state
+    for rank in range(3):
+        verdict = "SLOW" if rank == 1 else "HEALTHY"
+        agent = job.agents[rank].agent_id
+        state.judged[rank] = NodeJudged(node_rank=rank, agent_id=agent, verdict=verdict)
+    sampled = Sampler(job)
+    for _ in range(4):
+        sampled.steps(20, {1: 0.03})
+    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    assert text.startswith("node 1 ")
+
+
+def test_a_longer_period_of_the_same_collectives_is_judged_anew(training: Start) -> None:
+    """Parts of a step were taken for steps at first: nothing of them counts any more."""
+    sampled = Sampler(training(2, health=_health()))
+    for _ in range(3):
+        sampled.steps(20)
+    group = sampled.job.core.inspect().health.groups["0"]
+    assert group.record.windows > 0
+    group.repeat(1, 4)
+    assert (group.period, group.record.windows, group.waiting) == (4, 0, [])
+    group.repeat(0, 1)
+    assert group.period == 4
+    group.repeat(1, 2)
+    assert group.period == 2
 
 
 def test_a_large_world_is_judged_in_slices_with_the_same_result(

@@ -10,23 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.hang import HangKind, HangVerdict, Remedy, classify
-from holdfast_wire.messages import GroupTail, RankEvidence
+from holdfast_master.policies.hang import classify
+from holdfast_master.policies.hang_response import HangKind, HangVerdict, Remedy
+from holdfast_wire.messages import ChildEvidence, GroupTail, RankEvidence
 from messages.hang_evidence import (
     BACKWARD,
     COMPILES,
     DATA_SET,
     ELSEWHERE,
     INITIALIZES,
+    LIB,
     LOADS,
+    OVER,
     QUEUE,
     REDUCES,
     RUNS,
     SAVES,
+    SCRIPT,
     SLEEPS,
     STUCK,
+    TORCH,
     USER,
     rank,
+    stack,
     tail,
     with_two,
 )
@@ -44,7 +50,10 @@ ONE_OF_THREE = [
     ("torch.save", rank(1, stack=SAVES, **RUNS), HangKind.STORAGE),
     ("NFS", rank(1, stack=USER, kernel_function="rpc_wait_bit"), HangKind.STORAGE),
     ("FUSE", rank(1, stack=DATA_SET, kernel_function="fuse_get_req"), HangKind.STORAGE),
-    ("FIFO", rank(1, stack=USER, kernel_function="wait_for_partner"), HangKind.STORAGE),
+    ("FIFO", rank(1, stack=USER, kernel_function="wait_for_partner"), HangKind.PIPE),
+    ("helper", rank(1, stack=USER, kernel_function="anon_pipe_read"), HangKind.PIPE),
+    ("save to a helper", rank(1, stack=SAVES, kernel_function="anon_pipe_write"), HangKind.PIPE),
+    ("thread", rank(1, stack=OVER), HangKind.OVER),
     ("lock", rank(1, stack=USER), HangKind.LOCK),
     ("file lock", rank(1, stack=USER, kernel_function="locks_lock_inode"), HangKind.LOCK),
     ("queue", rank(1, stack=QUEUE), HangKind.LOCK),
@@ -168,6 +177,69 @@ def test_ranks_with_two_orders_of_groups_are_mismatched() -> None:
     many = [rank(at, groups=other if at == 1 else usual) for at in range(4)]
     assert judged(*many) == (HangKind.MISMATCHED_COLLECTIVE, [1])
     assert judged(*many[:2]) == (HangKind.MISMATCHED_COLLECTIVE, [0, 1])
+
+
+NEW_GROUP = stack(
+    (f"{TORCH}/distributed/distributed_c10d.py", "_new_process_group_helper"),
+    (f"{TORCH}/distributed/distributed_c10d.py", "new_group"),
+    SCRIPT,
+)
+
+
+@pytest.mark.parametrize(
+    ("alone", "size", "right"), [({1}, 3, [1]), ({0, 2}, 3, [1]), ({0, 1}, 4, [0, 1, 2, 3])]
+)
+def test_the_ranks_that_make_a_group_without_the_others_are_odd(
+    alone: set[int], size: int, right: list[int]
+) -> None:
+    """Or those that do not make it with most; with equal parts nobody knows."""
+    ranks = [rank(at, 100, stack=NEW_GROUP) if at in alone else rank(at, 101) for at in range(size)]
+    verdict = classify(ranks, world_size=size)
+    assert verdict.kind is HangKind.MISMATCHED_COLLECTIVE
+    assert [one.rank for one in verdict.ranks] == right
+    assert "(newest: gloo:all_reduce 100)" in verdict.reason
+    assert "101" in verdict.reason
+
+
+def test_ranks_that_ended_well_are_not_silent() -> None:
+    """The one that lives on is named with its thread, and nothing is run again."""
+    lives = OVER.replace(f"{LIB}/threading.py", "/job/early.py", 1).replace(" in run", " in load")
+    verdict = classify([rank(1, 9, stack=lives)], world_size=3, ended=(0, 2))
+    assert (verdict.kind, [one.rank for one in verdict.ranks]) == (HangKind.OVER, [1])
+    assert "with a thread at /job/early.py:982 in load" in verdict.reason
+    assert (verdict.silent, verdict.ended) == ((), (0, 2))
+    assert verdict.remedy is Remedy.NOTHING
+
+
+def test_a_rank_that_ended_while_the_others_wait_is_odd() -> None:
+    """It left a collective to them."""
+    verdict = classify([rank(0, 9), rank(2, 9)], world_size=3, ended=(1,))
+    assert (verdict.kind, [one.rank for one in verdict.ranks]) == (HangKind.ABSENT, [1])
+    assert verdict.remedy is Remedy.NOTHING
+
+
+@pytest.mark.parametrize("stack_", [LOADS, COMPILES, SAVES])
+def test_what_all_ranks_show_at_once_no_restart_mends(stack_: str) -> None:
+    """On one of them a restart may; a rank that is alone has nobody to compare it with."""
+    everybody = [rank(at, 5, stack=stack_) for at in range(3)]
+    assert classify(everybody, world_size=3).remedy is Remedy.NOTHING
+    assert classify(with_two(rank(1, stack=stack_)), world_size=3).remedy is not Remedy.NOTHING
+
+
+def test_the_process_below_a_rank_that_does_least_is_named() -> None:
+    """A loader waits for its worker, and the worker for the storage."""
+    child = ChildEvidence(pid=77, command="pt_data_worker", state="D", kernel_function="nfs_wait")
+    verdict = classify(with_two(rank(1, stack=LOADS, children=(child,))), world_size=3)
+    assert "process 77 (pt_data_worker) is in state D, kernel: nfs_wait" in verdict.reason
+
+
+def test_the_thread_that_holds_the_gil_is_named() -> None:
+    """Not the main thread, which waits for it."""
+    stuck = USER.replace("Thread 0x00007f0d", "Thread 3, holds the GIL").replace(
+        f"{LIB}/threading.py", "/job/native.py"
+    )
+    verdict = classify(with_two(rank(1, gil_free=False, stack=stuck)), world_size=3)
+    assert "/job/native.py:982 in run" in verdict.reason
 
 
 def test_groups_of_other_ranks_are_not_compared() -> None:

@@ -63,7 +63,7 @@ TABLE = [
     ),
     (Phase.COLLECTIVES, LearnedTimes(pauses=durations([30.0] * 9)), 300, "10 times the 99th"),
     (Phase.COLLECTIVES, LearnedTimes(pauses=durations([1.0] * 2)), 1800, "too few"),
-    (Phase.COLLECTIVES, LearnedTimes(), math.inf, "neither steps nor collectives"),
+    (Phase.COLLECTIVES, LearnedTimes(), 1800, "too few"),
     (Phase.PAUSED, SLOW, math.inf, "no hang"),
 ]
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 import pytest
 
-from holdfast_master.policies.hang import HangKind, HangVerdict, OddRank, Remedy, remedy_of
-from holdfast_master.policies.hang_response import HangAction, decide
+from holdfast_master.policies.hang_response import (
+    HangAction,
+    HangKind,
+    HangVerdict,
+    OddRank,
+    PastResponse,
+    Remedy,
+    decide,
+    remedy_of,
+)
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2}
 """Two ranks on each of three nodes."""
@@ -68,3 +77,22 @@ def test_a_hang_of_nobody_is_answered_by_one_restart(remedy: Remedy) -> None:
     """The network, or missing evidence: the second time people have to look."""
     found = [decide(verdict({}, remedy), NODES, tried=tried).action for tried in (False, True)]
     assert found == [HangAction.RESTART_ROUND, HangAction.NOTHING]
+
+
+def test_a_node_does_not_leave_for_what_follows_its_rank() -> None:
+    """The next node's rank 0 waited for the same storage."""
+    found = verdict({0: HangKind.STORAGE})
+    past = PastResponse(kind=HangKind.STORAGE, ranks=(0,), nodes=(7,), cost_seconds=5.0)
+    assert decide(found, NODES, tried=False).action is HangAction.LEAVE_NODES
+    again = decide(found, NODES, tried=False, past=[past])
+    assert again.action is HangAction.NOTHING
+    assert "on another node" in again.reason
+    early = decide(found, NODES, tried=False, past=[past], waited_seconds=4.0)
+    assert early.action is HangAction.WAIT
+
+
+def test_a_finished_script_is_not_run_again() -> None:
+    """Whatever the others do."""
+    for odd in ({}, {0: HangKind.ABSENT}, {0: HangKind.STOPPED}):
+        found = dataclasses.replace(verdict(odd), ended=(5,))
+        assert decide(found, NODES, tried=False).action is HangAction.NOTHING

@@ -10,9 +10,18 @@ import pytest
 
 from holdfast_master.policies.preflight import NodeVerdict, judge
 from holdfast_wire.resources import Resource
+from house.extended import usual
 from nodes.simulated_nodes import COMPUTE, DISK, NETWORK, Cluster, Fault
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "master/unit/policies/test_preflight_seeds.py::test_one_bad_node_is_named_in_99_of_100_clusters",
+        "master/unit/policies/test_preflight_seeds.py::test_several_bad_nodes_are_named",
+        "master/unit/policies/test_preflight_seeds.py::test_half_of_the_nodes_are_named",
+    ],
+)
 
 SEEDS = {2: 400, 3: 400, 4: 400, 5: 400, 16: 200, 17: 200, 256: 20, 4096: 1}
 """Clusters by number of nodes; one check of 4,096 takes seconds, and has thousands of nodes to get
@@ -60,7 +69,7 @@ def tally(size: int, count: int, draw: Draw) -> Tally:
     return found
 
 
-@pytest.mark.parametrize("size", SEEDS)
+@pytest.mark.parametrize("size", usual(SEEDS, 2, 3, 17, more=MORE))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_bad_node_is_named_in_99_of_100_clusters(size: int, fault: str) -> None:
     """And with two nodes a slow link names nobody, since nothing tells whose it is."""
@@ -79,7 +88,7 @@ def test_healthy_clusters_name_nobody(size: int) -> None:
     assert found.wrong == 0
 
 
-@pytest.mark.parametrize("size", [16, 17, 256, 4096])
+@pytest.mark.parametrize("size", usual([16, 17, 256, 4096], 17, 256, more=MORE))
 @pytest.mark.parametrize("fault", ["slow compute", "slow link", "slow disk", "hang"])
 def test_several_bad_nodes_are_named(size: int, fault: str) -> None:
     """Three of them, also where two meet in the first round."""
@@ -88,7 +97,7 @@ def test_several_bad_nodes_are_named(size: int, fault: str) -> None:
     assert found.wrong == 0
 
 
-@pytest.mark.parametrize("size", [4, 16, 256, 4096])
+@pytest.mark.parametrize("size", usual([4, 16, 256, 4096], 4, 256, more=MORE))
 @pytest.mark.parametrize("fault", ["slow compute", "slow link", "slow disk"])
 def test_half_of_the_nodes_are_named(size: int, fault: str) -> None:
     """What cannot be decided is undecided: no healthy node is named."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast_master.policies.hang import HangKind, HangVerdict, Remedy
+from holdfast_master.policies.hang_response import HangKind, HangVerdict, Remedy
 from holdfast_master.policies.rendezvous import Candidate
 from holdfast_master.policies.replicas import (
     FrozenReplica,

@@ -187,6 +187,37 @@ def test_all_slower_together_accuses_nobody_and_says_so() -> None:
         assert "cannot tell" in verdict.considered[0]
 
 
+@pytest.mark.parametrize("onset", [3, 4, 5])
+def test_an_early_slow_rank_is_not_taken_for_the_whole_job(onset: int) -> None:
+    """Before the ranks have a past, nothing tells them apart: nothing is said of the job then."""
+    quiet = job(4, 1, _same, 16)
+    slow = job(4, 1, slower([2], 1.4), 16, seed=2)[QUIET:]
+    seen = run(windows([*quiet[:onset], *slow]))
+    first = next(verdicts for verdicts in seen if verdicts)
+    assert [one.ranks for one in first] == [(2,)]
+
+
+def test_a_duty_of_rank_0_is_told_from_a_slow_node_where_something_tells() -> None:
+    """Other ranks of its node, all parts of a step, or preflight say that it is the node."""
+
+    def found(per_node: int, places: tuple[float, ...], reference: float = 1.0) -> str:
+        def change(rank: int, one: RankTime) -> RankTime:
+            usual = (0.3, 0.3, 0.4)
+            more = places if rank < per_node else (0.0, 0.0, 0.0)
+            parts = tuple(one.local * a + b for a, b in zip(usual, more, strict=True))
+            return dataclasses.replace(one, local=sum(parts), places=parts)
+
+        names = {f"n{node}": reference if node == 0 else 1.0 for node in range(4)}
+        (verdict,) = run(windows(job(4, per_node, change)), references=names)[-1]
+        assert verdict.node == "n0"
+        return verdict.own_work
+
+    assert "may log, gather or save" in found(1, (0.4, 0.0, 0.0))
+    assert not found(1, (0.12, 0.12, 0.16))
+    assert not found(2, (0.4, 0.0, 0.0))
+    assert not found(1, (0.4, 0.0, 0.0), reference=1.4)
+
+
 def test_half_of_the_nodes_are_found_while_all_cool_down() -> None:
     """The change that all share is taken away, though the middle of the ranks is a gap."""
     times = job(8, 1, slower(range(4), 1.5), 16)
@@ -257,7 +288,7 @@ def test_slow_from_the_start_is_found_with_preflights_figures() -> None:
     slow = {"n0": 10.0, "n1": 10.1, "n2": 9.9, "n3": 14.0}
     (verdict,) = run(windows(times), references=slow)[-1]
     assert verdict.ranks == (3,)
-    assert "preflight: the node took 1.40 times the usual time" in verdict.considered
+    assert "preflight: the node was slow, too" in verdict.considered
     assert not run(windows(times), references=slow | {"n3": 10.2})[-1]
 
 

@@ -52,6 +52,17 @@ def test_a_release_comes_changes_and_goes(release: Release, kubectl: Kubectl) ->
     assert kubectl.run("get", "deploy,sa,role,rolebinding,clusterrole", *names) == ""
 
 
+def test_a_release_that_could_not_be_removed_is_cleared_for_the_next(release: Release) -> None:
+    """As the tests' own fixtures do: its Deployment did not go in time, so its name is taken."""
+    scope = (f"watchNamespace={release.kubectl.namespace}", "replicas=1")
+    release.install(*scope)
+    with pytest.raises(CommandFailedError, match="cannot reuse a name"):
+        release.install(*scope)
+    release.clear()
+    release.install(*scope)
+    release.uninstall()
+
+
 def test_one_namespace_is_looked_after_with_rights_there_only(
     plane: ControlPlane, release: Release, kubectl: Kubectl
 ) -> None:

@@ -22,7 +22,7 @@ _SET_BY_TEMPLATE = {
     *("namespace", "identity", "image", "node_name", "lease", "probe_port"),
     "node_notices",
 }
-_OWN_VALUE = {"watch_namespace", "log_level"}
+_OWN_VALUE = {"watch_namespace", "log_level", "master_pod"}
 
 
 def _helm(*words: str) -> subprocess.CompletedProcess[str]:
@@ -110,6 +110,17 @@ def test_large_numbers_reach_the_operator_as_numbers() -> None:
     deployment = _one(_rendered("settings.apiBurst=1000000"), "Deployment")
     env = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "HOLDFAST_OPERATOR_API_BURST", "value": "1000000"} in env
+
+
+def test_what_masters_shall_have_reaches_the_operator() -> None:
+    """Pull secrets are the operator's own unless masters have others."""
+    values = ["imagePullSecrets[0].name=registry", "master.nodeSelector.pool=system"]
+    container = _one(_rendered(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
+    fields = read_settings(given).master_pod.fields
+    assert fields["imagePullSecrets"] == [{"name": "registry"}]
+    assert fields["nodeSelector"] == {"pool": "system"}
+    assert fields["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
 
 
 def test_one_namespace_needs_no_right_beyond_it() -> None:

@@ -22,7 +22,7 @@ _STATUS: dict[str, Any] = {
     "selector": _SELECTOR,
     "size": {"min": 2, "desired": 4, "max": 8},
     "world": {"round": 5, "epoch": 1, "size": 4, "activeReplicas": 4, "standbys": 0, "step": 70},
-    "restarts": {"inPlace": 6, "replaced": 0, "disrupted": 0, "rescaled": 0},
+    "restarts": {"total": 8, "inPlace": 6, "replaced": 2, "disrupted": 1, "rescaled": 4},
 }
 
 
@@ -67,7 +67,7 @@ def test_the_columns_tell_the_story(kubectl: Kubectl, running: str) -> None:
     assert head.split() == (
         ["NAME", "PHASE", "READY", "REPLICAS", "MIN", "MAX", "ROUND", "STEP", "RESTARTS", "AGE"]
     )
-    assert row.split()[:-1] == ["tr", "Running", "3", "4", "2", "8", "5", "70", "6"]
+    assert row.split()[:-1] == ["tr", "Running", "3", "4", "2", "8", "5", "70", "8"]
 
 
 @pytest.mark.parametrize("words", [("get", "ej"), ("get", "elasticjob"), ("get", "training")])
@@ -153,6 +153,27 @@ def test_an_hpa_scales_a_job_into_its_bounds(kubectl: Kubectl, running: str) -> 
     """Without any metrics the autoscaler still raises a job to its own minimum."""
     kubectl.run("create", "-f", "-", stdin=_hpa(least=6, most=8))
     _until(lambda: kubectl.json("get", "ej", "tr")["spec"]["replicas"] == 6)
+
+
+def test_a_repository_and_an_autoscaler_do_not_fight_over_the_size(
+    plane: ControlPlane, kubectl: Kubectl
+) -> None:
+    """Kubectl diff sees nothing that the operator writes; who applies again leaves replicas out."""
+    given = job("git", minReplicas=2, maxReplicas=8)
+    apply = ("apply", "--server-side", "--field-manager=git", "-f", "-")
+    diff = ("diff", "--server-side", "--field-manager=git", "-f", "-")
+    kubectl.run(*apply, stdin=given)
+    path = f"/apis/holdfast.dev/v1alpha1/namespaces/{kubectl.namespace}/elasticjobs/git"
+    assert plane.api.merge(f"{path}/status", {"status": _STATUS}).ok
+    assert kubectl.run(*diff, stdin=given) == ""
+    assert plane.api.merge(f"{path}/scale", {"spec": {"replicas": 6}}).ok
+    refused = kubectl.try_run(*apply, stdin=given)
+    assert refused.returncode != 0
+    assert ".spec.replicas" in refused.stderr
+    del given["spec"]["replicas"]
+    assert kubectl.run(*diff, stdin=given) == ""
+    kubectl.run(*apply, stdin=given)
+    assert kubectl.json("get", "ej", "git")["spec"]["replicas"] == 6
 
 
 def test_an_hpa_below_the_minimum_is_told_why(kubectl: Kubectl, running: str) -> None:

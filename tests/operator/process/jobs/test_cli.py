@@ -168,6 +168,13 @@ _SAVES = '''
 '''
 
 
+@pytest.mark.extended(
+    "the master and the ranks do the same without a cluster; every command reaches a cluster's job",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+        "operator/process/jobs/test_cli.py::test_every_command_works_as_with_a_local_job",
+    ],
+)
 def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
     make_job: Callable[[str], Job], holdfast: Commands, tmp_path: Path
 ) -> None:
@@ -192,6 +199,13 @@ def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
     job.delete()
 
 
+@pytest.mark.extended(
+    "watchers follow masters without a cluster; in one a master is replaced in another test",
+    held_by=[
+        "master/process/test_master_absent.py::test_a_watcher_continues_at_the_next_master_without_a_gap",
+        "operator/process/outages/test_journal_on_a_claim.py::test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_knew",
+    ],
+)
 def test_watching_survives_the_masters_pod(
     kubectl: Kubectl, holdfast: Commands, training: str
 ) -> None:

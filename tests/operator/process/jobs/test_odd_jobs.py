@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.loop_script import loop_script
+from cluster.control_plane import ControlPlane
 from cluster.jobs import Job, container, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import Release
@@ -51,6 +52,34 @@ def test_a_job_of_700_kib_trains(make_job: Make, kubectl: Kubectl, tmp_path: Pat
     job.create(body)
     assert job.until_over()["phase"] == "Succeeded", job.seen()
     job.delete()
+
+
+def test_a_quota_on_limits_takes_the_master(
+    make_job: Make, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """A pod without limits would be refused for ever; the operator's own master has some."""
+    hard = {"limits.cpu": "8", "limits.memory": "8Gi", "requests.cpu": "8"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "all"}}
+    kubectl.run("create", "-f", "-", stdin={**quota, "spec": {"hard": hard}})
+    body = _loop(tmp_path)
+    container(body)["resources"] = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    job = make_job("quota")
+    job.create(body)
+    assert job.until_over()["phase"] == "Succeeded", job.seen()
+    job.delete()
+
+
+def test_a_job_beside_its_operator_is_a_job_like_any_other(
+    plane: ControlPlane, release: Release, tmp_path: Path
+) -> None:
+    """In one namespace neither takes the other's pods, Services or Secrets for its own."""
+    job = Job(plane, release.kubectl, "beside-it", release.operator_log)
+    before = release.kubectl.run("get", "pods", "-o", "name")
+    job.create(_loop(tmp_path, successPolicy="AllWorkers"))
+    assert job.until_over()["phase"] == "Succeeded", job.seen()
+    job.delete()
+    job.until_gone()
+    assert release.kubectl.run("get", "pods", "-o", "name") == before, "the operator's own"
 
 
 def _peering(plural: str, kind: str, scope: str) -> dict[str, Any]:

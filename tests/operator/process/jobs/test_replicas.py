@@ -244,6 +244,15 @@ def scene(kubectl: Kubectl, make_job: Callable[[str], Job], tmp_path: Path) -> I
         watch.stop()
 
 
+@pytest.mark.extended(
+    "the master decides who stays, in a cluster as without; the operator's part is pods",
+    held_by=[
+        "operator/process/jobs/test_replicas.py::test_the_example_of_replicas_runs_in_a_cluster",
+        "operator/process/jobs/test_life.py::test_a_job_follows_its_size_and_pauses_when_it_is_told",
+        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
+        "simulation/test_seeds.py::test_a_job_of_replicas_survives_whatever_happens",
+    ],
+)
 def test_replicas_that_stay_keep_processes_and_steps_whoever_comes_and_goes(scene: _Scene) -> None:
     """4 workers, 6 and 4; a killed rank, a lost pod, a lost master: each replica runs in one go."""
     first = scene.until_together(1, 2)

@@ -22,7 +22,8 @@ def test_the_sample_for_a_cluster_runs_as_it_stands(
     kubectl.run("apply", "-f", str(ROOT / "examples" / "11-cluster.yaml"))
     job.until_training(2)
     job.until_steps()
-    kubectl.run("delete", "pod", "-l", "holdfast.dev/job=cluster,holdfast.dev/index=1")
+    worker = "holdfast.dev/job=cluster,holdfast.dev/role=worker,holdfast.dev/index=1"
+    kubectl.run("delete", "pod", "-l", worker)
     with job.awaited("Complete", seconds=300):
         pass
     assert "CheckpointRestored" in job.events(), job.seen()

@@ -45,6 +45,7 @@ def nodes(plane: ControlPlane) -> Iterator[Nodes]:
 def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
     """The operator, with certificates that do not last."""
     installed = Release(plane.kubeconfig)
+    installed.clear()
     # helm takes a fraction after --set for a text.
     installed.install(flags=(f"--set-json=settings.certificateDays={_LIFETIME_DAYS:.8f}",))
     yield installed
@@ -78,6 +79,13 @@ def _used(job: Job) -> dict[str, int]:
     return {one["name"]: one["used"] for one in job.status["budgets"]}
 
 
+@pytest.mark.extended(
+    "a node with a worker and the master is lost in another test",
+    held_by=[
+        "operator/process/outages/test_losses.py::test_the_node_of_the_master_and_of_a_worker_is_lost",
+        "operator/process/outages/test_faults.py::test_a_node_that_comes_back_and_an_eviction_cost_no_failure",
+    ],
+)
 def test_a_lost_node_costs_seconds_and_the_job_grows_again(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:

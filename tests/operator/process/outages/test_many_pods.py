@@ -1,4 +1,4 @@
-"""A job of more pods than this machine could run: the operator's part of it, on paper nodes."""
+"""Paper nodes: a job of more pods than this machine could run, and what the scheduler decides."""
 
 from __future__ import annotations
 
@@ -16,19 +16,63 @@ from cluster.kubelet.paper import KEY
 from cluster.nodes import Nodes
 from cluster.release import ACCOUNT
 from cluster.rights import needs_pods
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.pods import MASTER_SLOT, OVERDUE_SECONDS
+from holdfast_operator.pods.names import Owner
+from holdfast_operator.pods.pod import PodSource, master_pod, worker_pod
+from jobs.planned import running
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-_MANY, _FEW = 250, 20
+_MANY, _FEW = 120, 20
 
 
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
-    """Two nodes for operator and master, three on paper with room for 330 pods."""
-    started = Nodes(plane, paper=3)
+    """Two nodes for operator and master, two on paper with room for 220 pods."""
+    started = Nodes(plane, paper=2)
     try:
         yield started
     finally:
         started.stop()
+
+
+def _bound(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
+    """Make a pod that may run on paper nodes only, and return the node that it is bound to."""
+    del pod["metadata"]["ownerReferences"]  # there is no such job: it would be collected
+    pod["metadata"]["namespace"] = namespace
+    pod["spec"]["nodeSelector"] = {KEY: "true"}
+    pod["spec"]["tolerations"] = [{"key": KEY, "operator": "Exists"}]
+    pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "500m"}}
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    made = plane.api.post(path, pod)
+    assert made.ok, made.message
+    name = pod["metadata"]["name"]
+    found: list[str] = []
+
+    def bound() -> bool:
+        found[:] = [plane.api.get(f"{path}/{name}").body["spec"].get("nodeName", "")]
+        return found != [""]
+
+    plane.until(f"a node for {name}", bound)
+    return found[0]
+
+
+def test_the_scheduler_binds_a_lost_workers_successor_to_a_node_that_lives(
+    plane: ControlPlane, nodes: Nodes, namespace: str, kubectl: Kubectl
+) -> None:
+    """Though the master, which keeps away from workers, is on the only other node."""
+    world = running(replicas=2)
+    owner = Owner(name="t", namespace=namespace, uid="u")
+    source = PodSource(owner=owner, spec=world.job.spec, body=world.job.body, image="x")
+    master = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="")
+    kept = _bound(plane, namespace, master_pod(source, master, 1))
+    lost, *others = sorted({"n3", "n4", "n5"} - {kept})
+    kubectl.run("cordon", *others)
+    gone = world.pods["t-worker-1-0"]
+    world.change(gone.name, node=lost, deleting=True, gone_by=world.now - OVERDUE_SECONDS)
+    (again,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+    assert _bound(plane, namespace, worker_pod(source, again)) == kept
+    kubectl.run("uncordon", *others)
 
 
 def _body() -> dict[str, Any]:
@@ -48,7 +92,7 @@ def _body() -> dict[str, Any]:
 def test_hundreds_of_pods_are_made_and_taken_away_once_each(
     plane: ControlPlane, make_job: Callable[[str], Job], kubectl: Kubectl
 ) -> None:
-    """250 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
+    """120 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
     job = make_job("many")
     job.create(_body())
     job.until("all pods", lambda: len(job.live()) == _MANY)

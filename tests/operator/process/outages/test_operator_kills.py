@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(420),
     needs_pods,
 ]
-_KILLS = 50
+_KILLS = 30
 
 
 def test_an_operator_that_is_killed_anywhere_neither_doubles_nor_leaks(

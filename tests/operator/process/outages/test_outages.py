@@ -107,6 +107,14 @@ def test_what_went_while_nobody_could_watch_is_made_anew(
     assert witness.faults == []
 
 
+@pytest.mark.extended(
+    "waits for 90 seconds of silence",
+    held_by=[
+        "operator/unit/shell/test_client.py::test_a_watch_that_falls_silent_is_given_up",
+        "operator/unit/shell/test_reflector.py::test_an_api_server_that_is_away_is_asked_again",
+        "operator/process/outages/test_outages.py::test_what_went_while_nobody_could_watch_is_made_anew",
+    ],
+)
 def test_watches_that_bring_nothing_any_more_are_opened_anew(
     make_job: Make, rough: RoughApi, kubectl: Kubectl, release: Release
 ) -> None:

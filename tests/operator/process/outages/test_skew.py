@@ -42,6 +42,13 @@ def _up_and_down(job: Job) -> None:
     assert "WorldTraining" in job.events()
 
 
+@pytest.mark.extended(
+    "a newer operator and an older master meet in the other test",
+    held_by=[
+        "operator/unit/shell/test_master_link.py::test_what_only_a_newer_master_says_is_passed_over",
+        "operator/process/outages/test_skew.py::test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run",
+    ],
+)
 def test_a_master_of_the_next_release_serves_its_job(
     make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -91,6 +91,8 @@ def test_a_cluster_of_ones_own_is_used_and_leaves_nothing() -> None:
             below = psutil.Process(process.pid).children(recursive=True)
             assert {"etcd", "kube-apiserver"} <= {one.name() for one in below}
             assert len(below) > 10, below  # pods are among them
+            flags = {flag for one in below for flag in one.cmdline()}
+            assert "--node-monitor-grace-period=40s" in flags, "a busy machine loses no node"
             if process is killed:
                 number = signal.SIGKILL
             process.send_signal(number)

@@ -26,7 +26,7 @@ def _silent(*, serving: bool = True, unheard: bool = False, met: bool = True) ->
 
 
 def test_a_master_that_was_reached_and_is_not_any_more_is_made_anew_elsewhere() -> None:
-    """After the wait and no sooner; its successor does not wait for its end, and shuns its node."""
+    """After the wait and no sooner; its successor neither waits for its end nor takes its node."""
     world = _silent()
     made = world.look()
     assert made.actions == ()
@@ -35,7 +35,7 @@ def test_a_master_that_was_reached_and_is_not_any_more_is_made_anew_elsewhere() 
     made = world.look()
     assert deletes(made) == {MASTER: "NodeLost"}
     (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
-    assert (new.name, new.shun_nodes, new.avoid_nodes) == ("t-master-0-1", ("node-0",), ())
+    assert (new.name, new.avoid_nodes, new.shun_nodes) == ("t-master-0-1", ("node-0",), ())
     assert new.reason == f"{MASTER} is on node-0, which does not answer"
     for action in made.actions:
         world.carry_out(action)
@@ -121,7 +121,7 @@ def test_a_node_that_answers_nothing_while_others_do_is_given_no_more_time() -> 
     made = world.look()
     assert deletes(made) == {MASTER: "NodeLost"}
     (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
-    assert new.shun_nodes == ("node-0",)
+    assert new.avoid_nodes == ("node-0",)
 
 
 def test_a_master_that_is_reached_is_left_alone_whatever_its_node_answers() -> None:
@@ -154,12 +154,12 @@ def test_a_followed_master_leaves_its_service_once_its_successor_is_there() -> N
 
 
 def test_a_successor_that_was_placed_on_another_dead_node_is_made_anew() -> None:
-    """The cluster believes in that node for long; every node that answers nothing is shunned."""
+    """The cluster believes in that node for long; every node that answers nothing is avoided."""
     world = _silent()
     world.unreachable = frozenset({"node-0", "node-1"})
     made = world.look()
     (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
-    assert new.shun_nodes == ("node-0", "node-1")
+    assert new.avoid_nodes == ("node-0", "node-1")
     for action in made.actions:
         world.carry_out(action)
     world.change("t-master-0-1", node="node-1")

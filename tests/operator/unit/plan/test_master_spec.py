@@ -110,16 +110,19 @@ def test_nodes_of_a_replica_are_told_and_make_the_unit() -> None:
 
 
 def test_a_rule_for_another_container_matches_no_training_process() -> None:
-    """It keeps its place, so that reasons name the numbers that the file has."""
+    """Made before the CRD refused it, it keeps its place: reasons name the numbers of the file."""
     codes = {"operator": "In", "values": [7]}
-    given = job(
-        failurePolicy__rules=[
-            {"action": "FailJob", "onExitCodes": {"containerName": "proxy", **codes}},
-            {"action": "ReplacePod", "onExitCodes": {"containerName": "worker", **codes}},
-        ]
-    )
-    given["spec"]["worker"]["template"]["spec"]["containers"].append({"name": "proxy"})
-    assert master_spec(read(given).spec, 1).failure_rules == (
+    given = read(
+        job(
+            failurePolicy__rules=[
+                {"action": "FailJob", "onExitCodes": codes},
+                {"action": "ReplacePod", "onExitCodes": {"containerName": "worker", **codes}},
+            ]
+        )
+    ).spec
+    older = dataclasses.replace(given.rules[0], container="proxy")
+    spec = dataclasses.replace(given, rules=(older, given.rules[1]))
+    assert master_spec(spec, 1).failure_rules == (
         FailureRule(action=FailureAction.FAIL_JOB),
         FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(7,)),
     )

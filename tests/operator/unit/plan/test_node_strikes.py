@@ -49,6 +49,20 @@ STRIKES = st.builds(
 )
 
 
+def test_a_condition_that_flaps_crowds_out_no_other_node() -> None:
+    """It counts once, at its newest time; another condition of the node counts by itself."""
+    shown = {"job": "node", "job_uid": "node", "cause": StrikeCause.CONDITION}
+    slow = strike("other", NOW - 7200, cause=StrikeCause.STRAGGLER)
+    kept: tuple[NodeStrike, ...] = (slow,)
+    for turn in range(KEPT + 10):
+        kept = merge(
+            kept, [strike("a", NOW - KEPT + turn, text="condition x is True", **shown)], NOW
+        )
+    other = strike("a", NOW, text="condition y is True", **shown)
+    newest = strike("a", NOW + 9, text="condition x is True", **shown)
+    assert merge([other], kept, NOW) == (slow, other, newest)
+
+
 @given(st.lists(STRIKES), st.lists(STRIKES))
 def test_neither_order_nor_repetition_matters(
     first: list[NodeStrike], second: list[NodeStrike]
@@ -58,6 +72,16 @@ def test_neither_order_nor_repetition_matters(
     assert merge(second, first, NOW) == both
     assert merge(both, [*second, *first, *second], NOW) == both
     assert from_data(to_data(both)) == both
+
+
+def test_a_strike_that_its_job_takes_back_counts_no_more() -> None:
+    """Others stay; whether it is told before or behind the strike itself makes no difference."""
+    slow, other = strike(cause=StrikeCause.STRAGGLER), strike(at=NOW - 5)
+    back = dataclasses.replace(slow, withdrawn=True)
+    assert merge([slow, other], [back], NOW) == (other,)
+    assert merge([], [back, slow, other], NOW) == (other,)
+    told = NodeStruck(host="a", cause="Straggler", unix_time=NOW, withdrawn=True)
+    assert [one.withdrawn for one in of_job([told], "team/t", "u-1")] == [True]
 
 
 def test_a_strike_that_counts_no_more_is_forgotten() -> None:

@@ -262,7 +262,10 @@ class Cluster(RuleBasedStateMachine):
         assert set(slots) <= set(wanted_slots(world.job.spec))
 
     def _is_stranded(self, pod: ObservedPod) -> bool:
-        """A master that never began, on a node that answers nothing."""
+        """A pod that never began, on a node that answers nothing or where another pod was lost."""
+        lost = {one.node for one in self.world.pods.values() if one.lost}
+        if pod.phase is PodPhase.PENDING and pod.node in self.world.unreachable | lost:
+            return True
         is_there = pod.node in self.world.unreachable and not pod.serving
         return pod.slot.role is Role.MASTER and is_there and not self.world.master.connected
 
@@ -282,7 +285,7 @@ class Cluster(RuleBasedStateMachine):
         """Nobody but a followed master may run on while its pod is gone, and only where unseen."""
         assert pod.slot.role is Role.MASTER
         assert pod.deleting
-        assert pod.lost or pod.node in self.world.unreachable
+        assert pod.lost or pod.node in self.world.unreachable or self._is_stranded(pod)
         others = [one for one in self.world.pods.values() if one.slot == pod.slot and one.live]
         assert any(one.incarnation > pod.incarnation for one in others)
 

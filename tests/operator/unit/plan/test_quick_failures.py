@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator.events.sources import transitions
+from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.history import (
     LONGEST_WAIT_SECONDS,
     SETTLED_SECONDS,
     wait_after,
 )
 from holdfast_operator.plan.pods import PodSlot, Role
+from holdfast_wire.messages import JobStatus, PodPhase
 from jobs.planned import World, creates, running, worker
 
 
@@ -54,6 +57,7 @@ def test_a_pod_that_fails_at_once_again_and_again_is_waited_for() -> None:
 def test_a_pod_that_had_settled_ends_the_row_of_quick_failures(lived: dict[str, Any]) -> None:
     """A fault after a good start says nothing about whether a pod can start."""
     world = running(replicas=1)
+    world.hear(JobStatus())
     slot = worker(0)
     entry = dataclasses.replace(world.history[slot], incarnation=4, ended=4, quick=5)
     world.history = {**world.history, slot: entry}
@@ -68,6 +72,41 @@ def test_a_pod_that_had_settled_ends_the_row_of_quick_failures(lived: dict[str, 
     made = world.look()
     assert creates(made) == ["t-worker-0-6"]
     assert made.history[slot].quick == 0
+
+
+def test_without_a_master_a_pod_that_lived_long_has_failed_at_once_all_the_same() -> None:
+    """Nobody else counts failures then: it would be made anew for ever, without a pause."""
+    world = World({"replicas": 1})
+    world.settle()
+    waits: list[float] = []
+    for incarnation in range(4):
+        world.now += 3 * SETTLED_SECONDS
+        world.look()
+        world.end(
+            f"t-worker-0-{incarnation}", text="step 1\ntorch cannot be imported\n", reason="Error"
+        )
+        made = world.look()
+        waits.append(made.requeue_after or 0.0)
+        world.now += waits[-1]
+        (new,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+        world.carry_out(new)
+        world.change(new.name, phase=PodPhase.RUNNING, ready=True)
+    assert waits == [0, 1, 2, 4]
+    told = {one["type"]: (one["reason"], one["message"]) for one in world.status["conditions"]}
+    reason, message = told["QuorumReady"]
+    assert reason == "WorkersFail"
+    assert message == (
+        "0 workers train, at least 1 are needed; t-worker-0-3 ended with exit code 1 (Error): "
+        "torch cannot be imported; it is the last of 4 in a row"
+    )
+    before = {**world.status, "conditions": []}
+    (news,) = transitions(before, world.status, world.now)
+    assert (news.reason, news.warning) == ("WorkersFail", True)
+    assert transitions(world.status, world.status, world.now) == []
+    world.hear(JobStatus())
+    world.now += SETTLED_SECONDS
+    world.look()
+    assert world.history[worker(0)].quick == 0
 
 
 def test_a_pod_that_was_taken_away_young_is_no_quick_failure() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast_operator.plan.actions import FinishJob
 from holdfast_operator.plan.inputs import PlannedJob
+from holdfast_operator.plan.view import MasterView
 from holdfast_operator.planner import plan
 from holdfast_operator.spec.schema import parse_crd
 from holdfast_operator.spec.structure import check_structure
@@ -24,7 +25,7 @@ from holdfast_wire.messages import (
     PodPhase,
 )
 from jobs.job_files import CRD, TEMPLATE
-from jobs.planned import NOW, World, running, worker
+from jobs.planned import NOW, World, creates, running, worker
 
 STATUS_SCHEMA = parse_crd(CRD).schema.properties["status"]
 TRAINING = JobStatus(
@@ -51,6 +52,44 @@ TRAINING = JobStatus(
 def _condition(status: dict[str, Any], kind: str) -> tuple[str, str]:
     (found,) = [one for one in status["conditions"] if one["type"] == kind]
     return found["status"], found["reason"]
+
+
+def test_the_newest_checkpoint_stands_in_the_status_with_its_tier_and_time() -> None:
+    """Storage where both have it; the same one keeps its time, also while no master speaks."""
+    world = running(replicas=4)
+    assert "lastCheckpoint" not in _said(world)
+    first = {"step": 70, "tier": "Memory", "time": rfc3339(NOW)}
+    assert _said(world, stored_step=50, memory_step=70)["lastCheckpoint"] == first
+    world.now += 5
+    assert _said(world, stored_step=60, memory_step=70)["lastCheckpoint"] == first
+    both = {"step": 70, "tier": "Storage", "time": rfc3339(NOW + 5)}
+    status = _said(world, stored_step=70, memory_step=70)
+    assert status["lastCheckpoint"] == both
+    assert list(check_structure(status, STATUS_SCHEMA)) == []
+    world.master, world.now = MasterView(), world.now + 60
+    world.look()
+    assert world.status["lastCheckpoint"] == both
+
+
+def test_a_finished_worker_is_not_made_again_by_an_operator_that_begins() -> None:
+    """Its pod went with its node, and nothing else knows that its training has ended well."""
+    world = running(replicas=4, successPolicy="AllWorkers")
+    for rank in (0, 2, 3):
+        world.end(f"t-worker-{rank}-0", 0)
+    world.look()
+    assert world.status["completedIndexes"] == "0,2-3"
+    assert list(check_structure(world.status, STATUS_SCHEMA)) == []
+    del world.pods["t-worker-2-0"]
+    assert world.look().actions == ()
+    world.history = {}
+    del world.pods["t-worker-1-0"]
+    assert creates(world.look()) == ["t-worker-1-0"], "the others have finished"
+    assert world.status["completedIndexes"] == "0,2-3"
+    world.suspend(wanted=True)
+    world.look()
+    assert "completedIndexes" not in world.status
+    world.suspend(wanted=False)
+    assert "t-worker-2-0" in creates(world.look()), "wanted again, it takes part in a new world"
 
 
 def _said(world: World, said: JobStatus = TRAINING, **fields: Any) -> dict[str, Any]:
@@ -96,7 +135,13 @@ def test_a_training_job_shows_what_its_master_says() -> None:
         "standbys": 0,
         "step": 77,
     }
-    assert status["restarts"] == {"inPlace": 2, "replaced": 1, "disrupted": 5, "rescaled": 6}
+    assert status["restarts"] == {
+        "total": 3,
+        "inPlace": 2,
+        "replaced": 1,
+        "disrupted": 5,
+        "rescaled": 6,
+    }
     assert status["budgets"] == [{"name": "failures", "used": 3, "limit": 32}]
     assert status["goodputPercent"] == 88
     assert (status["replicas"], status["readyReplicas"]) == (4, 4)

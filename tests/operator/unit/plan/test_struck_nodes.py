@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.history import SETTLED_SECONDS
 from holdfast_operator.plan.pods import Role
 from holdfast_wire.messages import ExcludeDecision, PodPhase
 from jobs.job_files import TEMPLATE
@@ -67,6 +68,9 @@ def test_a_pod_that_waits_is_made_anew_when_a_node_is_free_again() -> None:
     _waiting(world)
     assert world.look().actions == ()
     world.struck = ()
+    made = world.look()
+    assert (made.actions, made.requeue_after) == ((), SETTLED_SECONDS), "its successor might wait"
+    world.now += SETTLED_SECONDS
     assert deletes(world.look()) == {"t-worker-0-0": "Replaced"}
     world.change("t-worker-0-0", waiting="ImagePullFailed")
     assert world.look().actions == ()

@@ -66,6 +66,10 @@ def test_excluded_nodes_are_kept_in_order_without_repeats() -> None:
         JobStatus(excluded_nodes=("c", "b", "c")),
     )
     assert view.excluded == ("b", "a", "c")
+    assert view.hear(ExcludeDecision(node="a", lifted=True), now=1.0, generation=1).excluded == (
+        "b",
+        "c",
+    )
 
 
 def test_an_outcome_keeps_the_time_at_which_it_was_first_heard() -> None:

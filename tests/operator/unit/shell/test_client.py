@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import yaml
 from aiohttp import web
 
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.errors import ApiRefusedError
+from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
 
 
 class Trouble:
@@ -19,6 +20,8 @@ class Trouble:
     def __init__(self) -> None:
         self.refuses = 0
         self.asked = 0
+        self.silence = asyncio.Event()
+        """Ends that of a watch."""
 
     async def answer(self, _request: web.Request) -> web.Response:
         """Answer one request."""
@@ -27,12 +30,21 @@ class Trouble:
             return web.json_response({"reason": "ServiceUnavailable"}, status=503)
         return web.json_response({"metadata": {}})
 
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        """Answer a watch: one event, then silence, with the connection open."""
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"type": "ADDED", "object": {}}\n')
+        await self.silence.wait()
+        return response
+
 
 @pytest.fixture
 async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
     """A server and its address."""
     made = Trouble()
     app = web.Application()
+    app.router.add_route("GET", "/watched", made.watch)
     app.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -40,6 +52,7 @@ async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
     await site.start()
     host, port = runner.addresses[0][:2]
     yield made, f"http://{host}:{port}"
+    made.silence.set()
     await runner.cleanup()
 
 
@@ -85,3 +98,12 @@ async def test_a_request_that_may_not_be_done_twice_is_not_repeated(
     with pytest.raises(ApiRefusedError, match="503"):
         await client.call("POST", "/api/v1/namespaces/n/pods", {}, may_repeat=False)
     assert server.asked == 1
+
+
+async def test_a_watch_that_falls_silent_is_given_up(client: KubeClient) -> None:
+    """Its connection is open and nothing comes: after its patience it counts as dead."""
+    events = client.watch("/watched", 0.3)
+    assert await anext(events) == {"type": "ADDED", "object": {}}
+    async with asyncio.timeout(10.0):
+        with pytest.raises(UnreachableError, match="watch /watched: TimeoutError"):
+            await anext(events)

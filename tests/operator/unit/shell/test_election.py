@@ -62,9 +62,12 @@ async def test_the_first_wins_and_the_second_waits_until_it_is_given_up() -> Non
     server = Leases()
     first, second = Election(server, "ns", "lease", "a"), Election(server, "ns", "lease", "b")
     await first.win()
+    assert not first.stands_by
     assert not await second._try()
+    assert second.stands_by
     await first.give_up()
     await second.win()
+    assert not second.stands_by
     assert (server.lease["holderIdentity"], server.lease["leaseTransitions"]) == ("b", 1)
 
 

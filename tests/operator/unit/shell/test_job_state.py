@@ -19,6 +19,7 @@ from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord, read_pod
 from holdfast_operator.pods.revision import revision_name, templates_of
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.credentials import HURRY_SECONDS, Credentials
 from holdfast_operator.state.expectations import EXPECT_SECONDS
 from holdfast_operator.state.job_state import JobState
@@ -35,6 +36,7 @@ from holdfast_wire.messages import (
 from jobs.job_files import job, read
 
 SLOT = PodSlot(WORKER, 1)
+SETTINGS = OperatorSettings(namespace="holdfast", identity="me", image="i")
 NAME = "t-worker-1-0"
 
 
@@ -159,7 +161,7 @@ def test_pods_are_made_from_the_templates_in_force() -> None:
     state.update({**read(edited).body, "metadata": state.body["metadata"]})
     assert state.spec.replicas == 4
     assert state.spec.worker_template == old["worker"]
-    assert state.source("i", newest=True).spec.worker_template != old["worker"]
+    assert state.source(SETTINGS, newest=True).spec.worker_template != old["worker"]
     assert revision_name("t", templates_of(state.job.spec)) != state.templates.revision
 
 

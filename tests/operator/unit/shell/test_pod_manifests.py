@@ -11,9 +11,11 @@ from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED, avoided_by
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods import memory_volume
+from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.names import Owner, services
 from holdfast_operator.pods.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
 from holdfast_operator.pods.revision import revision_name, templates_of, with_templates
+from holdfast_operator.settings import MASTER_POD
 from jobs.job_files import TEMPLATE, job, read
 
 OWNER = Owner(name="gpt", namespace="team", uid="u-1")
@@ -197,6 +199,80 @@ def test_the_nodes_that_a_pod_avoids_can_be_read_from_it() -> None:
     source = _source(worker__template__spec=wish)
     action = _action(PodSlot(WORKER, 0), avoid_nodes=("b", "a"))
     assert avoided_by(worker_pod(source, action)["spec"]) == ("a", "b")
+
+
+def _evictions(pod: dict[str, Any]) -> dict[str, Any]:
+    return {one.get("key"): one.get("tolerationSeconds") for one in pod["spec"]["tolerations"]}
+
+
+def test_a_worker_does_not_stay_on_a_lost_node_for_kubernetes_minutes() -> None:
+    """For the operator's time; what the template says of such a node comes first."""
+    names = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+    source = dataclasses.replace(_source(), lost_node_s=7)
+    action = _action(PodSlot(WORKER, 0))
+    assert _evictions(worker_pod(source, action)) == dict.fromkeys(names, 7)
+    own = {"key": names[1], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 900}
+    gpu = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    found = _worker(worker__template__spec={**TEMPLATE["spec"], "tolerations": [gpu, own]})
+    assert _evictions(found) == {"nvidia.com/gpu": None, names[1]: 900, names[0]: 300}
+    every = {"operator": "Exists"}
+    found = _worker(worker__template__spec={**TEMPLATE["spec"], "tolerations": [every]})
+    assert found["spec"]["tolerations"] == [every]
+    assert "tolerations" not in master_pod(source, _action(MASTER_SLOT), 1)["spec"]
+
+
+_WISHES = """{
+    "imagePullSecrets": [{"name": "registry"}], "nodeSelector": {"pool": "system"},
+    "tolerations": [{"key": "system"}], "annotations": {"a": "1", "b": "1"}, "labels": {},
+    "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}"""
+
+
+def test_a_master_has_what_the_administrator_wants_of_masters() -> None:
+    """Where its job does not say otherwise: each field of the pod, the container's resources."""
+    wishes = MasterDefaults(_WISHES)
+    pod = master_pod(
+        dataclasses.replace(_source(), master_defaults=wishes), _action(MASTER_SLOT), 1
+    )
+    spec = pod["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert (spec["nodeSelector"], spec["tolerations"]) == ({"pool": "system"}, [{"key": "system"}])
+    assert spec["containers"][0]["resources"] == {"limits": {"cpu": "1", "memory": "1Gi"}}
+    assert pod["metadata"]["annotations"] == {"a": "1", "b": "1"}
+    small = {"requests": {"cpu": "10m"}}
+    own = {
+        "containers": [{"name": "m", "image": "x", "resources": small}],
+        "nodeSelector": {"z": "1"},
+    }
+    template = {"metadata": {"annotations": {"b": "2"}}, "spec": own}
+    source = dataclasses.replace(_source(master__template=template), master_defaults=wishes)
+    pod = master_pod(source, _action(MASTER_SLOT), 1)
+    assert pod["spec"]["containers"][0]["resources"] == small
+    assert (pod["spec"]["nodeSelector"], pod["spec"]["tolerations"]) == (
+        {"z": "1"},
+        [{"key": "system"}],
+    )
+    assert pod["metadata"]["annotations"] == {"a": "1", "b": "2"}
+
+
+def test_a_master_of_the_operators_own_has_limits_and_a_quota_can_take_it() -> None:
+    """By default, and where only the main container of a job's template lacks them."""
+    for fields in ({}, {"master__template": {"spec": {"containers": [{"name": "m"}]}}}):
+        source = dataclasses.replace(_source(**fields), master_defaults=MASTER_POD)
+        (main,) = master_pod(source, _action(MASTER_SLOT), 1)["spec"]["containers"]
+        assert (
+            set(main["resources"]["limits"])
+            == set(main["resources"]["requests"])
+            == {
+                "cpu",
+                "memory",
+            }
+        )
+
+
+def test_only_workers_and_extra_roles_are_named_by_an_index() -> None:
+    """A selector of a job and an index must not meet its master."""
+    master = master_pod(_source(), _action(MASTER_SLOT), 1)["metadata"]["labels"]
+    assert (master["holdfast.dev/role"], "holdfast.dev/index" in master) == ("master", False)
 
 
 def test_nodes_to_shun_are_only_a_preference() -> None:

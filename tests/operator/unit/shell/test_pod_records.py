@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.plan.pods import WORKER, PodSlot
+from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods.record import read_pod
 from holdfast_wire.messages import PodPhase
 
@@ -66,6 +66,33 @@ def test_an_exit_code_is_that_of_the_training_container(
     assert record is not None
     assert (record.exit_code, record.reason) == (expected, reason)
     assert record.ended_at == pytest.approx(1_767_225_660)
+
+
+def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_training() -> None:
+    """The one with Holdfast's variables is, whatever its name and place."""
+    pod = _pod("Failed", containerStatuses=[_ended("mesh", 7), _ended("trainer", 3)])
+    ours = {"name": "trainer", "env": [{"name": "HOLDFAST_JOB_UID", "value": "u-1"}]}
+    pod["spec"]["containers"] = [{"name": "mesh"}, ours]
+    record = read_pod(pod)
+    assert record is not None
+    assert record.exit_code == 3
+    waits = {"containerStatuses": [{"name": "mesh", "state": {"running": {}}}]}
+    pod["status"] = {"phase": "Pending", **waits}
+    record = read_pod(pod)
+    assert record is not None
+    assert record.not_started == "container trainer waits"
+
+
+def test_a_master_is_read_with_an_index_and_without() -> None:
+    """A master that an older operator made has one."""
+    pod = _pod()
+    labels = pod["metadata"]["labels"]
+    labels |= {"holdfast.dev/role": "master", "holdfast.dev/index": "0"}
+    before = read_pod(pod)
+    del labels["holdfast.dev/index"]
+    assert before is not None
+    assert before == read_pod(pod)
+    assert before.slot == MASTER_SLOT
 
 
 def test_lack_of_memory_is_read_with_the_limit_that_was_too_small() -> None:
@@ -170,7 +197,11 @@ def test_what_keeps_a_pod_from_beginning_is_read(
 
 def test_a_pod_that_is_not_of_our_making_is_left_alone() -> None:
     """Labels that lack a part, or hold no number, are somebody else's."""
-    for label, value in (("holdfast.dev/role", None), ("holdfast.dev/index", "x")):
+    for label, value in (
+        ("holdfast.dev/role", None),
+        ("holdfast.dev/index", None),
+        ("holdfast.dev/index", "x"),
+    ):
         body = _pod()
         body["metadata"]["labels"].pop(label)
         if value is not None:

@@ -44,6 +44,8 @@ class ScriptedServer(KubeClient):
         super().__init__(1000.0, 1000)
         self.script = list(script)
         self.paths: list[str] = []
+        self.patience_s: list[float] = []
+        """Of each watch."""
         self.exhausted = asyncio.Event()
 
     async def call(
@@ -61,6 +63,7 @@ class ScriptedServer(KubeClient):
     async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
         """Answer a watch: its events, then an error or its end."""
         self.paths.append(path)
+        self.patience_s.append(patience_s)
         for event in await self._next():
             if isinstance(event, Exception):
                 raise event
@@ -132,6 +135,24 @@ async def test_a_pod_whose_labels_were_edited_is_gone_from_its_old_place(
     assert heard[2:] == [("w-0", False)] * readable
 
 
+async def test_a_watch_of_a_cluster_in_which_nothing_happens_is_no_dead_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There are no bookmarks then: the API server ends it sooner than its silence counts."""
+    server = ScriptedServer([_pod("w-0")], [], [], [])
+    reflector = PodReflector(server, "", lambda *_: None)
+    lives: list[float] = []
+    reflector._alive = lambda: lives.append(1.0)  # type: ignore[method-assign]
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(server.exhausted.wait(), 20.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    given = int(server.paths[-1].partition("timeoutSeconds=")[2].partition("&")[0])
+    assert 20 <= given <= min(server.patience_s) - 20
+    assert len(lives) == 1 + 3, "the list, and each end of a watch"
+    assert caplog.records == []
+
+
 async def test_a_pod_whose_labels_were_mended_is_back() -> None:
     """A pod that could not be read for a while is a pod like any other again."""
     broken, mended = _pod("w-0", version=8, index="abc"), _pod("w-0", version=9)
@@ -148,6 +169,7 @@ async def test_a_watch_that_ends_goes_on_where_it_was() -> None:
     _, heard, server = await _follow([_pod("w-0")], [("BOOKMARK", bookmark)], [])
     assert "resourceVersion=42" in server.paths[-1]
     assert heard == [("w-0", False)]
+    assert set(server.patience_s) == {90.0}, "longer than a watch"
 
 
 @pytest.mark.parametrize(
@@ -206,6 +228,22 @@ async def test_a_node_that_is_gone_has_no_notice() -> None:
     reflector, _, _ = await _nodes(first, [("DELETED", _node("a", SPOT)), gap], again)
     assert reflector.notice("a") is reflector.notice("b") is None
     assert reflector.notice("c") is not None
+
+
+async def test_a_node_is_silent_while_the_cluster_does_not_hear_its_kubelet() -> None:
+    """A kubelet that calls itself not ready is heard; a node that is gone is not silent."""
+    events = [
+        ("MODIFIED", _shown("a", Ready="False")),
+        ("MODIFIED", _shown("a", Ready="Unknown")),
+        ("MODIFIED", _shown("a", Ready="Unknown", GpuMemWatch="True")),
+        ("MODIFIED", _shown("b", Ready="Unknown")),
+        ("MODIFIED", _shown("b", Ready="True")),
+        ("MODIFIED", _shown("c", Ready="Unknown")),
+        ("DELETED", _shown("c", Ready="Unknown")),
+    ]
+    reflector, heard, _ = await _nodes([_shown("a", Ready="True"), _node("b"), _node("c")], events)
+    assert reflector.silent() == {"a"}
+    assert heard == ["a", "b", "b", "c", "c"]
 
 
 async def test_a_missing_right_to_nodes_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from holdfast_operator.apply import Applier
 from holdfast_operator.events.aggregation import NewsItem
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.errors import KubeError, UnreachableError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError, UnreachableError
 from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.owned_resources import OwnedResources
+from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import OperatorSettings
@@ -110,6 +114,69 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     assert (one.reason, one.warning) == ("NotSupported", True)
     assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
     assert server.written == []
+    await reconciler.close()
+
+
+class Quota(KubeClient):
+    """An API server with a quota on limits that a pod does not name."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
+    ) -> Any:
+        """Refuse pods; take notes in the status."""
+        if method == "POST":
+            text = "failed quota: all: must specify limits.cpu for: master"
+            raise ApiRefusedError(f"POST {path}", 403, "Forbidden", text)
+        return _object(job(), **(body or {}).get("status", {}))
+
+
+async def test_a_refused_master_of_the_operators_own_names_what_can_be_changed() -> None:
+    """The job's person cannot see that pod's template: the condition says whose it is."""
+    reconciler, _, _ = _reconciler()
+    server = Quota()
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    state = reconciler._keep(_object(job()))
+    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
+    assert await applier.create(state, (action,)) == {"master"}
+    text = state.refused[MASTER_SLOT].text
+    assert "must specify limits.cpu" in text
+    assert "`master` among the chart's values" in text
+    await reconciler.close()
+
+
+class OlderCrd(KubeClient):
+    """An API server whose CRD lacks a field: it takes a write of it, and keeps nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(1000.0, 1000)
+        self.made: list[str] = []
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
+    ) -> Any:
+        """Return the job as it was, whatever is written."""
+        if method == "POST":
+            self.made.append(path)
+        return _object(job())
+
+
+async def test_no_master_is_made_where_its_epoch_would_be_forgotten() -> None:
+    """A second master with the first one's epoch would be taken for it: the older CRD is named."""
+    reconciler, _, _ = _reconciler()
+    server = OlderCrd()
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    state = reconciler._keep(_object(job()))
+    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
+    assert await applier.create(state, (action,)) == {"master"}
+    text = state.refused[MASTER_SLOT].text
+    assert "drops status.masterPods" in text
+    assert "the CRD elasticjobs.holdfast.dev is older than this operator" in text
+    assert server.made == []
     await reconciler.close()
 
 

@@ -81,6 +81,11 @@ def test_settings_are_read_with_their_defaults() -> None:
         ({"HOLDFAST_OPERATOR_WORKERS": "many"}, "is no int"),
         ({"HOLDFAST_OPERATOR_LOG_LEVEL": "loud"}, "one of debug, info, warning, error"),
         ({"HOLDFAST_OPERATOR_WORKER": "3"}, "HOLDFAST_OPERATOR_WORKERS"),
+        ({"HOLDFAST_OPERATOR_MASTER_POD": "[]"}, "no JSON object with fields of a pod"),
+        (
+            {"HOLDFAST_OPERATOR_MASTER_POD": '{"node": "n1"}'},
+            r"node is 'n1'; known are annotations",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(change: dict[str, str], said: str) -> None:

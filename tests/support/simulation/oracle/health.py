@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.job.health.stragglers import node_rank
 from holdfast_master.job.state.job_state import DRAINING
-from holdfast_master.policies.hang import HangKind, HangVerdict
+from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_master.policies.rank_activity import SELF_EVIDENT
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
 from holdfast_wire.messages import Incident, NodeExcluded, NodeMarked

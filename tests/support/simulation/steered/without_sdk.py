@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from holdfast_wire.messages import EvidenceCollected, Heartbeat, StepSource
+from holdfast_wire.messages import EvidenceCollected, Heartbeat, RankSection, StepSource
 from simulation.agent import Agent
 
 EVALUATES = """  File "/v/lib/python3/site-packages/torch/nn/modules/linear.py", line 1 in forward
@@ -14,14 +14,25 @@ EVALUATES = """  File "/v/lib/python3/site-packages/torch/nn/modules/linear.py",
 """
 
 
-def without_sdk(monkeypatch: pytest.MonkeyPatch, stack: str = EVALUATES) -> None:
-    """Have all agents guess their ranks' steps; their ranks keep a core busy with `stack`."""
+def without_sdk(
+    monkeypatch: pytest.MonkeyPatch, stack: str = EVALUATES, *, steps: bool = True
+) -> None:
+    """Have all agents guess their ranks' steps; their ranks keep a core busy with `stack`.
+
+    Without `steps` the ranks' collectives have no period, so no step is guessed.
+    """
     report = Agent.report
 
     def changed(self: Agent, message: object, *round_number: int) -> None:
         if isinstance(message, Heartbeat):
             ranks = [
-                dataclasses.replace(one, has_sdk=False, step_source=StepSource.COLLECTIVES)
+                dataclasses.replace(
+                    one,
+                    has_sdk=False,
+                    section=RankSection.UNSPECIFIED,
+                    step=one.step if steps else 0,
+                    step_source=StepSource.COLLECTIVES,
+                )
                 for one in message.ranks
             ]
             message = dataclasses.replace(message, ranks=tuple(ranks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from typing import Final, TypeVar
 
 MOST_THREADS: Final = 4
@@ -15,6 +16,17 @@ _THREAD_BYTES: Final = 2**24
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+def require() -> None:
+    """Raise ImportError, with the remedy, where no item can be hashed: no save would end well."""
+    try:
+        import_module("xxhash")
+    except ImportError as error:
+        raise ImportError(
+            "xxhash is not installed, with which checkpoints are hashed: "
+            "pip install 'holdfast[train]', or xxhash>=3.4 beside a torch of your own"
+        ) from error
 
 
 def hash64(data: bytes | memoryview) -> int:

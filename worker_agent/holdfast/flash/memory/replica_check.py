@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 from zlib import crc32
@@ -60,24 +61,41 @@ def unlike(sketches: Mapping[int, bytes]) -> Iterator[tuple[int, int, int]]:
         if body in seen:
             continue  # the usual case under DDP: all bytes are equal
         seen.add(body)
+        pairs: dict[tuple[int, int, float], _Pair] = {}
         for at in range(0, len(body) - ENTRY_BYTES + 1, ENTRY_BYTES):
             entry = body[at : at + ENTRY_BYTES]
             other, first = known.setdefault(entry[:12], (rank, entry))
-            name = int.from_bytes(entry[:8], "little")
-            if first != entry and name not in told and not _alike(first, entry):
+            if other != rank:
+                name, _, _, tolerance, *_ = _ENTRY.unpack(entry)
+                pairs.setdefault((name, other, tolerance), _Pair()).add(first, entry)
+        for (name, other, tolerance), pair in pairs.items():
+            if name not in told and not pair.is_alike(tolerance):
                 told.add(name)
                 yield name, other, rank
 
 
-def _alike(one: bytes, other: bytes) -> bool:
-    _, _, mine, tolerance, *numbers = _ENTRY.unpack(one)
-    _, _, its, _, *others = _ENTRY.unpack(other)
-    if mine != its:
-        return False
-    finite = all(map(math.isfinite, numbers)), all(map(math.isfinite, others))
-    if not all(finite):
-        return finite[0] == finite[1]
-    if max(numbers[0], others[0]) < _NOTHING:
-        return True
-    distance = math.dist(numbers[1:], others[1:]) / math.sqrt(len(numbers) - 1)
-    return bool(distance <= tolerance * max(numbers[0], others[0]))
+@dataclass(slots=True)
+class _Pair:
+    """All boxes of one tensor that two ranks have: a few elements alone can be close to zero."""
+
+    is_exact: bool = True
+    """All that must be equal is."""
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Of the norms of both, and of the distance."""
+
+    def add(self, one: bytes, other: bytes) -> None:
+        """Add the sketches of a box."""
+        _, _, mine, _, *numbers = _ENTRY.unpack(one)
+        _, _, its, _, *others = _ENTRY.unpack(other)
+        finite = [all(map(math.isfinite, each)) for each in (numbers, others)]
+        self.is_exact &= mine == its and finite[0] == finite[1]
+        if all(finite):
+            distance = math.dist(numbers[1:], others[1:]) / math.sqrt(len(numbers) - 1)
+            for at, size in enumerate((numbers[0], others[0], distance)):
+                self.squares[at] += size * size
+
+    def is_alike(self, tolerance: float) -> bool:
+        """Tell whether the ranks differ by rounding only."""
+        one, other, distance = map(math.sqrt, self.squares)
+        norm = max(one, other)
+        return self.is_exact and (norm < _NOTHING or distance <= tolerance * norm)

@@ -54,7 +54,8 @@ _UNLIKE: Final = (
     "Equal names stand for equal values on all ranks, of which each is stored once. Give the "
     "modules of each stage names of their own (a ModuleDict by layer number), pass what is each "
     "rank's own in per_rank, or make it equal. Of a model that DDP wraps pass the DDP: buffers are "
-    "rank 0's then"
+    "rank 0's then. Copies of one parameter (tied embeddings, norms under tensor parallelism) part "
+    "where its gradients are not summed over all its ranks: mend that, go on from an earlier step"
 )
 log: Final = logging.getLogger(__name__)
 _left_alone: Final = set[str]()

@@ -18,13 +18,14 @@ from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.tools.formats.conversion import convert
 from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.holdfast_step import check_target
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
 from holdfast.flash.tools.printing import INTERRUPTED
 from holdfast.flash.trainer.leaves import StateError
 
 BAD_INPUT: Final = 2
 
 
-def take_in(source: str, root: str, step: int) -> str:
+def take_in(source: str, root: str, step: int, keys: Keys = BY_NAME) -> str:
     """Make a committed step from a foreign checkpoint, in a directory without steps.
 
     Args:
@@ -32,6 +33,7 @@ def take_in(source: str, root: str, step: int) -> str:
             a directory of torch.distributed.checkpoint. Nothing in it is run.
         root: Directory of checkpoints; it is made, and must hold no step.
         step: Number of the step, from 1 on; `load()` returns it.
+        keys: Under which a script of torch has saved model and optimizer.
 
     Returns:
         Path of the committed step.
@@ -43,7 +45,7 @@ def take_in(source: str, root: str, step: int) -> str:
         OSError: a file cannot be read or written.
     """
     check_target(root, step)
-    return convert(source, root, step=step).path
+    return convert(source, root, step=step, keys=keys).path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,24 +71,31 @@ def _parser() -> argparse.ArgumentParser:
     for tool in (out, into, both):
         tool.add_argument("source")
         tool.add_argument("target")
-    out.add_argument("--model", action="store_true")
     into.add_argument("--step", type=int, required=True)
     both.add_argument("--to", default="")
     both.add_argument("--step", type=int)
-    both.add_argument("--model", action="store_true")
+    for tool in (out, both):
+        tool.add_argument("--model-only", action="store_true")
+    for tool in (into, both):
+        add_keys(tool)
     return parser
 
 
 def _run(options: argparse.Namespace) -> str:
     """Carry a command out; return what to tell."""
     if options.tool == "export":
-        convert(options.source, options.target, "torch", model=options.model)
+        convert(options.source, options.target, "torch", model=options.model_only)
         return f"{options.target}: {File(options.target).stat().st_size} bytes, for torch.load"
     if options.tool == "import":
-        path = take_in(options.source, options.target, options.step)
+        path = take_in(options.source, options.target, options.step, keys_of(options))
         return f"{path}: load() takes it, with partial=True if parts are missing"
     made = convert(
-        options.source, options.target, options.to, step=options.step, model=options.model
+        options.source,
+        options.target,
+        options.to,
+        step=options.step,
+        model=options.model_only,
+        keys=keys_of(options),
     )
     lines = [f"{made.path}: written as {options.to or 'holdfast'}"]
     return "\n".join([*lines, *(f"note: {note}" for note in made.notes)])

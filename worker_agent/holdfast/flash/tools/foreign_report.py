@@ -16,6 +16,7 @@ from holdfast.flash.tools.formats.conversion import format_of, open_checkpoint
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.formats.progress import Bar
+from holdfast.flash.tools.formats.training_state import Keys
 from holdfast.flash.tools.printing import put, size_text, table_text
 from holdfast.flash.trainer.leaves import StateError
 
@@ -39,14 +40,14 @@ def below(place: str) -> str:
         return ""
 
 
-def report(place: str, *, deep: bool, as_json: bool) -> int:
+def report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
     """Print what a foreign checkpoint is; return 0, 7 if it is damaged, 2 if it is not read.
 
     deep: read all of it, and compare its checksums.
     """
     try:
         with Pickles() as pickles:
-            found = open_checkpoint(place, pickles)
+            found = open_checkpoint(place, pickles, keys=keys)
             if deep:
                 _read_all(found)
     except (ForeignError, ManifestError, StateError) as error:

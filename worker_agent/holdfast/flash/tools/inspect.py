@@ -30,6 +30,8 @@ from holdfast.flash.storage.manifest import (
 )
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.foreign_report import below, is_foreign, report
+from holdfast.flash.tools.formats.conversion import format_of
+from holdfast.flash.tools.formats.training_state import add_keys, keys_of
 from holdfast.flash.tools.printing import end, put, size_text, table_text
 
 NOT_WHOLE: Final = 7
@@ -113,8 +115,11 @@ def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
 def _steps_at(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
-        what = "is a file, not a directory" if folder.exists() else "does not exist"
-        raise InspectionError(f"{path} {what}: name a step's directory, or the one that holds them")
+        if folder.exists():  # a file of a format that is read is not looked for here
+            raise InspectionError(format_of(path).reason)
+        raise InspectionError(
+            f"{path} does not exist: name a step's directory, or the one that holds them"
+        )
     path = str(folder)  # without a slash at its end
     if (folder / MANIFEST_NAME).exists():
         return [path]
@@ -187,10 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tool", choices=["inspect", "verify"])
     parser.add_argument("path")
     parser.add_argument("--json", action="store_true")
+    add_keys(parser)
     options = parser.parse_args(arguments)
     disk, deep = PosixDisk(), options.tool == "verify"
     if is_foreign(options.path):
-        return report(options.path, deep=deep, as_json=options.json)
+        return report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
         found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:

@@ -12,6 +12,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Final, SupportsIndex, cast
 
+from holdfast.flash.memory import hashes
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.rng import Rng
 from holdfast.flash.trainer.shards import Shards
@@ -24,7 +25,11 @@ _MOST_THREADS: Final = 1024
 
 
 def parts(model: Any, optimizer: Any, shards: Any, extra: Any, per_rank: Any) -> Parts:
-    """Return the arguments by kind; raises TypeError or ValueError naming the wrong one."""
+    """Return the arguments by kind; raises TypeError or ValueError naming the wrong one.
+
+    Raises ImportError too, since a save ends elsewhere and later, where a package is missing.
+    """
+    hashes.require()
     own = _named(per_rank, "per_rank")
     if "rng" in own:
         raise ValueError(

@@ -70,6 +70,8 @@ class TensorLeaf:
     """Place of the tensor in a global one; None: its kind tells (plain, or a DTensor)."""
     stored: bool = True
     """False: another rank stores this box, and this one needs it at a start only."""
+    alike: bool = True
+    """False: ranks that have the same elements may have them unlike."""
 
 
 def is_own(leaf: TensorLeaf) -> bool:
@@ -136,6 +138,7 @@ class Leaves:
         *,
         trained: bool = True,
         stored: bool = True,
+        alike: bool = True,
     ) -> None:
         """Add an N-D box of a global tensor.
 
@@ -151,15 +154,15 @@ class Leaves:
                 during the next forward and backward.
             stored: False: another rank adds the same elements with True. This one stores none, and
                 starts from memory only if some node's memory has them.
+            alike: Of the model and the optimizer, the elements that several ranks have are compared
+                by the first save to storage. False: they may differ, such as the statistics of a
+                normalization, and all ranks get those that are stored.
         """
         key = len(self.tensors)
         box = GlobalBox(tuple(shape), tuple(offsets))
         name = ".".join(map(str, path))
-        self.tensors.append(
-            TensorLeaf(
-                name, path, {key: values}, key, values, trained=trained, box=box, stored=stored
-            )
-        )
+        leaf = TensorLeaf(name, path, {key: values}, key, values, trained=trained, box=box)
+        self.tensors.append(replace(leaf, stored=stored, alike=alike))
 
     def add_value(self, path: Path, read: Callable[[], Any]) -> None:
         """Add a small value that is no tensor: numbers, text, and containers of them.

@@ -20,6 +20,7 @@ from holdfast.flash.trainer.leaves import (
     StateError,
     TensorLeaf,
     ValueLeaf,
+    in_replica,
     is_common,
     is_own,
     of_rank,
@@ -283,19 +284,19 @@ class Planner:
     def _compared(self, leaves: Sequence[TensorLeaf]) -> tuple[Compared, ...]:
         """Return tensors and values that other ranks may have too, and should have equal.
 
-        All of what is replicated; of shards only some, for nobody else should have them: where the
-        names of two stages meet, all of them do.
+        All of what is replicated, and all boxes: no rank knows of its own who has them too. Of
+        shards that are no copies only some, for nobody else should have them: where the names of
+        two stages meet, all of them do.
         """
         if not self._sketches:
             return ()
         found, shards = list[Compared](), list[Compared]()
         for leaf in leaves:
             local = self._locate(leaf)
-            if not local.values.numel() or self._of_first(leaf):
+            if not local.values.numel() or self._of_first(leaf) or not _is_compared(leaf):
                 continue
-            if leaf.box is not None:
-                continue  # one rank has each element, says its framework; a commit finds others
-            is_shard = local.values.shape != local.shape
+            is_box, is_copy = leaf.box is not None, local.copies > 1
+            is_shard = not is_box and not is_copy and local.values.shape != local.shape
             (shards if is_shard else found).append(Compared(leaf, local.offsets))
         some = sorted(shards, key=lambda one: crc32(one.leaf.name.encode()))[:_SHARDS_COMPARED]
         return (*found, *some)
@@ -373,6 +374,16 @@ class Planner:
                 frame = None if cut.tail else self._frames.frame(values.dtype, sizes)
                 drafts.append(_Draft(leaf, local, cut, sizes, frame, shared))
         return drafts
+
+
+def _is_compared(leaf: TensorLeaf) -> bool:
+    """Tell whether ranks with the same elements should have them equal.
+
+    What else a framework keeps in boxes, such as the anchors of replicas that are not in the same
+    round, may be of other moments.
+    """
+    own = in_replica(leaf.path)[0] in ("model", "optimizer")
+    return leaf.box is None or (leaf.alike and own)
 
 
 @dataclass(frozen=True, slots=True)

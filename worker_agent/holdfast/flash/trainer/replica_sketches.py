@@ -14,7 +14,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, entry, head
-from holdfast.flash.trainer.tensor_samples import SAMPLES, Samples, View, read, view_of
+from holdfast.flash.trainer.tensor_samples import (
+    CELL,
+    SAMPLES,
+    Samples,
+    View,
+    read,
+    view_of,
+    view_of_cells,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +54,13 @@ class Compared:
 
 
 def room_for(leaves: Leaves) -> int:
-    """Return the bytes that the sketches of a state take at most; a value may have three."""
-    return ENTRY_BYTES * (len(leaves.tensors) + 3 * len(leaves.values))
+    """Return the bytes that the sketches of a state take at most.
+
+    A value may have three, a tensor of which ranks have boxes one for each cell.
+    """
+    boxes = {leaf.name for leaf in leaves.tensors if leaf.box is not None}
+    cells = SAMPLES // CELL * len(boxes)
+    return ENTRY_BYTES * (len(leaves.tensors) + cells + 3 * len(leaves.values))
 
 
 class Sketcher:
@@ -56,10 +69,21 @@ class Sketcher:
     def __init__(self, tensors: Sequence[Compared]) -> None:
         """Take the tensors; their storages and strides must stay."""
         self._known: list[tuple[View, bytes | _Text]] = []
+        self._cells: list[tuple[View, tuple[bytes | _Text, ...]]] = []
+        """The cells of each box."""
         self._unread: list[bytes] = []
         """Sketches of tensors that torch cannot read: type and shape."""
         for one in tensors:
-            self._add(one)
+            self._add(one) if one.leaf.box is None else self._add_cells(one, one.leaf.box.shape)
+
+    def _add_cells(self, one: Compared, shape: tuple[int, ...]) -> None:
+        values = one.leaf.tensor
+        view, places = view_of_cells(values, shape, one.offsets)
+        texts = [_Text(one.leaf.name, f"{at}", f"{values.dtype} {shape}") for at in places]
+        if view is None:
+            self._unread += [entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)) for text in texts]
+        else:
+            self._cells.append((view, tuple(_head_of(text, view) for text in texts)))
 
     def _add(self, one: Compared) -> None:
         tensor: Any = one.leaf.tensor
@@ -69,23 +93,41 @@ class Sketcher:
         if view is None:
             self._unread.append(entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)))
         else:
-            tolerance = _FINE if _is_fine(values.dtype) else _COARSE
-            self._known.append((view, text if view.is_exact else text.head(tolerance)))
+            self._known.append((view, _head_of(text, view)))
 
     def sketch(self, values: Mapping[str, Any]) -> bytes:
         """Return the present sketches, and those of values by name."""
-        views = [view for view, _ in self._known]
-        count = len(views)
+        views = [view for view, _ in (*self._known, *self._cells)]
+        plain = len(self._known)
         parted = [(name, _parted(value, views)) for name, value in values.items()]
         samples = read(views)
-        sums = _sums(samples.numbers[:count])
-        found = list(self._unread)
+        sums = _sums(samples.numbers[:plain])
+        found = [*self._unread, *self._of_cells(samples, plain)]
         for row, ((_, text), (norm, *three)) in enumerate(zip(self._known, sums, strict=True)):
             first = text if isinstance(text, bytes) else text.head(_FINE, samples.exact[row])
             found.append(entry(first, norm, (three[0], three[1], three[2])))
         for name, parts in parted:
             found += _of_value(name, parts, samples)
         return b"".join(found)
+
+    def _of_cells(self, samples: Samples, begin: int) -> Iterator[bytes]:
+        """Yield the sketches of all cells, whose rows begin at a number."""
+        ends = begin + len(self._cells)
+        sums = _sums(samples.numbers[begin:ends].reshape(-1, CELL))
+        for number, (_, texts) in enumerate(self._cells):
+            exact = samples.exact.get(begin + number, ())
+            for at, text in enumerate(texts):
+                own = exact[at * CELL : at * CELL + CELL]
+                norm, *three = sums[number * (SAMPLES // CELL) + at]
+                first = text if isinstance(text, bytes) else text.head(_FINE, own)
+                yield entry(first, norm, (three[0], three[1], three[2]))
+
+
+def _head_of(text: _Text, view: View) -> bytes | _Text:
+    """Return the head of a sketch; of whole numbers it has the samples too."""
+    if view.is_exact:
+        return text
+    return text.head(_FINE if _is_fine(view.dtype) else _COARSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +161,7 @@ def _sums(numbers: torch.Tensor) -> list[list[float]]:
     import torch
 
     norms = numbers.square().sum(dim=1, keepdim=True).sqrt()
-    sums = torch.cat([norms, numbers @ _signs()], dim=1)
+    sums = torch.cat([norms, numbers @ _signs()[: numbers.shape[1]]], dim=1)
     found: list[list[float]] = sums.to(torch.float32).tolist()
     return found
 

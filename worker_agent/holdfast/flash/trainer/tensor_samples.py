@@ -1,5 +1,8 @@
 """Takes samples of tensors: up to 64 elements of each, with one transfer for each device.
 
+Of boxes the samples lie in cells, a few elements at places that follow from the global shape alone:
+ranks that cut a tensor otherwise have the same cells.
+
 Does not belong here: the sketches made of them (`replica_sketches`).
 """
 
@@ -7,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 if TYPE_CHECKING:
     import torch
 
 SAMPLES: Final = 64
+CELL: Final = 8
+"""Samples of a cell, neighbours in the last dimension; a global tensor has up to 8 cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +78,70 @@ def view_of(values: torch.Tensor) -> View | None:
     else:
         flat = torch.arange(0, count, apart, device=values.device)[:SAMPLES]
         found, places = values, torch.unravel_index(flat, values.shape)
-    view = View(found, places, values.dtype, _is_exact(values.dtype))
-    return view if values.dtype in _joined() or _is_readable(view) else None
+    return _unless_unreadable(View(found, places, values.dtype, _is_exact(values.dtype)))
+
+
+@cache
+def cells_of(shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the first element of each cell of a global tensor: one at random in each part."""
+    runs = -(-shape[-1] // CELL)
+    every = prod(shape[:-1]) * runs
+    count = min(every, SAMPLES // CELL)
+    found = []
+    for number in range(count):
+        begin, end = every * number // count, every * (number + 1) // count
+        row, run = divmod(begin + crc32(b"%d" % number) % (end - begin), runs)
+        place = [run * CELL]
+        for size in reversed(shape[:-1]):
+            row, at = divmod(row, size)
+            place.insert(0, at)
+        found.append(tuple(place))
+    return tuple(found)
+
+
+def view_of_cells(
+    values: torch.Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]
+) -> tuple[View | None, tuple[tuple[int, ...], ...]]:
+    """Return the view of the cells that a box has whole, and their first elements.
+
+    None: it has none, or torch cannot read its type.
+    """
+    if not shape:  # a number is a row of one
+        values, shape, offsets = values.view(1), (1,), (0,)
+    cells, places = _cells_in(shape, offsets, tuple(values.shape))
+    if places is None:
+        return None, ()
+    inner = places.to(values.device).unbind()
+    view = View(values.detach(), inner, values.dtype, _is_exact(values.dtype))
+    return _unless_unreadable(view), cells
+
+
+@lru_cache(4096)
+def _cells_in(
+    shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> tuple[tuple[tuple[int, ...], ...], torch.Tensor | None]:
+    """Return the cells in a box, and the places of their samples there by dimension.
+
+    A cell at the end of a row has its last element several times.
+    """
+    import torch
+
+    ends = [at + size for at, size in zip(offsets, sizes, strict=True)]
+    found, places = list[tuple[int, ...]](), list[list[int]]()
+    for cell in cells_of(shape):
+        last = min(cell[-1] + CELL, shape[-1]) - 1
+        if all(a >= at for a, at in zip(cell, offsets, strict=True)) and all(
+            a < end for a, end in zip((*cell[:-1], last), ends, strict=True)
+        ):
+            found.append(cell)
+            places += [[*cell[:-1], min(cell[-1] + at, last)] for at in range(CELL)]
+    if not found:
+        return (), None
+    return tuple(found), (torch.tensor(places) - torch.tensor(offsets)).t().contiguous()
+
+
+def _unless_unreadable(view: View) -> View | None:
+    return view if view.dtype in _joined() or _is_readable(view) else None
 
 
 def _is_readable(view: View) -> bool:

@@ -96,6 +96,9 @@ def accept_groups(
 ) -> list[Setting]:
     """Compare the groups' parameters, note differences; return the settings that are to be set.
 
+    A group whose parameters differ takes its settings all the same, where `partial` accepts the
+    difference: a scheduler that goes on has set them for this step.
+
     frozen: names of parameters without an optimizer's state here; torch's groups may have them.
     """
     settings, begin = filling.below(_GROUPS), ".".join(_GROUPS)
@@ -116,7 +119,8 @@ def accept_groups(
             filling.notes.append(BY_NUMBER.format(held.removesuffix(".params")))
         elif saved - frozen != wanted:
             filling.wrong.append(_other_members(held, saved - frozen, wanted))
-            continue
+            if not saved & wanted:
+                continue  # another group
         for (at, key), name in settings.items():
             moved = same_kind or key in group or str(key) in ("initial_lr", "max_lr", "min_lr")
             if at == number and moved and key != "params" and key not in OF_THE_CLASS:

@@ -85,7 +85,8 @@ def _collect_scalar(leaves: Leaves, flat: Flat, key: str, value: Any, names: Nam
     for parameter in here:
         path = (*_STATE, names[id(parameter)], key)
         stored = begins.get(id(parameter)) == 0 and is_stored(parameter)
-        leaves.add_box(path, value.detach().view(()), (), (), stored=stored)
+        # A checkpoint of torch may have given two partitions of a parameter unlike counts.
+        leaves.add_box(path, value.detach().view(()), (), (), stored=stored, alike=False)
 
 
 def _number(state: Mapping[str, Any], key: str) -> Callable[[], Any]:

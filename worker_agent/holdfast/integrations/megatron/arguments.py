@@ -7,7 +7,8 @@ that a script makes (`checkpointing`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -26,7 +27,16 @@ _MODEL: Final = (
 )
 """Arguments that a checkpoint must have alike."""
 _SAMPLES: Final = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-_OF_BOTH: Final = ("checkpointing_context", "tp_group", "pp_group", "dp_cp_group")
+_RNG_PREFIX: Final = "rng_state_key_prefix"
+_OF_BOTH: Final = (
+    "checkpointing_context",
+    "tp_group",
+    "pp_group",
+    "dp_cp_group",
+    "dp_group",
+    "expt_dp_group",
+    _RNG_PREFIX,
+)
 OF_LOAD: Final = frozenset((*_OF_BOTH, "skip_load_to_model_and_opt"))
 """Parameters of Megatron's `load_checkpoint` that are not named here."""
 OF_SAVE: Final = frozenset(
@@ -44,11 +54,30 @@ OF_SAVE: Final = frozenset(
 """Parameters of Megatron's `save_checkpoint` that have no meaning here."""
 
 
-def refuse_unknown(function: str, given: Iterable[str], known: AbstractSet[str]) -> None:
-    """Refuse a parameter that Megatron's function does not have: it would have no effect."""
-    for name in sorted(set(given) - known):
+def refuse_unknown(function: str, given: Mapping[str, Any], known: AbstractSet[str]) -> None:
+    """Refuse a parameter that Megatron's function does not have, and one that changes the state.
+
+    What the installed Megatron's function has besides is passed over: a newer one calls with it.
+    """
+    unknown = set(given) - known
+    for name in sorted(unknown - (_parameters(function) if unknown else set())):
         memory = ": pass non_persistent_ckpt=True for memory" if name == "storage_type" else ""
         raise TypeError(f"{function}() has no parameter {name!r}{memory or ': leave it out'}")
+    if prefix := given.get(_RNG_PREFIX):
+        raise ValueError(
+            f"{_RNG_PREFIX}={prefix!r}: modules in grids of their own would save random generators "
+            "under one name: save with Megatron's own function"
+        )
+
+
+def _parameters(function: str) -> AbstractSet[str]:
+    """Return the parameters of the installed Megatron's function; none where there is none."""
+    try:
+        module = importlib.import_module("megatron.training.checkpointing")
+    except ImportError:
+        return frozenset()
+    own = getattr(module, function, None)
+    return frozenset() if own is None else inspect.signature(own).parameters.keys()
 
 
 def megatron_args() -> Any:

@@ -82,6 +82,13 @@ class ModelTensor:
     """Its key there."""
     pieces: tuple[Piece, ...]
 
+    @property
+    def is_buffer(self) -> bool:
+        """True: ranks may have other values, such as the statistics of a normalization."""
+        from torch import nn
+
+        return not isinstance(self.tensor, nn.Parameter)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraState:

@@ -117,6 +117,7 @@ class MegatronShards:
                     box.offsets,
                     trained=False,
                     stored=piece.first,
+                    alike=not tensor.is_buffer,
                 )
         for inner in view.owned.inner:
             leaves.counts.append((inner.state, len(inner.state)))

@@ -51,6 +51,7 @@ from holdfast.local_sgd.megatron.refusals import check_model, check_settings, ch
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.megatron.warm_up import average_gradients
 from holdfast.local_sgd.members import Members
+from holdfast.local_sgd.pipelined_round import log_batch
 from holdfast.local_sgd.policies.schedule import (
     Boundary,
     Entry,
@@ -158,6 +159,8 @@ class MegatronLocalSGD:
         self.steps, self.alone, self._stepped = 0, 0, False
         self.outcomes, self.joined, self.together = [], False, False
         self.turns = turns_of(config, members, self.replicas, self.shard_group)
+        self.are_fixed = members is None or not members.changes
+        """Replicas neither come nor go, and one checkpoint has all of them."""
         self._members = None if members is None else members_of(self, members, self._sync)
         self._meet()
         self._undo = self._hook()
@@ -244,7 +247,7 @@ class MegatronLocalSGD:
         A replica that has come later takes that state at once. Fixed replicas have no need.
 
         Raises:
-            LocalSGDError: the state has what JSON has not.
+            LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
             self._members.carry(name, one)
@@ -263,12 +266,17 @@ class MegatronLocalSGD:
         """
         whole = MegatronShards(self.chunks, self.optimizer, objects, constants)
         shard = self.shard_group.rank
-        number, count = self.replicas.rank, self.replicas.size
-        if self._members is not None:  # this replica's is whole by itself, whoever is there
-            number, count = 0, 1
+        number, count = 0, 1  # this replica's is whole by itself, whoever is there
+        if self.are_fixed:
+            number, count = self.replicas.rank, self.replicas.size
         more = (SCALERS,) if self.turns is None else (SCALERS, OBJECTS)
         replica = ReplicaShards(whole, number, shard=shard, more=more)
         return Together(replica, MegatronRoundShards(self, replica, (number, count)))
+
+    @property
+    def saves(self) -> bool:
+        """This replica is to save: each of fixed ones, else the first, whose state all can load."""
+        return self.are_fixed or self.replicas.rank == 0
 
     def regroup(self, sync_ranks: dist.ProcessGroup) -> None:
         """Go on with other replicas, after one was lost or has come; all members call it.
@@ -413,7 +421,7 @@ class MegatronLocalSGD:
         self.outcomes, self.alone, self.together = outcomes, 0, bool(outcomes)
         put_together(list(self.parts.values()), self._data_parallel)
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
-            _tell(self.outcomes)
+            log_batch(self.outcomes)
 
     def _take_anchors(self) -> None:
         """Take the masters for anchors, where all replicas are equal; a collective."""
@@ -478,15 +486,4 @@ def _refuse_second(optimizer: Any) -> None:
         raise LocalSGDError(
             f"optimizer: this {type(optimizer).__name__} has a MegatronLocalSGD: call detach() on "
             "it before another is made, since both would synchronise"
-        )
-
-
-def _tell(outcomes: Sequence[Outcome]) -> None:
-    """Log a round; loudly where replicas were left out."""
-    spoke = [one for one in outcomes if any(one.anomalous)]
-    for one in spoke[:1]:
-        log.warning(
-            "local SGD: round %d: %d of %d parameters stand out; %s: anomalous %s, weights %s, %s",
-            *(one.round, len(spoke), len(outcomes), one.name),
-            *(one.anomalous, [f"{weight:.3f}" for weight in one.weights], one.reason),
         )

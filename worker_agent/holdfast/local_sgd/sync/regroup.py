@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 BATCH: Final = 64 << 20
 """Bytes of weights that are on their way at one time."""
 _AGREED: Final = tuple(one.name for one in dataclasses.fields(Agreed))
-_OWN: Final = 5
-"""Numbers of a row before those: new, with anchors, due, steps, form."""
+_OWN: Final = 6
+"""Numbers of a row before those: new, with anchors, due, steps, form, ends."""
 _HEAD: Final = _OWN + len(_AGREED)
 """Numbers of a row that are not of a unit."""
 
@@ -55,6 +55,8 @@ class Situation:
     """It stands at a round's start."""
     steps: int
     """Of its inner optimizer."""
+    ends: bool = False
+    """It has no more data, and asks for its last round."""
     begun: frozenset[int] = frozenset()
     """Units whose next round it has begun and not finished."""
     agreed: Agreed = NOTHING_AGREED
@@ -69,15 +71,19 @@ class Regrouped:
     """None: nobody has anchors yet."""
     joined: bool = False
     """It was new, and has the others' state now."""
+    behind: bool = False
+    """It missed rounds: it goes on from the others' steps and position, which are here."""
     source: int = 0
     """Rank in the group whose weights all take, where nobody has anchors."""
     steps: int = 0
     """Of the replica that gave its position."""
     due: bool = False
     """That replica stands at a round's start."""
+    ends: bool = False
+    """That replica makes its last round."""
     agreed: Agreed = NOTHING_AGREED
     """The newest of the interval that replicas have chosen; its steps are that replica's."""
-    position: str = ""
+    position: bytes = b""
     """What that replica's script carries: inner learning rates, scheduler, place in the data."""
     passed: bool = False
     """Others gave this replica the end of a round that it had not finished."""
@@ -108,6 +114,7 @@ class Regroup:
         *,
         before_write: Callable[[int], None] = lambda _: None,
         inner: InnerState | None = None,
+        in_step: bool = True,
     ) -> None:
         """Take the new group.
 
@@ -118,22 +125,24 @@ class Regroup:
             settings: What becomes of a delta that others have gone on without.
             before_write: Called with the number of a unit whose weights are to be written next.
             inner: What joiners get beside the units; None: nothing.
+            in_step: Rounds end after the same steps on all replicas, so one that has missed some
+                goes on from the others' step. By time each counts its own.
         """
         self._units, self._replicas = list(units), tuple(replicas)
         self._sync, self._own = groups
         self._me = self._replicas[self._sync.rank]
         self._settings, self._before_write = settings, before_write
-        self._inner = inner
+        self._inner, self._in_step = inner, in_step
         self._sizes: list[float] = []
         """Bytes of each unit's weights, of the shard that has most: batches end alike on all."""
 
-    def carry_out(self, mine: Situation, position: Callable[[], str]) -> Regrouped:
+    def carry_out(self, mine: Situation, position: Callable[[], bytes]) -> Regrouped:
         """Exchange standings, make the plan, and carry it out.
 
         Args:
             mine: Where this replica stands.
-            position: Returns what a joiner needs beside the units, as text; asked of one replica,
-                and only if there are joiners.
+            position: Returns what a joiner needs beside the units, as bytes; asked of one replica
+                that is at the newest round, and only if somebody takes it.
 
         Raises:
             SyncError: a rank is gone; the units are whole, and the next change makes another plan.
@@ -142,14 +151,19 @@ class Regroup:
         rows = self._exchange(mine)
         old = [at for at, row in enumerate(rows) if not row.situation.is_new]
         joins = mine.is_new and bool(old)
-        giver = min(old, key=lambda at: (rows[at].situation.steps, at), default=0)
-        told = self._give_position(giver, rows, position) if old else ""
+        giver = min(
+            old, key=lambda at: (-sum(rows[at].rounds), rows[at].situation.steps, at), default=0
+        )
         giving = rows[giver].situation
+        takes = [row.situation.is_new or self._is_behind(row.situation, giving) for row in rows]
+        told = self._give_position(giver, position) if old and any(takes) else b""
         found = Regrouped(
             joined=joins,
+            behind=self._is_behind(mine, giving),
             source=giver,
             steps=giving.steps,
             due=giving.due,
+            ends=giving.ends,
             agreed=_newest_agreed([rows[at].situation.agreed for at in old], giving.agreed),
             position=told,
         )
@@ -164,11 +178,15 @@ class Regroup:
         passed = not joins and after > before
         return dataclasses.replace(found, plan=plan, passed=passed, kept=kept)
 
+    def _is_behind(self, one: Situation, giving: Situation) -> bool:
+        """Tell if a replica has made fewer steps than one that is at the newest round."""
+        return self._in_step and one.has_anchors and one.steps < giving.steps
+
     def _exchange(self, mine: Situation) -> list[Row]:
         """Return what all ranks of the group say."""
         units = self._units
         sent: list[float] = [
-            *(mine.is_new, mine.has_anchors, mine.due, mine.steps, form_of(units)),
+            *(mine.is_new, mine.has_anchors, mine.due, mine.steps, form_of(units), mine.ends),
             *dataclasses.astuple(mine.agreed),
             *(unit.round for unit in units),
             *(number in mine.begun for number in range(len(units))),
@@ -319,24 +337,22 @@ class Regroup:
         unit.round = rounds
         return factor
 
-    def _give_position(self, giver: int, rows: Sequence[Row], position: Callable[[], str]) -> str:
-        """Return what the giver's script carries, if there are joiners; all ranks get it."""
-        if not any(row.situation.is_new for row in rows):
-            return ""
+    def _give_position(self, giver: int, position: Callable[[], bytes]) -> bytes:
+        """Return what the giver's script carries; all ranks get it."""
         return all_or_none(self._own, lambda: self._told_by(giver, position))
 
-    def _told_by(self, giver: int, position: Callable[[], str]) -> str:
+    def _told_by(self, giver: int, position: Callable[[], bytes]) -> bytes:
         import torch
 
-        text = position().encode() if self._sync.rank == giver else b""
-        size = self._placed(torch.tensor([len(text)]))
+        given = position() if self._sync.rank == giver else b""
+        size = self._placed(torch.tensor([len(given)]))
         self._sync.begin_broadcast(size, giver).wait()
-        letters = torch.zeros(int(size.item()), dtype=torch.uint8)
-        if text:
-            letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        letters = self._placed(letters)
-        self._sync.begin_broadcast(letters, giver).wait()
-        return bytes(letters.tolist()).decode()
+        parcel = torch.zeros(int(size.item()), dtype=torch.uint8)
+        if given:
+            parcel = torch.frombuffer(bytearray(given), dtype=torch.uint8)
+        parcel = self._placed(parcel)
+        self._sync.begin_broadcast(parcel, giver).wait()
+        return bytes(parcel.tolist())
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor where the group's backend takes it."""
@@ -353,6 +369,7 @@ def _row(told: Sequence[float], units: int) -> Row:
             has_anchors=bool(told[1]),
             due=bool(told[2]),
             steps=int(told[3]),
+            ends=bool(told[5]),
             begun=frozenset(number for number, one in enumerate(begun) if one),
             agreed=Agreed(**dict(zip(_AGREED, map(int, told[_OWN:_HEAD]), strict=True))),
         ),

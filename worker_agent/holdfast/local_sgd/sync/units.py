@@ -131,8 +131,13 @@ class Unit:
             self.lost = Lost(lost["sent"].clone(), int(lost["begin"]), lost["merged"].clone())
 
 
-def check_equal(units: Sequence[Unit], group: Group) -> None:
+def check_equal(units: Sequence[Unit], group: Group, hint: str = "") -> None:
     """Compare the anchors of all replicas, by an exact sum of their bits; one small all-gather.
+
+    Args:
+        units: All of them have anchors.
+        group: The replicas.
+        hint: What else the error is to say.
 
     Raises:
         AnchorsDifferError: names the units and replicas that differ from the first.
@@ -149,7 +154,7 @@ def check_equal(units: Sequence[Unit], group: Group) -> None:
             raise AnchorsDifferError(
                 f"replicas 0 and {rank} start from different weights in {len(wrong)} of "
                 f"{len(units)} units ({', '.join(wrong[:3])}): broadcast the weights before the "
-                "first local step, or load the same checkpoint everywhere"
+                f"first local step, or load the same checkpoint everywhere{hint}"
             )
 
 

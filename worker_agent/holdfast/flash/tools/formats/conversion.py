@@ -33,6 +33,7 @@ from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.formats.progress import Bar
 from holdfast.flash.tools.formats.recognise import Verdict, recognise
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys
 
 Progress = Callable[[int], None]
 _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
@@ -45,6 +46,8 @@ _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
     "safetensors": lambda place, _: safetensors.read(place),
     "torch": torch_file.read,
 }
+_OF_SCRIPTS: Final = {"torch": torch_file.read, "dcp": dcp.read}
+"""Formats whose first keys the script chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +100,13 @@ def _deeper(path: File, names: list[str]) -> list[str]:
     return found
 
 
-def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
+def open_checkpoint(
+    place: str, pickles: Pickles, *, model: bool = False, keys: Keys = BY_NAME
+) -> Checkpoint:
     """Return a checkpoint of any known format, without its tensors' bytes.
 
     model: only the model, as it was saved: of Megatron its weights, not their masters.
+    keys: under which a script of torch has saved model and optimizer.
 
     Raises `ForeignError` if the format is unknown, or a file is missing or damaged; `ManifestError`
     for a damaged step of Holdfast; OSError.
@@ -109,7 +115,14 @@ def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Che
     if not verdict.format:
         raise ForeignError(verdict.reason)
     place = place.rstrip("/") or "/"
-    if model and verdict.format == "megatron":
+    if keys != BY_NAME:
+        if verdict.format not in _OF_SCRIPTS:
+            raise ForeignError(
+                f"--model KEY and --optimizer KEY are for {' and '.join(_OF_SCRIPTS)}: "
+                f"{verdict.reason}"
+            )
+        found = _OF_SCRIPTS[verdict.format](place, pickles, keys)
+    elif model and verdict.format == "megatron":
         found = megatron.read(place, pickles, model=True)
     else:
         found = _READERS[verdict.format](place, pickles)
@@ -127,7 +140,13 @@ def open_checkpoint(place: str, pickles: Pickles, *, model: bool = False) -> Che
 
 
 def convert(
-    source: str, target: str, to: str = "", *, step: int | None = None, model: bool = False
+    source: str,
+    target: str,
+    to: str = "",
+    *,
+    step: int | None = None,
+    model: bool = False,
+    keys: Keys = BY_NAME,
 ) -> Made:
     """Write a checkpoint in another format.
 
@@ -138,6 +157,7 @@ def convert(
         to: A name of `TARGETS`; empty: "holdfast".
         step: Number of the step; None: the one that the source tells.
         model: Convert the model only.
+        keys: Under which a script of torch has saved model and optimizer; else found by name.
 
     Raises:
         ForeignError: it cannot be converted exactly. Nothing was written.
@@ -152,7 +172,7 @@ def convert(
     with Pickles() as pickles:
         if to == "holdfast" == format_of(source).format:
             raise ForeignError(f"{source} is Holdfast's own: name --to {' or '.join(_WRITERS)}")
-        found = open_checkpoint(source, pickles, model=model)
+        found = open_checkpoint(source, pickles, model=model, keys=keys)
         for tensor in found.tensors:
             tensor.check()
         with Bar(found.bytes) as bar:

@@ -28,7 +28,15 @@ from holdfast.flash.tools.formats.pickles import (
     pairs,
     plain,
 )
-from holdfast.flash.tools.formats.torch_names import foreign_parts, is_tensor_place, walk
+from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
+from holdfast.flash.tools.formats.training_state import (
+    BY_NAME,
+    Keys,
+    arrange,
+    left_out,
+    step_in,
+    without_objects,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -224,10 +232,17 @@ class Directory:
 
     def value(self, name: str) -> Any:
         """Return a value that is no tensor, as data."""
-        place = self._places[name, None]
-        file = self._archive(name, place)
+        value = self.value_or_object(name)
+        if isinstance(value, Opaque):
+            file = self._places[name, None].file
+            raise ForeignError(f"{file}: {name} has objects that are no data")
+        return value
+
+    def value_or_object(self, name: str) -> Any:
+        """Return a value as data; an `Opaque` for one that has objects."""
+        file = self._archive(name, self._places[name, None])
         if isinstance(file.state, Opaque) or not _no_objects(file.state):
-            raise ForeignError(f"{place.file}: {name} has objects that are no data")
+            return file.state if isinstance(file.state, Opaque) else Opaque("", (), None)
         return file.with_tensors(file.state)
 
 
@@ -279,21 +294,24 @@ def _tensor(one: Opaque) -> DcpTensor:
     return DcpTensor(dtype.name, shape, boxes)
 
 
-def read(place: str, pickles: Pickles) -> Checkpoint:
+def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
     """Return a directory that a script of torch wrote; raises `ForeignError`, OSError."""
-    found = Directory(place, pickles)
-    first = {found.path(name)[0]: None for name in (*found.tensors, *found.values)}
-    if foreign := foreign_parts(first):
-        raise ForeignError(
-            f"{place} has {', '.join(map(repr, foreign[:10]))} beside model, optimizer and extra: "
-            "the parts of a training state, as holdfast checkpoint inspect shows them"
-        )
+    found, left = Directory(place, pickles), list[str]()
+
+    def shape_of(value: Any) -> tuple[int, ...] | None:
+        return found.tensors[value.name].shape if isinstance(value, _Name) else None
+
+    parts = arrange(place, _nested(found), keys, shape_of)
+    if isinstance(extra := parts.state.get("extra"), Mapping):
+        parts.state["extra"] = without_objects(extra, "extra", _is_data, left)
     tensors, values = list[ForeignTensor](), dict[Path, Any]()
-    for path, value in walk((), _nested(found)):
+    for path, value in walk((), parts.state):
         if isinstance(value, _Name) and is_tensor_place(path):
             tensors.append(found.tensor(value.name, path))
-        else:
+        elif _is_data(value):
             values[path] = _loaded(found, value)
+        else:
+            raise ForeignError(f"{place}: {'.'.join(map(str, path))} has objects that are no data")
     return Checkpoint(
         place=place,
         format="dcp",
@@ -301,7 +319,13 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
         layout=f"torch.distributed.checkpoint, {files_of(place)} files",
         tensors=tuple(tensors),
         values=values,
+        step=step_in({str(path[1]): one for path, one in values.items() if path[0] == "extra"}),
+        notes=(*parts.notes, *left_out(left)),
     )
+
+
+def _is_data(value: Any) -> bool:
+    return not isinstance(value, Opaque)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +340,7 @@ def _nested(found: Directory) -> Mapping[str, Any]:
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 
     flat: dict[str, Any] = {name: _Name(name) for name in sorted(found.tensors)}
-    flat |= {name: found.value(name) for name in sorted(found.values)}
+    flat |= {name: found.value_or_object(name) for name in sorted(found.values)}
     try:
         nested: Mapping[str, Any] = unflatten_state_dict(flat, {n: found.path(n) for n in flat})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

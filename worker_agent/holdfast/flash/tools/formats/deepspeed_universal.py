@@ -219,7 +219,7 @@ def _check(found: Checkpoint, trained: set[str]) -> None:
         if not placed and not is_state:
             raise ForeignError(
                 f"{one.name}: a universal checkpoint has no place for it: DeepSpeed keeps "
-                f"{', '.join(MOMENTS)} of an Adam; take the model only (--model)"
+                f"{', '.join(MOMENTS)} of an Adam; take the model only (--model-only)"
             )
     if lost := sorted(trained - names):
         raise ForeignError(f"optimizer.state.{lost[0]}: the model has no such parameter")

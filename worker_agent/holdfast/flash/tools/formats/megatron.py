@@ -189,7 +189,7 @@ def _compared(master: ForeignTensor, weight: ForeignTensor, where: str) -> torch
             "megatron-core 0.16 to 0.19 writes the optimizer state of fully_reshardable from wrong "
             "offsets when there are several gradient buckets. Save once more without "
             "overlap_grad_reduce, or with one bucket (--ddp-num-buckets 1), or take the model only "
-            "(--model)"
+            "(--model-only)"
         )
     return values
 

@@ -34,7 +34,7 @@ _HEAD: Final = 64
 """Elements that find a weight."""
 REMEDY: Final = (
     "load it in Megatron with the same layout and save once with "
-    "--dist-ckpt-optim-fully-reshardable, or take the model only (--model)"
+    "--dist-ckpt-optim-fully-reshardable, or take the model only (--model-only)"
 )
 
 

@@ -24,13 +24,22 @@ import pickle
 import resource
 import struct
 import sys
+import time
 from typing import Any, ClassVar, Final, Self
 
 _LENGTH: Final = struct.Struct("<Q")
 _MEMORY: Final = 2**32
 _CPU_SECONDS: Final = 600
+_LIMIT_SECONDS: Final = 10
+_LIMIT_BYTES_PER_SECOND: Final = 2**17
+"""CPU time for a pickle, and for each of its bytes: real ones take a fiftieth of that."""
 _DEPTH: Final = 100
 _NODES: Final = 20_000_000
+_AGAIN: Final = 64
+"""Entries of containers that stand in several places, for each byte of the pickle: a few bytes can
+name a container twice, again and again, and so stand for more than any memory holds."""
+_MOST_AGAIN: Final = 2_000_000
+_FEW_AGAIN: Final = 10_000
 _NEW_NETWORK: Final = 0x40000000
 _NEW_USER: Final = 0x10000000
 
@@ -54,9 +63,14 @@ _OPAQUE: Final = {
     "argparse.Namespace", "pathlib.PosixPath", "pathlib.Path", "torch.device",
     "numpy.ndarray", "numpy.dtype", "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct", "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar", "torch.serialization._get_layout", "io.BytesIO",
+    "numpy._core.multiarray.scalar", "torch.serialization._get_layout", "_io.BytesIO", "io.BytesIO",
     "torch.Tensor", "torch.nn.parameter.Parameter", "types.SimpleNamespace",
+    "datetime.datetime", "datetime.date", "datetime.timedelta", "collections.deque",
 }  # fmt: skip
+
+
+_RENAMED: Final = {"__builtin__": "builtins"}
+"""Modules as protocol 2 calls them, which torch.save uses."""
 
 
 class Opaque:
@@ -158,6 +172,14 @@ def _encode(text: str, _how: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
+def _bytes(body: Any = b"", *_: Any) -> bytes:
+    if isinstance(body, str):
+        return _encode(body)
+    if not isinstance(body, bytes):  # of a number it would be that many zeros
+        raise pickle.UnpicklingError("a bytearray that is not made of bytes")
+    return body
+
+
 def _dict(*args: Any) -> dict[Any, Any]:
     return {} if not args or not isinstance(args[-1], (dict, list)) else dict(args[-1])
 
@@ -171,7 +193,7 @@ _CALLS: Final[dict[str, Any]] = {
     "collections.defaultdict": _dict,
     "collections.Counter": _dict,
     "builtins.set": set, "builtins.frozenset": frozenset, "builtins.complex": complex,
-    "builtins.bytearray": bytes, "_codecs.encode": _encode, "torch.Size": _size,
+    "builtins.bytearray": _bytes, "_codecs.encode": _encode, "torch.Size": _size,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
     "torch._utils._rebuild_parameter": _parameter,
@@ -191,7 +213,7 @@ class Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for; raises UnpicklingError for one that is not allowed."""
-        full = f"{module}.{name}"
+        full = f"{_RENAMED.get(module, module)}.{name}"
         if full in _CALLS:
             return _CALLS[full]
         if module in ("torch", "torch.storage"):
@@ -216,17 +238,30 @@ class Reader(pickle.Unpickler):
 class Encoder:
     """Makes JSON of what was unpickled."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        """size: of the pickle."""
         self._left = _NODES
+        self._again = min(_MOST_AGAIN, _FEW_AGAIN + _AGAIN * size)
+        self._seen: set[int] = set()
+        self._inside = 0
+        """Number of containers around a value that were seen before."""
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         """Return JSON values; raises UnpicklingError for what is too large or too deep."""
         self._left -= 1
+        self._again -= bool(self._inside)
         if depth > _DEPTH or self._left < 0:
             raise pickle.UnpicklingError("the data is nested too deeply, or too large")
+        if self._again < 0:
+            raise pickle.UnpicklingError("containers stand in each other again and again")
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        return self._more(value, depth + 1)
+        is_again = id(value) in self._seen
+        self._seen.add(id(value))
+        self._inside += is_again
+        found = self._more(value, depth + 1)
+        self._inside -= is_again
+        return found
 
     def _more(self, value: Any, depth: int) -> Any:
         if isinstance(value, (list, tuple, set, frozenset)):
@@ -259,7 +294,7 @@ class Encoder:
 def _answer(body: bytes) -> dict[str, Any]:
     try:
         file = io.BytesIO(body)
-        value = Encoder().encode(Reader(file).load())
+        value = Encoder(len(body)).encode(Reader(file).load())
         if file.read(1):
             return {"error": "there is more behind the end of the pickle"}
     except Exception as error:  # noqa: BLE001 - the loop's top: whatever a damaged pickle causes
@@ -285,6 +320,8 @@ def main() -> None:
     _give_up_rights()
     while len(header := source.read(_LENGTH.size)) == _LENGTH.size:
         body = source.read(_LENGTH.unpack(header)[0])
+        due = int(time.process_time()) + _LIMIT_SECONDS + len(body) // _LIMIT_BYTES_PER_SECOND
+        resource.setrlimit(resource.RLIMIT_CPU, (min(due, _CPU_SECONDS), _CPU_SECONDS))
         text = json.dumps(_answer(body)).encode()
         target.write(_LENGTH.pack(len(text)) + text)
         target.flush()

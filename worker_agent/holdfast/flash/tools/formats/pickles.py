@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,16 @@ _CHILD: Final = Path(__file__).with_name("pickle_child.py")
 _LENGTH: Final = Struct("<Q")
 _LARGEST: Final = 2**30
 """Bytes of a pickle, at most. Tensors are no part of it."""
+_NUMPY_SCALAR: Final = re.compile(r"numpy\._?core\.multiarray\.scalar")
+_NUMBERS: Final = {
+    kind: Struct(f"<{code}")
+    for kind, code in zip(
+        ("f8", "f4", "f2", "b1", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1"),
+        "dfe?qihbQIHB",
+        strict=True,
+    )
+}
+"""Types of numpy's scalars that have a number of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +155,23 @@ def _tensor_of(body: list[Any]) -> TensorRef:
     return TensorRef(key, dtype, at, tuple(size), tuple(stride))
 
 
-def _opaque_of(body: list[Any]) -> Opaque:
+def _opaque_of(body: list[Any]) -> Any:
     name, args, state = body
-    return Opaque(name, tuple(map(_decode, args)), _decode(state))
+    made = Opaque(name, tuple(map(_decode, args)), _decode(state))
+    return made if _NUMPY_SCALAR.fullmatch(name) is None else _number(made)
+
+
+def _number(made: Opaque) -> Any:
+    """Return a scalar of numpy, such as a loss, as a number; other ones stay what they are."""
+    match made.args:
+        case (
+            Opaque(name="numpy.dtype", args=(str(kind), *_), state=(_, "<" | "|", *_)),
+            bytes(at),
+        ):
+            form = _NUMBERS.get(kind)
+            if form is not None and form.size == len(at):
+                return form.unpack(at)[0]
+    return made
 
 
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {

@@ -97,12 +97,19 @@ def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None)
 
 
 def _file(path: str, head: bytes) -> Verdict:
+    if not head:
+        return Verdict("", f"{path} is empty: copy it again")
+    if head.startswith(b"\x80"):
+        return Verdict(
+            "",
+            f"{path} begins as a pickle: torch before 1.6, or without its zip format, saves so. "
+            "Load it with torch.load, and torch.save it again",
+        )
     if head.startswith(b"PK\x03\x04"):
         return Verdict("torch", f"{path} is an archive of torch.save")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
         return Verdict("safetensors", f"{path} begins with a header of safetensors")
     return Verdict(
         "",
-        f"{path} begins neither as an archive of torch.save (PK) nor with a header of safetensors: "
-        "a file of torch before 1.6 must be loaded and saved by a newer torch",
+        f"{path} begins neither as an archive of torch.save (PK) nor with a header of safetensors",
     )

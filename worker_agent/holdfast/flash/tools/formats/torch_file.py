@@ -8,25 +8,32 @@ from typing import Any
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
-from holdfast.flash.tools.formats.pickles import Pickles, TensorRef, TorchFile, plain
-from holdfast.flash.tools.formats.torch_names import foreign_parts, is_tensor_place, walk
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
+from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
+from holdfast.flash.tools.formats.training_state import (
+    BY_NAME,
+    Keys,
+    arrange,
+    left_out,
+    step_in,
+    without_objects,
+)
 
 
-def read(place: str, pickles: Pickles) -> Checkpoint:
+def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
     """Return a file's content; raises `ForeignError`, OSError."""
     file = TorchFile(pickles, place)
-    state = file.state
-    if not isinstance(state, Mapping) or not state:
-        raise ForeignError(f"{place} holds {type(state).__name__}, not a state_dict")
-    if not isinstance(state.get("model"), Mapping):
-        state = {"model": state}
-    if foreign := foreign_parts(state):
+    if isinstance(file.state, Opaque):
         raise ForeignError(
-            f"{place} has {', '.join(map(repr, foreign[:10]))} beside model, optimizer and extra: "
-            "the parts of a training state, as holdfast checkpoint inspect shows them"
+            f"{place} holds an object, a {file.state.name}: save its state_dict() instead"
         )
+    if not isinstance(file.state, Mapping) or not file.state:
+        raise ForeignError(f"{place} holds {type(file.state).__name__}, not a state_dict")
+    parts, left = arrange(place, file.state, keys, _shape), list[str]()
+    if isinstance(extra := parts.state.get("extra"), Mapping):
+        parts.state["extra"] = without_objects(extra, "extra", _is_data, left)
     tensors, values = list[ForeignTensor](), dict[Path, Any]()
-    for path, value in walk((), state):
+    for path, value in walk((), parts.state):
         if is_tensor_place(path) and isinstance(value, TensorRef):
             tensors.append(of_ref(file, path, value))
         else:
@@ -38,7 +45,17 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
         layout="one file of torch.save",
         tensors=tuple(tensors),
         values=values,
+        step=step_in({str(path[1]): one for path, one in values.items() if path[0] == "extra"}),
+        notes=(*parts.notes, *left_out(left)),
     )
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return value.size if isinstance(value, TensorRef) else None
+
+
+def _is_data(value: Any) -> bool:
+    return plain(without_tensors(value))
 
 
 def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:

@@ -16,12 +16,6 @@ FRAMEWORK: Final = re.compile(r"deepspeed|megatron")
 _DEEP: Final = len(("state", "parameter", "entry"))
 
 
-def foreign_parts(state: Mapping[Any, Any]) -> list[str]:
-    """Return the first keys that are no part of a training state."""
-    known = (PART, FRAMEWORK)
-    return sorted(str(key) for key in state if not any(one.fullmatch(str(key)) for one in known))
-
-
 def walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
     """Yield each tensor or value as a Checkpointer would save it, with its keys."""
     if is_leaf(path) or not isinstance(value, Mapping | list):

@@ -1,0 +1,108 @@
+"""Which key of a saved mapping is which part, and which parameter a number means."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.flash.tools.formats.foreign import ForeignError
+from holdfast.flash.tools.formats.pickles import Pickles
+from holdfast.flash.tools.formats.recognise import recognise
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, arrange, names_of
+from holdfast.flash.tools.inspect import InspectionError, look
+
+
+class _Tensor:
+    """A shape."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return value.shape if isinstance(value, _Tensor) else None
+
+
+def test_decay_groups_are_told_by_shape() -> None:
+    """Weights in one group, biases and norms in another, as most scripts cut them."""
+    model = {"a.weight": (4, 4), "a.bias": (4,), "n.weight": (4,), "b.weight": (4, 4)}
+    shapes = {0: (4, 4), 1: (4, 4), 2: (4,), 3: (4,)}
+    found = names_of([[0, 1], [2, 3]], shapes, model)
+    assert found == {0: "a.weight", 1: "b.weight", 2: "a.bias", 3: "n.weight"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "shapes", "said"),
+    [
+        ([[0], [1]], {0: (4,), 1: (4,)}, "2 of them of shape (4,) can be any of 2"),
+        ([[0]], {0: (4,)}, "1 of them of shape (4,) can be any of 2"),
+        ([[0], [1]], {0: (4,), 1: None}, "of shape (4,) can be any of 2"),
+    ],
+)
+def test_numbers_that_may_mean_several_parameters_stay_numbers(
+    groups: list[list[int]], shapes: dict[int, Any], said: str
+) -> None:
+    """Two groups of one shape, a frozen layer beside one that trains, a parameter without state."""
+    assert said in names_of(groups, shapes, {"a": (4,), "b": (4,)})
+
+
+def test_an_ambiguous_optimizer_keeps_its_numbers_with_a_note() -> None:
+    """A load refuses it then by name; weights can be taken alone."""
+    state = {number: {"exp_avg": _Tensor(4)} for number in (0, 1)}
+    groups = [{"params": [0], "lr": 1.0}, {"params": [1], "lr": 2.0}]
+    saved = {"model": {"a": _Tensor(4), "b": _Tensor(4)}}
+    optimizer = {"state": state, "param_groups": groups}
+    parts = arrange("x.pt", {**saved, "optimizer": optimizer}, BY_NAME, _shape)
+    assert parts.state["optimizer"] == optimizer
+    assert "--model-only" in parts.notes[0]
+
+
+def test_a_key_without_the_part_is_refused_with_those_that_have_one() -> None:
+    """The user has named it."""
+    saved = {"model": {"a": _Tensor(4)}, "ema": {"a": _Tensor(4)}}
+    assert arrange("x", saved, Keys(model="ema"), _shape).state["model"] == saved["ema"]
+    with pytest.raises(ForeignError, match=r"--model emma: x has no .* are model, ema"):
+        arrange("x", saved, Keys(model="emma"), _shape)
+
+
+@pytest.mark.parametrize("size", [0, 2**20])
+def test_a_pickle_that_stands_for_more_than_memory_holds_is_refused_at_once(size: int) -> None:
+    """A few bytes name a list twice, forty times; also beside a megabyte that is honest."""
+    value: Any = "a"
+    for _ in range(40):
+        value = [value, value]
+    body, began = pickle.dumps([value, b"x" * size]), time.process_time()
+    with Pickles() as pickles:
+        with pytest.raises(ForeignError, match="again and again"):
+            pickles.read(body, "laughs.pt")
+        assert pickles.read(pickle.dumps(["a"]), "fine.pt") == ["a"], "it is the same process"
+    assert time.process_time() - began < 1
+
+
+def test_what_a_pickle_has_twice_is_read_twice() -> None:
+    """Honest ones share small values among many entries."""
+    shared = {"dtype": "float32", "layout": (1, 2, 3)}
+    value = [{"name": str(number), "properties": shared} for number in range(20_000)]
+    with Pickles() as pickles:
+        assert pickles.read(pickle.dumps(value), "metadata") == value
+        with pytest.raises(ForeignError, match="not made of bytes"):
+            pickles.read(pickle.dumps(_Zeros()), "zeros")
+
+
+class _Zeros:
+    def __reduce__(self) -> Any:
+        return bytearray, (2**33,)
+
+
+def test_an_empty_file_and_a_pickle_are_called_what_they_are(tmp_path: Path) -> None:
+    """Neither is "a file, not a directory"."""
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "old.pt").write_bytes(pickle.dumps([1]))
+    for name, said in (("empty.pt", "is empty: copy it again"), ("old.pt", "torch before 1.6")):
+        with pytest.raises(InspectionError, match=said):
+            look(str(tmp_path / name), lambda _: pytest.fail("there is no step"))
+    assert "PK" in recognise("x", None, b"text").reason

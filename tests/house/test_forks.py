@@ -1,0 +1,87 @@
+"""Programs that are forks of one process with torch: they are what a start would have made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from house import forks
+
+pytestmark = pytest.mark.train
+
+SCRIPT = """
+import os, sys
+assert "torch" in sys.modules and "grpc" not in sys.modules
+print(__name__, sys.argv[1:], sys.stdin.read(), os.environ["HERE"], sys.path[0], sys.path[1])
+print("told", file=sys.stderr)
+open_files = sorted(os.listdir("/proc/self/fd"), key=int)
+sys.exit(len(open_files) - 1)  # the folder that was listed
+"""
+
+
+def test_a_script_has_its_arguments_input_variables_and_path_and_no_other_file(
+    tmp_path: Path,
+) -> None:
+    """And torch, but not grpc, whose threads a fork loses; what it wrote comes back."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    env = {**os.environ, "HERE": "there", "PYTHONPATH": str(tmp_path / "more")}
+    done = forks.run([str(script), "a", "b"], env=env, given="asked", timeout=60)
+    said = f"__main__ ['a', 'b'] asked there {tmp_path} {tmp_path / 'more'}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, said, "told\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "said"),
+    [
+        ("import sys; sys.exit('no')", 1, "no\n"),
+        ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
+    ],
+)
+def test_an_end_is_that_of_an_interpreter(code: str, ended: int, said: str) -> None:
+    """A text, an exception, a signal."""
+    done = forks.run(["-c", code], env=os.environ, timeout=60)
+    assert done.returncode == ended
+    assert done.stderr.endswith(said)
+
+
+def test_a_program_that_runs_is_killed_and_its_cpu_is_counted() -> None:
+    """Until then a test that left it behind would be told; other ends come in between."""
+    before = forks.cpu()
+    burns = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    told, end = os.pipe()
+    given, asked = os.pipe()
+    made = forks.start(["-c", burns], env=os.environ, files=[given, end, 2])
+    with os.fdopen(told) as lines:
+        lines.readline()
+    forks.run(["-c", ""], env=os.environ, timeout=60)
+    assert made.poll() is None
+    assert made.pid in [one.pid for one in psutil.Process().children(recursive=True)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        made.wait(0.01)
+    made.kill()
+    assert made.wait(60) == -signal.SIGKILL
+    assert forks.cpu() - before >= 0.5
+    for one in (end, given, asked):
+        os.close(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [
+        ("PYTHONPATH", False),
+        ("OMP_NUM_THREADS", True),
+        ("HOLDFAST_JOB", True),
+        ("LD_PRELOAD", False),
+    ],
+)
+def test_what_is_read_once_at_a_start_needs_one(name: str, *, same: bool) -> None:
+    """A fork has the modules and libraries of its parent, and the thread count of all forks."""
+    assert forks.forkable(os.environ)
+    assert forks.forkable({**os.environ, name: "other"}) is same

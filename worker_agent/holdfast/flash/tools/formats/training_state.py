@@ -1,0 +1,315 @@
+"""What a script of torch has saved as the parts of a training state: model, optimizer, extras.
+
+Belongs here: which key of the saved mapping is which part, and the names of parameters that an
+optimizer knows by number. Does not belong here: files (`torch_file`, `dcp`), the names below a part
+(`torch_names`).
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.flash.tools.formats.foreign import ForeignError
+from holdfast.flash.tools.formats.torch_names import FRAMEWORK, PART
+
+_MODELS: Final = ("model", "model_state_dict", "state_dict")
+_OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim")
+"""Keys that scripts use, the first one that is there counts."""
+_STEPS: Final = ("step", "global_step", "iteration")
+_WRAPPERS: Final = ("module.", "_orig_mod.")
+"""Prefixes of DDP and torch.compile, which a Checkpointer leaves out too."""
+_OF_BATCH_NORM: Final = ("running_mean", "running_var", "num_batches_tracked")
+_FLAT: Final = ("state.", "param_groups.")
+"""Begin the keys of an optimizer's state that torch has flattened."""
+Shape = tuple[int, ...] | None
+"""None: it is no tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Keys of a saved mapping that hold the parts, as a user named them; empty: found by name."""
+
+    model: str = ""
+    optimizer: str = ""
+
+
+BY_NAME: Final = Keys()
+
+
+def add_keys(parser: ArgumentParser) -> None:
+    """Add the options that name the keys."""
+    parser.add_argument("--model", default="", metavar="KEY")
+    parser.add_argument("--optimizer", default="", metavar="KEY")
+
+
+def keys_of(options: Namespace) -> Keys:
+    """Return the keys that a command line names."""
+    return Keys(options.model, options.optimizer)
+
+
+@dataclass(slots=True)
+class Parts:
+    """A state with the first keys of a training state."""
+
+    state: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def arrange(
+    place: str, saved: Mapping[Any, Any], keys: Keys, shape_of: Callable[[Any], Shape]
+) -> Parts:
+    """Return the parts of a saved mapping; raises `ForeignError` if none is the model.
+
+    What is no part is an extra under its key.
+
+    Args:
+        place: For errors.
+        saved: What a script gave to `torch.save` or `dcp.save`.
+        keys: Of the parts.
+        shape_of: Returns the shape of a tensor in it, None for what is no tensor.
+    """
+    rest, parts = dict(saved), Parts({})
+    optimizer = _taken(place, rest, "optimizer", keys.optimizer, _OPTIMIZERS, _is_optimizer)
+    model = _taken(place, rest, "model", keys.model, _MODELS, lambda one: _has(one, shape_of))
+    if model is None:
+        model = _bare(place, rest, shape_of, others=optimizer is not None)
+    parts.state["model"] = model = _unwrapped(model, parts.notes)
+    if optimizer is not None:
+        parts.state["optimizer"] = _named(_nested(optimizer), model, shape_of, parts.notes)
+    _keep(place, rest, parts)
+    return parts
+
+
+def _taken(
+    place: str,
+    rest: dict[Any, Any],
+    what: str,
+    asked: str,
+    known: Sequence[str],
+    fits: Callable[[Any], bool],
+) -> Mapping[Any, Any] | None:
+    """Take a part out of the rest; None: it has none. Raises `ForeignError` if one was asked."""
+    for key in (asked,) if asked else known:
+        value = rest.get(key)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, Mapping) and fits(value):
+            del rest[key]
+            return value
+    if asked:
+        there = [str(key) for key, value in rest.items() if isinstance(value, Mapping)]
+        raise ForeignError(
+            f"--{what} {asked}: {place} has no state_dict of {what} there; its keys with a mapping "
+            f"are {', '.join(there[:10]) or 'none'}"
+        )
+    return None
+
+
+def _is_optimizer(value: Any) -> bool:
+    return "param_groups" in value or "state" in value or _is_flat(value) or not value
+
+
+def _is_flat(value: Mapping[Any, Any]) -> bool:
+    return bool(value) and all(str(key).startswith(_FLAT) for key in value)
+
+
+def _has(value: Any, shape_of: Callable[[Any], Shape]) -> bool:
+    """Tell whether a nested mapping has a tensor."""
+    if isinstance(value, Mapping):
+        return any(_has(one, shape_of) for one in value.values())
+    return shape_of(value) is not None
+
+
+def _bare(
+    place: str, rest: dict[Any, Any], shape_of: Callable[[Any], Shape], *, others: bool
+) -> Mapping[Any, Any]:
+    """Take the model out of a mapping that has it at the top: its tensors are the weights."""
+    names = [key for key, value in rest.items() if shape_of(value) is not None]
+    if not names and not others and all(_has(value, shape_of) for value in rest.values()):
+        names = list(rest)  # modules by name
+    if not names and not any(_known(key) for key in rest):
+        there = [str(key) for key, value in rest.items() if _has(value, shape_of)]
+        raise ForeignError(
+            f"{place} has no model under {', '.join(_MODELS)}: name its key with --model KEY, one "
+            f"of {', '.join(there[:10]) or 'none: it holds no tensor'}"
+        )
+    names += [key for key in rest if str(key).endswith("_extra_state")]
+    return {key: rest.pop(key) for key in dict.fromkeys(names)}
+
+
+def _known(key: Any) -> bool:
+    return any(one.fullmatch(str(key)) for one in (PART, FRAMEWORK))
+
+
+def _unwrapped(model: Mapping[Any, Any], notes: list[str]) -> Mapping[Any, Any]:
+    for prefix in _WRAPPERS:
+        if model and all(str(key).startswith(prefix) for key in model):
+            notes.append(f"{prefix} before each of the model's names is left out")
+            return _unwrapped(
+                {str(key).removeprefix(prefix): one for key, one in model.items()}, notes
+            )
+    return model
+
+
+def _keep(place: str, rest: dict[Any, Any], parts: Parts) -> None:
+    """Keep what is a part already, and the rest as extras."""
+    extra = rest.pop("extra", {})
+    own = [key for key in rest if _known(key) and key not in parts.state]
+    parts.state |= {key: rest.pop(key) for key in own}
+    if both := sorted(str(key) for key in rest if isinstance(extra, Mapping) and key in extra):
+        raise ForeignError(f"{place} has {both[0]!r} beside extra and in it: which one is it?")
+    if rest:
+        names = sorted(map(str, rest))
+        parts.notes.append(f"extras: {', '.join(names)}; a Checkpointer's extra= names them so")
+        extra = {**extra, **{str(key): value for key, value in rest.items()}}
+    if extra:
+        parts.state["extra"] = extra
+
+
+def _nested(optimizer: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return an optimizer's state with names as keys, where torch has flattened it.
+
+    Parameters with equal settings are a group.
+    """
+    if not _is_flat(optimizer):
+        return optimizer
+    state: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for key, value in optimizer.items():
+        begin, _, rest = str(key).partition(".")
+        name, _, entry = rest.rpartition(".")
+        (state if begin == "state" else settings).setdefault(name, {})[entry] = value
+    groups: dict[str, dict[str, Any]] = {}
+    for name, one in settings.items():
+        group = groups.setdefault(repr(sorted(one.items())), {**one, "params": []})
+        group["params"].append(name)
+    return {"state": state, "param_groups": list(groups.values())}
+
+
+def _named(
+    optimizer: Mapping[Any, Any],
+    model: Mapping[Any, Any],
+    shape_of: Callable[[Any], Shape],
+    notes: list[str],
+) -> Mapping[Any, Any]:
+    """Return an optimizer's state with names of parameters in the place of their numbers."""
+    groups, state = optimizer.get("param_groups"), optimizer.get("state")
+    if not isinstance(groups, list) or not isinstance(state, Mapping):
+        return optimizer
+    params = [list(group.get("params", ())) for group in groups]
+    numbers = [number for group in params for number in group]
+    if not numbers or not all(isinstance(number, int) for number in numbers):
+        return optimizer
+    names = _told(groups)
+    if len(names) < len(numbers):
+        shapes = {number: _shape(state.get(number, {}), shape_of) for number in numbers}
+        found = names_of(params, shapes, _candidates(model, shape_of))
+        if isinstance(found, str):
+            notes.append(f"the optimizer's parameters have numbers, and {found}: {_SAVE_NAMES}")
+            return optimizer
+        notes.append(
+            "the optimizer's parameters have numbers: they got names of the model's, by order and "
+            "shape"
+        )
+        names = found
+    return {
+        **optimizer,
+        "state": {names.get(number, number): one for number, one in state.items()},
+        "param_groups": [
+            {**group, "params": [names[number] for number in own]}
+            for group, own in zip(groups, params, strict=True)
+        ],
+    }
+
+
+_SAVE_NAMES: Final = (
+    "save get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict, which has "
+    "names, or convert with --model-only"
+)
+
+
+def _told(groups: Sequence[Mapping[Any, Any]]) -> dict[int, str]:
+    """Return the names that torch keeps in the groups, of optimizers made with named_parameters."""
+    found: dict[int, str] = {}
+    for group in groups:
+        found |= zip(group.get("params", ()), group.get("param_names") or (), strict=False)
+    return found
+
+
+def _shape(state: Mapping[Any, Any], shape_of: Callable[[Any], Shape]) -> Shape:
+    """Return the shape of a parameter by its state; None: nothing there tells it."""
+    shapes = {shape_of(value) for key, value in state.items() if key != "step"} - {None}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _candidates(model: Mapping[Any, Any], shape_of: Callable[[Any], Shape]) -> dict[str, Shape]:
+    found = {str(name): shape_of(value) for name, value in model.items()}
+    return {
+        name: shape
+        for name, shape in found.items()
+        if shape is not None and not name.endswith(_OF_BATCH_NORM)
+    }
+
+
+def names_of(
+    groups: Sequence[Sequence[int]], shapes: Mapping[int, Shape], model: Mapping[str, Shape]
+) -> dict[int, str] | str:
+    """Return the name of each number, or the reason why one cannot be told.
+
+    A group has its parameters in the order of the model: the usual call gives it
+    `model.parameters()`, or those of some shapes. So numbers of one shape in one group are the
+    model's tensors of that shape in order, if there are as many.
+    """
+    numbers = [number for group in groups for number in group]
+    if len(groups) == 1 and len(numbers) == len(model):
+        fits = zip(numbers, model.items(), strict=True)
+        if all(shapes[number] in (None, shape) for number, (_, shape) in fits):
+            return dict(zip(numbers, model, strict=True))
+    found: dict[int, str] = {}
+    of_group = {number: at for at, group in enumerate(groups) for number in group}
+    for number in numbers:
+        shape = shapes[number]
+        own = [one for one in numbers if shapes[one] == shape]
+        names = [name for name, one in model.items() if one == shape]
+        if shape is None or len(own) != len(names) or len({of_group[one] for one in own}) > 1:
+            what = "no shape" if shape is None else f"shape {shape}"
+            return f"{len(own)} of them of {what} can be any of {len(names)} of the model's"
+        found[number] = names[own.index(number)]
+    return found
+
+
+def step_in(extras: Mapping[str, Any]) -> int | None:
+    """Return the step's number among extras: `step` and the like, or torchtitan's `train_state`."""
+    inner = extras.get("train_state")
+    for held in (extras, inner if isinstance(inner, Mapping) else {}):
+        for key in _STEPS:
+            value: Any = held.get(key)
+            if getattr(value, "shape", None) == ():
+                value = value.item()
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def without_objects(
+    value: Mapping[Any, Any], name: str, is_data: Callable[[Any], bool], left: list[str]
+) -> dict[Any, Any]:
+    """Return nested data without the entries that have objects; their names go to `left`."""
+    kept = {}
+    for key, one in value.items():
+        if isinstance(one, Mapping):
+            kept[key] = without_objects(one, f"{name}.{key}", is_data, left)
+        elif is_data(one):
+            kept[key] = one
+        else:
+            left.append(f"{name}.{key}")
+    return kept
+
+
+def left_out(left: Sequence[str]) -> list[str]:
+    """Return the note on entries that were left out."""
+    more = f" and {len(left) - 10} more" if len(left) > 10 else ""
+    return [f"left out, for they are objects: {', '.join(left[:10])}{more}"] if left else []

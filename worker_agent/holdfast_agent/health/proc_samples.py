@@ -1,0 +1,199 @@
+"""What the kernel tells of a process over a second: its state, what it moves, what is below it.
+
+Belongs here: /proc. Does not belong here: the worker server, stacks (`evidence`).
+
+/proc answers for any state of a process. No file of its own is touched: a look at one on storage
+that is away would hang as the process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast_agent.zygote.process_tree import command_line, descendants
+from holdfast_wire.messages import ChildEvidence
+
+SAMPLES: Final = 5
+"""Looks at a process during the observation."""
+MOST_CHILDREN: Final = 8
+"""Processes below a rank that are told."""
+_MOST_TREE: Final = 256
+"""Processes below a rank that are looked at."""
+_STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
+"""Indices in /proc/PID/stat, counted from the field behind the name."""
+_LETTERS: Final = {"t": "T", "X": "", "x": ""}
+"""Traced and stopped are alike: it does not run. A dead one is gone."""
+_MOVED: Final = frozenset({b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:"})
+"""Of /proc/PID/io. The last two grow within a long call, the first two at its end."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One look at one process."""
+
+    state: str
+    kernel_function: str
+    cpu_seconds: float
+    wakes: int
+    """Times that its main thread slept and woke so far."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """A process over the observation."""
+
+    state: str = ""
+    kernel_function: str = ""
+    cpu_seconds: float = 0.0
+    observed_seconds: float = 0.0
+    wakes: int = 0
+    moved_bytes: int = 0
+    """By the process and those below it, what its worker server answered included."""
+    children: tuple[ChildEvidence, ...] = ()
+    children_cpu_seconds: float = 0.0
+
+
+async def observe(pid: int, seconds: float) -> ProcessSample:
+    """Watch a process and those below it."""
+    started = time.monotonic()
+    samples = [sample(pid)]
+    below = _Tree(pid)
+    while samples[-1] is not None and len(samples) < SAMPLES:
+        await asyncio.sleep(seconds / (SAMPLES - 1))
+        samples.append(sample(pid))
+    spent = time.monotonic() - started
+    seen = [one for one in samples if one is not None]
+    if len(seen) < len(samples):
+        return ProcessSample(observed_seconds=spent)
+    state = usual([one.state for one in seen])
+    return ProcessSample(
+        state=state,
+        kernel_function=usual([one.kernel_function for one in seen if one.state == state]),
+        cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
+        observed_seconds=spent,
+        wakes=max(0, seen[-1].wakes - seen[0].wakes),
+        moved_bytes=below.moved(),
+        children=below.children(),
+        children_cpu_seconds=below.cpu_seconds(),
+    )
+
+
+class _Tree:
+    """A process and those below it, from the beginning of the observation on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pids = descendants([pid])[:_MOST_TREE] if pid > 0 else []
+        self._moved = {one: _moved(one) for one in self._pids}
+        self._before = {one: sample(one) for one in self._pids[1:]}
+
+    def moved(self) -> int:
+        """Return the bytes that they have moved since."""
+        return sum(max(0, _moved(one) - before) for one, before in self._moved.items())
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time since of those below the process, s."""
+        spent = 0.0
+        for pid, before in self._before.items():
+            now = sample(pid)
+            if now is not None and before is not None:
+                spent += max(0.0, now.cpu_seconds - before.cpu_seconds)
+        return spent
+
+    def children(self) -> tuple[ChildEvidence, ...]:
+        """Return the processes below that did least, those in D state first."""
+        found = []
+        for pid, before in self._before.items():
+            now = sample(pid)
+            if now is None or before is None:
+                continue
+            order = (now.state != "D", now.wakes - before.wakes, now.cpu_seconds, pid)
+            child = ChildEvidence(
+                pid=pid,
+                command=_command(pid, now.state),
+                state=now.state,
+                kernel_function=now.kernel_function,
+            )
+            found.append((order, child))
+        found.sort(key=lambda one: one[0])
+        return tuple(child for _, child in found[:MOST_CHILDREN])
+
+
+def _command(pid: int, state: str) -> str:
+    """Return how ps shows a process; the words of one in D state may wait for what it waits for."""
+    if state != "D":
+        return command_line(pid)
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def usual(values: Sequence[str]) -> str:
+    """Return the most frequent value, the newest of equals.
+
+    A read that merely is slow shows as D now and then: D counts only where nothing else was seen.
+    """
+    counts = Counter(values)
+    rare = len(counts) > 1
+    return max(
+        reversed(list(dict.fromkeys(values))),
+        key=lambda value: 0 if rare and value == "D" else counts[value],
+    )
+
+
+def sample(pid: int) -> Sample | None:
+    """Look at a process once; None: there is none."""
+    if pid <= 0:
+        return None
+    folder = Path("/proc") / str(pid)
+    try:
+        # The name, in brackets, may contain anything.
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE])
+    if not state:
+        return None
+    ticks = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
+    return Sample(
+        state=state,
+        kernel_function=_kernel_function(folder),
+        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
+        wakes=_wakes(folder / "task" / str(pid)),
+    )
+
+
+def _kernel_function(folder: Path) -> str:
+    """Return the function in which the main thread sleeps; empty where the kernel hides it."""
+    try:
+        name = (folder / "wchan").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def _wakes(task: Path) -> int:
+    try:
+        lines = (task / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return 0
+    found = (line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches:"))
+    return int(next(found, 0))
+
+
+def _moved(pid: int) -> int:
+    """Return the bytes that a process has moved; 0 where the kernel does not tell."""
+    try:
+        pairs = Path(f"/proc/{pid}/io").read_bytes().split()
+    except OSError:
+        return 0
+    return sum(
+        int(number) for name, number in zip(pairs[::2], pairs[1::2], strict=False) if name in _MOVED
+    )
