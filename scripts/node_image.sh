@@ -56,7 +56,7 @@ install_packages() {
 root_file_system() {
   local to=$root/rootfs-$suite.tar mirror=
   [ ! -e "$to" ] || return 0
-  mirror=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null |
+  mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true; } |
     awk '$1 == "URIs:" { print $2; exit } $1 == "deb" { for (i = 2; i <= NF; i++) if ($i ~ /^https?:/) { print $i; exit } }')
   echo "node: debootstrap of $suite (once, two minutes)" >&2
   debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python3-pip "$suite" "$fresh/rootfs" \
