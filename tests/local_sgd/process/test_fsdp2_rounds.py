@@ -100,7 +100,7 @@ def test_either_dimension_may_be_of_any_size(training: Training, mesh: list[int]
     _compare(ranks, found, mesh[1])
 
 
-OPTIONS: Final = {
+OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "tied, and computed again": {"tied": True, "recompute": True},
     "frozen, and a block that is not used": {"frozen": True, "unused": True},
     "units in units, that prefetch each other": {"nested": True, "prefetch": True},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast_master.job.requests.views import status
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy
 from simulation.steered.job import SteeredJob
@@ -32,7 +31,7 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     for rank in (0, 2):
         _stands(job, rank)
     job.run(7.0)
-    text = status(job.core.inspect()).text
+    text = job.core.status(job.moment()).text
     assert "no replica has completed a step for " in text
     assert "replica 2 not for the longest time: " in text
     job.run(28.0)

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from holdfast_master.instructions import Reply
-from holdfast_master.job.requests.views import status
 from holdfast_wire.messages import (
     AssignmentMode,
     BudgetKind,
@@ -314,13 +313,13 @@ def test_two_of_three_that_train_on_are_what_people_read() -> None:
     for _ in range(40):
         job.run(0.01)
         if job.phase.name in {"FORMING", "STARTING"}:
-            seen.append(status(job.core.inspect()))
+            seen.append(job.core.status(job.moment()))
     assert {one.phase.name for one in seen} == {"TRAINING"}, job.tale()
     assert {one.text.split(";")[0] for one in seen} == {"2 of 3 replicas train on"}
     steps = [one.step for one in seen]
     assert steps == sorted(steps)
     assert steps[0] > 50
-    assert status(job.core.inspect()).step >= steps[-1]
+    assert job.core.status(job.moment()).step >= steps[-1]
 
 
 def test_failures_that_come_before_a_new_replica_trains_count_too() -> None:
