@@ -340,6 +340,10 @@ class GroupCollectives:
     then the differences."""
     period: int = 0
     """Collectives of one step; 0: no period is seen."""
+    step: int = 0
+    """Steps that the rank has completed, reported or guessed; 0: not known."""
+    step_sequence: int = 0
+    """Sequence number of its newest collective by then."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

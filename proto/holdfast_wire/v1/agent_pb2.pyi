@@ -775,12 +775,18 @@ class GroupCollectives(google.protobuf.message.Message):
     SIGNATURES_FIELD_NUMBER: builtins.int
     ISSUED_US_FIELD_NUMBER: builtins.int
     PERIOD_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEP_SEQUENCE_FIELD_NUMBER: builtins.int
     group: builtins.str
     """Name that torch gave the group, equal on all of its ranks."""
     first_sequence: builtins.int
     """Sequence number of the first one."""
     period: builtins.int
     """Collectives of one step; 0: no period is seen."""
+    step: builtins.int
+    """Steps that the rank has completed, reported or guessed; 0: not known."""
+    step_sequence: builtins.int
+    """Sequence number of its newest collective by then."""
     @property
     def signatures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """CRC-32 of operation, sizes and dtypes, one for each collective."""
@@ -797,8 +803,10 @@ class GroupCollectives(google.protobuf.message.Message):
         signatures: collections.abc.Iterable[builtins.int] | None = ...,
         issued_us: collections.abc.Iterable[builtins.int] | None = ...,
         period: builtins.int = ...,
+        step: builtins.int = ...,
+        step_sequence: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_sequence", b"first_sequence", "group", b"group", "issued_us", b"issued_us", "period", b"period", "signatures", b"signatures"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_sequence", b"first_sequence", "group", b"group", "issued_us", b"issued_us", "period", b"period", "signatures", b"signatures", "step", b"step", "step_sequence", b"step_sequence"]) -> None: ...
 
 Global___GroupCollectives: typing_extensions.TypeAlias = GroupCollectives
 

@@ -314,10 +314,14 @@ def _after(window: GroupWindow, sequence: int) -> GroupWindow:
 def _on_wire(window: GroupWindow, guess: StepGuess) -> GroupCollectives:
     micros = [round(one * 1e6) for one in window.issued]
     steps = [max(0, later - sooner) for later, sooner in zip(micros[1:], micros, strict=False)]
+    counted = guess if guess.group == window.group else StepGuess()
+    step, sequence = counted.reported if any(counted.reported) else (counted.step, counted.last)
     return GroupCollectives(
         group=window.group,
         first_sequence=window.first,
         signatures=window.signatures,
         issued_us=(micros[0], *steps),
-        period=guess.period if guess.group == window.group else 0,
+        period=counted.period,
+        step=step,
+        step_sequence=sequence,
     )

@@ -74,6 +74,8 @@ def _take(health: Health, rank: int, sent: GroupCollectives, offset: float, now:
         return
     group = health.groups.setdefault(sent.group, GroupHistory())
     group.repeat(rank, sent.period)
+    if sent.step:
+        group.counted = sent.step, sent.step_sequence
     count = min(len(sent.signatures), len(sent.issued_us))
     at = [micros * 1e-6 + offset for micros in itertools.accumulate(sent.issued_us[:count])]
     if count:

@@ -108,7 +108,6 @@ def _judged(
     while len(group.waiting) >= size:
         window, group.waiting = group.waiting[:size], group.waiting[size:]
         made = yield from _window(job, world, group, window)
-        group.steps += len(window)
         group.window = made
         group.record, found = yield from judge_slices(
             group.record, made, policy, _references(job, world)
@@ -163,7 +162,7 @@ def _window(
         about[rank] = RankTime(node=f"{_NODE}{node}", local=0.0, error=error, marked=marked)
         if count % SLICE_RANKS == 0:
             yield
-    return (yield from window_slices(group.steps + 1, steps, about))
+    return (yield from window_slices(group.step_at(steps[0].sequence), steps, about))
 
 
 def node_rank(verdict: StragglerVerdict) -> int | None:

@@ -49,8 +49,8 @@ class GroupHistory:
     slow: tuple[StragglerVerdict, ...] = ()
     """The verdicts that hold."""
     record: VoteRecord = dataclasses.field(default_factory=VoteRecord)
-    steps: int = 0
-    """Steps that have been judged."""
+    counted: tuple[int, int] = (0, 0)
+    """Steps that a rank had completed, and the sequence number of its newest collective by then."""
     window: Window | None = None
     """The newest window; None: none is whole yet."""
     trial_runs: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -87,6 +87,11 @@ class GroupHistory:
             self.waiting, self.record = [], VoteRecord()
             self.judgement = None
         self.period = period
+
+    def step_at(self, sequence: int) -> int:
+        """Return the number of the step that ends with a collective, as the script counts them."""
+        step, at = self.counted
+        return max(1, step + round((sequence - at) / self.period))
 
     def forget_aligned(self) -> None:
         """Drop what no later step needs: a step begins at the last collective of the one before."""

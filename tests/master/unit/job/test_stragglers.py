@@ -57,6 +57,18 @@ def test_a_node_that_becomes_slow_is_named_and_later_cleared(training: Start, no
     assert len(sampled.told(EventReason.STRAGGLER_GONE)) == 1
 
 
+def test_a_verdict_counts_steps_as_the_script_does(training: Start) -> None:
+    """A run that went on from a checkpoint is slow since the step that its script names."""
+    sampled = Sampler(training(2, health=_health()))
+    sampled.before = 5000
+    for _ in range(10):
+        sampled.steps(20)
+    sampled.steps(20, {1: 0.03})
+    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    step = int(text.partition("since step ")[2].partition(",")[0])
+    assert abs(step - 5201) < POLICY.window_steps
+
+
 def test_a_verdict_holds_while_ranks_evaluate_or_save(training: Start) -> None:
     """Such a window says nothing of anybody: the verdict is neither over nor found again."""
     job = training(2, health=_health())
@@ -118,7 +130,7 @@ def test_a_large_world_is_judged_in_slices_with_the_same_result(
     sampled.steps(20, {1: 0.03}, wait=3.0)
     (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
     assert "node 1" in text
-    assert sampled.job.core.inspect().health.groups["0"].steps == 215
+    assert sampled.job.core.inspect().health.groups["0"].record.windows == 215 // POLICY.window_steps
 
 
 def test_a_group_that_is_made_anew_ends_the_look_at_the_old_one(

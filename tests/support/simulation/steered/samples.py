@@ -22,6 +22,8 @@ class Sampler:
         self.job = job
         self.at = 1e9
         self.first = 1
+        self.before = 0
+        """Steps that the script had completed before its first collective."""
         self.offsets: dict[int, float] = {}
         self.silent: set[int] = set()
         """Nodes that send nothing."""
@@ -47,6 +49,8 @@ class Sampler:
                 signatures=(7,) * count,
                 issued_us=micros,
                 period=1,
+                step=self.before + self.first + count - 1,
+                step_sequence=self.first + count - 1,
             )
             agent.report(
                 CollectiveSamples(
