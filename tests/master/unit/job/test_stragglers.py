@@ -130,7 +130,8 @@ def test_a_large_world_is_judged_in_slices_with_the_same_result(
     sampled.steps(20, {1: 0.03}, wait=3.0)
     (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
     assert "node 1" in text
-    assert sampled.job.core.inspect().health.groups["0"].record.windows == 215 // POLICY.window_steps
+    group = sampled.job.core.inspect().health.groups["0"]
+    assert group.record.windows == 215 // POLICY.window_steps
 
 
 def test_a_group_that_is_made_anew_ends_the_look_at_the_old_one(
