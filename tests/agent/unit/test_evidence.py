@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_agent.health import proc_samples
 from holdfast_agent.health.evidence import (
     MAX_LATER_BYTES,
     MAX_MEMBERS,
@@ -46,6 +47,13 @@ class Processes:
         assert process.stdout
         process.stdout.readline()
         return process.pid
+
+    async def sleeping(self) -> int:
+        """Start one that sleeps; return its pid once it does."""
+        pid = self.start(SLEEP)
+        while (seen := proc_samples.sample(pid)) is None or seen.state != "S":
+            await asyncio.sleep(0.01)  # the limit of the test ends it
+        return pid
 
     def end(self) -> None:
         """End all."""
@@ -147,9 +155,8 @@ with subprocess.Popen([sys.executable, "-S", "-c", reads], stdin=subprocess.PIPE
 
 async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path) -> None:
     """One write of many megabytes counts nothing before its end; who reads it does."""
-    ranks = [
-        local(processes.start(text), tmp_path, at) for at, text in enumerate((SLOW_SAVE, SLEEP))
-    ]
+    pids = [processes.start(SLOW_SAVE), await processes.sleeping()]
+    ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
     saves, sleeps = await collect(ranks, world_size=2, questions=StackQuestions())
     assert saves.moved_bytes > 1 << 16
     assert saves.wakes > 3

@@ -10,12 +10,9 @@ import select
 import stat
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
 from holdfast_agent.zygote.preload import open_descriptors
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
@@ -56,7 +53,7 @@ class _Whole(io.FileIO):
     pipe too has made it non-blocking. A text stream right above would drop the rest.
     """
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         """Write everything, waiting for the reader as long as it takes."""
         view, done = memoryview(data).cast("B"), 0
         while done < len(view):

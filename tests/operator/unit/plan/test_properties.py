@@ -277,7 +277,7 @@ class Cluster(RuleBasedStateMachine):
             return
         assert not pod.deleting, "deleted twice"
         shrinking = action.reason in SHRINKING and pod.live and pod.slot.role is Role.WORKER
-        if shrinking and action.name not in self.released:
+        if shrinking and action.name not in self.released and not self._is_stranded(pod):
             waited = self.world.now - self.surplus_since[action.name]
             assert waited >= GRACE_SECONDS, "an unreleased worker before its grace was spent"
 
