@@ -48,11 +48,11 @@ class Processes:
         process.stdout.readline()
         return process.pid
 
-    async def sleeping(self) -> int:
+    def sleeping(self) -> int:
         """Start one that sleeps; return its pid once it does."""
         pid = self.start(SLEEP)
         while (seen := proc_samples.sample(pid)) is None or seen.state != "S":
-            await asyncio.sleep(0.01)  # the limit of the test ends it
+            time.sleep(0.01)  # the limit of the test ends it
         return pid
 
     def end(self) -> None:
@@ -155,7 +155,7 @@ with subprocess.Popen([sys.executable, "-S", "-c", reads], stdin=subprocess.PIPE
 
 async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path) -> None:
     """One write of many megabytes counts nothing before its end; who reads it does."""
-    pids = [processes.start(SLOW_SAVE), await processes.sleeping()]
+    pids = [processes.start(SLOW_SAVE), processes.sleeping()]
     ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
     saves, sleeps = await collect(ranks, world_size=2, questions=StackQuestions())
     assert saves.moved_bytes > 1 << 16
