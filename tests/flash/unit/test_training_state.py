@@ -69,6 +69,36 @@ def test_a_key_without_the_part_is_refused_with_those_that_have_one() -> None:
         arrange("x", saved, Keys(model="emma"), _shape)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"rng_state": _Tensor(5056)},
+        {"step": _Tensor(), "extra": {"epoch": 1}},
+        {"train_state": {"step": _Tensor()}},
+        {"opt": {"state": {0: {"exp_avg": _Tensor(4)}}, "param_groups": [{"params": [0]}]}},
+    ],
+)
+@pytest.mark.parametrize("model", [{"a": _Tensor(4)}, [{"a": _Tensor(4)}]])
+def test_what_lies_beside_a_model_is_not_taken_for_it(model: Any, beside: dict[str, Any]) -> None:
+    """A generator's state, a step, an optimizer: the one key that may be the model is named."""
+    with pytest.raises(ForeignError, match=r"name its key with --model KEY, one of net$"):
+        arrange("x", {"net": model, **beside}, BY_NAME, _shape)
+
+
+@pytest.mark.parametrize(
+    ("weights", "beside"),
+    [
+        (("weight", "bias"), {"train_state": {"step": _Tensor()}}),
+        (("cls_token", "head.weight"), {"ema": {"head.weight": _Tensor(4)}}),
+    ],
+)
+def test_weights_at_the_top_stay_the_model(weights: tuple[str, ...], beside: Any) -> None:
+    """Of a single layer beside a step, and of modules beside an average of them."""
+    model = {name: _Tensor(4) for name in weights}
+    parts = arrange("x", {**model, **beside}, BY_NAME, _shape)
+    assert parts.state == {"model": model, "extra": beside}
+
+
 @pytest.mark.parametrize("size", [0, 2**20])
 def test_a_pickle_that_stands_for_more_than_memory_holds_is_refused_at_once(size: int) -> None:
     """A few bytes name a list twice, forty times; also beside a megabyte that is honest."""
