@@ -16,7 +16,7 @@ from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.torch_names import FRAMEWORK, PART
 
 _MODELS: Final = ("model", "model_state_dict", "state_dict")
-_OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim")
+_OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
 """Keys that scripts use, the first one that is there counts."""
 _STEPS: Final = ("step", "global_step", "iteration")
 _WRAPPERS: Final = ("module.", "_orig_mod.")
@@ -150,7 +150,7 @@ def _bare(
 
 
 def _may_be_model(key: Any, value: Any, shape_of: Callable[[Any], Shape]) -> bool:
-    """Tell whether a value has weights: tensors that are no scalars, of no optimizer and no part."""
+    """Tell whether a value has weights: tensors, no scalars, of no optimizer and no part."""
     return (
         isinstance(value, Mapping)
         and not _known(key)
@@ -183,9 +183,16 @@ def _keep(place: str, rest: dict[Any, Any], parts: Parts) -> None:
     if rest:
         names = sorted(map(str, rest))
         parts.notes.append(f"extras: {', '.join(names)}; a Checkpointer's extra= names them so")
-        extra = {**extra, **{str(key): value for key, value in rest.items()}}
+        extra = {**_mapped(extra), **{str(key): value for key, value in rest.items()}}
     if extra:
-        parts.state["extra"] = extra
+        parts.state["extra"] = _mapped(extra)
+
+
+def _mapped(extra: Any) -> Mapping[Any, Any]:
+    """Return extras by name: what a script saved as `extra` and is no mapping is one itself."""
+    if isinstance(extra, Mapping):
+        return extra
+    return {} if extra is None else {"extra": extra}
 
 
 def _nested(optimizer: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -222,8 +229,8 @@ def _named(
     numbers = [number for group in params for number in group]
     if not numbers or not all(isinstance(number, int) for number in numbers):
         return optimizer
-    names = _told(groups)
-    if len(names) < len(numbers):
+    names = {number: _bare_name(str(name), model) for number, name in _told(groups).items()}
+    if len(names) < len(numbers) or not all(name in model for name in names.values()):
         shapes = {number: _shape(state.get(number, {}), shape_of) for number in numbers}
         found = names_of(params, shapes, _candidates(model, shape_of))
         if isinstance(found, str):
@@ -248,6 +255,13 @@ _SAVE_NAMES: Final = (
     "save get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict, which has "
     "names, or convert with --model-only"
 )
+
+
+def _bare_name(name: str, model: Mapping[Any, Any]) -> str:
+    """Return a parameter's name without the wrappers that the model's names have lost."""
+    while name not in model and (prefix := next(filter(name.startswith, _WRAPPERS), "")):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _told(groups: Sequence[Mapping[Any, Any]]) -> dict[int, str]:
