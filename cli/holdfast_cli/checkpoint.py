@@ -152,9 +152,10 @@ class _Convert(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.BadOptionUsage as error:
-            if error.option_name == "--model":
-                error.message += " The model alone is converted with --model-only."
-            raise
+            if error.option_name != "--model":
+                raise
+            said = f"{error.message} The model alone is converted with --model-only."
+            raise click.BadOptionUsage(error.option_name, said, ctx) from error
 
 
 @checkpoint.command(cls=_Convert)
