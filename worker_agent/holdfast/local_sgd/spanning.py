@@ -77,6 +77,12 @@ class SpanningCollectives:
         """Look again, when a round has run."""
         self._seen = self._count()
 
+    def leave(self) -> None:
+        """Take the hooks off the layers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
     def _count(self) -> int:
         group: Any = self._group
         number: int = group._get_sequence_number_for_group()  # noqa: SLF001 - no public way
@@ -107,9 +113,7 @@ class SpanningCollectives:
         import torch.distributed as dist
 
         self._is_told = True
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.leave()
         where = f"layer {', '.join(self._layers)}" if self._layers else "the script or DDP"
         text = f"{where} makes collectives over all replicas in local steps"
         if self._by_time:
