@@ -75,7 +75,7 @@ def test_too_few_steps_of_all_make_no_round_until_the_last(worlds: ReplicaWorlds
 def test_each_rank_resumes_with_its_own_steps_since_the_last_round(
     worlds: ReplicaWorlds, tmp_path: Path
 ) -> None:
-    """Saved in the middle of a round: what was not yet in a round counts in the next, of several steps."""
+    """Saved in the middle of a round: what was not yet in a round counts in the next."""
     path = str(tmp_path / "state")
     before = run(worlds, [9, 7, 2], least=10_000, save=path)
     assert [rank["alone"] for rank in before] == [9, 7, 2]

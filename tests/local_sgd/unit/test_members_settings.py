@@ -131,7 +131,7 @@ def test_members_without_a_roster_are_told_who_must_make_one() -> None:
 
 
 def test_a_chain_of_schedulers_counts_as_its_first_one() -> None:
-    """torch's chain has no count of its own; a joiner steps it all the same."""
+    """A chain has no count of its own; a joiner steps it all the same."""
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     one = torch.optim.lr_scheduler.ConstantLR(inner)
     chain = torch.optim.lr_scheduler.ChainedScheduler([one], inner)
