@@ -24,7 +24,9 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 def stop(job: JobContext, world: World, reason: str, patience: float) -> None:
     """Have all ranks save and stop after the same step, or end the world if they cannot."""
-    hangs = "the ranks hang and come to no other step" if job.health.hangs(world.round) else ""
+    # A rescale waits all the same: what was found may be work, whose steps would be lost.
+    ends = job.state.stop is not None and job.health.hangs(world.round)
+    hangs = "the ranks hang and come to no other step" if ends else ""
     problem = blind(job.membership, world) or hangs
     if problem:
         miss(job, f"{reason}; {problem}")
