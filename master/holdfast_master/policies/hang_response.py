@@ -151,7 +151,8 @@ class PastResponse:
     nodes: tuple[int, ...]
     """Their nodes, in ascending order."""
     cost_seconds: float
-    """From the last progress before it to the first one that was new after it, s."""
+    """From the last progress before it to the first one that was new after it, s; where none was,
+    to the last progress before the hang that is to be answered."""
 
 
 def decide(

@@ -39,7 +39,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         verdict,
         nodes,
         tried=_tried(job, world),
-        past=_past(job),
+        past=_past(job, hang),
         waited_seconds=job.now - hang.since,
     )
     if found.action is HangAction.WAIT:
@@ -48,6 +48,8 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
         return True
     ranks = tuple(one.rank for one in verdict.ranks)
+    for one in job.health.answered:
+        one.cost_seconds = _cost(one, hang)
     job.health.answered.append(
         AnsweredHang(
             kind=verdict.kind,
@@ -88,14 +90,22 @@ def note_progress(job: JobContext, world: World) -> None:
         last.cost_seconds = job.now - last.began
 
 
-def _past(job: JobContext) -> list[PastResponse]:
-    """Return what hangs of the job have been answered; one that is not over costs until now."""
+def _cost(one: AnsweredHang, hang: Hang) -> float:
+    """Return what an answer has cost, s; without new progress since: until this hang began.
+
+    To count until now would have the wait grow as fast as it is waited.
+    """
+    return one.cost_seconds or max(0.0, hang.began - one.began)
+
+
+def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
+    """Return what hangs of the job have been answered."""
     return [
         PastResponse(
             kind=one.kind,
             ranks=one.ranks,
             nodes=one.nodes,
-            cost_seconds=one.cost_seconds or job.now - one.began,
+            cost_seconds=_cost(one, hang),
         )
         for one in job.health.answered
     ]

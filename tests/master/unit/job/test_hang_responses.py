@@ -306,6 +306,21 @@ def test_what_an_answer_has_cost_is_waited_before_the_next(training: Start) -> N
     assert len(_failures(job)) == 2
 
 
+def test_a_hang_that_comes_back_before_new_progress_is_answered_again(training: Start) -> None:
+    """Its first answer cost no more than until the second hang began: the budget decides."""
+    job = training(3, health=ACT)
+    order = _hang(job)
+    job.agents[0].workers.paused = True  # and so do those of the next round
+    _answer(job, order, {1: LOADS})
+    job.run(5.0)
+    assert _failures(job) == [("Hung", "1")]
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(40.0)
+    assert _failures(job) == [("Hung", "1")] * 2
+    first, _ = job.core.inspect().health.answered
+    assert first.cost_seconds < 20.0
+
+
 def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start) -> None:
     """Its epochs begin as slowly."""
     hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
