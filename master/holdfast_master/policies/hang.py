@@ -415,7 +415,7 @@ def _whole(world: _World, **fields: Any) -> HangVerdict:
     return HangVerdict(
         silent=world.silent,
         ended=tuple(sorted(world.ended)),
-        waits=any(one.activity in WAITS_FOR_PEERS for one in world.seen.values()),
+        waits=any(not _key(world, rank) for rank in world.seen),
         idle_seconds=min(ages, default=math.inf),
         **fields,
     )
