@@ -137,7 +137,7 @@ _PEERS = re.compile(
 )
 """As the innermost frame: the rank is inside a collective, or on its way into one."""
 _INIT = frozenset({"init_process_group", "new_group", "_store_based_barrier", "init_device_mesh"})
-_BACKWARD = "/torch/autograd/graph.py"
+BACKWARD = "/torch/autograd/graph.py"
 """As the innermost frame: native backward code, which also waits for DDP's buckets."""
 _WAITS = re.compile(
     r"/(threading|queue|selectors|subprocess|concurrent/futures/\w+|multiprocessing/\w+)\.py$"
@@ -290,7 +290,7 @@ def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) ->
     if inner is None:
         known = evidence.server_answered or evidence.stack
         return RankActivity.UNCLEAR if known else RankActivity.UNKNOWN
-    if inner.file.endswith(_BACKWARD) or on_device:
+    if inner.file.endswith(BACKWARD) or on_device:
         return RankActivity.UNCLEAR
     if evidence.process_state == "R":
         return RankActivity.LOOP
@@ -303,7 +303,7 @@ def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
     """Return whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
     if inner is None or _WAITS.search(inner.file):
         return False
-    return inner.file.endswith(_BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
+    return inner.file.endswith(BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
 
 
 def _is_busy(evidence: RankEvidence) -> bool:
@@ -389,7 +389,7 @@ def _below(children: Sequence[ChildEvidence]) -> str:
 
 
 def _unclear(evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:
-    if frames and frames[0].file.endswith(_BACKWARD):
+    if frames and frames[0].file.endswith(BACKWARD):
         return "runs backward"
     if _SLEEP.search(evidence.kernel_function):
         return "sleeps"
