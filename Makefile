@@ -111,9 +111,9 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # Where real nodes cannot be built, their tests are skipped with the reason.
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (35 to 45 minutes on 2 cores; says where they went)
-	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'kill $$(jobs -p) 2>/dev/null || true' EXIT; \
+	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
-	(trap - INT; for one in cluster_tools.sh "cluster_tools.sh --nodes" node_image.sh; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
+	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
 	$(CHECK) || exit 1; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
 	wait $$tools || failed=1; \
@@ -121,8 +121,9 @@ test: $(STAMP) ## Check, then run the tests (35 to 45 minutes on 2 cores; says w
 	  >build/kube-phase.log 2>&1) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log; \
+	wait $$nodes || true; \
 	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
-	wait $$nodes || true; $(NODE) --phase-write=build/node-phase.json || failed=1; \
+	$(NODE) --phase-write=build/node-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast pairs wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 

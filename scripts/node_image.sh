@@ -24,6 +24,7 @@ fail() {
 }
 
 [ "$(id -u)" = 0 ] || fail "real nodes need root"
+[ -d /sys/fs/cgroup/cpuset ] || fail "real nodes need cgroup v1, which is not mounted here"
 [ -n "$suite" ] || fail "torch in .venv is for Python $python, and Debian has 3.11 or 3.13: make .venv with one of them"
 
 digest=$(
@@ -46,9 +47,10 @@ install_packages() {
   [ -n "$(missing)" ] || return 0
   command -v apt-get >/dev/null || fail "$(missing) is missing, and there is no apt; install: $packages"
   echo "node: installing $packages" >&2
-  # No runlevel, no policy: nothing is started on this machine.
+  # Without a runlevel nothing is started where there is no systemd. Nothing that is there goes: another
+  # engine's packages may exclude these.
   RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get update -qq >&2
-  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >&2
+  RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-remove --no-install-recommends $packages >&2
   [ -z "$(missing)" ] || fail "$(missing) is missing after the installation of $packages"
 }
 
@@ -116,8 +118,10 @@ unpack() {
   fi
   printf 'version = 2\nroot = "%s"\nstate = "%s"\n[grpc]\n  address = "%s"\n' \
     "$fresh/containerd" "$fresh/state" "$fresh/sock" >"$fresh/containerd.toml"
-  containerd --config "$fresh/containerd.toml" >"$fresh/containerd.log" 2>&1 &
-  local daemon=$! tar old
+  # Without the lock, which ends with this script.
+  containerd --config "$fresh/containerd.toml" >"$fresh/containerd.log" 2>&1 9>&- &
+  daemon=$!
+  local tar old
   for _ in $(seq 100); do
     ctr -a "$fresh/sock" version >/dev/null 2>&1 && break
     sleep 0.1
@@ -130,6 +134,7 @@ unpack() {
   done
   kill "$daemon"
   wait "$daemon" || true
+  daemon=
 }
 
 copy_containerd() {
@@ -149,7 +154,8 @@ if [ ! -e "$done/image" ]; then
   if [ ! -e "$done/image" ]; then
     install_packages
     fresh=$(mktemp -d "$root/imaging.XXXXXX")
-    trap 'rm -rf "$fresh"' EXIT
+    daemon= # of `unpack`
+    trap '[ -z "$daemon" ] || { kill "$daemon"; wait "$daemon"; } 2>/dev/null; rm -rf "$fresh"' EXIT
     mkdir "$fresh/context"
     root_file_system
     write_dockerfiles "$fresh/context"

@@ -144,7 +144,21 @@ def take_in(source: str, path: str, step: int, **keys: str) -> None:
     _call("convert", "import", source, path, *_words(step=step, **keys), needs="torch")
 
 
-@checkpoint.command()
+class _Convert(click.Command):
+    """A command whose `--model` was a flag once."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Name the flag's successor where `--model` has no key."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadOptionUsage as error:
+            if error.option_name != "--model":
+                raise
+            said = f"{error.message} The model alone is converted with --model-only."
+            raise click.BadOptionUsage(error.option_name, said, ctx) from error
+
+
+@checkpoint.command(cls=_Convert)
 @click.argument("source", type=click.Path())
 @click.argument("target", type=click.Path())
 @click.option(

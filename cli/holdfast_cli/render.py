@@ -37,9 +37,9 @@ ASSUMED = "assumed where no rank reports steps: the time since a guessed first s
 """Note beside a goodput that is a guess."""
 _UNKEPT = "told only while the job runs"
 _SHOWN = 20
+"""Replicas that a status names."""
 _WAITING = frozenset({NodeState.READY, NodeState.STANDBY})
 """States of a node that a world could take: one that failed its check is in none of them."""
-"""Replicas that a status names."""
 _KILO = 1000.0
 _MINUTE = 60.0
 _HOUR = 3600.0

@@ -46,6 +46,8 @@ _OLDER_CRD: Final = (
     "it up to date (`helm upgrade` with crds.enabled=true, or `kubectl apply` this release's CRD)"
 )
 """Remedy for a CRD without a field that must not be forgotten."""
+_UNDECLARED: Final = "field not declared in schema"
+"""The API server's words for a field that the CRD lacks: an apply with one is refused whole."""
 _NOTES: Final = ("masterPods", "templateRevision")
 """Fields that are written at once, each by a request of its own, and never with the rest of the
 status: each plan makes the rest anew."""
@@ -94,7 +96,12 @@ class Applier:
             "status": status,
         }
         path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}&force=true"
-        await self._patch(state, path, body, APPLY)
+        try:
+            await self._patch(state, path, body, APPLY)
+        except ApiRefusedError as error:
+            if _UNDECLARED in error.message:
+                raise DroppedFieldsError(_OLDER_CRD.format(error.message)) from error
+            raise
         before = state.status.fields
         notes = {name: before[name] for name in _NOTES if name in before}
         state.status.written({**status, **notes})

@@ -69,7 +69,8 @@ class NodeReachability:
             if answer is False and target.uid in answered
         }
         if not there - {self.own_node}:
-            kept = self.unreachable - there
+            # A node that no pod was asked on cannot answer: it is not called silent for that.
+            kept = self.unreachable & {target.node for target in answers} - there
             return dataclasses.replace(self, answered=answered, unreachable=kept)
         silent = frozenset(asked - there)
         known = self.silent | self.unreachable | frozenset(suspects)

@@ -43,9 +43,10 @@ class MasterDefaults:
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object")  # noqa: TRY004 - as `int` does
         for name, value in found.items():
-            if not isinstance(value, _SHAPES.get(name, ())):
+            shape = _SHAPES.get(name)
+            if shape is None or (value is not None and not isinstance(value, shape)):
                 known = ", ".join(f"{one} ({shape.__name__})" for one, shape in _SHAPES.items())
-                raise ValueError(f"{name} is {value!r}; known are {known}")  # noqa: TRY004
+                raise ValueError(f"{name} is {value!r}; known are {known}")
         kept = {name: value for name, value in found.items() if value}
         object.__setattr__(self, "fields", kept)
 

@@ -35,12 +35,16 @@ def main_container(pod: Mapping[str, Any]) -> int:
 def our_container(pod: Mapping[str, Any]) -> int:
     """Return the index of the container of an existing pod that was started as the main one.
 
-    A webhook may have put another one before it: the container with Holdfast's variables is ours.
+    A webhook may have put another one before it: where none is named `worker`, the container with
+    Holdfast's variables is ours.
     """
+    found = main_container(pod)
+    if pod["containers"][found].get("name") == NAMED:
+        return found
     for at, container in enumerate(pod["containers"]):
         if any(one.get("name") == keys.ENV_JOB_UID for one in container.get("env") or ()):
             return at
-    return main_container(pod)
+    return found
 
 
 def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]:

@@ -47,7 +47,8 @@ def failed(situation: Situation) -> str:
     Nobody counts their failures, so that nothing else would name them.
     """
     wanted = [slot for slot in wanted_slots(situation.job.spec) if slot.role is Role.WORKER]
-    rows = [slot for slot in wanted if situation.entry(slot).quick > 0]
+    entries = {slot: situation.entry(slot) for slot in wanted}
+    rows = [slot for slot, one in entries.items() if one.quick > 0 and not one.succeeded]
     if situation.master.connected or not rows:
         return ""
     slot = max(rows, key=lambda one: (situation.entry(one).quick, -one.index))

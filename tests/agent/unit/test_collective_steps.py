@@ -133,3 +133,37 @@ def test_an_extra_collective_between_reported_steps_is_none_of_a_step() -> None:
     window = _window([1, 2] * 50 + [9])
     guess = advance(StepGuess(reported=(10, 0), group="0"), [window], StepMark(60, 10.15))
     assert guess.period == 2
+
+
+def _looks(counts: list[int]) -> list[int]:
+    """Return the periods that are seen; each look has one more step, of so many collectives."""
+    guess, first, periods = StepGuess(), 1, []
+    for step, count in enumerate(counts, 1):
+        window = _window(list(range(count)), first=first)
+        first += count
+        guess = advance(guess, [window], StepMark(step, window.issued[-1]))
+        periods.append(guess.period)
+    return periods[2:]
+
+
+@pytest.mark.parametrize(
+    ("counts", "seen"),
+    [
+        pytest.param(([12] * 9 + [13]) * 3, {12}, id="a-loss-each-ten-steps"),
+        pytest.param([12, 13] * 8, {12, 13}, id="a-loss-each-two-steps"),
+        pytest.param([12] * 6 + [52] + [12] * 6, {12}, id="an-evaluation"),
+    ],
+)
+def test_what_one_look_has_more_does_not_make_a_step_longer(
+    counts: list[int], seen: set[int]
+) -> None:
+    """Each change would have the master forget what it has learned of the ranks."""
+    periods = _looks(counts)
+    assert set(periods) <= seen
+    assert len(set(periods)) == 1
+
+
+def test_a_step_that_becomes_longer_or_shorter_is_seen_at_the_second_look() -> None:
+    """As where a script accumulates over more micro-batches from some step on."""
+    assert _looks([12] * 6 + [20] * 3 + [8] * 3) == [12] * 4 + [12, 20, 20] + [20, 8, 8]
+    assert _looks([52, 52, 12, 12, 12])[-1] == 12

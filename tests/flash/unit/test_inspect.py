@@ -35,6 +35,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "ck"
 
 
+@pytest.mark.parametrize("tool", ["inspect", "verify"])
+def test_a_key_of_a_step_is_refused(folder: Path, capsys: Print, tool: str) -> None:
+    """The parts of a step have fixed names; a key that has no effect would say that it had one."""
+    assert main([tool, str(folder), "--model", "net"]) == 2
+    assert "leave out --model and --optimizer" in capsys.readouterr().err
+
+
 def test_each_step_is_a_line(folder: Path, capsys: Print) -> None:
     """With who saved it and how much it is; what was not finished is no step."""
     assert main(["inspect", str(folder)]) == 0

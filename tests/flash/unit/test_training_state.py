@@ -69,6 +69,68 @@ def test_a_key_without_the_part_is_refused_with_those_that_have_one() -> None:
         arrange("x", saved, Keys(model="emma"), _shape)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"rng_state": _Tensor(5056)},
+        {"step": _Tensor(), "extra": {"epoch": 1}},
+        {"train_state": {"step": _Tensor()}},
+        {"opt": {"state": {0: {"exp_avg": _Tensor(4)}}, "param_groups": [{"params": [0]}]}},
+    ],
+)
+@pytest.mark.parametrize("model", [{"a": _Tensor(4)}, [{"a": _Tensor(4)}]])
+def test_what_lies_beside_a_model_is_not_taken_for_it(model: Any, beside: dict[str, Any]) -> None:
+    """A generator's state, a step, an optimizer: the one key that may be the model is named."""
+    with pytest.raises(ForeignError, match=r"name its key with --model KEY, one of net$"):
+        arrange("x", {"net": model, **beside}, BY_NAME, _shape)
+
+
+@pytest.mark.parametrize(
+    ("weights", "beside"),
+    [
+        (("weight", "bias"), {"train_state": {"step": _Tensor()}}),
+        (("cls_token", "head.weight"), {"ema": {"head.weight": _Tensor(4)}}),
+    ],
+)
+def test_weights_at_the_top_stay_the_model(weights: tuple[str, ...], beside: Any) -> None:
+    """Of a single layer beside a step, and of modules beside an average of them."""
+    model = {name: _Tensor(4) for name in weights}
+    parts = arrange("x", {**model, **beside}, BY_NAME, _shape)
+    assert parts.state == {"model": model, "extra": beside}
+
+
+@pytest.mark.parametrize("told", [["module.a", "module._orig_mod.b"], ["of", "another"]])
+def test_names_in_the_optimizers_groups_are_the_models(told: list[str]) -> None:
+    """The model loses the prefixes of its wrappers; names that it has not are not believed."""
+    model = {"module.a": _Tensor(4), "module.b": _Tensor(2)}
+    group = {"params": [0, 1], "param_names": told}
+    optimizer = {"state": {0: {"exp_avg": _Tensor(4)}}, "param_groups": [group]}
+    parts = arrange("x", {"model": model, "optimizer": optimizer}, BY_NAME, _shape)
+    assert parts.state["optimizer"]["param_groups"][0]["params"] == ["a", "b"]
+    assert list(parts.state["optimizer"]["state"]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "kept"), [(None, {"epoch": 1}), ("run 7", {"extra": "run 7", "epoch": 1})]
+)
+def test_an_extra_that_is_no_mapping_is_one_itself(extra: Any, kept: dict[str, Any]) -> None:
+    """A script may save anything under that key; nothing is lost."""
+    saved = {"model": {"a": _Tensor(4)}, "extra": extra}
+    assert arrange("x", {**saved, "epoch": 1}, BY_NAME, _shape).state["extra"] == kept
+    assert arrange("x", saved, BY_NAME, _shape).state.get("extra", extra) == (
+        None if extra is None else {"extra": extra}
+    )
+
+
+def test_lightnings_optimizer_is_an_optimizer() -> None:
+    """In a list; as an extra it would be held in memory whole."""
+    optimizer = {"state": {0: {"exp_avg": _Tensor(4)}}, "param_groups": [{"params": [0]}]}
+    saved = {"state_dict": {"a": _Tensor(4)}, "optimizer_states": [optimizer]}
+    state = arrange("x", saved, BY_NAME, _shape).state
+    assert list(state["optimizer"]["state"]) == ["a"]
+    assert "extra" not in state
+
+
 @pytest.mark.parametrize("size", [0, 2**20])
 def test_a_pickle_that_stands_for_more_than_memory_holds_is_refused_at_once(size: int) -> None:
     """A few bytes name a list twice, forty times; also beside a megabyte that is honest."""

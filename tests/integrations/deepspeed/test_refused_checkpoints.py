@@ -173,3 +173,5 @@ def test_a_scheduler_that_nobody_saves_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_another_scheduler(_Engine(optimizer), [scheduler])
+        chained = torch.optim.lr_scheduler.ChainedScheduler([scheduler])
+        warn_of_another_scheduler(_Engine(optimizer), [chained])

@@ -79,9 +79,9 @@ def test_each_rank_resumes_with_its_own_steps_since_the_last_round(
     path = str(tmp_path / "state")
     before = run(worlds, [9, 7, 2], least=10_000, save=path)
     assert [rank["alone"] for rank in before] == [9, 7, 2]
-    after = run(worlds, [1, 1, 1], least=10_000, resume=path, own=True)
+    after = run(worlds, [5, 5, 5], least=10_000, resume=path, own=True)
     assert [rank["begin"] for rank in after] == [9, 7, 2]
     for rank in after:
         (one,) = rank["rounds"]
-        assert one["weights"] == pytest.approx([10 / 21, 8 / 21, 3 / 21])
+        assert one["weights"] == pytest.approx([14 / 33, 12 / 33, 7 / 33])
     assert len({rank["equal"] for rank in after}) == 1

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
+from holdfast.local_sgd.ddp_members import counts_to
 from holdfast.local_sgd.elastic import Elastic
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.megatron.elastic import check_members
@@ -126,3 +128,12 @@ def test_members_without_a_roster_are_told_who_must_make_one() -> None:
     """Nobody published one in time: the error names the replica and the epoch."""
     with pytest.raises(MembersError, match="replica 0 found no roster from epoch 0 on"):
         roster_members().refresh()
+
+
+def test_a_chain_of_schedulers_counts_as_its_first_one() -> None:
+    """A chain has no count of its own; a joiner steps it all the same."""
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    one = torch.optim.lr_scheduler.ConstantLR(inner)
+    chain = torch.optim.lr_scheduler.ChainedScheduler([one], inner)
+    assert counts_to(0, chain)
+    assert not counts_to(1, chain)

@@ -74,3 +74,14 @@ def test_what_follows_a_round_or_comes_now_and_then_is_no_fault() -> None:
         if alone == 0:
             dist.all_reduce(torch.ones(1))
         steps(found, model, [alone])
+
+
+def test_who_leaves_has_no_hooks_on_the_layers() -> None:
+    """Also between the step that found a collective and the one that names its layer."""
+    model = nn.Sequential(Shared())
+    found = spanning(model, by_time=True)
+    steps(found, model, [0, 1])
+    assert model[0]._forward_hooks
+    found.leave()
+    assert not model[0]._forward_hooks
+    assert not model[0]._forward_pre_hooks

@@ -113,8 +113,12 @@ def _answer(pipe: Any) -> dict[str, Any]:
 
 
 def _rank(jobs: Jobs, rank: int, world: Mapping[str, Any], folder: str, pipe: Any) -> None:
+    import torch
     import torch.distributed as dist
 
+    torch.set_num_threads(
+        1
+    )  # before autograd's threads ask for the pool, which a fork has to make anew
     count = world["world"]
     os.environ |= {
         "RANK": str(rank),

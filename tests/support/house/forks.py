@@ -313,8 +313,11 @@ def _main() -> None:
     import torch._dynamo  # what the first optimizer imports
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
+    # torch's pool of threads is made anew after a fork by who first asks for it: two threads of
+    # autograd at once find none ("Invalid thread pool!"). So it is the main thread, in each fork.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     gc.collect()
     gc.freeze()  # forks share what they do not write
     _serve(socket.socket(fileno=int(sys.argv[1])))

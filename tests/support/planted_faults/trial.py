@@ -31,7 +31,7 @@ END_SECONDS: Final = 30.0
 _PARTS: Final = ("operator", "master", "worker_agent", "proto", "cli")
 """Folders on the path of an editable install: see `dev-mode-dirs` in pyproject.toml."""
 _LEFT_OUT: Final = shutil.ignore_patterns(
-    ".git", ".venv", ".*_cache", ".hypothesis", "build", "dist", "htmlcov", "shared"
+    ".git", ".venv", ".*_cache", ".hypothesis", "build", "dist", "htmlcov"
 )
 _MARK: Final = "PLANTED_IN"
 """Variable by which the processes of a trial are found."""

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
     from holdfast.flash.trainer.shards import Shards
 
-_BUCKETS_COMPARED: Final = 2
-"""Steps after which DDP has compared its buckets over all ranks."""
+_BUCKETS_COMPARED: Final = 3
+"""Steps of each process in which DDP may compare its buckets over all ranks."""
 _HINT: Final = (
     ". Or they have parted in the warm-up: start_localSGD_iter counts backward passes that reduce, "
     "so under gradient accumulation wrap all but the last micro-batch in model.no_sync()"
@@ -108,7 +108,7 @@ class OuterOptimPeriodicModelAverager:
         """This replica came to others that train, and has their state: load no checkpoint."""
         members, self.group = members_and_group(process_group, timeout)
         fixed = self.group if members is None else None
-        self._spanning = spanning(fixed, by_time=self.config.use_async)
+        self._spanning = spanning(fixed, by_time=self.config.use_async, skips=_BUCKETS_COMPARED)
         self.own = Group.of_one() if members is None else members.shard_group
         """The ranks of this replica."""
         self.are_fixed = members is None or not members.changes
@@ -200,7 +200,7 @@ class OuterOptimPeriodicModelAverager:
         """
         params = list(params)
         in_warm_up = phase(self.step, self.config) is Phase.WARM_UP
-        if self._spanning is not None and self.step > _BUCKETS_COMPARED:
+        if self._spanning is not None:
             self._spanning.before_count(self._alone)
         self.step += 1
         self._alone += not in_warm_up

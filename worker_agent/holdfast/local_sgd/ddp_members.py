@@ -101,7 +101,7 @@ class DDPMembers:
         begins behind that, steps it.
         """
         taken: Any = one
-        if self._elastic.carry(name, one) and _counts_to(self._averager.step - 1, taken):
+        if self._elastic.carry(name, one) and counts_to(self._averager.step - 1, taken):
             taken.step()
             self._elastic.keep_numbers()
 
@@ -294,10 +294,12 @@ class DDPMembers:
         )
 
 
-def _counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:
+def counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:
     """Tell if this is a scheduler of torch that is stepped with the optimizer, at this step."""
     from torch.optim import lr_scheduler
 
+    while isinstance(one, lr_scheduler.ChainedScheduler):  # has no count of its own
+        one = one._schedulers[0]  # noqa: SLF001 - no public way
     waits = isinstance(one, lr_scheduler.ReduceLROnPlateau)  # for a loss
     return isinstance(one, lr_scheduler.LRScheduler) and not waits and one.last_epoch == step
 

@@ -293,6 +293,8 @@ class LocalSGD(FSDP2Rounds):
         vars(self.model).pop(_OWNER, None)
         for handle in self._handles:
             handle.remove()
+        if self._spanning is not None:
+            self._spanning.leave()
         unhook_gradients(self.modules)
 
     def _groups_of(

@@ -32,7 +32,12 @@ class SpanningCollectives:
     """The collectives of a group that spans replicas, counted from step to step."""
 
     def __init__(
-        self, group: dist.ProcessGroup, model: nn.Module | None = None, *, by_time: bool
+        self,
+        group: dist.ProcessGroup,
+        model: nn.Module | None = None,
+        *,
+        by_time: bool,
+        skips: int = 0,
     ) -> None:
         """Begin to count.
 
@@ -40,9 +45,11 @@ class SpanningCollectives:
             group: Has ranks of several replicas.
             model: Whose layers are named; None: it is not known.
             by_time: Refuse them.
+            skips: First steps of this process that are not looked at.
         """
         self._group, self._model, self._by_time = group, model, by_time
         self._seen, self._steps, self._is_told = self._count(), 0, False
+        self._skips = skips
         self._layers: list[str] = []
         self._handles: list[Any] = []
 
@@ -55,6 +62,9 @@ class SpanningCollectives:
         Raises:
             LocalSGDError: rounds end by time, and there was one.
         """
+        if self._skips:
+            self._skips -= 1
+            return
         spans = self._count() > self._seen
         if self._handles:
             self._tell()
@@ -66,6 +76,12 @@ class SpanningCollectives:
     def after_count(self) -> None:
         """Look again, when a round has run."""
         self._seen = self._count()
+
+    def leave(self) -> None:
+        """Take the hooks off the layers."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _count(self) -> int:
         group: Any = self._group
@@ -97,9 +113,7 @@ class SpanningCollectives:
         import torch.distributed as dist
 
         self._is_told = True
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.leave()
         where = f"layer {', '.join(self._layers)}" if self._layers else "the script or DDP"
         text = f"{where} makes collectives over all replicas in local steps"
         if self._by_time:
@@ -125,6 +139,7 @@ def spanning(
     *,
     by_time: bool,
     own: bool = False,
+    skips: int = 0,
 ) -> SpanningCollectives | None:
     """Return the count of what spans replicas; None: they come and go, or there is one.
 
@@ -133,10 +148,11 @@ def spanning(
         model: See `SpanningCollectives`.
         by_time: The same.
         own: Rounds have groups of their own, so that the default group's collectives count.
+        skips: See `SpanningCollectives`.
     """
     import torch.distributed as dist
 
     if replicas is None or replicas.size == 1:
         return None
     group = dist.group.WORLD if own else None
-    return SpanningCollectives(group or replicas.ranks, model, by_time=by_time)
+    return SpanningCollectives(group or replicas.ranks, model, by_time=by_time, skips=skips)

@@ -6,7 +6,8 @@ asking a rank (`health.sampler`), lags between ranks (the master's `policies.col
 A training step issues the same collectives in the same order, so their sequence is periodic. A
 model of equal layers repeats itself within a step as well: there the step is the longer period, at
 whose end the script pauses. Where a rank reports its steps, the collectives of a step are counted
-between two of them. The guess counts periods from the first collective that was seen. Where each
+between two of them; one look may have an evaluation in between, so two in a row must agree before
+a length changes. The guess counts periods from the first collective that was seen. Where each
 micro-batch reduces its gradients, a micro-batch counts as a step.
 """
 
@@ -81,6 +82,8 @@ class StepGuess:
     reported: tuple[int, int] = (0, 0)
     """A step that the script has reported, and the newest collective that was issued by then;
     zeros: none was seen."""
+    between: int = 0
+    """Collectives of a step between the two newest reported ones that told it; 0: none did."""
 
     @property
     def step(self) -> int:
@@ -142,10 +145,8 @@ def advance(
     same = known.group == best.group
     before = known if same else StepGuess()
     reported = _reported(best, mark)
-    length = _between(before.reported, reported) if mark else step_length(best, before.period)
-    if not length and mark and any(before.reported):
-        length = before.period or step_length(best)
-    length = length or before.period
+    told = _between(before.reported, reported) if mark else 0
+    length = _length(before, told, best, mark)
     if not length:
         return dataclasses.replace(known, group=best.group, reported=reported) if mark else known
     new = max(0, best.last - before.last)
@@ -157,7 +158,21 @@ def advance(
         step_seconds=_step_seconds(best.issued, length) or known.step_seconds,
         at=best.issued[-1],
         reported=reported if any(reported) else before.reported,
+        between=told or before.between,
     )
+
+
+def _length(before: StepGuess, told: int, window: GroupWindow, mark: StepMark | None) -> int:
+    """Return the collectives of a step; 0: that is not known yet.
+
+    told: what this look's reported steps say; 0: nothing. A loss that is summed now and then, or an
+    evaluation, is in one look and not in the next.
+    """
+    if told and before.between in {0, told}:
+        return told
+    if mark is None or (any(before.reported) and not before.period):
+        return step_length(window, before.period) or before.period
+    return before.period
 
 
 def _reported(window: GroupWindow, mark: StepMark | None) -> tuple[int, int]:

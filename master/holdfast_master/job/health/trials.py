@@ -68,7 +68,7 @@ def _look(
     run = group.trial_runs.get(one.round, 0)
     if slow is not None and group.record.windows > 1:  # the first one is not judged
         run = group.trial_runs[one.round] = max(run, 0) + 1 if slow else min(run, 0) - 1
-    accused = any(set(verdict.ranks) & set(one.ranks) for verdict in found)
+    accused = trial.accuse(found, one.ranks)
     view = TrialView(elsewhere=one.agent_id not in here, run=run, accused=accused)
     after = trial.outcome(one, view)
     if after is not one.outcome:

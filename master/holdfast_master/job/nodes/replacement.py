@@ -23,6 +23,7 @@ from holdfast_wire.messages import (
     PodObservation,
     ReleaseDecision,
     ReplaceDecision,
+    StragglerOutcome,
 )
 from holdfast_wire.reasons import EventReason
 
@@ -83,9 +84,19 @@ def repeat(job: JobContext) -> None:
         job.out.tell(job.operator.replacing[rank])
     for host, reason in job.state.excluded.items():  # the newest last: the oldest is forgotten
         job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=reason))
+    for host in _lifted(job):
+        text = "its rank was as slow elsewhere"
+        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=text, lifted=True))
     ranks = tuple(sorted(job.state.released))
     if ranks:
         job.out.tell(ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before"))
+
+
+def _lifted(job: JobContext) -> list[str]:
+    """Return the hosts whose exclusion was taken back: an operator that was away excludes them."""
+    trials = job.state.straggler_trials.values()
+    cleared = {one.host for one in trials if one.outcome is StragglerOutcome.RANK and one.host}
+    return sorted(cleared - job.state.excluded.keys())
 
 
 def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool) -> None:

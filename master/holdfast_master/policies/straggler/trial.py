@@ -36,7 +36,7 @@ class TrialView:
     """Windows in a row, with the newest, in which they lay above the middle between their usual
     time and the slow one; below 0: in which they did not."""
     accused: bool
-    """A verdict of this world accuses one of them."""
+    """Verdicts of this world accuse all of them."""
 
 
 def above(times: Mapping[int, float], ranks: Collection[int]) -> float | None:
@@ -74,13 +74,20 @@ def outcome(trial: StragglerTrial, view: TrialView) -> StragglerOutcome:
     """Return what is known now of an exclusion.
 
     That the ranks are as fast as the others is no last word: their own work may begin later, as at
-    a step that the script does again.
+    a step that the script does again. Of several ranks it is: the work of one is not theirs, and
+    what slows all of them later is their new node.
     """
-    if trial.outcome is StragglerOutcome.RANK or not view.elsewhere:
+    node = trial.outcome is StragglerOutcome.NODE and len(trial.ranks) > 1
+    if node or trial.outcome is StragglerOutcome.RANK or not view.elsewhere:
         return trial.outcome
     if view.accused or view.run >= WINDOWS:
         return StragglerOutcome.RANK
     return StragglerOutcome.NODE if view.run <= -WINDOWS else trial.outcome
+
+
+def accuse(verdicts: Iterable[StragglerVerdict], ranks: Collection[int]) -> bool:
+    """Return whether the verdicts accuse all these ranks: one of several may have other work."""
+    return set(ranks) <= {rank for one in verdicts for rank in one.ranks}
 
 
 def with_own_work(trials: Iterable[StragglerTrial]) -> frozenset[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast_master.inputs import OperatorMessage
 from holdfast_master.policies.straggler import exclusion
-from holdfast_wire.messages import HealthMode, HealthPolicy, StragglerPolicy
+from holdfast_wire.messages import ExcludeDecision, HealthMode, HealthPolicy, StragglerPolicy
 from holdfast_wire.reasons import EventReason
 from simulation.steered.job import SteeredJob
 from simulation.steered.samples import Sampler
@@ -153,6 +153,23 @@ def test_slowness_that_goes_with_a_rank_is_no_node_s(training: Start) -> None:
     assert "was as slow on another node" in sampled.told(EventReason.STRAGGLER_KEPT)[-1]
     assert len(sampled.told(EventReason.STRAGGLER_EXCLUDED)) == 1
     assert len(sampled.told(EventReason.STRAGGLER_CLEARED)) == 1
+
+
+def test_an_operator_that_was_away_hears_that_an_exclusion_is_lifted(
+    training: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the exclusion from before; it would avoid the host as long as the job lives."""
+    job = _with_standby(training)
+    _slow(job, 1)
+    job.run(25.0)
+    job.operator.leave()
+    assert _after(job, {3: 0.05}).told(EventReason.STRAGGLER_CLEARED)
+    said: list[object] = []
+    monkeypatch.setattr(job.operator, "told", lambda _, response: said.append(response.message))
+    job.operator.come_back()
+    job.run(1.0)
+    (lifted,) = [one for one in said if isinstance(one, ExcludeDecision)]
+    assert (lifted.node, lifted.lifted) == ("gpu-1", True)
 
 
 def test_own_work_that_begins_later_is_no_node_s_either(training: Start) -> None:

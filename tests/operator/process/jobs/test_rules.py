@@ -92,6 +92,7 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
             "replaced": 0,
             "disrupted": 0,
             "rescaled": 0,
+            "total": 1,
         }
     for name in ("node", "pod", "place"):
         job = jobs[name]

@@ -138,9 +138,8 @@ def test_a_limit_below_the_masters_own_request_is_told_with_the_remedy(
     kubectl.run("create", "-f", "-", stdin=limits)
     job = make_job("small")
     job.create(manifest("sleep", "600", grace_s=1))
-    job.until_over()
-    failed = job.condition("Failed")
-    assert failed["reason"] == "InvalidTemplate", job.seen()
-    assert "must be less than or equal to cpu limit of 50m" in failed["message"]
-    assert "the job gives no spec.master.template" in failed["message"]
+    job.until("the refusal", lambda: job.condition("MasterReady").get("reason") == "PodsRefused")
+    told = job.condition("MasterReady")["message"]
+    assert "maximum cpu usage per Container is 50m, but limit is 2" in told
+    assert "the job gives no spec.master.template" in told
     job.delete()

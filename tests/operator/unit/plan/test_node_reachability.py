@@ -44,6 +44,12 @@ def test_where_nobody_else_answers_it_may_be_this_side_that_is_cut_off() -> None
     assert gone.hear({A: True, B: False}, {"a"}).unreachable == frozenset()
 
 
+def test_a_node_without_a_pod_of_the_job_is_not_called_unreachable() -> None:
+    """Nobody is left there to answer: new pods would avoid it for ever once the others are gone."""
+    gone = KNOWN.hear({A: False, B: True}, {"a"})
+    assert gone.hear({B: False, OWN: True}, {"b"}).unreachable == frozenset()
+
+
 def test_a_node_that_was_not_in_question_counts_from_its_second_silence_on() -> None:
     """In the first round only one of its pods was asked."""
     first = KNOWN.hear({A: False, B: True, C: False}, {"a"})

@@ -109,6 +109,16 @@ def test_without_a_master_a_pod_that_lived_long_has_failed_at_once_all_the_same(
     assert world.history[worker(0)].quick == 0
 
 
+def test_a_worker_that_ended_well_while_its_master_is_away_has_not_failed() -> None:
+    """The master's node may be lost as the training ends."""
+    world = World({"replicas": 2})
+    world.settle()
+    world.end("t-worker-0-0", 0)
+    world.look()
+    told = {one["type"]: one["reason"] for one in world.status["conditions"]}
+    assert told["QuorumReady"] == "InsufficientWorkers"
+
+
 def test_a_pod_that_was_taken_away_young_is_no_quick_failure() -> None:
     """Preemption and deletion prove nothing about the pod."""
     world = World({"replicas": 1})

@@ -83,6 +83,16 @@ def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_training() -
     assert record.not_started == "container trainer waits"
 
 
+def test_a_sidecar_with_a_variable_of_ours_is_not_taken_for_the_training() -> None:
+    """The container named `worker` trains, whatever another one needs the job's uid for."""
+    pod = _pod("Failed", containerStatuses=[_ended("upload", 0), _ended("worker", 3)])
+    upload = {"name": "upload", "env": [{"name": "HOLDFAST_JOB_UID", "value": "u-1"}]}
+    pod["spec"]["containers"] = [upload, {"name": "worker"}]
+    record = read_pod(pod)
+    assert record is not None
+    assert record.exit_code == 3
+
+
 def test_a_master_is_read_with_an_index_and_without() -> None:
     """A master that an older operator made has one."""
     pod = _pod()

@@ -94,6 +94,13 @@ def test_a_wrong_setting_is_refused_by_name(change: dict[str, str], said: str) -
         read_settings({**NEEDED, **change})
 
 
+def test_a_field_of_masters_that_a_chart_s_user_took_away_is_none() -> None:
+    """Helm merges maps, so `null` is how one says: no limits."""
+    text = '{"resources": null, "nodeSelector": {"disk": "ssd"}}'
+    read = read_settings({**NEEDED, "HOLDFAST_OPERATOR_MASTER_POD": text})
+    assert read.master_pod.fields == {"nodeSelector": {"disk": "ssd"}}
+
+
 def test_a_missing_setting_is_named() -> None:
     """The error says which."""
     with pytest.raises(SettingsError, match="HOLDFAST_OPERATOR_IMAGE"):

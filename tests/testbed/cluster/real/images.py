@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -55,11 +56,15 @@ def lacking() -> str:
     """Return what this machine lacks for real nodes, for people; empty if nothing is."""
     if os.geteuid() != 0:
         return "real nodes need root"
-    missing = [one for one in _CONTROLLERS if not Path(f"/sys/fs/cgroup/{one}").is_dir()]
+    lines = Path("/proc/self/cgroup").read_text("ascii").splitlines()
+    alone = {line.split(":")[1] for line in lines}
+    missing = [one for one in _CONTROLLERS if one not in alone]
     if missing:
-        return f"real nodes need cgroup v1's controllers here; these are not mounted: {missing}"
+        return f"real nodes need cgroup v1, a hierarchy for each controller; without one: {missing}"
     try:
         tools_folder(), image_folder()
     except NodesMissingError as error:
         return str(error)
+    if Path(tempfile.gettempdir()).stat().st_dev != image_folder().stat().st_dev:
+        return f"real nodes need TMPDIR on the file system of {image_folder()}, to which they link"
     return ""

@@ -31,7 +31,7 @@ from holdfast.flash.storage.manifest import (
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.foreign_report import below, is_foreign, report
 from holdfast.flash.tools.formats.conversion import format_of
-from holdfast.flash.tools.formats.training_state import add_keys, keys_of
+from holdfast.flash.tools.formats.training_state import BY_NAME, add_keys, keys_of
 from holdfast.flash.tools.printing import end, put, size_text, table_text
 
 NOT_WHOLE: Final = 7
@@ -201,6 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:
         sys.stderr.write(f"holdfast: {error}\n")
+        return BAD_INPUT
+    if keys_of(options) != BY_NAME:
+        sys.stderr.write(
+            f"holdfast: {options.path} has steps of Holdfast, whose parts have fixed names: leave "
+            "out --model and --optimizer\n"
+        )
         return BAD_INPUT
     text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
     return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)

@@ -60,7 +60,8 @@ def warn_of_another_scheduler(engine: Any, saved: Iterable[Any]) -> None:
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     has_one = hasattr(getattr(inner, "step", None), "_wrapped_by_lr_sched")  # torch marks it so
     known = [getattr(one, "scheduler", one) for one in (engine.lr_scheduler, *saved)]
-    if has_one and not any(hasattr(one, "last_epoch") for one in known):
+    marks = ("last_epoch", "_schedulers")  # a ChainedScheduler has the latter only
+    if has_one and not any(hasattr(one, mark) for one in known for mark in marks):
         warnings.warn(
             "an LR scheduler steps the engine's optimizer, and is neither the engine's nor in "
             "extra: it would begin anew after a restart. Give it to deepspeed.initialize("

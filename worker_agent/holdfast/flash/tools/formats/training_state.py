@@ -16,7 +16,7 @@ from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.torch_names import FRAMEWORK, PART
 
 _MODELS: Final = ("model", "model_state_dict", "state_dict")
-_OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim")
+_OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
 """Keys that scripts use, the first one that is there counts."""
 _STEPS: Final = ("step", "global_step", "iteration")
 _WRAPPERS: Final = ("module.", "_orig_mod.")
@@ -93,9 +93,7 @@ def _taken(
 ) -> Mapping[Any, Any] | None:
     """Take a part out of the rest; None: it has none. Raises `ForeignError` if one was asked."""
     for key in (asked,) if asked else known:
-        value = rest.get(key)
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
+        value = _unlisted(rest.get(key))
         if isinstance(value, Mapping) and fits(value):
             del rest[key]
             return value
@@ -106,6 +104,11 @@ def _taken(
             f"are {', '.join(there[:10]) or 'none'}"
         )
     return None
+
+
+def _unlisted(value: Any) -> Any:
+    """Return the only entry of a list: some trainers save a list of models, or of optimizers."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -126,18 +129,34 @@ def _has(value: Any, shape_of: Callable[[Any], Shape]) -> bool:
 def _bare(
     place: str, rest: dict[Any, Any], shape_of: Callable[[Any], Shape], *, others: bool
 ) -> Mapping[Any, Any]:
-    """Take the model out of a mapping that has it at the top: its tensors are the weights."""
+    """Take the model out of a mapping that has it at the top: its tensors are the weights.
+
+    Beside a mapping that may be the model, tensors are weights if one has a module in its name: one
+    alone may be a state of a random generator.
+    """
     names = [key for key, value in rest.items() if shape_of(value) is not None]
-    if not names and not others and all(_has(value, shape_of) for value in rest.values()):
-        names = list(rest)  # modules by name
-    if not names and not any(_known(key) for key in rest):
-        there = [str(key) for key, value in rest.items() if _has(value, shape_of)]
+    nested = [key for key, value in rest.items() if _may_be_model(key, _unlisted(value), shape_of)]
+    if nested and not any("." in str(name) for name in names):
+        names = []
+        if not others and len(nested) == len(rest):
+            names = nested  # modules by name
+    if not names and (nested or not any(_known(key) for key in rest)):
         raise ForeignError(
             f"{place} has no model under {', '.join(_MODELS)}: name its key with --model KEY, one "
-            f"of {', '.join(there[:10]) or 'none: it holds no tensor'}"
+            f"of {', '.join(map(str, nested[:10])) or 'none: it holds no tensor'}"
         )
     names += [key for key in rest if str(key).endswith("_extra_state")]
     return {key: rest.pop(key) for key in dict.fromkeys(names)}
+
+
+def _may_be_model(key: Any, value: Any, shape_of: Callable[[Any], Shape]) -> bool:
+    """Tell whether a value has weights: tensors, no scalars, of no optimizer and no part."""
+    return (
+        isinstance(value, Mapping)
+        and not _known(key)
+        and "param_groups" not in value
+        and _has(value, lambda one: shape_of(one) or None)
+    )
 
 
 def _known(key: Any) -> bool:
@@ -164,9 +183,16 @@ def _keep(place: str, rest: dict[Any, Any], parts: Parts) -> None:
     if rest:
         names = sorted(map(str, rest))
         parts.notes.append(f"extras: {', '.join(names)}; a Checkpointer's extra= names them so")
-        extra = {**extra, **{str(key): value for key, value in rest.items()}}
+        extra = {**_mapped(extra), **{str(key): value for key, value in rest.items()}}
     if extra:
-        parts.state["extra"] = extra
+        parts.state["extra"] = _mapped(extra)
+
+
+def _mapped(extra: Any) -> Mapping[Any, Any]:
+    """Return extras by name: what a script saved as `extra` and is no mapping is one itself."""
+    if isinstance(extra, Mapping):
+        return extra
+    return {} if extra is None else {"extra": extra}
 
 
 def _nested(optimizer: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -203,8 +229,8 @@ def _named(
     numbers = [number for group in params for number in group]
     if not numbers or not all(isinstance(number, int) for number in numbers):
         return optimizer
-    names = _told(groups)
-    if len(names) < len(numbers):
+    names = {number: _bare_name(str(name), model) for number, name in _told(groups).items()}
+    if len(names) < len(numbers) or not all(name in model for name in names.values()):
         shapes = {number: _shape(state.get(number, {}), shape_of) for number in numbers}
         found = names_of(params, shapes, _candidates(model, shape_of))
         if isinstance(found, str):
@@ -229,6 +255,13 @@ _SAVE_NAMES: Final = (
     "save get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict, which has "
     "names, or convert with --model-only"
 )
+
+
+def _bare_name(name: str, model: Mapping[Any, Any]) -> str:
+    """Return a parameter's name without the wrappers that the model's names have lost."""
+    while name not in model and (prefix := next(filter(name.startswith, _WRAPPERS), "")):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def _told(groups: Sequence[Mapping[Any, Any]]) -> dict[int, str]:
