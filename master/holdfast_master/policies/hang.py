@@ -28,6 +28,7 @@ from holdfast_master.policies.hang_response import (
 )
 from holdfast_master.policies.quantities import verb
 from holdfast_master.policies.rank_activity import (
+    BACKWARD,
     SELF_EVIDENT,
     WAITS_FOR_PEERS,
     Observation,
@@ -360,6 +361,13 @@ def _key(world: _World, rank: int) -> tuple[str, ...]:
     return () if waits else (one.activity.name, *one.frames)
 
 
+def _waits(world: _World, rank: int) -> bool:
+    """Return whether a rank is sure to wait for peers: in backward too, but not at any futex."""
+    one = world.seen[rank]
+    backward = any(BACKWARD in frame for frame in one.frames[:1])
+    return one.activity in WAITS_FOR_PEERS or (backward and not _key(world, rank))
+
+
 def _busy(world: _World) -> dict[int, OddRank]:
     """Return the ranks in a loop or at a lock, where nobody is behind and nothing else is known."""
     return {
@@ -415,7 +423,7 @@ def _whole(world: _World, **fields: Any) -> HangVerdict:
     return HangVerdict(
         silent=world.silent,
         ended=tuple(sorted(world.ended)),
-        waits=any(one.activity in WAITS_FOR_PEERS for one in world.seen.values()),
+        waits=any(_waits(world, rank) for rank in world.seen),
         idle_seconds=min(ages, default=math.inf),
         **fields,
     )

@@ -76,7 +76,7 @@ class HangVerdict:
     """True: all odd ranks compute, or wait for what moves. It may be an evaluation or a save; only
     its duration tells."""
     moves: bool = False
-    """True: what all odd ranks wait for moves: bytes, or a process below them."""
+    """True: all odd ranks wait for bytes, and bytes move."""
     busy: bool = False
     """True: all odd ranks keep a core busy, in whatever code."""
     waits: bool = False
@@ -148,8 +148,8 @@ class PastResponse:
     kind: HangKind
     ranks: tuple[int, ...]
     """The odd ones."""
-    nodes: tuple[int, ...]
-    """Their nodes, in ascending order."""
+    hosts: tuple[str, ...]
+    """Of their nodes; a node's successor has its number, and perhaps another host."""
     cost_seconds: float
     """From the last progress before it to the first one that was new after it, s; where none was,
     to the last progress before the hang that is to be answered."""
@@ -160,6 +160,7 @@ def decide(
     nodes: Mapping[int, int],
     *,
     tried: bool,
+    hosts: Mapping[int, str] = {},
     past: Sequence[PastResponse] = (),
     waited_seconds: float = math.inf,
 ) -> HangResponse:
@@ -169,6 +170,7 @@ def decide(
         verdict: Its cause.
         nodes: Node rank of each global rank of the world.
         tried: The world was started for a hang without an odd rank, and got no further since.
+        hosts: Host of each node rank, as far as it is known.
         past: What was answered before. As long as those of the same kind have cost, it is waited
             before another one is: so a response that does not help costs no more than waiting did.
         waited_seconds: Since the hang passed its limit, s.
@@ -191,13 +193,14 @@ def decide(
     action = _LEAVE.get(verdict.remedy)
     if action is None:
         return HangResponse(HangAction.RESTART_ROUND, (), "its ranks are started anew")
-    return _leave(action, verdict, nodes, same)
+    return _leave(action, verdict, nodes, hosts, same)
 
 
 def _leave(
     action: HangAction,
     verdict: HangVerdict,
     nodes: Mapping[int, int],
+    hosts: Mapping[int, str],
     same: Sequence[PastResponse],
 ) -> HangResponse:
     """Have the nodes leave, unless all have it, or it has followed the rank from another node."""
@@ -206,7 +209,10 @@ def _leave(
     if len(leaving) > 1 and len(leaving) == len(set(nodes.values())):
         return HangResponse(HangAction.NOTHING, (), "all nodes have it, so none is to blame")
     ranks = tuple(one.rank for one in verdict.ranks)
-    if any(one.ranks == ranks and not bad & set(one.nodes) for one in same):
+    here = {hosts[node] for node in bad if node in hosts}
+    if here and any(
+        one.ranks == ranks and one.hosts and here.isdisjoint(one.hosts) for one in same
+    ):
         text = f"{_ranks(ranks)} met the same on another node, so the node is not to blame"
         return HangResponse(HangAction.NOTHING, (), text)
     names = ", ".join(map(str, leaving))

@@ -58,6 +58,8 @@ _WORK = frozenset(
 """Activities that may be work which takes its time, where a core is busy in a package."""
 _TRANSFERS = frozenset({RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UNINTERRUPTIBLE})
 """Activities in one call of the kernel, which wakes the thread for each part that it moves."""
+_MOVERS = _TRANSFERS | {RankActivity.DATA_LOADER}
+"""Activities that wait for bytes: in others, bytes may be those of a thread that logs."""
 _BELOW = frozenset(
     {RankActivity.DATA_LOADER, RankActivity.PIPE, RankActivity.LOCK, RankActivity.STORAGE}
 )
@@ -81,11 +83,12 @@ class Observation:
     may_wait: bool = False
     """True: it may be waiting for a collective in native code, which no frame shows."""
     computes: bool = False
-    """True: it compiles, or keeps a core busy inside a package, as an evaluation or a save does and
-    a loop of the script does not. On a device a wait keeps a core busy, too."""
+    """True: it may be at work that ends. It compiles, or keeps a core busy inside a package, as an
+    evaluation or a save does and a loop of the script does not (on a device a wait keeps a core
+    busy, too); or bytes move, or a process below it works, which may spin."""
     moves: bool = False
-    """True: bytes move in its files or pipes, or a process below it works: it waits for something
-    slow, and for nothing that stands still."""
+    """True: it waits for bytes, and bytes move: for something slow, and for nothing that stands
+    still."""
     busy: bool = False
     """True: it keeps a core busy, in whatever code."""
 
@@ -134,7 +137,7 @@ _PEERS = re.compile(
 )
 """As the innermost frame: the rank is inside a collective, or on its way into one."""
 _INIT = frozenset({"init_process_group", "new_group", "_store_based_barrier", "init_device_mesh"})
-_BACKWARD = "/torch/autograd/graph.py"
+BACKWARD = "/torch/autograd/graph.py"
 """As the innermost frame: native backward code, which also waits for DDP's buckets."""
 _WAITS = re.compile(
     r"/(threading|queue|selectors|subprocess|concurrent/futures/\w+|multiprocessing/\w+)\.py$"
@@ -210,7 +213,8 @@ def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
         and activity in {RankActivity.LOCK, RankActivity.UNCLEAR}
         and _may_wait(evidence, inner),
         computes=activity is RankActivity.COMPILATION
-        or (not on_device and _computes(activity, evidence)),
+        or (not on_device and _computes(activity, evidence))
+        or (activity not in _STILL and _works_beside(activity, evidence)),
         moves=activity not in _STILL and _moves(activity, evidence),
         busy=activity not in _STILL and not on_device and _is_busy(evidence),
     )
@@ -228,11 +232,18 @@ def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
     seconds = evidence.observed_seconds
     if seconds <= 0:
         return False
-    if evidence.moved_bytes >= MOVED_BYTES * seconds:
-        return True
     if activity in _TRANSFERS and evidence.wakes >= WAKES * seconds:
         return True
-    return activity in _BELOW and evidence.children_cpu_seconds >= _BUSY * seconds
+    return activity in _MOVERS and evidence.moved_bytes >= MOVED_BYTES * seconds
+
+
+def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
+    """Return whether something in its process or below works, perhaps not what it waits for."""
+    seconds = evidence.observed_seconds
+    if seconds <= 0:
+        return False
+    below = activity in _BELOW and evidence.children_cpu_seconds >= _BUSY * seconds
+    return below or evidence.moved_bytes >= MOVED_BYTES * seconds
 
 
 def _by_process(evidence: RankEvidence) -> RankActivity | None:
@@ -279,7 +290,7 @@ def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) ->
     if inner is None:
         known = evidence.server_answered or evidence.stack
         return RankActivity.UNCLEAR if known else RankActivity.UNKNOWN
-    if inner.file.endswith(_BACKWARD) or on_device:
+    if inner.file.endswith(BACKWARD) or on_device:
         return RankActivity.UNCLEAR
     if evidence.process_state == "R":
         return RankActivity.LOOP
@@ -292,7 +303,7 @@ def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
     """Return whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
     if inner is None or _WAITS.search(inner.file):
         return False
-    return inner.file.endswith(_BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
+    return inner.file.endswith(BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
 
 
 def _is_busy(evidence: RankEvidence) -> bool:
@@ -378,7 +389,7 @@ def _below(children: Sequence[ChildEvidence]) -> str:
 
 
 def _unclear(evidence: RankEvidence, frames: tuple[_Frame, ...]) -> str:
-    if frames and frames[0].file.endswith(_BACKWARD):
+    if frames and frames[0].file.endswith(BACKWARD):
         return "runs backward"
     if _SLEEP.search(evidence.kernel_function):
         return "sleeps"

@@ -11,7 +11,7 @@ the journal leaves the world as it is, and its successor finds the hang anew.
 from __future__ import annotations
 
 from holdfast_master.job.health import stragglers
-from holdfast_master.job.incidents import incidents
+from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import AnsweredHang, Hang
@@ -34,11 +34,12 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
     policy, verdict = job.hang_policy, hang.verdict
     if verdict is None or policy is None or policy.mode is not HealthMode.ACT or not _is_free(job):
         return True
-    nodes = stragglers.nodes_of(world)
+    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
     found = hang_response.decide(
         verdict,
         nodes,
         tried=_tried(job, world),
+        hosts=hosts,
         past=_past(job, hang),
         waited_seconds=job.now - hang.since,
     )
@@ -54,7 +55,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         AnsweredHang(
             kind=verdict.kind,
             ranks=ranks,
-            nodes=tuple(sorted({nodes[rank] for rank in ranks if rank in nodes})),
+            hosts=tuple(sorted({hosts[nodes[rank]] for rank in ranks if rank in nodes})),
             began=hang.began,
             round=world.round,
             reached=world.reached,
@@ -104,11 +105,19 @@ def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
         PastResponse(
             kind=one.kind,
             ranks=one.ranks,
-            nodes=one.nodes,
+            hosts=one.hosts,
             cost_seconds=_cost(one, hang),
         )
         for one in job.health.answered
     ]
+
+
+def _hosts(job: JobContext, world: World) -> dict[int, str]:
+    """Return the host of each member, or where none is known what tells it from its successor."""
+    return {
+        rank: strikes.host_of(job, rank) or place.member.agent_id
+        for rank, place in world.places.items()
+    }
 
 
 def _is_free(job: JobContext) -> bool:

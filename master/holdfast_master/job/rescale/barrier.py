@@ -24,15 +24,25 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 def stop(job: JobContext, world: World, reason: str, patience: float) -> None:
     """Have all ranks save and stop after the same step, or end the world if they cannot."""
-    # A rescale waits all the same: what was found may be work, whose steps would be lost.
-    ends = job.state.stop is not None and job.health.hangs(world.round)
-    hangs = "the ranks hang and come to no other step" if ends else ""
-    problem = blind(job.membership, world) or hangs
+    problem = blind(job.membership, world) or _hopeless(job, world)
     if problem:
         miss(job, f"{reason}; {problem}")
         return
     job.worlds.barrier = Barrier(reason=reason, barrier_id=0, step=0, patience=patience)
     _barrier(job, world, job.worlds.barrier)
+
+
+def _hopeless(job: JobContext, world: World) -> str:
+    """Return the reason not to try at all; empty: a barrier may be reached.
+
+    A drain and a rescale try: ranks that hang cost them the barrier's time, and ranks that were at
+    work save. A job that a person ends is not kept for a step that no rank comes to.
+    """
+    hang = job.health.hang_watch.hang if job.health.hangs(world.round) else None
+    verdict = hang.verdict if hang is not None else None
+    if job.state.stop is None or verdict is None or verdict.may_be_work or verdict.busy:
+        return ""
+    return "the ranks hang and come to no other step"
 
 
 def blind(membership: Membership, world: World) -> str:

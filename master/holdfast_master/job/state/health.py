@@ -157,7 +157,7 @@ class AnsweredHang:
 
     kind: HangKind
     ranks: tuple[int, ...]
-    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
     began: float
     """Patient clock at the last progress before it, s."""
     round: int

@@ -12,6 +12,7 @@ from holdfast_wire.messages import (
     Budget,
     BudgetKind,
     CollectEvidence,
+    DrainNodeRequest,
     EvidenceCollected,
     GroupTail,
     HangPolicy,
@@ -344,6 +345,21 @@ def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
     job.run(1.0)
     hang = next(one for one in job.core.incidents(job.moment()) if one.cause == Cause.HANG)
     assert hang.opened_unix == pytest.approx(stopped, abs=2.0)
+
+
+def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> None:
+    """The ranks may be at work that nobody has told, and then all save."""
+    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=hang))
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(3.0)
+    assert _told(job, EventReason.HANG_FOUND)
+    job.ask(DrainNodeRequest(node_rank=1))
+    assert "BarrierSet" in job.reasons()
+    job.agents[0].workers.pause(paused=False)
+    job.run(20.0)
+    assert "BarrierMissed" not in job.reasons()
+    assert job.members == [0, 2]
 
 
 def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:

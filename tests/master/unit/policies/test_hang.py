@@ -140,6 +140,14 @@ def test_all_that_initialize_a_group_wait_for_the_network() -> None:
     assert judged(*waiting, rank(2, stack=USER, **SLEEPS)) == (HangKind.ABSENT, [2])
 
 
+def test_a_rank_in_backward_waits_for_its_peers() -> None:
+    """DDP's buckets leave no frame of their own; the verdict says that somebody is missing."""
+    late = rank(1, 5, stack=USER, **SLEEPS)
+    verdict = classify([rank(0, 6, stack=BACKWARD), late, rank(2, 6, stack=BACKWARD)], world_size=3)
+    assert [one.rank for one in verdict.ranks] == [1]
+    assert verdict.waits
+
+
 def test_a_call_of_wait_in_the_script_is_a_wait_for_peers() -> None:
     """`Work.wait` leaves no frame of torch: a futex under a line of the script."""
     found = [rank(0, 6), rank(1, 6, stack=USER), rank(2, 6)]

@@ -82,10 +82,12 @@ def test_a_hang_of_nobody_is_answered_by_one_restart(remedy: Remedy) -> None:
 def test_a_node_does_not_leave_for_what_follows_its_rank() -> None:
     """The next node's rank 0 waited for the same storage."""
     found = verdict({0: HangKind.STORAGE})
-    past = PastResponse(kind=HangKind.STORAGE, ranks=(0,), nodes=(7,), cost_seconds=5.0)
+    past = PastResponse(kind=HangKind.STORAGE, ranks=(0,), hosts=("gpu-1",), cost_seconds=5.0)
     assert decide(found, NODES, tried=False).action is HangAction.LEAVE_NODES
-    again = decide(found, NODES, tried=False, past=[past])
-    assert again.action is HangAction.NOTHING
+    same = decide(found, NODES, tried=False, past=[past], hosts={0: "gpu-1"})
+    assert same.action is HangAction.LEAVE_NODES
+    again = decide(found, NODES, tried=False, past=[past], hosts={0: "gpu-2"})
+    assert again.action is HangAction.NOTHING, "its successor has the same number"
     assert "on another node" in again.reason
     early = decide(found, NODES, tried=False, past=[past], waited_seconds=4.0)
     assert early.action is HangAction.WAIT

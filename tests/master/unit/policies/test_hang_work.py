@@ -10,6 +10,7 @@ from messages.hang_evidence import (
     COMPILES,
     LIB,
     LOADS,
+    QUEUE,
     RUNS,
     SAVES,
     SLEEPS,
@@ -60,6 +61,31 @@ def test_a_rank_that_computes_in_a_library_may_be_at_work(
 ) -> None:
     """An evaluation, a save, a compilation: only their duration tells them from a hang."""
     assert classify(with_two(odd), world_size=3).may_be_work is may_be_work
+
+
+SPINS = {**SLEEPS, "children_cpu_seconds": 1.0}
+LOGS = {**SLEEPS, "moved_bytes": 1 << 18}
+
+
+@pytest.mark.parametrize(
+    ("odd", "moves"),
+    [
+        pytest.param(rank(1, stack=LOADS, **SPINS), False, id="worker of a loader spins"),
+        pytest.param(rank(1, stack=QUEUE, **SPINS), False, id="child of a lock spins"),
+        pytest.param(rank(1, stack=QUEUE, **LOGS), False, id="lock beside a thread that logs"),
+        pytest.param(rank(1, stack=USER, **LOGS), False, id="sleep beside a thread that logs"),
+        pytest.param(rank(1, stack=LOADS, **LOGS), True, id="loader that reads"),
+        pytest.param(rank(1, stack=SAVES, **LOGS), True, id="save that writes"),
+    ],
+)
+def test_only_bytes_that_a_rank_waits_for_excuse_it_without_end(
+    odd: RankEvidence,
+    moves: bool,  # noqa: FBT001 - a parameter of the table
+) -> None:
+    """A process below it may spin, and another thread may log: its time is a first step's."""
+    verdict = classify(with_two(odd), world_size=3)
+    assert verdict.may_be_work
+    assert verdict.moves is moves
 
 
 def test_on_a_device_a_busy_rank_may_as_well_wait() -> None:
