@@ -110,7 +110,7 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # The last part repeats the others' outcomes, and says where the time went and what was left out.
 # Where real nodes cannot be built, their tests are skipped with the reason.
 .PHONY: test
-test: $(STAMP) ## Check, then run the tests (35 to 45 minutes on 2 cores; says where they went)
+test: $(STAMP) ## Check, then run the tests (45 to 60 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
 	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
 	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
