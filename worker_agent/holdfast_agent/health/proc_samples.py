@@ -1,4 +1,4 @@
-"""What the kernel tells of a process over a second: its state, what it moves, what is below it.
+"""Samples of a process by the kernel over a second: its state, what it moves, what is below it.
 
 Belongs here: /proc. Does not belong here: the worker server, stacks (`evidence`).
 

@@ -1,4 +1,4 @@
-"""What the exclusion of a slow node has shown: whether the node was slow, or one of its ranks.
+"""The outcome of a slow node's exclusion: the node was slow, or one of its ranks was.
 
 Belongs here: how far ranks lie above the others, and the outcome of an exclusion. Does not belong
 here: the exclusion itself (`exclusion`), what follows from the outcome (`job.health.trials`).

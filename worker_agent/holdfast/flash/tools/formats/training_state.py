@@ -1,4 +1,4 @@
-"""What a script of torch has saved as the parts of a training state: model, optimizer, extras.
+"""The parts of a training state in what a script of torch has saved: model, optimizer, extras.
 
 Belongs here: which key of the saved mapping is which part, and the names of parameters that an
 optimizer knows by number. Does not belong here: files (`torch_file`, `dcp`), the names below a part
