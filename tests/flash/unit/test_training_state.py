@@ -168,3 +168,16 @@ def test_an_empty_file_and_a_pickle_are_called_what_they_are(tmp_path: Path) -> 
         with pytest.raises(InspectionError, match=said):
             look(str(tmp_path / name), lambda _: pytest.fail("there is no step"))
     assert "PK" in recognise("x", None, b"text").reason
+
+
+@pytest.mark.parametrize("config", [None, {"sharded_backend": "torch_disu"}, {"sharded_bac": 1}])
+def test_a_megatron_directory_is_never_read_as_torchs_own(config: dict[str, Any] | None) -> None:
+    """A damaged metadata.json is named; one of somebody else beside torch's files is none."""
+    names = [".metadata", "__0_0.distcp", "common.pt", "metadata.json"]
+    verdict = recognise("x", names, config=config)
+    assert not verdict.format
+    assert "x/metadata.json" in verdict.reason
+    assert "copy it again" in verdict.reason
+    assert recognise("x", names, config={"sharded_backend": "torch_dist"}).format == "megatron"
+    names.remove("common.pt")
+    assert recognise("x", names, config={"trainer": "mine"}).format == "dcp"

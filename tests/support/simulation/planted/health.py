@@ -91,9 +91,9 @@ def _local_ranks() -> list[Patch]:
     """Evidence is kept under the rank within its node."""
     right = hang.classify
 
-    def classify(evidence: Any, *, world_size: int) -> Any:
+    def classify(evidence: Any, *, world_size: int, **others: Any) -> Any:
         local = [dataclasses.replace(one, rank=one.local_rank) for one in evidence]
-        return right(local, world_size=world_size)
+        return right(local, world_size=world_size, **others)
 
     return [(hang, "classify", classify)]
 

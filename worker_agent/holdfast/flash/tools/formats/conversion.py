@@ -81,11 +81,15 @@ def format_of(place: str) -> Verdict:
     return recognise(place, names, config=_config(path), deeper=_deeper(path, names))
 
 
-def _config(path: File) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((path / "metadata.json").read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
+def _config(path: File) -> dict[str, Any] | None:
+    """Return the content of `metadata.json`: {} if there is none, None if it is no JSON object."""
+    with contextlib.suppress(ValueError):
+        try:
+            found = json.loads((path / "metadata.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found if isinstance(found, dict) else None
+    return None
 
 
 def _deeper(path: File, names: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 _LOOKED: Final = {
@@ -35,7 +36,7 @@ def recognise(
     path: str,
     names: Collection[str] | None,
     head: bytes = b"",
-    config: Mapping[str, object] | None = None,
+    config: Mapping[str, object] | None = MappingProxyType({}),
     deeper: Collection[str] = (),
 ) -> Verdict:
     """Return the format of a path.
@@ -44,7 +45,7 @@ def recognise(
         path: For the reason.
         names: Names in the directory, and of `zero/` as "zero/<name>"; None: it is a file.
         head: First bytes of a file.
-        config: Content of `metadata.json`, if it is there.
+        config: Content of `metadata.json`; empty: there is none; None: it is no JSON object.
         deeper: Directories in it that have a checkpoint by their names.
     """
     if names is None:
@@ -52,13 +53,13 @@ def recognise(
     found = [kind for kind in _LOOKED if _has(kind, names, config)]
     if found[:1] == ["holdfast"]:
         return Verdict("holdfast", f"{path} has holdfast.json")
+    if refusal := _parts_of_two(path, names) or _damaged_megatron(path, names, config):
+        return Verdict("", refusal)
     if "megatron" in found:
         found.remove("dcp")
     if "torch-checkpointing" in found and "safetensors" in found:
         found.remove("safetensors")  # an item may be written so
     if "deepspeed-universal" in found and "deepspeed" in found:
-        if any(name.endswith("_optim_states.pt") for name in names):
-            return Verdict("", f"{path} has zero/ and *_optim_states.pt: remove those of one save")
         found.remove("deepspeed")
     if len(found) == 1:
         return Verdict(found[0], f"{path} has {_LOOKED[found[0]]}")
@@ -70,6 +71,32 @@ def recognise(
         return Verdict("", why, tuple(sorted(deeper)))
     looked = "; ".join(f"{what} ({kind})" for kind, what in _LOOKED.items())
     return Verdict("", f"{path} has none of: {looked}. Name the directory of one save")
+
+
+def _parts_of_two(path: str, names: Collection[str]) -> str:
+    """Say that a directory has files of two saves of DeepSpeed, or nothing."""
+    if not any(name.startswith("zero/") for name in names):
+        return ""
+    if not any(name.endswith("_optim_states.pt") for name in names):
+        return ""
+    return f"{path} has zero/ and *_optim_states.pt: remove those of one save"
+
+
+def _damaged_megatron(
+    path: str, names: Collection[str], config: Mapping[str, object] | None
+) -> str:
+    """Say why a directory of Megatron must not be read as one of torch, or nothing."""
+    backend = (config or {}).get("sharded_backend")
+    if not {".metadata", "metadata.json"}.issubset(names) or backend == "torch_dist":
+        return ""
+    if config is None:
+        return f"{path}/metadata.json is no JSON object: copy it again"
+    if "common.pt" in names:
+        return (
+            f"{path}/metadata.json names the sharded_backend {backend!r} "
+            "beside Megatron's common.pt and .metadata, where torch_dist is read: copy it again"
+        )
+    return ""
 
 
 def _list(names: Collection[str]) -> str:
