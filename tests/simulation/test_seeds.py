@@ -17,7 +17,7 @@ from simulation.scenario import Scenario, announced, draw
 from simulation.shrink import report
 
 SEEDS = 2_000
-PER_TEST = 100
+PER_TEST = 50
 PER_TEST_LARGE = 10
 MORE = pytest.mark.extended(
     "as many seeds again: each of `make test` may find what these find",
