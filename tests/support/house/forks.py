@@ -214,6 +214,32 @@ def run(
         return subprocess.CompletedProcess(args, code, streams[1].read(), streams[2].read())
 
 
+def run_ranks(
+    args: Sequence[str], size: int, *, env: Mapping[str, str], timeout: float
+) -> list[str]:
+    """Run a program as every rank of one node; return what each wrote, errors among it.
+
+    Raises:
+        subprocess.TimeoutExpired: One did not end; all are killed.
+    """
+    until = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        nothing = stack.enter_context(Path(os.devnull).open())
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(size)]
+        made = []
+        for rank, file in enumerate(files):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+            streams = [one.fileno() for one in (nothing, file, file)]
+            made.append(start(args, env={**env, **place}, files=streams))
+            stack.callback(made[-1].kill)
+        for one in made:
+            one.wait(max(0.0, until - time.monotonic()))
+        for file in files:
+            file.seek(0)
+        return [file.read() for file in files]
+
+
 def _serve(channel: socket.socket) -> None:
     """Fork what is asked for, and tell of each end, until the test process has gone."""
     selector = selectors.DefaultSelector()
@@ -252,7 +278,8 @@ def _be(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-    except BaseException:  # noqa: BLE001 - as an interpreter does
+    except BaseException as error:  # noqa: BLE001 - as an interpreter does
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
