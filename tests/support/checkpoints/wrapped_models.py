@@ -26,7 +26,7 @@ PAIRS = [
     for other in KINDS
     if KINDS[0] in (one, other) or other == KINDS[(number + 1) % len(KINDS)]
 ]
-"""From the plain model and to it, and from each to the next: what all of them save is equal then."""
+"""From the plain model and to it, and from each to the next: so all of them save the same."""
 
 
 def _plain(seed: int) -> Any:

@@ -32,12 +32,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """1 in all forks, as an agent sets them before it imports torch."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 """What variables begin with that an interpreter or a library reads once."""
 ANSWER_SECONDS = 60.0
 _REQUEST_BYTES = 2**20
+_KEPT: dict[int, psutil.Process] = {}
 
 
 @dataclass
@@ -159,9 +162,23 @@ def parent() -> int:
     return _server().process.pid
 
 
+def keep(pid: int) -> None:
+    """Say that a process stays for the whole run; its CPU counts while it runs."""
+    _KEPT[pid] = psutil.Process(pid)
+
+
+def kept() -> set[int]:
+    """Return the processes that stay for the whole run."""
+    return {server_pid(), *_KEPT}
+
+
 def cpu() -> float:
-    """Return the CPU seconds of all forks that are known to have ended."""
-    return _server().cpu if _server.cache_info().currsize else 0.0
+    """Return the CPU seconds of all forks that have ended, and of all processes that are kept."""
+    known = _server().cpu if _server.cache_info().currsize else 0.0
+    for process in _KEPT.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            known += sum(process.cpu_times()[:4])  # with those of children that it has reaped
+    return known
 
 
 def forkable(environment: Mapping[str, str]) -> bool:
