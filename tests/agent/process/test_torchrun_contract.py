@@ -95,7 +95,21 @@ async def _holdfast(
         agent.end()
 
 
-@pytest.mark.parametrize("threads", [None, "3"], ids=["threads-unset", "threads-set"])
+MORE = pytest.mark.extended(
+    "thread counts that a user sets reach workers in a test of their own",
+    held_by=[
+        "agent/process/zygote/test_torch_workers.py::test_the_users_own_thread_count_reaches_the_workers"
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [
+        pytest.param(None, id="threads-unset"),
+        pytest.param("3", id="threads-set", marks=MORE),
+    ],
+)
 async def test_workers_find_torchruns_environment(
     threads: str | None,
     identities: Identities,
