@@ -12,12 +12,15 @@ import pytest
 from house.extended import usual
 from jobs.local_job import ROOT
 
-pytestmark = pytest.mark.train
+# Whole jobs, beside whatever else runs.
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 MORE = pytest.mark.extended(
     "a sample whose script another one runs; its policy has tests of its own",
     held_by=[
         "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
         "recovery/test_sample_jobs.py::test_the_demo_kills_a_worker_and_a_node_and_trains_to_its_end",
+        "recovery/test_worker_faults.py::test_an_exit_code_rule_fails_the_job_at_once",
+        "recovery/test_unequal_nodes.py::test_nodes_with_one_and_two_processes_train_and_recover",
     ],
 )
 
@@ -27,7 +30,7 @@ ELSEWHERE = {"00-demo", "11-cluster"}
 """Run as `make demo`, and by `kubectl apply` (`tests/operator/process/jobs/test_sample.py`)."""
 WITHOUT_SDK = {"10-plain-script"}
 """Scripts that have never heard of Holdfast."""
-USUAL = {"03-fsdp2", "05-budgets", "06-exit-code-rules", "09-processes-per-node", "10-plain-script"}
+USUAL = {"03-fsdp2", "05-budgets", "10-plain-script"}
 """Samples that run in `make test`: each is the only one of its kind."""
 FILES = [
     file

@@ -17,7 +17,6 @@ MORE = pytest.mark.extended(
     held_by=[
         "local_sgd/process/test_elastic_switching.py::test_survivors_and_joiners_go_on_with_the_interval_that_was_chosen",
         "local_sgd/process/test_elastic_switching.py::test_a_replica_that_has_missed_a_choice_takes_it_from_the_others",
-        "local_sgd/process/test_elastic_switching.py::test_one_that_was_out_for_long_has_rounds_as_often_as_the_others",
     ],
 )
 SWITCHING = {"interval": 2, "config": {"switching": "act", "switching_tolerated": 0.5}}

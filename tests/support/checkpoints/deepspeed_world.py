@@ -379,6 +379,7 @@ def weights(engine: Any) -> str:
 
 if __name__ == "__main__":
     import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer  # torch's compiler: two seconds, in each rank
 
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["shm_comm"] = False

@@ -8,6 +8,7 @@ from typing import Any
 def prepare() -> None:
     """Import what every rank needs."""
     import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer  # torch's compiler: two seconds, in each rank
 
     # Compiled at the first use for a minute, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

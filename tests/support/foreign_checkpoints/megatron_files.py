@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -12,6 +13,12 @@ def prepare() -> None:
 
     cpu_shim.install()
     import megatron.core.models.gpt  # noqa: F401 - forked ranks find it imported
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+    from torch import multiprocessing
+
+    # Megatron spawns a process for a queue, which imports torch: three seconds, in each rank.
+    forked = multiprocessing.get_context("fork")
+    filesystem_async._get_write_results_queue = functools.cache(lambda: forked.Manager().Queue())
 
 
 def save(folder: str, sharding: str, truth: str = "", tensor: int = 1, **how: Any) -> None:

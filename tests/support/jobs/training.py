@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from house import forks
 from house.repository import ROOT
 
 SCRIPT = ROOT / "examples" / "train_gpt.py"
@@ -26,9 +28,14 @@ class Ended:
 
 def train(*flags: str | Path, ranks: int = 0, script: Path = SCRIPT) -> Ended:
     """Run a script alone (0 ranks), or under torchrun on this machine."""
+    if not ranks:
+        alone = forks.run(
+            [str(script), *map(str, flags)], env=os.environ, timeout=_PATIENCE_SECONDS
+        )
+        return Ended(alone.returncode, alone.stdout + alone.stderr)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [sys.executable, *(torchrun if ranks else []), script, *flags],
+        [sys.executable, *torchrun, script, *flags],
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
