@@ -27,6 +27,14 @@ NEAR = {
     "stale pod kills": 228,
     "survivor blamed": 523,
     "window not reset": 135,
+    "one name": 51,
+    "peers ignored": 79,
+    "preemption as failure": 91,
+    "preemptions as rescales": 58,
+    "rescales for nothing": 60,
+    "roster late": 221,
+    "skipped fence": 95,
+    "unit ignored": 48,
 }
 """Seeds that found a bug which hides for long: the search begins a little before. A change of the
 simulation makes them stale, and then a search takes longer, as from seed 0."""
