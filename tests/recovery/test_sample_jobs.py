@@ -19,7 +19,7 @@ MORE = pytest.mark.extended(
     held_by=[
         "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
         "recovery/test_sample_jobs.py::test_the_demo_kills_a_worker_and_a_node_and_trains_to_its_end",
-        "recovery/test_worker_faults.py::test_an_exit_code_rule_fails_the_job_at_once",
+        "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
         "recovery/test_unequal_nodes.py::test_nodes_with_one_and_two_processes_train_and_recover",
     ],
 )

@@ -75,9 +75,9 @@ def test_the_failure_budget_ends_the_job_when_it_is_spent(
 
 
 @pytest.mark.extended(
-    "the sample of such rules does the same on real processes",
+    "rules of a cluster's job are the same",
     held_by=[
-        "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
+        "master/unit/policies/test_failure_blame.py::test_first_matching_rule_answers",
         "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from simulation.run import run
 from simulation.scenario import Scenario, announced, draw
 from simulation.shrink import report
@@ -24,6 +25,15 @@ MORE = pytest.mark.extended(
     held_by=[
         "simulation/test_seeds.py::test_a_job_survives_whatever_happens",
         "simulation/test_planted_bugs.py::test_a_planted_bug_is_found",
+    ],
+)
+
+
+CROWD = pytest.mark.extended(
+    "ten times as many nodes",
+    held_by=[
+        "simulation/test_seeds.py::test_a_crowd_survives",
+        "simulation/test_ten_thousand.py::test_a_world_of_ten_thousand_is_decided_and_delivered",
     ],
 )
 
@@ -78,7 +88,7 @@ def test_a_hundred_faults_in_one_life() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [100, 1000])
+@pytest.mark.parametrize("nodes", usual([100, 1000], 100, more=CROWD))
 def test_a_crowd_survives(nodes: int) -> None:
     """Nothing in the rules depends on the number being small."""
     check(1, nodes=nodes, faults=6)

@@ -20,7 +20,7 @@ MORE = pytest.mark.extended(
     ],
 )
 WORLDS = [(kind, size) for kind in ("ddp", "fsdp", "tp", "2-d") for size in (1, 2, 3, 4)]
-USUAL = [("ddp", 2), ("fsdp", 3), ("tp", 3), ("2-d", 4)]
+USUAL = [("fsdp", 3), ("tp", 3), ("2-d", 4)]
 """Worlds that load in `make test`; each loads what all of them saved."""
 
 

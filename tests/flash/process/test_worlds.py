@@ -219,6 +219,12 @@ def test_a_save_of_an_unchanged_layout_costs_a_copy(worlds: Worlds, tmp_path: Pa
         assert counts["peak"] < 262_144, counts
 
 
+@pytest.mark.extended(
+    "the matrix of worlds has meshes of both kinds",
+    held_by=[
+        "flash/process/test_matrix.py::test_from_storage_every_world_loads_what_any_other_saved",
+    ],
+)
 def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
     worlds: Worlds, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from house.extended import usual
 from megatron_worlds.worlds import Worlds
 
 pytestmark = pytest.mark.train
@@ -22,7 +23,15 @@ def test_dropout_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_path: Pa
         assert other["numbers"] == one["numbers"]
 
 
-@pytest.mark.parametrize("pipeline", [1, 2])
+MORE = pytest.mark.extended(
+    "as many stages as before: the rule is the same",
+    held_by=[
+        "integrations/megatron/test_random_states.py::test_another_layout_is_seeded_by_the_rule_of_megatron"
+    ],
+)
+
+
+@pytest.mark.parametrize("pipeline", usual([1, 2], 1, more=MORE))
 def test_another_layout_is_seeded_by_the_rule_of_megatron(
     worlds: Worlds, tmp_path: Path, pipeline: int
 ) -> None:

@@ -22,6 +22,7 @@ from holdfast_wire.messages import (
     ListEventsRequest,
     RestartWorkerRequest,
 )
+from house.extended import usual
 from masters.master_process import SPEC, MasterProcess, master_process
 
 GET = GetJobRequest()
@@ -98,8 +99,16 @@ class Killed:
         return found
 
 
+MORE = pytest.mark.extended(
+    "other instants of the same kills",
+    held_by=[
+        "master/process/test_process_killed.py::test_a_master_that_is_killed_at_any_instant_forgets_nothing"
+    ],
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", usual([1, 2], 1, more=MORE))
 def test_a_master_that_is_killed_at_any_instant_forgets_nothing(tmp_path: Path, seed: int) -> None:
     """No event that was shown is lost, no round begins that nobody asked for, all are replayed."""
     job = Killed(tmp_path, seed)
