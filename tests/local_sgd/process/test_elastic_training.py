@@ -133,6 +133,16 @@ def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
     assert [line["step"] for line in old][:61] == list(range(1, 62))
 
 
+def test_replicas_in_eval_mode_come_and_go_as_others_do() -> None:
+    """As where statistics are frozen: a joiner is at the others' step, place and rate at once."""
+    seed = random.randrange(10_000)
+    given: dict[str, Any] = {"events": ["kill", "join"], "every": 2, "interval": 3, "eval": True}
+    told = run(scenario="campaign", replicas=3, seed=seed, **given)
+    why = f"seed {seed}: {told['done']}"
+    check_kept(told, why, least=5)
+    assert steps_of(told["ranks"]["3 0"])[0]["joined"], why
+
+
 def test_a_loss_in_the_warm_up_is_told_by_name() -> None:
     """Gradients of a step are lost with a replica: the error names the setting and the remedy."""
     ended = start(scenario="early", event="kill", replicas=2, warmup=400)

@@ -152,6 +152,7 @@ class Job:
         if "slow" in scenario:
             self._slow_down(self._local._sync, scenario["slow"])
             self._local.switch._clock = self.work
+        self.model.train(not scenario.get("eval"))
         self.schedule = _schedule(self.inner)
         self._local.carry("schedule", self.schedule)
         self._local.carry("place", self.place)
