@@ -27,6 +27,8 @@ ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 KUBE = $(PYTEST) tests/operator/process --dist loadfile -m "$(LEFT) and kube" $(SLOWEST)
 # Without the long ones of `make test-node`.
 NODE = $(PYTEST) tests/operator/process/nodes -m "node and not slow" $(SLOWEST)
+# In a fresh clone pytest compiles every test, and each worker of the first part would do it anew.
+READ_FIRST = $(PYTEST) --collect-only -qq -m "$(FAST)" >/dev/null
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
 # Two, also on a big machine: these tests watch deadlines of their own processes.
@@ -112,13 +114,12 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (45 to 60 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
-	(trap - INT; exec nice scripts/cluster_tools.sh >/dev/null) & tools=$$!; \
 	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
-	$(CHECK) || exit 1; \
+	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
+	$(CHECK) || exit 1; wait $$reading || true; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
-	wait $$tools || failed=1; \
-	(trap - INT; exec $(KUBE) -n $(BESIDE) --phase-write=build/kube-phase.json \
-	  >build/kube-phase.log 2>&1) & kube=$$!; \
+	(trap - INT; nice scripts/cluster_tools.sh >/dev/null && exec $(KUBE) -n $(BESIDE) \
+	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log; \
 	wait $$nodes || true; \

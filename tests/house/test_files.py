@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import os
 import re
 import tomllib
@@ -22,6 +23,11 @@ SHARED = ROOT / "tests" / "support"
 
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _tests_in(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -65,11 +71,7 @@ def test_the_page_of_shared_tests_names_every_module() -> None:
 
 def test_every_module_says_what_belongs_in_it() -> None:
     """Each module opens with a docstring."""
-    missing = [
-        _name(path)
-        for path in python_files()
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    missing = [_name(path) for path in python_files() if not ast.get_docstring(_tree(path))]
     assert missing == []
 
 
@@ -79,7 +81,7 @@ def test_every_test_states_its_promise() -> None:
         f"{_name(path)}:{test.lineno} {test.name}"
         for path in python_files()
         if path.is_relative_to(ROOT / "tests")
-        for test in _tests_in(ast.parse(path.read_text(encoding="utf-8")))
+        for test in _tests_in(_tree(path))
         if not ast.get_docstring(test)
     ]
     assert missing == []

@@ -49,25 +49,6 @@ def _phase(tree: Path, *arguments: str, code: int = 0) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_last_phase_lists_failures_and_skips_and_ends_with_pytests_own_line(
-    tmp_path: Path,
-) -> None:
-    """Each of a phase before, a skip with its reason, stands near the end of the whole run."""
-    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
-    settings = f"[pytest]\nmarkers =\n  slow\n  alone\npythonpath = {ROOT / 'tests' / 'support'}\n"
-    (tmp_path / "pytest.ini").write_text(settings, encoding="utf-8")
-    fast, long = tmp_path / "build" / "phase-fast.json", tmp_path / "build" / "phase-long.json"
-    _phase(tmp_path, "-m", "not slow and not alone", f"--phase-write={fast}")
-    _phase(tmp_path, "-m", "slow", f"--phase-write={long}", code=1)
-    lines = _phase(tmp_path, "-m", "alone", f"--phase-read={fast}", f"--phase-read={long}")
-    assert "1 passed, 1 skipped" in lines
-    assert "1 passed, 1 failed" in lines
-    assert "FAILED test_some.py::test_fails_slowly" in lines
-    assert any("test_skips" in line and "no such machine here" in line for line in lines)
-    assert "1 passed, 4 deselected" in lines[-1]
-
-
 SPENDS = """
 import subprocess, sys, time
 
@@ -85,21 +66,30 @@ def test_waits():
 """
 
 
-def test_the_last_phase_says_where_the_time_went(tmp_path: Path) -> None:
-    """By cause, with the CPU of processes that a test started; and how many tests it left out."""
+def test_the_last_phase_repeats_the_outcomes_and_says_where_the_time_went(tmp_path: Path) -> None:
+    """Each failure, each skip with its reason; time by cause; and how many tests were left out."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_spends.py").write_text(SPENDS, encoding="utf-8")
     left_out = "import pytest\n\n@pytest.mark.extended\ndef test_left_out():\n    pass\n"
-    (tmp_path / "test_left_out.py").write_text(left_out, encoding="utf-8")
-    settings = f"[pytest]\nmarkers =\n  extended\npythonpath = {ROOT / 'tests' / 'support'}\n"
+    for name, tests in (("some", TESTS), ("spends", SPENDS), ("left_out", left_out)):
+        (tmp_path / f"test_{name}.py").write_text(tests, encoding="utf-8")
+    marks = "slow\n  alone\n  extended"
+    settings = f"[pytest]\nmarkers =\n  {marks}\npythonpath = {ROOT / 'tests' / 'support'}\n"
     (tmp_path / "pytest.ini").write_text(settings, encoding="utf-8")
-    phase = tmp_path / "build" / "fast-phase.json"
-    _phase(tmp_path, "-m", "not extended", "-n", "2", f"--phase-write={phase}")
-    lines = _phase(tmp_path, "-m", "not extended", f"--phase-read={phase}")
-    for run in ("fast ", "this run "):
-        (causes,) = [line.split()[-3:] for line in lines if line.startswith(run)]
-        for cause, seconds in zip(("tests", "processes", "waiting"), causes, strict=True):
-            assert int(seconds) >= 1, (run, cause, lines)
+    fast, long = tmp_path / "build" / "fast-phase.json", tmp_path / "build" / "long-phase.json"
+    usual = "not extended and not slow and not alone"
+    _phase(tmp_path, "-m", usual, "-n", "2", f"--phase-write={fast}")
+    _phase(tmp_path, "-m", "slow", "test_some.py", f"--phase-write={long}", code=1)
+    lines = _phase(
+        tmp_path, "-m", "alone", "test_some.py", f"--phase-read={fast}", f"--phase-read={long}"
+    )
+    assert "4 passed, 1 skipped" in lines
+    assert "1 passed, 1 failed" in lines
+    assert "FAILED test_some.py::test_fails_slowly" in lines
+    assert any("test_skips" in line and "no such machine here" in line for line in lines)
+    assert "1 passed, 4 deselected" in lines[-1]
+    (causes,) = [line.split()[-3:] for line in lines if line.startswith("fast ")]
+    for cause, seconds in zip(("tests", "processes", "waiting"), causes, strict=True):
+        assert int(seconds) >= 1, (cause, lines)
     assert any(line.endswith("test_spends.py") for line in lines)
     assert "not run: 1 tests that only `make test-all` runs" in lines
 

@@ -34,9 +34,8 @@ def test_who_is_ill_is_named_and_nobody_else(first: int) -> None:
     assert named >= PER_TEST / 5, "the masters had an excuse nearly always"
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(25, 200, 25))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 25))
 def test_who_is_ill_leaves_and_the_job_goes_on(first: int) -> None:
     """Under Act: slow nodes are excluded where that gains, hangs end, nobody else pays for it."""
     done: Counter[str] = Counter()

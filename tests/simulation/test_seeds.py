@@ -1,6 +1,6 @@
 """Random schedules of faults: whatever happens, every invariant holds and the job comes back.
 
-Two thousand seeds, half of them in `make test`, each a scenario of its own. A failing one is
+Two thousand seeds, a quarter of them in `make test`, each a scenario of its own. A failing one is
 shrunk; the message has the seed, the invariant, and the minimal scenario as code to paste into a
 test of its own.
 """
@@ -17,10 +17,10 @@ from simulation.scenario import Scenario, announced, draw
 from simulation.shrink import report
 
 SEEDS = 2_000
-PER_TEST = 100
+PER_TEST = 50
 PER_TEST_LARGE = 10
 MORE = pytest.mark.extended(
-    "as many seeds again: each of `make test` may find what these find",
+    "more seeds: each of `make test` may find what these find",
     held_by=[
         "simulation/test_seeds.py::test_a_job_survives_whatever_happens",
         "simulation/test_planted_bugs.py::test_a_planted_bug_is_found",
@@ -48,14 +48,14 @@ def _check(scenario: Scenario) -> None:
         pytest.fail(report(outcome), pytrace=False)
 
 
-@pytest.mark.parametrize("first", _seeds(SEEDS, usual=1000))
+@pytest.mark.parametrize("first", _seeds(SEEDS, usual=500))
 def test_a_job_survives_whatever_happens(first: int) -> None:
     """One to twelve nodes, three to sixteen faults; about 25 ms each."""
     for seed in range(first, first + PER_TEST):
         check(seed)
 
 
-@pytest.mark.parametrize("first", _seeds(1000, usual=500))
+@pytest.mark.parametrize("first", _seeds(1000, usual=250))
 def test_a_job_survives_what_clouds_announce(first: int) -> None:
     """The same schedules, with notice given of each eviction, drain and departure."""
     for seed in range(first, first + PER_TEST):
@@ -84,7 +84,7 @@ def test_a_crowd_survives(nodes: int) -> None:
     check(1, nodes=nodes, faults=6)
 
 
-@pytest.mark.parametrize("first", _seeds(500, usual=500))
+@pytest.mark.parametrize("first", _seeds(500, usual=250))
 def test_a_job_of_replicas_survives_whatever_happens(first: int) -> None:
     """The same schedules under local SGD: each unit of nodes is a replica with a world of its own.
 

@@ -60,16 +60,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "train.py").write_text(TRAIN)
     started: list[AgentProcess] = []
 
-    def begin(steps: int, killed_at: int = 0) -> AgentProcess:
+    def begin(steps: int, killed_at: int = 0, *, forked: bool = True) -> AgentProcess:
         env = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
         }
         args = ("train.py", "checkpoints", str(steps), str(killed_at))
-        agent = AgentProcess(
-            ("--nproc-per-node=2", *args), {**env, "TMPDIR": str(tmp_path / "tmp")}, tmp_path
-        )
+        env["TMPDIR"] = str(tmp_path / "tmp")
+        agent = AgentProcess(("--nproc-per-node=2", *args), env, tmp_path, forked=forked)
         started.append(agent)
         return agent
 
@@ -164,7 +163,7 @@ def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:
 
 def test_no_byte_is_left_when_the_agent_is_killed(start: Start, tmp_path: Path) -> None:
     """Its memory goes with it and its ranks; the next agent removes the socket."""
-    agent = start(4000)
+    agent = start(4000, forked=False)
     _until(lambda: len(_said(agent, "step")) > 20, agent)
     family = agent.family()
     held = _arenas([agent.pid, *(process.pid for process in family)])
@@ -173,7 +172,7 @@ def test_no_byte_is_left_when_the_agent_is_killed(start: Start, tmp_path: Path) 
     assert wait_gone(family, 5.0) == []
     assert _arenas(psutil.pids()) & held == set()
     assert list((tmp_path / "tmp").glob("holdfast_arena_*"))
-    following = start(3)
+    following = start(3, forked=False)
     assert following.wait(120) == 0, following.errors()
     assert list((tmp_path / "tmp").glob("holdfast_arena_*")) == []
 

@@ -41,18 +41,22 @@ say("end")
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start holdfast-run in a clean environment; its temporary files lie in tmp_path/tmp."""
+    """Start holdfast-run in a clean environment; its temporary files lie in tmp_path/tmp.
+
+    It begins with torch imported, as a fork, unless a test says `forked=False`.
+    """
     (tmp_path / "tmp").mkdir()
     (tmp_path / "train.py").write_text(TRAIN)
     started: list[AgentProcess] = []
 
-    def begin(*args: str) -> AgentProcess:
+    def begin(*args: str, forked: bool = True) -> AgentProcess:
         env = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
         }
-        agent = AgentProcess(args, {**env, "TMPDIR": str(tmp_path / "tmp")}, tmp_path)
+        env["TMPDIR"] = str(tmp_path / "tmp")
+        agent = AgentProcess(args, env, tmp_path, forked=forked)
         started.append(agent)
         return agent
 
@@ -81,7 +85,7 @@ def _master(agent: AgentProcess) -> psutil.Process:
 
 def test_a_run_ends_with_0_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
     """Success is exit code 0, with no process, no temporary file and not a word."""
-    agent = start("--nproc-per-node=2", "train.py", "10")
+    agent = start("--nproc-per-node=2", "train.py", "10", forked=False)
     assert agent.wait(120) == 0
     assert agent.output().count("end") == 2
     assert agent.errors() == ""
@@ -149,7 +153,7 @@ def test_under_nohup_a_hangup_ends_neither_the_run_nor_its_ranks(start: Start) -
     """A signal ignored at the start stays ignored. SIGTERM ends the run all the same."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        agent = start("--nproc-per-node=2", "train.py", "5000")
+        agent = start("--nproc-per-node=2", "train.py", "5000", forked=False)
     finally:
         signal.signal(signal.SIGHUP, before)
     _until(lambda: agent.output().count("start") == 2, agent)
@@ -280,7 +284,7 @@ def test_a_shell_that_keeps_the_containers_sigterm_is_told(
 
 def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> None:
     """After kill -9 the master does not serve on, and the next agent removes what is left."""
-    agent = start("--nproc-per-node=1", "train.py", "5000")
+    agent = start("--nproc-per-node=1", "train.py", "5000", forked=False)
     _until(lambda: "start" in agent.output(), agent)
     family = agent.family()
     assert _master(agent) in family
@@ -292,7 +296,7 @@ def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> 
         True,
         True,
     ]
-    assert start("--nproc-per-node=1", "--no-python", "true").wait(120) == 0
+    assert start("--nproc-per-node=1", "--no-python", "true", forked=False).wait(120) == 0
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 

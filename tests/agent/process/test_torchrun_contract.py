@@ -73,9 +73,15 @@ async def _torchrun(
 
 
 async def _holdfast(
-    args: list[str], env: dict[str, str], folder: Path, master: ScriptedMaster, nproc: int
+    args: list[str],
+    env: dict[str, str],
+    folder: Path,
+    master: ScriptedMaster,
+    nproc: int,
+    *,
+    forked: bool = True,
 ) -> str:
-    agent = AgentProcess(args, env, folder)
+    agent = AgentProcess(args, env, folder, forked=forked)
     try:
         stream = await master.stream(len(master.streams))
         await stream.warm()
@@ -89,7 +95,21 @@ async def _holdfast(
         agent.end()
 
 
-@pytest.mark.parametrize("threads", [None, "3"], ids=["threads-unset", "threads-set"])
+MORE = pytest.mark.extended(
+    "thread counts that a user sets reach workers in a test of their own",
+    held_by=[
+        "agent/process/zygote/test_torch_workers.py::test_the_users_own_thread_count_reaches_the_workers"
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [
+        pytest.param(None, id="threads-unset"),
+        pytest.param("3", id="threads-set", marks=MORE),
+    ],
+)
 async def test_workers_find_torchruns_environment(
     threads: str | None,
     identities: Identities,
@@ -106,7 +126,8 @@ async def test_workers_find_torchruns_environment(
     flags = ["--nproc-per-node=2", "--role=trainer", "--standalone", probe]
     tail = ["--lr", "0.1", "${local_rank}"]
     await _torchrun([*flags, str(tmp_path / "theirs"), *tail], plain, tmp_path)
-    await _holdfast([*flags, str(tmp_path / "ours"), *tail], env, tmp_path, master, 2)
+    args = [*flags, str(tmp_path / "ours"), *tail]
+    await _holdfast(args, env, tmp_path, master, 2, forked=False)
     theirs, ours = _read(tmp_path / "theirs", 2), _read(tmp_path / "ours", 2)
     for expected, found in zip(theirs, ours, strict=True):
         left = {k: v for k, v in expected["environ"].items() if k not in DIFFERENT}
@@ -133,6 +154,7 @@ async def test_a_place_in_a_larger_world_shows(
         ["--nproc-per-node=2", script(PROBE), str(tmp_path / "out")],
         environment(identities, master.endpoint),
         tmp_path,
+        forked=True,
     )
     try:
         stream = await master.stream()

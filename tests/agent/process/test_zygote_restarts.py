@@ -297,7 +297,7 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
             for name, value in os.environ.items()
             if not name.startswith(("PET_", "TORCHELASTIC_"))
         }
-        agent = AgentProcess(("--nproc-per-node=2", *args), clean, tmp_path)
+        agent = AgentProcess(("--nproc-per-node=2", *args), clean, tmp_path, forked=True)
         started.append(agent)
         return agent
 

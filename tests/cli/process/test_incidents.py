@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from holdfast_cli import final_state
 from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_cli.main import main
 from holdfast_wire import evidence_file
 from holdfast_wire.messages import (
     GetGoodputResponse,
@@ -81,11 +81,8 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "HOLDFAST_HOME": str(tmp_path)}
 
 
-def _holdfast(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast_cli.main", *words]
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
+def _holdfast(environ: dict[str, str], *words: str) -> Result:
+    return CliRunner().invoke(main, words, env=environ)
 
 
 def test_the_list_has_a_line_for_each(environ: dict[str, str]) -> None:
@@ -142,7 +139,7 @@ def test_a_file_has_all_of_it_and_nothing_is_overwritten(
         assert zipped.read("stacks/rank-00001.txt") == b"  File train.py, line 1\n"
     before = path.read_bytes()
     again = _holdfast(environ, "incident", "gpt", "i1.2", "--save", str(path))
-    assert again.returncode == 2
+    assert again.exit_code == 2
     assert f"--save is {path}, which exists and stays as it is" in again.stderr
     assert path.read_bytes() == before
 
@@ -153,14 +150,14 @@ def test_a_file_that_cannot_be_made_is_named_with_a_remedy(
     """As for a directory that does not exist."""
     path = tmp_path / "absent" / "hang.zip"
     done = _holdfast(environ, "incident", "gpt", "i1.2", "--save", str(path))
-    assert (done.returncode, "name a file in a directory that exists" in done.stderr) == (2, True)
+    assert (done.exit_code, "name a file in a directory that exists" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["i9.9", "../../job", ""])
 def test_an_id_that_no_incident_has_is_refused(environ: dict[str, str], name: str) -> None:
     """The text names the id, and where the ids are."""
     done = _holdfast(environ, "incident", "gpt", name)
-    assert done.returncode == 5
+    assert done.exit_code == 5
     assert f"incident {name!r} is none of the job's" in done.stderr
 
 
@@ -169,5 +166,5 @@ def test_damaged_evidence_leaves_the_rest(environ: dict[str, str]) -> None:
     file = Path(environ["HOLDFAST_HOME"]) / "jobs/gpt/journal/evidence/i1.2.evidence"
     file.write_bytes(b"?")
     shown = _holdfast(environ, "incident", "gpt", "i1.2")
-    assert shown.returncode == 0
+    assert shown.exit_code == 0
     assert "i1.2.evidence cannot be used: it is damaged" in shown.stdout

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from holdfast_cli import job_directory
 from holdfast_cli.journal import FACTS
+from holdfast_cli.main import main
 from holdfast_master.instructions import Fact
 from holdfast_master.journal.segments import segment_path
 from holdfast_master.journal.writer import Journal
@@ -41,34 +44,43 @@ def state_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def holdfast(root: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    environ = {**os.environ, "HOLDFAST_HOME": str(root), **more}
-    command = [sys.executable, "-m", "holdfast_cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env=environ
-    )
+Holdfast = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_show_prints_each_fact_with_its_reason(state_root: Path) -> None:
+@pytest.fixture
+def holdfast(state_root: Path, capfd: pytest.CaptureFixture[str]) -> Holdfast:
+    """Return what runs the command in this process; it starts the journal's reader itself."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        capfd.readouterr()
+        done = CliRunner().invoke(main, arguments, env={"HOLDFAST_HOME": str(state_root)})
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(
+            arguments, done.exit_code, done.stdout + out, done.stderr + err
+        )
+
+    return run
+
+
+def test_show_prints_each_fact_with_its_reason(holdfast: Holdfast) -> None:
     """In order, in words; as JSON the fields by their names."""
-    shown = holdfast(state_root, "journal", "show", "gpt")
+    shown = holdfast("journal", "show", "gpt")
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(1, len(lines) + 1))
     assert "begins epoch 1" in lines[0]
     assert any("WorldDecided" in line and "of nodes 0,1,2" in line for line in lines)
-    as_json = holdfast(state_root, "journal", "show", "gpt", "-o", "json").stdout.splitlines()
+    as_json = holdfast("journal", "show", "gpt", "-o", "json").stdout.splitlines()
     facts = [json.loads(line) for line in as_json]
     assert [fact["sequence"] for fact in facts] == list(range(1, len(lines) + 1))
     assert facts[0]["fact"]["kind"] == "SegmentOpened"
 
 
-def test_show_filters_by_kind_round_incident_and_sequence(state_root: Path) -> None:
+def test_show_filters_by_kind_round_incident_and_sequence(holdfast: Holdfast) -> None:
     """Each filter alone, and two together."""
 
     def shown(*filters: str) -> list[dict[str, object]]:
-        done = holdfast(state_root, "journal", "show", "gpt", "-o", "json", *filters)
+        done = holdfast("journal", "show", "gpt", "-o", "json", *filters)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -85,31 +97,31 @@ def test_show_filters_by_kind_round_incident_and_sequence(state_root: Path) -> N
 
 
 def test_verify_says_what_each_file_holds_and_ends_with_its_verdict(
-    state_root: Path, tmp_path: Path
+    holdfast: Holdfast, state_root: Path, tmp_path: Path
 ) -> None:
     """0 intact, 6 damaged and nothing lost, 7 lost; a directory may be named instead of a job."""
-    whole = holdfast(state_root, "journal", "verify", "gpt")
+    whole = holdfast("journal", "verify", "gpt")
     assert (whole.returncode, "verdict: intact" in whole.stdout) == (0, True)
     data = segment_path(state_root / "jobs" / "gpt" / "journal", 1).read_bytes()
     copied = segment_path(tmp_path, 1)
     (tmp_path / "notes.txt").write_text("mine")
     copied.write_bytes(data[:-3])
-    torn = holdfast(state_root, "journal", "verify", str(tmp_path))
+    torn = holdfast("journal", "verify", str(tmp_path))
     assert (torn.returncode, "nothing is lost" in torn.stdout) == (6, True)
     assert "foreign" in torn.stdout
     copied.write_bytes(data[:2000] + b"\0" + data[2001:])
-    shown = holdfast(state_root, "journal", "show", str(tmp_path))
+    shown = holdfast("journal", "show", str(tmp_path))
     assert (shown.returncode, "damaged there" in shown.stderr) == (0, True)
-    lost = holdfast(state_root, "journal", "verify", str(tmp_path), "-o", "json")
+    lost = holdfast("journal", "verify", str(tmp_path), "-o", "json")
     assert lost.returncode == 7
     report = json.loads(lost.stdout)
     assert report["verdict"] == "LOST"
     assert "damaged there" in report["files"][0]["damage"]
 
 
-def test_replay_without_inputs_shows_the_facts_and_says_so(state_root: Path) -> None:
+def test_replay_without_inputs_shows_the_facts_and_says_so(holdfast: Holdfast) -> None:
     """Nothing is claimed that was not decided again."""
-    done = holdfast(state_root, "replay", "gpt", "--from", "5")
+    done = holdfast("replay", "gpt", "--from", "5")
     assert done.returncode == 0, done.stderr
     assert "nothing was decided again" in done.stdout
     assert done.stdout.startswith("       5  ")
@@ -127,10 +139,10 @@ def test_replay_without_inputs_shows_the_facts_and_says_so(state_root: Path) -> 
     ids=["unknown job", "no journal", "unknown incident", "nothing to show", "unknown kind"],
 )
 def test_what_cannot_be_is_said_with_the_remedy(
-    state_root: Path, arguments: tuple[str, ...], code: int, text: str
+    holdfast: Holdfast, arguments: tuple[str, ...], code: int, text: str
 ) -> None:
     """One line on standard error, and the code of the table."""
-    done = holdfast(state_root, *arguments)
+    done = holdfast(*arguments)
     assert (done.returncode, text in done.stderr) == (code, True), done.stderr
 
 

@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ import pytest
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
+from house import forks
 
 pytestmark = pytest.mark.train
 
@@ -252,8 +254,19 @@ if rank == 0:
         future.result(60)
     except CheckpointError as error:
         print("refused:", error, flush=True)
+print("over", flush=True)
 os._exit(0)
 """
+
+
+def _ranks(folder: Path, script: str) -> list[str]:
+    """Run two ranks of one group to their end; return what each wrote."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    env = os.environ | place | {"PYTHONWARNINGS": "ignore"}
+    return forks.run_ranks(["-c", script, str(folder)], 2, env=env, timeout=100)
 
 
 def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
@@ -263,9 +276,8 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
     """
     import torch
 
-    with _ranks(tmp_path) as ranks:
-        said = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    said = _ranks(tmp_path, _RANK)
+    assert [text.count("over") for text in said] == [1, 1], said
     assert all(f"{step} collectives 0" in text for text in said for step in (2, 3)), said
     empty = {
         "sharded": torch.empty(5000),
@@ -312,8 +324,7 @@ def test_a_call_that_fails_on_one_rank_mixes_no_two_states(tmp_path: Path) -> No
     """It is a call of that rank too; the others hear of it at once, and the next one is whole."""
     import torch
 
-    with _ranks(tmp_path, _FAILING_RANK) as ranks:
-        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    said = _ranks(tmp_path, _FAILING_RANK)
     assert [text.count("failed:") for text in said] == [1, 1], said
     assert "failed: 2 of its own" in said[0]
     assert "failed: 2 step 2: rank 0" in said[1]
@@ -375,37 +386,6 @@ def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path:
     assert "have the handler set a flag" in said
     dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "y").result(30)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["x", "y"]
-
-
-class _ranks:  # noqa: N801 - reads as a function
-    """Two ranks of one group; both are gone afterwards."""
-
-    def __init__(self, folder: Path, script: str = _RANK) -> None:
-        self._folder, self._script = folder, script
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def __enter__(self) -> list[subprocess.Popen[str]]:
-        import socket
-
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        for rank in range(2):
-            place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-            process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", self._script, str(self._folder)],
-                env=os.environ | place | {"MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            self._processes.append(process)
-        return self._processes
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.communicate()
 
 
 def test_what_was_saved_is_let_go_once_it_is_copied(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import subprocess
-import sys
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer import copier, reshard
 from holdfast.flash.trainer.cuda_load import upload
 from holdfast.flash.trainer.cuda_save import Gpus
+from house import forks
 
 pytestmark = pytest.mark.train
 
@@ -231,7 +231,8 @@ def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
         "assert not {trainer + 'cuda_save', trainer + 'cuda_load'} & set(sys.modules);"
         "assert not torch.cuda.is_initialized()"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True)
+    done = forks.run(["-c", code, str(tmp_path)], env=os.environ, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(autouse=True)

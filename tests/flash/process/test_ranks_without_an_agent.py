@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from house import forks
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 
@@ -49,28 +49,8 @@ def test_a_part_that_cannot_be_written_fails_the_step_for_all_ranks_at_once(
 ) -> None:
     """Each rank's `wait` names the rank and the reason, and the next step is saved."""
     root, meeting = tmp_path / "ck", tmp_path / "meeting"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(root), str(broken), str(meeting)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "LOCAL_WORLD_SIZE": "2",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        told = [one.communicate(timeout=100)[0] for one in ranks]
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+    command = ["-c", SCRIPT, str(root), str(broken), str(meeting)]
+    told = forks.run_ranks(command, 2, env=os.environ, timeout=100)
     for rank, text in enumerate(told):
         assert "step 1" in text, told
         assert "File too large" in text, told

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+
+from house import forks
 
 pytestmark = pytest.mark.train
 
@@ -22,8 +23,8 @@ for step in range(flash.latest() + 1, int(sys.argv[2]) + 1):
 
 
 def _end(tmp_path: Path, steps: int, last: str = "") -> tuple[int, str]:
-    command = [sys.executable, "-c", SCRIPT + last, str(tmp_path / "run"), str(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    command = ["-c", SCRIPT + last, str(tmp_path / "run"), str(steps)]
+    done = forks.run(command, env=os.environ, timeout=60)
     return done.returncode, done.stderr
 
 

@@ -28,6 +28,7 @@ from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast.flash.storage.slot_work import RankArena, SlotWork
 from holdfast.flash.storage.writer import Storage
 from holdfast_wire.messages import Tier
+from house.extended import usual
 
 ROOT = "ck"
 BEST = f"{ROOT}/best"
@@ -175,7 +176,15 @@ def _operations(ranks: list[RankArena]) -> int:
     return _cut_at(0, ranks).disk.operations
 
 
-@pytest.mark.parametrize("draw", range(4))
+MORE = pytest.mark.extended(
+    "other losses of the same cuts; each run draws others",
+    held_by=[
+        "flash/unit/test_power_cuts.py::test_a_power_cut_anywhere_in_a_directorys_life_breaks_no_promise"
+    ],
+)
+
+
+@pytest.mark.parametrize("draw", usual(range(4), 0, more=MORE))
 def test_a_power_cut_anywhere_in_a_directorys_life_breaks_no_promise(
     ranks: list[RankArena], draw: int
 ) -> None:

@@ -18,6 +18,13 @@ STEPS = 60
 EXAMPLE = ROOT / "examples/with_deepspeed"
 
 
+@pytest.mark.extended(
+    "what DeepSpeed saves, and how a job survives kills and scaling, have tests of their own",
+    held_by=[
+        "integrations/deepspeed/test_own_calls.py::test_the_own_calls_load_any_tag_into_another_stage_and_world",
+        "recovery/test_rescale.py::test_scaling_and_restarting_by_command_loses_no_step",
+    ],
+)
 def test_a_killed_rank_and_a_smaller_world_leave_the_curve_as_it_is(tmp_path: Path) -> None:
     """Rank 1 of 3 is killed, then two ranks go on: each step's loss is the unbroken run's."""
     log, calm = tmp_path / "loss.jsonl", tmp_path / "calm.jsonl"

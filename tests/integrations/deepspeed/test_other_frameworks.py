@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 SPECIAL = {"groups": True, "frozen": True}
@@ -24,7 +25,16 @@ def whole(digests: dict[str, str]) -> dict[str, str]:
     return {name: one for name, one in digests.items() if not name.startswith("low.")}
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+MORE = pytest.mark.extended(
+    "the other wrapper of the same test; how they save and load each other is tested without ZeRO",
+    held_by=[
+        "integrations/deepspeed/test_other_frameworks.py::test_torch_continues_what_deepspeed_saved",
+        "flash/process/test_worlds.py::test_every_world_loads_what_every_other_saved",
+    ],
+)
+
+
+@pytest.mark.parametrize("wrapper", usual(["ddp", "fsdp"], "ddp", more=MORE))
 def test_torch_continues_what_deepspeed_saved(
     worlds: DeepSpeedWorlds, tmp_path: Path, wrapper: str
 ) -> None:
@@ -44,7 +54,7 @@ def test_torch_continues_what_deepspeed_saved(
         assert means(after) == pytest.approx(means(before), rel=0, abs=1e-6)
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+@pytest.mark.parametrize("wrapper", usual(["ddp", "fsdp"], "fsdp", more=MORE))
 def test_deepspeed_continues_what_torch_saved(
     worlds: DeepSpeedWorlds, tmp_path: Path, wrapper: str
 ) -> None:

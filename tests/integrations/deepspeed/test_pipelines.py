@@ -7,11 +7,20 @@ from pathlib import Path
 import pytest
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
+from house.extended import usual
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("saver", [(2, 2), (4, 2)])
+MORE = pytest.mark.extended(
+    "two replicas of the same stages save as one does",
+    held_by=[
+        "integrations/deepspeed/test_pipelines.py::test_a_pipeline_continues_with_other_stages_and_replicas"
+    ],
+)
+
+
+@pytest.mark.parametrize("saver", usual([(2, 2), (4, 2)], (2, 2), more=MORE))
 def test_a_pipeline_continues_with_other_stages_and_replicas(
     worlds: DeepSpeedWorlds, tmp_path: Path, saver: tuple[int, int]
 ) -> None:

@@ -74,6 +74,12 @@ def test_a_replica_that_has_missed_a_choice_takes_it_from_the_others(kind: str) 
 
 
 @pytest.mark.parametrize("kind", usual(["fsdp", "ddp"], "ddp", more=MORE))
+@pytest.mark.extended(
+    "a longer absence than the other test's, under DDP",
+    held_by=[
+        "local_sgd/process/test_elastic_switching.py::test_a_replica_that_has_missed_a_choice_takes_it_from_the_others",
+    ],
+)
 def test_one_that_was_out_for_long_has_rounds_as_often_as_the_others(kind: str) -> None:
     """It is at the others' step, place and rate after one round, and has rounds as often."""
     told = run(scenario="thawed", kind=kind, slow=SLOW[kind], replicas=3, every=5, **SWITCHING)

@@ -41,6 +41,14 @@ def ends(told: dict[str, Any]) -> list[float]:
     return losses
 
 
+@pytest.mark.extended(
+    "many losses and joins of one training: each kind has a test of its own",
+    held_by=[
+        "local_sgd/process/test_elastic_training.py::test_shards_of_a_replica_change_members_together",
+        "local_sgd/process/test_elastic_members.py::test_four_replicas_become_two_and_then_six",
+        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
+    ],
+)
 def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
     """Two killed at one time, one that joins, one frozen while members change.
 

@@ -26,6 +26,13 @@ MORE = pytest.mark.extended(
 SCENARIO: Final[dict[str, Any]] = {"kind": "megatron", "interval": 3, "shards": 2, "setup": {}}
 
 
+@pytest.mark.extended(
+    "rounds of one world are the same code, and are compared with formulas",
+    held_by=[
+        "local_sgd/process/test_megatron_members.py::test_one_is_killed_and_one_joins",
+        "local_sgd/process/test_megatron.py::test_two_replicas_train_as_whole_ones",
+    ],
+)
 def test_replicas_that_nothing_happens_to_train_as_those_of_one_world() -> None:
     """Two replicas of two ranks, each in a world of its own: weights of a fixed job, to 1e-6."""
     told = run(scenario="static", replicas=2, rounds=2, **SCENARIO)
@@ -55,6 +62,13 @@ def test_one_is_killed_and_one_joins() -> None:
     _check_joiner(told, why)
 
 
+@pytest.mark.extended(
+    "rounds by time freeze one, too",
+    held_by=[
+        "local_sgd/process/test_megatron_members.py::test_by_time_members_come_and_go",
+        "local_sgd/process/test_elastic_members.py::test_a_frozen_replica_holds_nobody_once_a_roster_leaves_it_out",
+    ],
+)
 def test_one_is_frozen_while_the_others_train_on() -> None:
     """The roster leaves it out, and the others do not wait for its connections."""
     seed = random.randrange(10_000)

@@ -4,11 +4,14 @@ Belongs here: the process as seen by a test, the start of the ranks, their answe
 here: what the ranks do, by framework (`flash_world`, `deepspeed_world`, `megatron_worlds`).
 
 The process reads one JSON line per world from standard input and answers each with a line: what
-each rank says.
+each rank says. It stays for the next file of tests: to import a framework takes up to eight seconds
+of a core, and files of one framework are shared out among the workers of a run.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import multiprocessing
 import os
@@ -27,6 +30,46 @@ Jobs = Mapping[str, Callable[[Mapping[str, Any], Any], None]]
 """Name of a job → the function that a rank runs: (world, pipe to the test)."""
 
 
+class _Server:
+    """A script that ends in `serve`."""
+
+    def __init__(self, script: str, *, before_torch: bool, environment: Mapping[str, str]) -> None:
+        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), **environment}
+        begin, given = os.pipe()
+        told, end = os.pipe()
+        self._process: forks.Fork | subprocess.Popen[bytes]
+        if before_torch:
+            self._process = subprocess.Popen(
+                [sys.executable, script], stdin=begin, stdout=end, env={**os.environ, **own}
+            )
+        else:
+            self._process = forks.start([script], env={**os.environ, **own}, files=[begin, end, 2])
+        os.close(begin)
+        os.close(end)
+        self._asked, self._told = os.fdopen(given, "w"), os.fdopen(told)
+        forks.keep(self._process.pid)
+        atexit.register(self.close)
+
+    def ask(self, world: Mapping[str, Any]) -> list[dict[str, Any]]:
+        self._asked.write(json.dumps(world) + "\n")
+        self._asked.flush()
+        answers: list[dict[str, Any]] = json.loads(self._told.readline())
+        return answers
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        self._asked.close()
+        self._process.wait(timeout=60)
+        self._told.close()
+
+
+@functools.cache
+def _servers() -> dict[str, _Server]:
+    return {}
+
+
 class ForkedWorlds:
     """A script that ends in `serve`, as seen by a test."""
 
@@ -35,28 +78,17 @@ class ForkedWorlds:
     """Whether it imports something that must come before torch: then it is no fork (`forks`)."""
 
     def __init__(self, **environment: str) -> None:
-        """Start it."""
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT), **environment}
-        begin, given = os.pipe()
-        told, end = os.pipe()
-        self._process: forks.Fork | subprocess.Popen[bytes]
-        if self.before_torch:
-            self._process = subprocess.Popen(
-                [sys.executable, self.script], stdin=begin, stdout=end, env={**os.environ, **own}
+        """Start it, unless it runs already."""
+        kept = _servers()
+        if self.script not in kept or kept[self.script].ended():
+            kept[self.script] = _Server(
+                self.script, before_torch=self.before_torch, environment=environment
             )
-        else:
-            self._process = forks.start(
-                [self.script], env={**os.environ, **own}, files=[begin, end, 2]
-            )
-        os.close(begin)
-        os.close(end)
-        self._asked, self._told = os.fdopen(given, "w"), os.fdopen(told)
+        self._server = kept[self.script]
 
     def run(self, **world: Any) -> list[dict[str, Any]]:
         """Run a world to its end; return what each rank says. Fails when one fails."""
-        self._asked.write(json.dumps(world) + "\n")
-        self._asked.flush()
-        answers: list[dict[str, Any]] = json.loads(self._told.readline())
+        answers = self._server.ask(world)
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors or world.get("may_fail"), "\n".join(errors)
         return answers
@@ -65,9 +97,7 @@ class ForkedWorlds:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._asked.close()
-        self._process.wait(timeout=60)
-        self._told.close()
+        """Leave it to the next file."""
 
 
 def serve(jobs: Jobs) -> None:

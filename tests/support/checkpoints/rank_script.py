@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from house import forks
 
 BEGIN = """
 import os, sys, warnings
@@ -55,26 +55,5 @@ def ranks(
 
     name: of the file by which the world meets, another for each. Checkpoints lie in `ck`.
     """
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", BEGIN + script, str(tmp_path / "ck"), str(tmp_path / name)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-                **environment,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        return [one.communicate(timeout=150)[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-            one.wait()
+    command = ["-c", BEGIN + script, str(tmp_path / "ck"), str(tmp_path / name)]
+    return forks.run_ranks(command, world, env={**os.environ, **environment}, timeout=150)

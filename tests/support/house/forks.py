@@ -32,12 +32,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """1 in all forks, as an agent sets them before it imports torch."""
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 """What variables begin with that an interpreter or a library reads once."""
 ANSWER_SECONDS = 60.0
 _REQUEST_BYTES = 2**20
+_KEPT: dict[int, psutil.Process] = {}
 
 
 @dataclass
@@ -159,9 +162,23 @@ def parent() -> int:
     return _server().process.pid
 
 
+def keep(pid: int) -> None:
+    """Say that a process stays for the whole run; its CPU counts while it runs."""
+    _KEPT[pid] = psutil.Process(pid)
+
+
+def kept() -> set[int]:
+    """Return the processes that stay for the whole run."""
+    return {server_pid(), *_KEPT}
+
+
 def cpu() -> float:
-    """Return the CPU seconds of all forks that are known to have ended."""
-    return _server().cpu if _server.cache_info().currsize else 0.0
+    """Return the CPU seconds of all forks that have ended, and of all processes that are kept."""
+    known = _server().cpu if _server.cache_info().currsize else 0.0
+    for process in _KEPT.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            known += sum(process.cpu_times()[:4])  # with those of children that it has reaped
+    return known
 
 
 def forkable(environment: Mapping[str, str]) -> bool:
@@ -214,6 +231,32 @@ def run(
         return subprocess.CompletedProcess(args, code, streams[1].read(), streams[2].read())
 
 
+def run_ranks(
+    args: Sequence[str], size: int, *, env: Mapping[str, str], timeout: float
+) -> list[str]:
+    """Run a program as every rank of one node; return what each wrote, errors among it.
+
+    Raises:
+        subprocess.TimeoutExpired: One did not end; all are killed.
+    """
+    until = time.monotonic() + timeout
+    with contextlib.ExitStack() as stack:
+        nothing = stack.enter_context(Path(os.devnull).open())
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(size)]
+        made = []
+        for rank, file in enumerate(files):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+            streams = [one.fileno() for one in (nothing, file, file)]
+            made.append(start(args, env={**env, **place}, files=streams))
+            stack.callback(made[-1].kill)
+        for one in made:
+            one.wait(max(0.0, until - time.monotonic()))
+        for file in files:
+            file.seek(0)
+        return [file.read() for file in files]
+
+
 def _serve(channel: socket.socket) -> None:
     """Fork what is asked for, and tell of each end, until the test process has gone."""
     selector = selectors.DefaultSelector()
@@ -252,7 +295,8 @@ def _be(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-    except BaseException:  # noqa: BLE001 - as an interpreter does
+    except BaseException as error:  # noqa: BLE001 - as an interpreter does
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

@@ -48,6 +48,5 @@ def _ours(thread: threading.Thread) -> bool:
 
 
 def _processes() -> list[psutil.Process]:
-    # The process of which others are forks stays for the whole run.
     found = psutil.Process().children(recursive=True)
-    return [process for process in found if process.pid != forks.server_pid()]
+    return [process for process in found if process.pid not in forks.kept()]

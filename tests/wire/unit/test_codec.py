@@ -34,7 +34,7 @@ MESSAGE, ENUM = 11, 14
 
 @pytest.mark.parametrize("name", twin_names())
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_message_comes_back_as_it_was_sent(name: str, data: st.DataObject) -> None:
     """Twin to protobuf to bytes and back gives an equal twin."""
     twin = data.draw(twins(name))

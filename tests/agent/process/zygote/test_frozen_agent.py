@@ -135,8 +135,9 @@ RENEWED_IN_BETWEEN = """
     from holdfast_agent.zygote.loop import live
     from holdfast_agent.zygote.store_processes import StoreProcesses
 
-    page = Page.create(1, 60_000_000_000)
-    page.begin_lease(time.monotonic_ns() - 600_000_000_000)
+    page = Page.create(1, 30_000_000_000)
+    # A machine that was just started has a small clock.
+    page.begin_lease(time.monotonic_ns() - 31_000_000_000)
     ours, theirs = protocol.pair()
     agent = os.getpid()
     if os.fork() == 0:

@@ -43,7 +43,7 @@ def test_it_is_as_good_as_the_best_fixed_interval(job: Job) -> None:
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_a_job_that_learns_is_within_3_percent_from_its_fifth_failure_on(job: Job) -> None:
     """Each seed, where failures are most frequent and so cost most: the master looks after each."""
-    for seed in range(12):
+    for seed in range(6):
         value, best = learning(job, MEANS[0], seed, LEARNING)
         assert value >= 0.97 * best, (seed, value, best)
 
@@ -82,9 +82,9 @@ def _swapped(job: Job, rates: Rates) -> Every:
 )
 def test_a_wrong_formula_is_found(planted: object) -> None:
     """With each of these the comparison above fails: it can."""
-    bad = []
-    for job in JOBS:
-        for mean in MEANS[:2]:
-            row = measure(job, mean, number=NUMBER, seeds=0, choose=planted)  # type: ignore[arg-type]
-            bad += [row] if row.known_goodput < 0.99 * row.best_goodput else []
-    assert bad
+    rows = (
+        measure(job, mean, number=NUMBER, seeds=0, choose=planted)  # type: ignore[arg-type]
+        for job in JOBS
+        for mean in MEANS[:2]
+    )
+    assert any(row.known_goodput < 0.99 * row.best_goodput for row in rows)

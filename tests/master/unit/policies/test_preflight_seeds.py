@@ -23,7 +23,7 @@ MORE = pytest.mark.extended(
     ],
 )
 
-SEEDS = {2: 400, 3: 400, 4: 400, 5: 400, 16: 200, 17: 200, 256: 20, 4096: 1}
+SEEDS = {2: 200, 3: 200, 4: 200, 5: 200, 16: 100, 17: 100, 256: 10, 4096: 1}
 """Clusters by number of nodes; one check of 4,096 takes seconds, and has thousands of nodes to get
 wrong."""
 Draw = Callable[[random.Random], Fault]

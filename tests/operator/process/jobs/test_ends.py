@@ -97,9 +97,9 @@ def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: 
     jobs = {name: make_job(name) for name in cases}
     for name, (body, _) in cases.items():
         jobs[name].create(body)
-    kubectl.run("wait", "ej/rule", "--for=condition=Failed", "--timeout=55s")
     for name, (_, expected) in cases.items():
         assert _ended(jobs[name]) == expected, jobs[name].seen()
+    kubectl.run("wait", "ej/rule", "--for=condition=Failed", "--timeout=5s")
     jobs["late"].until("no pods", lambda: not jobs["late"].live() + jobs["late"].live("master"))
     for job in jobs.values():
         job.delete()

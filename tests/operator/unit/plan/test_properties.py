@@ -343,7 +343,7 @@ class Cluster(RuleBasedStateMachine):
 # The lines of the plan are covered by the tables beside this; here it is the orders that count.
 TestPlans = pytest.mark.no_cover(Cluster.TestCase)
 TestPlans.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
