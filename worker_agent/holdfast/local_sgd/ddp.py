@@ -120,8 +120,7 @@ class OuterOptimPeriodicModelAverager:
         """In the order of the optimizer's parameters; those without anchors are not here."""
         self.turns = turns_of(self.config, self.group, members)
         """Rounds by time that all replicas enter."""
-        more = {"turns": self.turns, "switch": self.switch}
-        self._members = members_of(self, members, self._sync, **more)
+        self._members = members_of(self, members, self._sync, turns=self.turns, switch=self.switch)
 
     @property
     def alone(self) -> int:
