@@ -78,6 +78,34 @@ def test_one_call_sets_up_what_takes_three_parts_else(worlds: ReplicaWorlds) -> 
             assert found == pytest.approx(wanted, abs=1e-5)
 
 
+@pytest.mark.parametrize("config", [COLD, WARM], ids=["cold", "warm"])
+def test_fixed_replicas_of_two_ranks_average_their_own_gradients(
+    worlds: ReplicaWorlds, config: dict[str, Any]
+) -> None:
+    """In the warm-up those of all; then of the replica's two, as two processes compute them."""
+    from local_sgd.ddp_replicas import alone
+
+    world = {"config": config, "outer": NESTEROV, "lr": 0.1, "steps": 13, "shards": 2}
+    wanted = alone(world, 2)
+    for rank, answer in enumerate(_ddp(worlds, **world, world=4, by_one_call=True)):
+        for found, one in zip(answer["weights"], wanted[rank // 2], strict=True):
+            assert found == pytest.approx(one, abs=1e-6)
+
+
+@pytest.mark.parametrize("framework", ["ddp", "fsdp2"])
+def test_a_mean_over_fixed_members_is_refused_by_time(
+    worlds: ReplicaWorlds, framework: str
+) -> None:
+    """A replica that waits in a round would never come to it: the error says what to change."""
+    config = {"use_async": True, "local_sgd_sync_time": 60.0, "local_sgd_warmup_steps": 1}
+    world = {"kind": "gloo", "world": 2, "lr": 0.1, "steps": 8, "config": config}
+    for answer in worlds.run(job="spans", framework=framework, **world):
+        assert "use_async=True: the script or DDP makes collectives" in answer["said"] or (
+            "use_async=True: layer" in answer["said"]
+        )
+        assert "average logged values inside a replica" in answer["said"]
+
+
 def test_a_state_dict_changes_nothing(worlds: ReplicaWorlds) -> None:
     """A script that asks each rank at each step trains the same bits (ATorch bug 10)."""
     world = {"config": WARM, "outer": NESTEROV}

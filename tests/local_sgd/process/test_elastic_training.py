@@ -15,7 +15,7 @@ from local_sgd.elastic_runs import check_kept, run, start, steps_of
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
-def check_own_state(told: dict[str, Any], joiner: int, why: str, *, buffers: bool = True) -> None:
+def check_own_state(told: dict[str, Any], joiner: int, why: str) -> None:
     """Hold what a joiner began with to moments and buffers that others have had at that step."""
     shards = [name for name in told["ranks"] if name.split()[0] == str(joiner)]
     for name in shards:
@@ -27,7 +27,7 @@ def check_own_state(told: dict[str, Any], joiner: int, why: str, *, buffers: boo
             for line in steps_of(lines)
             if line["step"] == begun["at"]
         ]
-        for number, one in enumerate(begun["begins with"][: None if buffers else -1]):
+        for number, one in enumerate(begun["begins with"]):
             assert one in {state[number] for state in others}, f"unit {number}: {why}"
 
 
@@ -134,12 +134,21 @@ def test_who_comes_in_the_warm_up_waits_for_its_end() -> None:
     told = run(
         scenario="early", event="join", replicas=2, warmup=60, pace=0.1, rounds=2, states=True
     )
-    check_kept(told, str(told["done"]), least=2, ahead=1)
-    # The others give in the middle of a step, whose forward has changed their buffers.
-    check_own_state(told, 2, str(told["done"]), buffers=False)
+    check_kept(told, str(told["done"]), least=2)
+    check_own_state(told, 2, str(told["done"]))
     joiner, old = (steps_of(told["ranks"][f"{replica} 0"]) for replica in (2, 0))
     assert joiner[0]["step"] == 61
     assert [line["step"] for line in old][:61] == list(range(1, 62))
+
+
+def test_replicas_in_eval_mode_come_and_go_as_others_do() -> None:
+    """As where statistics are frozen: a joiner is at the others' step, place and rate at once."""
+    seed = random.randrange(10_000)
+    given: dict[str, Any] = {"events": ["kill", "join"], "every": 2, "interval": 3, "eval": True}
+    told = run(scenario="campaign", replicas=3, seed=seed, **given)
+    why = f"seed {seed}: {told['done']}"
+    check_kept(told, why, least=5)
+    assert steps_of(told["ranks"]["3 0"])[0]["joined"], why
 
 
 def test_a_loss_in_the_warm_up_is_told_by_name() -> None:

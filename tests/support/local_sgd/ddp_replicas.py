@@ -76,7 +76,7 @@ class Training:
         gta = GTAConfig(**world["gta"]) if world.get("gta") else None
         if world.get("by_one_call"):
             self.optim = local_sgd_under_ddp(
-                self.model, inner(world, self.model), config, outer, gta
+                self.model, inner(world, self.model), config, outer, gta, members=_members(world)
             )
             self.averager = self.optim.averager
             return
@@ -114,6 +114,13 @@ class Training:
     def digest(self) -> str:
         """Return a hash of the weights and of all that lasts."""
         return digest(self.weights(), self.optim.state_dict())
+
+
+def _members(world: Mapping[str, Any]) -> Any:
+    """Return fixed members of so many `shards` a replica; None: a world without that."""
+    from holdfast.local_sgd.members import members_of_environment
+
+    return members_of_environment(world["shards"]) if "shards" in world else None
 
 
 def register_hook(model: nn.parallel.DistributedDataParallel, warmup: int, done: int) -> None:
@@ -177,8 +184,10 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
 def alone(world: Mapping[str, Any], replicas: int) -> list[list[list[float]]]:
     """Return each replica's weights after the steps, by EDiT with uniform weights and SGD inside.
 
-    The warm-up applies the mean of all gradients; then A and v move as Nesterov says.
+    The warm-up applies the mean of all gradients; then A and v move as Nesterov says. A replica of
+    several `shards` has the mean gradient of its ranks, each with data of its own.
     """
+    shards = world.get("shards", 1)
     warmup, interval = (
         world["config"].get(f"local_sgd_{name}", default)
         for name, default in (("warmup_steps", 0), ("sync_interval", 1))
@@ -191,7 +200,7 @@ def alone(world: Mapping[str, Any], replicas: int) -> list[list[list[float]]]:
         if number == warmup:
             anchors = [one.detach().clone() for one in models[0].parameters()]
         grads = [
-            torch.autograd.grad(loss_of(model, replica, number), list(model.parameters()))
+            torch.autograd.grad(_mean_loss(model, replica, number, shards), [*model.parameters()])
             for replica, model in enumerate(models)
         ]
         mean = [torch.stack(some).mean(0) for some in zip(*grads, strict=True)]
@@ -204,6 +213,11 @@ def alone(world: Mapping[str, Any], replicas: int) -> list[list[list[float]]]:
             if local > 0 and local % interval == 0:
                 _agree(models, anchors, momenta, outer)
     return [[one.flatten().tolist() for one in model.parameters()] for model in models]
+
+
+def _mean_loss(model: nn.Module, replica: int, step: int, shards: int) -> torch.Tensor:
+    ranks = range(replica * shards, (replica + 1) * shards)
+    return torch.stack([loss_of(model, rank, step) for rank in ranks]).mean()
 
 
 def _agree(
@@ -302,4 +316,43 @@ def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
     })  # fmt: skip
 
 
-JOBS = {"by time": _by_time, "ddp": _train, "torch": _with_torch_state, "refusals": _refusals}
+def _spans(world: Mapping[str, Any], pipe: Any) -> None:
+    """Train fixed members by time, and average a value over all ranks in each step, as logs do."""
+    from torch.distributed.fsdp import fully_shard
+
+    from holdfast.local_sgd.config import LocalSGDConfig
+    from holdfast.local_sgd.errors import LocalSGDError
+    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.members import members_of_environment, mesh_of
+    from holdfast.local_sgd.presets import local_sgd_under_ddp
+
+    model: Any = classifier()
+    config, members = LocalSGDConfig(**world["config"]), members_of_environment()
+    if world["framework"] == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+        optimizer: Any = local_sgd_under_ddp(model, inner(world, model), config, members=members)
+    else:
+        fully_shard(model, mesh=mesh_of(members, "cpu"))
+        optimizer = inner(world, model)
+        LocalSGD(model, optimizer, members, config)
+    said = ""
+    for number in range(world["steps"]):
+        loss = loss_of(model, dist.get_rank(), number)
+        loss.backward()
+        dist.all_reduce(loss.detach())
+        try:
+            optimizer.step()
+        except LocalSGDError as error:
+            said = str(error)
+            break
+        optimizer.zero_grad()
+    pipe.send({"said": said})
+
+
+JOBS = {
+    "by time": _by_time,
+    "ddp": _train,
+    "torch": _with_torch_state,
+    "refusals": _refusals,
+    "spans": _spans,
+}

@@ -53,14 +53,13 @@ def steps_of(lines: Lines) -> Lines:
     return [line for line in lines if "own" in line]
 
 
-def check_kept(told: dict[str, Any], why: str, least: int = 10, ahead: int = 0) -> None:
+def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
     """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
 
     Replicas of one round are at one step, place in the data and learning rate, whatever befell
     them.
 
-    least: rounds that there were. ahead: batches that a joiner's place may be ahead: one that comes
-    at the end of the warm-up takes the others' place behind their batch, and counts its own on top.
+    least: rounds that there were.
     """
     digests: dict[tuple[int, str], set[str]] = defaultdict(set)
     places: dict[int, dict[str, tuple[int, int, float]]] = defaultdict(dict)
@@ -71,8 +70,7 @@ def check_kept(told: dict[str, Any], why: str, least: int = 10, ahead: int = 0) 
         for line in steps:
             if "round" in line:
                 digests[line["round"], name.split()[1]].add(line["digest"])
-                place = line["place"] - (ahead if line["joined"] else 0)
-                places[line["round"]][name] = line["step"], place, round(line["lr"], 9)
+                places[line["round"]][name] = line["step"], line["place"], round(line["lr"], 9)
     assert len(digests) >= least
     assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
     assert {at: one for at, one in places.items() if len(set(one.values())) > 1} == {}, why

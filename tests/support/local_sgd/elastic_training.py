@@ -20,6 +20,8 @@ from typing import Any, Final
 
 TOKENS: Final = 16
 _LENGTH: Final = 12
+STEP_SECONDS: Final = 0.08
+"""Of each step, where replicas choose their interval: see `WorkClock`."""
 OUTER: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 
 
@@ -101,6 +103,26 @@ def loss_of(model: Any, rows: Any) -> Any:
     return functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
 
+class WorkClock:
+    """Seconds that steps and reductions take by what the scenario says, whatever they really take.
+
+    On a busy machine a step of some ms takes hundreds: by the real clock a choice would follow what
+    else runs there.
+    """
+
+    def __init__(self) -> None:
+        """Begin."""
+        self._now = 1.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self._now
+
+    def takes(self, seconds: float) -> None:
+        """Let some work take its time."""
+        self._now += seconds
+
+
 class Job:
     """Model, inner optimizer and local SGD of one rank, under either framework."""
 
@@ -126,8 +148,11 @@ class Job:
             self._begin_fsdp(members, config, outer)
         else:
             self._begin_ddp(members, config, outer)
+        self.work = WorkClock()
         if "slow" in scenario:
             self._slow_down(self._local._sync, scenario["slow"])
+            self._local.switch._clock = self.work
+        self.model.train(not scenario.get("eval"))
         self.schedule = _schedule(self.inner)
         self._local.carry("schedule", self.schedule)
         self._local.carry("place", self.place)
@@ -154,11 +179,11 @@ class Job:
         self._local: Any = LocalSGD(self.model, self.optimizer, members, config, outer)
 
     def _slow_down(self, sync: Any, seconds: float) -> None:
-        """Let each unit's reduction take longer, as on a slow link."""
+        """Let each unit's reduction take so long, as on a slow link."""
         finish = sync.finish
 
         def finish_late(pending: Any) -> Any:
-            time.sleep(seconds)
+            self.work.takes(seconds)
             return finish(pending)
 
         sync.finish = finish_late
@@ -368,6 +393,7 @@ def _train(job: Job, is_over: Callable[[], bool], me: tuple[int, int], log: Any)
         loss.backward()
         off = _off(job.model, data, seeds, job.scenario["rows"])
         time.sleep(job.scenario["pace"])
+        job.work.takes(STEP_SECONDS)
         job.place.step += 1  # before the step: with DDP a joiner is told in it
         arrived = time.monotonic()
         job.optimizer.step()

@@ -39,12 +39,12 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
             own += 1
             time.sleep(scenario["pace"] * (1 + 3 * (replica == scenario.get("slow"))))
             samples = batch(local.steps)
-            own_data = shard // scenario["setup"].get("tensor", 1)
-            place = (replica * scenario["shards"] + own_data) % len(samples)
-            backward(training, samples[place : place + 1])
+            place = replica * scenario["shards"] + shard // scenario["setup"].get("tensor", 1)
+            backward(training, [samples[place % len(samples)]])
             training.optimizer.step()
             training.scheduler.step(increment=4)
-            log.write(json.dumps({"own": own, "pid": os.getpid(), **_told(local, rounds)}) + "\n")
+            told = _told(local, rounds) | _rate(training)
+            log.write(json.dumps({"own": own, "pid": os.getpid(), **told}) + "\n")
         if config.use_async:
             local.finish()
         log.write(json.dumps({"weights": _weights(training)}) + "\n")
@@ -56,6 +56,12 @@ def _told(local: Any, rounds: int) -> dict[str, Any]:
     if (now := local.units[0].round) != rounds:
         told |= {"round": now, "digest": _anchors(local)}
     return told
+
+
+def _rate(training: Any) -> dict[str, Any]:
+    """Return where the schedule is, and the rate that the optimizer has of it."""
+    lr = training.optimizer.param_groups[0]["lr"]
+    return {"samples": training.scheduler.num_steps, "lr": round(lr, 9)}
 
 
 def _weights(training: Any) -> dict[str, list[float]]:

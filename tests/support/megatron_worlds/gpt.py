@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_worlds import fused_adam
+from megatron_worlds.key_biases import GROUPS, HEADS
 
 _BATCH, _LENGTH, _VOCABULARY = 4, 8, 64
 
@@ -113,8 +114,8 @@ def _config(setup: Setup) -> Any:
     return TransformerConfig(
         num_layers=setup.layers,
         hidden_size=setup.hidden,
-        num_attention_heads=8,
-        num_query_groups=4,
+        num_attention_heads=HEADS,
+        num_query_groups=GROUPS,
         ffn_hidden_size=2 * setup.hidden,
         tensor_model_parallel_size=setup.tensor,
         pipeline_model_parallel_size=setup.pipeline,

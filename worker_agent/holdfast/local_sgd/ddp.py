@@ -48,7 +48,7 @@ from holdfast.local_sgd.elastic import Carried
 from holdfast.local_sgd.members import Members
 from holdfast.local_sgd.pipelined_round import log_batch
 from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, boundary, phase
-from holdfast.local_sgd.spanning import spanning
+from holdfast.local_sgd.spanning import SpanningCollectives, spanning
 from holdfast.local_sgd.switch import load, reducing, round_switch_of, saved
 from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from holdfast.flash.trainer.shards import Shards
 
-_BUCKETS_COMPARED: Final = 3
+_COMPARED: Final = 3
 """Steps of each process in which DDP may compare its buckets over all ranks."""
 _HINT: Final = (
     ". Or they have parted in the warm-up: start_localSGD_iter counts backward passes that reduce, "
@@ -107,8 +107,7 @@ class OuterOptimPeriodicModelAverager:
         self.joined = False
         """This replica came to others that train, and has their state: load no checkpoint."""
         members, self.group = members_and_group(process_group, timeout)
-        fixed = self.group if members is None else None
-        self._spanning = spanning(fixed, by_time=self.config.use_async, skips=_BUCKETS_COMPARED)
+        self._spanning = self._look_for_spanning() if members is None else None
         self.own = Group.of_one() if members is None else members.shard_group
         """The ranks of this replica."""
         self.are_fixed = members is None or not members.changes
@@ -121,8 +120,7 @@ class OuterOptimPeriodicModelAverager:
         """In the order of the optimizer's parameters; those without anchors are not here."""
         self.turns = turns_of(self.config, self.group, members)
         """Rounds by time that all replicas enter."""
-        more = {"turns": self.turns, "switch": self.switch}
-        self._members = members_of(self, members, self._sync, **more)
+        self._members = members_of(self, members, self._sync, turns=self.turns, switch=self.switch)
 
     @property
     def alone(self) -> int:
@@ -152,6 +150,8 @@ class OuterOptimPeriodicModelAverager:
         self._params = params = list(params)
         if self._members is not None and not self._members.is_started:
             self._members.start(params, *(() if inner is None else (inner,)))
+            if self.are_fixed:  # their rounds have groups of their own
+                self._spanning = self._look_for_spanning(own=True)
 
     def carry(self, name: str, one: Carried) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -206,7 +206,8 @@ class OuterOptimPeriodicModelAverager:
         self._alone += not in_warm_up
         follows = self._follows(in_warm_up=in_warm_up)
         if self._members is not None:
-            made = self._members.stepped(ends_round=follows is Boundary.ROUND)
+            is_due = follows is Boundary.ROUND
+            made = None if in_warm_up else self._members.stepped(ends_round=is_due)
             if made is not None:
                 self._keep(made)
         elif follows is Boundary.ROUND or (not in_warm_up and self._has_entered()):
@@ -216,6 +217,9 @@ class OuterOptimPeriodicModelAverager:
             self._take_anchors(params)
         if self._spanning is not None:
             self._spanning.after_count()
+
+    def _look_for_spanning(self, *, own: bool = False) -> SpanningCollectives | None:
+        return spanning(self.group, by_time=self.config.use_async, own=own, skips=_COMPARED)
 
     def _follows(self, *, in_warm_up: bool) -> Boundary:
         """Return what follows the step that was counted last; by time nothing does."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
@@ -100,9 +100,7 @@ class DDPMembers:
         Others give in `optimizer.step()`, before their scripts step a scheduler: a joiner, which
         begins behind that, steps it.
         """
-        taken: Any = one
-        if self._elastic.carry(name, one) and counts_to(self._averager.step - 1, taken):
-            taken.step()
+        if self._elastic.carry(name, one) and catch_up(self._averager.step - 1, one):
             self._elastic.keep_numbers()
 
     @property
@@ -292,6 +290,24 @@ class DDPMembers:
             starts=found.joined or is_left_over,
             is_due=entered and not found.joined,
         )
+
+
+@runtime_checkable
+class Late(Protocol):
+    """What knows by itself that its state is from before the giver's last step of it."""
+
+    def catch_up(self) -> bool:
+        """Make that step; return whether there was one."""
+
+
+def catch_up(step: int, one: Any) -> bool:
+    """Step a scheduler that a joiner was given as of the step before; return whether it was."""
+    if isinstance(one, Late):
+        return one.catch_up()
+    if counts_to(step, one):
+        one.step()
+        return True
+    return False
 
 
 def counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:

@@ -138,9 +138,9 @@ class LocalSGD(FSDP2Rounds):
                 config, self.replicas, self.shard_group, has_changed=has_changed_of(mesh)
             )
         self._members = members_of(self, mesh, self._sync)
-        fixed = self.replicas if self._are_fixed else None
-        self._spanning = spanning(fixed, model, by_time=config.use_async, own=True)
         self._meet_first()
+        fixed = self.replicas if self._are_fixed else None  # fixed members are known by now
+        self._spanning = spanning(fixed, model, by_time=config.use_async, own=True)
         vars(model)[_OWNER] = self
         before = hook_modules(self.modules, self.before_forward, self._average)
         self._handles = [*before, *self._hook_optimizers()]
@@ -186,7 +186,7 @@ class LocalSGD(FSDP2Rounds):
             self._sync_last()
             return
         self._complete()
-        if self.units and not self.units[0].has_anchors and not self.is_warming_up:
+        if self._wants_anchors:
             self.take_anchors()  # it has made no step, and the others take theirs with it
         if not self.units or not self.units[0].has_anchors:
             return

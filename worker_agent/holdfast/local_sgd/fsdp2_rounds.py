@@ -129,9 +129,11 @@ class FSDP2Rounds:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
         import torch
 
-        trains = self.model.training or self._in_eval
-        if self.due and trains and torch.is_grad_enabled():
-            self._begin()
+        if (self.model.training or self._in_eval) and torch.is_grad_enabled():
+            if self.due:
+                self._begin()
+            elif self._members is not None and self._members.changes and self._wants_anchors:
+                self.take_anchors()  # who joins here is told what others have before this step
         if number is None or (self.under_way is None and number not in self.written):
             return
         unit = self.trained[number]
@@ -235,8 +237,13 @@ class FSDP2Rounds:
             if self.due:
                 self._begin()
         self._complete()
-        if not self.is_warming_up and self.units and not self.units[0].has_anchors:
+        if self._wants_anchors:
             self.take_anchors()
+
+    @property
+    def _wants_anchors(self) -> bool:
+        """The next step is the first lone one."""
+        return not self.is_warming_up and bool(self.units) and not self.units[0].has_anchors
 
     def take_anchors(self) -> None:
         """Take the weights for anchors, where all replicas are equal; a collective.

@@ -22,6 +22,7 @@ from holdfast.local_sgd.policies.schedule import Phase, phase
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
 _EDIT: Final = {
@@ -64,8 +65,9 @@ def local_sgd_under_ddp(
 ) -> StatefulPostLocalSGDOptimizer:
     """Register the hook, and return the optimizer to use; its averager is `averager`.
 
-    The hook reduces gradients in the warm-up and nothing afterwards, and counts steps of the
-    optimizer. So it needs no `no_sync` under gradient accumulation, and goes on after a load.
+    The hook averages gradients over all ranks in the warm-up, and over those of one replica
+    afterwards: with one rank each over nobody. It counts steps of the optimizer. So it needs no
+    `no_sync` under gradient accumulation, and goes on after a load.
 
     Args:
         model: Before its first forward, without another hook.
@@ -73,7 +75,8 @@ def local_sgd_under_ddp(
         config: When replicas synchronise, and how.
         outer: The outer optimizer; None: none.
         gta: How deltas become one; None: their mean.
-        members: Replicas that come and go, each with a DDP of its own, which reduces as ever.
+        members: Replicas that come and go, each with a DDP of its own, which reduces as ever; or
+            fixed ones, which the model's process group has all ranks of.
 
     Raises:
         LocalSGDConfigError: settings contradict each other, or ask for what DDP has not.
@@ -82,21 +85,24 @@ def local_sgd_under_ddp(
     averager = OuterOptimPeriodicModelAverager(group, config, gta, outer)
     if members is None or not members.changes:
         # torch wants annotations that are classes, and here they are text: a lambda has none.
-        model.register_comm_hook(averager, lambda own, bucket: _reduce_in_warm_up(bucket, own))
+        whole = model.process_group
+        model.register_comm_hook(averager, lambda own, bucket: _reduce(bucket, own, whole))
     made = StatefulPostLocalSGDOptimizer(optimizer, averager)
     averager.carry_buffers(model)
     return made
 
 
-def _reduce_in_warm_up(
-    bucket: Any, averager: OuterOptimPeriodicModelAverager
+def _reduce(
+    bucket: Any, averager: OuterOptimPeriodicModelAverager, whole: dist.ProcessGroup
 ) -> torch.futures.Future[torch.Tensor]:
-    """Return a bucket's gradients: the mean over all replicas in the warm-up, then this one's."""
+    """Return a bucket's gradients: the mean of all ranks in the warm-up, then of this replica's."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    if phase(averager.step, averager.config) is Phase.WARM_UP:
-        reduced: torch.futures.Future[torch.Tensor] = allreduce_hook(averager.group.ranks, bucket)
+    in_warm_up = phase(averager.step, averager.config) is Phase.WARM_UP
+    if in_warm_up or averager.own.size > 1:
+        ranks = whole if in_warm_up else averager.own.ranks
+        reduced: torch.futures.Future[torch.Tensor] = allreduce_hook(ranks, bucket)
         return reduced
     own: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     own.set_result(bucket.buffer())

@@ -151,7 +151,7 @@ def judge(job: JobContext, world: World) -> None:
     job.timers.cancel(Timer.HANG_EVIDENCE)
     sizes = {place.replica.number: place.size for place in world.places.values()}
     verdicts = {
-        number: hang.classify(ranks, world_size=sizes[number])
+        number: hang.classify(ranks, world_size=sizes[number], ended=_ended(world, number))
         for number, ranks in asked.evidence.items()
         if number in sizes
     }
@@ -171,8 +171,52 @@ def _take_in(job: JobContext, world: World) -> None:
             continue
         pace = _pace(job, world, replica)
         if pace is not None and pace.step > frozen[replica.number].step:
-            del frozen[replica.number]
-            job.touch(Change.REPLICA_READY)
+            come_back(job, world, replica)
+
+
+def _ended(world: World, number: int) -> list[int]:
+    """Return the ranks of a replica whose processes have ended well: they keep nobody waiting."""
+    return [
+        world.places[node].base_rank + local
+        for node in world.by_replica[number]
+        for local in world.done.get(node, ())
+    ]
+
+
+def come_back(job: JobContext, world: World, replica: WorldReplica) -> None:
+    """Have a replica that was out of the roster, and goes on, in it again.
+
+    Where the others have ended the training meanwhile, it would go on alone, and its weights would
+    be the newest checkpoint. So it begins anew from theirs, which is no failure.
+    """
+    del job.worlds.frozen[replica.number]
+    if not _have_ended(job, world, replica):
+        job.touch(Change.REPLICA_READY)
+        return
+    nodes = world.members_of(replica)
+    text = (
+        f"replica {replica.number} goes on after the others have ended the training: it begins "
+        "anew from their last checkpoint"
+    )
+    for rank in nodes:
+        world.disturb(rank)
+    item = Evidence(
+        kind=EvidenceKind.RESTART_ASKED,
+        text=text,
+        at=job.now,
+        node_rank=nodes[0],
+        agent_id=world.places[nodes[0]].member.agent_id,
+    )
+    incidents.report_process(job, item, world.round)
+
+
+def _have_ended(job: JobContext, world: World, but: WorldReplica) -> bool:
+    """Return whether all others that could be in the roster have ended well, with a checkpoint."""
+    ends = job.state.stop is not None or job.spec.suspend
+    others = [one for one in world.replicas if one is not but]
+    ended = [one for one in others if world.finished.issuperset(world.members_of(one))]
+    left = [one for one in others if one not in ended and one.number not in job.worlds.frozen]
+    return bool(ended) and not left and not ends and job.state.checkpoint is not None
 
 
 def _look_at_all(

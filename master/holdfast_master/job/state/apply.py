@@ -154,6 +154,7 @@ def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
+    _keep_trained(state, fact)
     if not _going_on(fact):
         state.sync = None  # all ranks begin with their script's settings
     if fact.store_port == 0:
@@ -168,6 +169,12 @@ def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -
     state.finished &= _going_on(fact)
     if state.trains_since is None and _trains_on(state, fact):
         state.trains_since = record.job_seconds
+
+
+def _keep_trained(state: JobState, fact: WorldDecided) -> None:
+    """Have the rounds in which replicas began count as the newest: they are asked for as long."""
+    for number in sorted({one.round for one in fact.replicas} & state.trained_rounds.keys()):
+        state.trained_rounds[number] = state.trained_rounds.pop(number)
 
 
 def _trains_on(state: JobState, fact: WorldDecided) -> bool:

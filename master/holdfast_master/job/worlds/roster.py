@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from holdfast_master.job.health import frozen_replicas
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
@@ -201,11 +202,10 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     last, world = job.state.roster, job.worlds.assigned
     is_member = world is not None and world.holds(node.rank, node.agent_id)
     if world is not None and is_member:
-        number = world.places[node.rank].replica.number
-        frozen = job.worlds.frozen.get(number)
+        replica = world.places[node.rank].replica
+        frozen = job.worlds.frozen.get(replica.number)
         if frozen is not None and message.epoch >= frozen.epoch:
-            del job.worlds.frozen[number]
-            job.touch(Change.REPLICA_READY)
+            frozen_replicas.come_back(job, world, replica)
     if last is not None and message.epoch > last.epoch:
         job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, message.epoch)
         if is_member:

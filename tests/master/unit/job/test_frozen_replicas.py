@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast_master.policies.hang_response import HangKind
-from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy
-from simulation.steered.job import SteeredJob
-from simulation.steered.replicas import replicated, roster, rounds_of
+from holdfast_wire.messages import (
+    CheckpointCommitted,
+    CheckpointVersion,
+    HangPolicy,
+    HealthMode,
+    HealthPolicy,
+    RosterFailed,
+)
+from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.replicas import replicated, roster, rounds_of, say
 
 
 def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
@@ -123,6 +132,72 @@ def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
     job.run(60.0)
     assert job.reasons().count("ReplicaFrozen") == 1
     assert roster(job).replicas == (1, 2, 5)
+
+
+def frozen_behind_the_end(*, saved: bool) -> SteeredJob:
+    """Replica 2 was put out, and the others end the training meanwhile."""
+    job = replicated(3)
+    _stands(job, 1)
+    job.run(3.0)
+    for rank in (0, 2):
+        _stands(job, rank)
+    job.run(35.0)
+    assert roster(job).replicas == (1, 3)
+    if saved:
+        version = CheckpointVersion(lineage=1, step=50)
+        job.core.inspect().state.checkpoint = CheckpointCommitted(version=version, world_size=1)
+    for rank in (0, 2):
+        job.agents[rank].workers.exit(0, 0)
+    job.run(15.0)
+    assert not job.end, job.tale()
+    return job
+
+
+@pytest.mark.parametrize("how", ["steps", "says so"])
+def test_a_replica_that_goes_on_after_the_others_end_begins_anew(how: str) -> None:
+    """From their last checkpoint: alone it would train on, and leave one that nobody agreed on."""
+    job = frozen_behind_the_end(saved=True)
+    before, epoch = rounds_of(job)[1], roster(job).epoch
+    if how == "steps":
+        _stands(job, 1, stuck=False)
+    else:
+        say(job, 1, RosterFailed(epoch=epoch - 1))
+    job.run(10.0)
+    assert rounds_of(job)[1] > before, job.tale()
+    assert job.charges() == [], "nothing has failed"
+    assert any("after the others have ended" in text for text in told(job)), told(job)
+    job.agents[1].workers.exit(0, 0)
+    job.run_until("SUCCEEDED")
+
+
+def test_without_a_checkpoint_it_goes_on_alone() -> None:
+    """It has the only state that there is."""
+    job = frozen_behind_the_end(saved=False)
+    before = rounds_of(job)[1]
+    _stands(job, 1, stuck=False)
+    job.run(10.0)
+    assert rounds_of(job)[1] == before, job.tale()
+    assert roster(job).replicas == (2,)
+
+
+def told(job: SteeredJob) -> list[str]:
+    """Texts of all events."""
+    return [one.text for one in job.core.events_after(0, 9999)]
+
+
+def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
+    """Its process is gone, as it should be; the others of its replica wait as all do."""
+    job = SteeredJob(job_spec(replicas=2, replica_nodes=1, min_replicas=1))
+    job.add_agents(2, local=2)
+    job.run_until("TRAINING")
+    job.run(1.0)
+    job.agents[1].workers.exit(0, 0)
+    job.run(0.5)
+    assert job.agents[1].sampling.hang(HangKind.PROCESS_GONE, 0) is not None
+    for rank in (0, 1):
+        _stands(job, rank)
+    job.run(45.0)
+    assert roster(job).replicas == (1, 2), job.tale()
 
 
 def _stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:

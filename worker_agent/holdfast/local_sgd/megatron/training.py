@@ -48,6 +48,7 @@ from holdfast.local_sgd.megatron.groups import (
 )
 from holdfast.local_sgd.megatron.parts import Part, by_name, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import check_model, check_settings, check_tensor_parallel
+from holdfast.local_sgd.megatron.scheduler import carried
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.megatron.warm_up import average_gradients
 from holdfast.local_sgd.members import Members
@@ -156,7 +157,7 @@ class MegatronLocalSGD:
         self._sync = unit_sync_of(
             config, gta, (self.replicas, self.shard_group), clip_scope="batch"
         )
-        self.steps, self.alone, self._stepped = 0, 0, False
+        self.steps, self.alone, self._stepped, self._in_step = 0, 0, False, False
         self.outcomes, self.joined, self.together = [], False, False
         self.turns = turns_of(config, members, self.replicas, self.shard_group)
         self.are_fixed = members is None or not members.changes
@@ -250,7 +251,7 @@ class MegatronLocalSGD:
             LocalSGDError: the state is no plain data.
         """
         if self._members is not None:
-            self._members.carry(name, one)
+            self._members.carry(name, carried(one, lambda: self._in_step))
 
     def shards(
         self,
@@ -371,7 +372,7 @@ class MegatronLocalSGD:
         """Make a step, and what follows it in the hook of the inner one."""
         if not self.is_warming_up and not self._has_anchors:
             self._take_anchors()
-        self._stepped = self.together = False
+        self._stepped = self._in_step = self.together = False
         result = step(*args, **kwargs)
         if not self._stepped:
             end_gathers(self.optimizer)
@@ -380,8 +381,9 @@ class MegatronLocalSGD:
         return result
 
     def _after_inner_step(self, *_: Any) -> None:
-        self._stepped = True
+        self._stepped = self._in_step = True
         self._after_step()
+        self._in_step = False
 
     def _after_step(self, *, is_made: bool = True) -> Boundary:
         """Count a step, which a loss scaler may have left out; do what it ends, and return that."""
