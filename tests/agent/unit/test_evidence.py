@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast_agent.health import proc_samples
+from holdfast_agent.health import evidence, proc_samples
 from holdfast_agent.health.evidence import (
     MAX_LATER_BYTES,
     MAX_MEMBERS,
@@ -174,21 +175,27 @@ def test_the_end_of_a_long_dump_is_kept() -> None:
     assert kept.startswith(("Thread 0x1:\n", "  File"))
 
 
+class Dumps(StackQuestions):
+    """Answers at once, and then no more: no clock decides how many dumps there are."""
+
+    def __init__(self, *dumps: str) -> None:
+        super().__init__()
+        self._dumps = iter(dumps)
+
+    def traceback(self, path: Path, seconds: float) -> str:
+        """Return the next dump."""
+        return next(self._dumps, "")
+
+
 async def test_a_rank_that_dumps_its_stack_is_looked_at_again(
-    processes: Processes, tmp_path: Path
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What differs from the first dump is kept, its end: who computes is now here and now there."""
-    dumps = iter(["first", "first", "x" * MAX_LATER_BYTES + "later", ""])
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        body = next(dumps, "").encode() if b"traceback" in asked else b"{}"
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
-
+    stands = SimpleNamespace(monotonic=lambda: 0.0, time_ns=time.time_ns)
+    monkeypatch.setattr(evidence, "time", stands)  # on a busy machine no time is left
+    dumps = Dumps("first", "first", "x" * MAX_LATER_BYTES + "later")
     rank = local(processes.start(LOOP), tmp_path)
-    async with await asyncio.start_unix_server(answer, rank.socket_path):
-        (found,) = await collect([rank], world_size=1, questions=StackQuestions())
+    (found,) = await collect([rank], world_size=1, questions=dumps)
     assert found.stack == "first"
     (later,) = found.later_stacks
     assert later.endswith("xlater")
