@@ -29,7 +29,7 @@ class RankActivity(enum.Enum):
     LOCK = "waits for another thread or process"
     PEERS = "waits for its peers"
     INIT = "waits for its peers to initialize a process group"
-    OVER = "has run its script to the end, and its process lives on"
+    OVER = "has ended its script, and its process lives on"
     UNCLEAR = "does something else"
     UNKNOWN = "gave no evidence"
 
