@@ -46,6 +46,7 @@ GONE = RankEvidence()
 LOADS = dataclasses.replace(
     WAITS, stack='  File "/v/torch/utils/data/dataloader.py", line 1 in _try_get_data'
 )
+READS = dataclasses.replace(LOADS, moved_bytes=1 << 18)
 SAVES = dataclasses.replace(
     WAITS, stack='  File "/v/torch/serialization.py", line 1 in _save', moved_bytes=1 << 18
 )
@@ -373,3 +374,110 @@ def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
     assert "BarrierSet" not in job.reasons()
     assert not _told(job, EventReason.HANG_OVER)
     assert job.end == "StoppedByUser"
+
+
+def _left_while_bytes_move(training: Start) -> SteeredJob:
+    """Return a job that is left alone as rank 1 waits for bytes, after `firstStepSeconds`."""
+    job = training(3, health=ACT)
+    for _ in range(2):
+        _answer(job, _hang(job), {1: READS})
+    job.run(5.0)
+    assert "makes progress" in _told(job, EventReason.HANG_LEFT)[0]
+    return job
+
+
+def test_bytes_that_stop_end_the_patience(training: Start) -> None:
+    """The ranks are looked at each minute, under a new number, and people hear once of each."""
+    job = _left_while_bytes_move(training)
+    order = _hang(job)
+    assert order.command_id == 3
+    _answer(job, order, {1: READS})
+    job.run(20.0)
+    assert not _failures(job)
+    order = _hang(job)
+    assert order.command_id == 4
+    _answer(job, order, {1: LOADS})
+    job.run(15.0)
+    assert _failures(job) == [("Hung", "1")]
+    assert len(_told(job, EventReason.HANG_LEFT)) == 1
+    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+
+
+def test_a_later_look_that_shows_less_takes_nothing_back(training: Start) -> None:
+    """Of an agent that does not answer in time: nobody is restarted for lack of evidence."""
+    job = _left_while_bytes_move(training)
+    before = job.core.health(job.moment()).hang
+    order = _hang(job)
+    agent = job.agents[0]
+    agent.report(EvidenceCollected(command_id=order.command_id, ranks=(WAITS,)), 1)
+    job.run(20.0)
+    after = job.core.health(job.moment()).hang
+    assert before is not None
+    assert after is not None
+    assert (after.cause, after.ranks) == (before.cause, before.ranks) == ("data loader", (1,))
+    assert not _failures(job)
+    assert _hang(job).command_id > order.command_id
+
+
+def test_late_evidence_of_an_earlier_look_is_no_news(training: Start) -> None:
+    """It shows what was."""
+    job = _left_while_bytes_move(training)
+    order = _hang(job)
+    _answer(job, dataclasses.replace(order, command_id=order.command_id - 1), {1: STOPPED})
+    job.run(15.0)
+    assert not _failures(job)
+
+
+def test_one_rank_that_stays_behind_all_others_is_restarted(training: Start) -> None:
+    """All waited for their data, and all but one have it: that one no longer shares it."""
+    job = training(3, health=ACT)
+    _answer(job, _hang(job), dict.fromkeys(range(3), LOADS))
+    job.run(20.0)
+    assert "would meet the same" in _told(job, EventReason.HANG_LEFT)[0]
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(15.0)
+    assert _failures(job) == [("Hung", "1")]
+
+
+def _waits_for_its_turn(training: Start) -> SteeredJob:
+    """Return a job whose second hang waits, for as long as the answer to the first has cost."""
+    job = training(3, health=ACT)
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(20.0)
+    job.core.inspect().health.answered[0].cost_seconds = 100.0
+    _answer(job, _hang(job), {1: LOADS})
+    job.run(20.0)
+    assert len(_failures(job)) == 1
+    return job
+
+
+def test_who_waits_for_an_answer_is_looked_at_again(training: Start) -> None:
+    """What moves by then is at work."""
+    job = _waits_for_its_turn(training)
+    _answer(job, _hang(job), {1: READS})
+    job.run(100.0)
+    assert len(_failures(job)) == 1
+    assert "makes progress" in _told(job, EventReason.HANG_LEFT)[0]
+
+
+def test_a_rank_that_ends_well_while_an_answer_waits_is_not_run_again(training: Start) -> None:
+    """The verdict is of before its end."""
+    job = _waits_for_its_turn(training)
+    job.agents[2].workers.exit(0, 0)
+    job.run(100.0)
+    assert len(_failures(job)) == 1
+    assert "a finished script" in _told(job, EventReason.HANG_LEFT)[0]
+
+
+def test_a_hang_that_people_know_is_not_forgotten_at_a_later_look(training: Start) -> None:
+    """Its ranks are at work now, and have not made a step since."""
+    hang = dataclasses.replace(ACT.hang, first_step_seconds=300.0)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=hang))
+    _answer(job, _hang(job), dict.fromkeys(range(3), LOADS))
+    job.run(20.0)
+    _answer(job, _hang(job), dict.fromkeys(range(3), READS))
+    job.run(20.0)
+    assert job.core.health(job.moment()).hang is not None
+    assert not _told(job, EventReason.HANG_OVER)
+    _hang(job)
+    assert not _failures(job)
