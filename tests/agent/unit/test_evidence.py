@@ -167,6 +167,32 @@ async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path)
     assert (sleeps.moved_bytes, sleeps.wakes, sleeps.children) == (0, 0, ())
 
 
+LOGGING_THREAD = """
+import os, threading, time
+def log():
+    while True:
+        os.write(null, bytes(1 << 16)); time.sleep(0.01)
+null = os.open(os.devnull, os.O_WRONLY)
+threading.Thread(target=log, daemon=True).start()
+print(flush=True)
+time.sleep(600)
+"""
+MAIN_THREAD = LOGGING_THREAD.replace(
+    "threading.Thread(target=log, daemon=True).start()", ""
+).replace("time.sleep(600)", "log()")
+
+
+async def test_the_bytes_of_a_thread_that_logs_are_told_apart(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A rank that waits for its data beside such a thread is stuck all the same."""
+    pids = [processes.start(LOGGING_THREAD), processes.start(MAIN_THREAD)]
+    ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
+    logs, works = await collect(ranks, world_size=2, questions=StackQuestions())
+    assert logs.moved_beside_bytes == logs.moved_bytes > 0
+    assert works.moved_beside_bytes == 0 < works.moved_bytes
+
+
 def test_the_end_of_a_long_dump_is_kept() -> None:
     """The main thread stands last in faulthandler's dumps."""
     kept = cut('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")
