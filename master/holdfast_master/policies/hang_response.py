@@ -101,11 +101,13 @@ class HangVerdict:
         alone = bool(self.ranks) and self.remedy is Remedy.NOTHING
         return not self.ended and (self.moves or alone)
 
-    def says_what(self, other: HangVerdict) -> bool:
-        """Return whether it names the same ranks and causes, and leads to the same."""
-        mine, others = ({one.rank: one.kind for one in found.ranks} for found in (self, other))
-        same = (self.kind, self.moves, self.remedy) == (other.kind, other.moves, other.remedy)
-        return same and mine == others
+    def confirms(self, other: HangVerdict) -> bool:
+        """Return whether it names the same ranks as an earlier one, and leads to the same.
+
+        Where it does not, ranks have gone on since, or storage was slow at one of the two looks.
+        """
+        mine, others = ([one.rank for one in found.ranks] for found in (self, other))
+        return (mine, self.moves, self.remedy) == (others, other.moves, other.remedy)
 
 
 _REMEDIES = {

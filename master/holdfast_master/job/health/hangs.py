@@ -103,11 +103,12 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
 def _answer(job: JobContext, world: World, found: Hang) -> None:
     """Answer a judged hang once, when a report of a step after the verdict shows that it lasts.
 
-    The world may have gone on while evidence was awaited, and reports are seconds apart.
+    The world may have gone on while evidence was awaited, and reports are seconds apart. Of a later
+    look that shows something new, the next one has to show the same: ranks go on one by one.
     """
     reports = [(node.ranks_at, item.step_seconds) for node, item in _ranks(job, world)]
     newer = any(at > found.judged_at + step_seconds for at, step_seconds in reports)
-    if found.verdict is not None and newer and not found.answered:
+    if found.verdict is not None and newer and not found.answered and not found.unsure:
         # A loop of the script's own code may be work: it is told, and ended later.
         may_work = found.verdict.busy or found.verdict.may_be_work
         waits = may_work and job.now < found.excused_until
@@ -119,7 +120,8 @@ def _look_again(job: JobContext, world: World, found: Hang) -> None:
     verdict = found.verdict
     if verdict is None or job.now < found.judged_at + AGAIN_SECONDS:
         return
-    if verdict.may_change or not found.answered:
+    left = found.left and not verdict.ended
+    if left or verdict.may_change or not found.answered:
         _ask(job, world, found)
 
 
@@ -272,7 +274,8 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
     # What is missing now is no reason to forget what was seen.
     if before is None or verdict.ranks or not verdict.silent:
         found.verdict, found.answered = verdict, False
-        if before is None or not verdict.says_what(before):
+        found.unsure = before is not None and not verdict.confirms(before)
+        if before is None or found.unsure or verdict.kind is not before.kind:
             _tell(job, world, found, verdict)
     found.evidence.clear()  # stacks of all ranks: nobody reads them again
 

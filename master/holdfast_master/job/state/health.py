@@ -149,6 +149,8 @@ class Hang:
     """The newest one; None: there was no evidence yet."""
     judged_at: float = math.inf
     """Patient clock at the verdict, s."""
+    unsure: bool = False
+    """The newest look showed something else than the one before: the next one decides."""
     answered: bool = False
     """What the spec wants was done, or found not to help."""
     left: bool = False
