@@ -264,9 +264,11 @@ class HealthTruth:
         alone = scene.ranks == 1 and hung.kind not in _ALONE
         if alone or not self._goes_on(scene) or one.hung is not _hung(one):
             return
-        if 2 * self._stood_still(scene) > one.fault.span - _LIMIT_SECONDS:
+        watch = scene.master.core.inspect().health.hang_watch
+        pause = min(watch.learned.longest_pause, self._stood_still(scene))
+        if 2 * pause > one.fault.span - _LIMIT_SECONDS:
             return  # a pause of that length has ended by itself before
-        found = scene.master.core.inspect().health.hang_watch.hang
+        found = watch.hang
         verdict = found.verdict if found is not None else None
         guilty = set() if hung.kind is HangKind.NETWORK else self._guilty(one)
         text = f"{hung.kind.name} of {sorted(guilty)} for {one.fault.span:.0f} s: {verdict}"
@@ -279,7 +281,7 @@ class HealthTruth:
     def _stood_still(self, scene: _Scene) -> float:
         """Return the longest time for which a world of a master stood still and then stepped on, s.
 
-        As it really was: what the master has learned may be wrong.
+        As it really was: more than that no master has learned with right.
         """
         worlds = self._worlds.get(scene.master.identity.incarnation, {})
         return max((found.longest_stop for found in worlds.values()), default=0.0)
