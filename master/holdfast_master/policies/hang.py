@@ -63,6 +63,8 @@ _ADVICE = {
     HangKind.OVER: "Holdfast waits for it as torchrun does: end its threads, or make them daemons",
     HangKind.COMPILATION: "a higher spec.health.hang.firstStepSeconds allows it more time",
 }
+_CRASHED = "others wait for it: an exception may have ended its script while a thread lives on"
+"""Advice where a script is over too early."""
 _ALONE_TOO = frozenset({HangKind.STORAGE, HangKind.PIPE})
 """Of those the ones for which it is so in a world of one rank, too."""
 _MOST_NAMED = 8
@@ -368,6 +370,11 @@ def _waits(world: _World, rank: int) -> bool:
     return one.activity in WAITS_FOR_PEERS or (backward and not _key(world, rank))
 
 
+def _leaves(world: _World, rank: int) -> bool:
+    """Return whether a rank waits for peers only to end its process groups, as a script's end."""
+    return any(frame.endswith(":destroy_process_group") for frame in world.seen[rank].frames)
+
+
 def _busy(world: _World) -> dict[int, OddRank]:
     """Return the ranks in a loop or at a lock, where nobody is behind and nothing else is known."""
     return {
@@ -394,15 +401,18 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
     shown = [f"rank {one.rank} {one.reason}" for one in ranks[:_MOST_NAMED]]
     if len(ranks) > _MOST_NAMED:
         shown.append(f"{len(ranks) - _MOST_NAMED} more")
-    advice = f" ({_ADVICE[kind]})" if kind in _ADVICE else ""
+    remedy = _remedy(world, kind, ranks)
+    advice = _ADVICE.get(kind, "")
+    if kind is HangKind.OVER and remedy is not Remedy.NOTHING:
+        advice = _CRASHED
     seen = [world.seen[one.rank] for one in ranks if one.rank in world.seen]
     works = kind is not HangKind.MISMATCHED_COLLECTIVE and len(seen) == len(ranks)
     return _whole(
         world,
         kind=kind,
         ranks=ranks,
-        reason=f"{kind.value}: {'; '.join(shown)}{advice}",
-        remedy=_remedy(world, kind, ranks),
+        reason=f"{kind.value}: {'; '.join(shown)}" + (f" ({advice})" if advice else ""),
+        remedy=remedy,
         may_be_work=works and all(one.computes or one.moves for one in seen),
         moves=works and all(one.moves for one in seen),
         busy=works and all(one.busy for one in seen),
@@ -410,11 +420,21 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
 
 
 def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy:
-    """Return what helps; a finished script is not run again, nor what all ranks wait for met."""
+    """Return what helps; a finished script is not run again, nor what all ranks wait for met.
+
+    A rank whose script is over while others wait for it in its midst has crashed, or left them: the
+    script is not finished.
+    """
+    over = any(one.kind is HangKind.OVER for one in ranks)
+    midway = any(_waits(world, rank) and not _leaves(world, rank) for rank in world.seen)
     everybody = len(ranks) == world.size and all(one.kind in SHARED for one in ranks)
-    if world.ended or (everybody and (world.size > 1 or kind in _ALONE_TOO)):
+    if (
+        world.ended
+        or (over and not midway)
+        or (everybody and (world.size > 1 or kind in _ALONE_TOO))
+    ):
         return Remedy.NOTHING
-    return remedy_of(kind)
+    return Remedy.RESTART_RANK if kind is HangKind.OVER else remedy_of(kind)
 
 
 def _whole(world: _World, **fields: Any) -> HangVerdict:

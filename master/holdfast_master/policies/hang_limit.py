@@ -106,6 +106,10 @@ _PHASES = {
 }
 
 
+_STEPPING = frozenset({Phase.TRAIN, Phase.COLLECTIVES})
+"""Phases whose limits a pause prolongs; the others have times of their own."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limit:
     """The longest time without progress that is no hang."""
@@ -122,6 +126,33 @@ class HangJudgement:
     hangs: bool
     limit: Limit
     reason: str
+
+
+def learn_pause(
+    past: LearnedTimes,
+    seconds: float,
+    found: Iterable[Phase],
+    policy: HangPolicy,
+    *,
+    ordinary: bool,
+) -> LearnedTimes:
+    """Return what is learned from a silence that a step has ended, such as an untold evaluation.
+
+    Args:
+        past: What was learned before.
+        seconds: Its length.
+        found: All phases that a rank was in meanwhile. A first step, a section or a pause that the
+            master ordered tells nothing of training.
+        policy: `spec.health.hang`.
+        ordinary: It will come again. Else it counts only among the times between collectives.
+    """
+    if seconds <= policy.min_seconds / 2 or not _STEPPING.issuperset(found):
+        return past
+    if ordinary:
+        return dataclasses.replace(past, longest_pause=max(past.longest_pause, seconds))
+    if past.pauses.number:
+        return dataclasses.replace(past, pauses=learn(past.pauses, seconds))
+    return past
 
 
 def phases(sections: Iterable[RankSection], *, paused: bool) -> frozenset[Phase]:

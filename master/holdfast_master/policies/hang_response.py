@@ -91,6 +91,24 @@ class HangVerdict:
         """True: a pause of this kind that ended by itself will come again, as each epoch begins."""
         return self.may_be_work or self.kind in SHARED
 
+    @property
+    def may_change(self) -> bool:
+        """True: it is left alone for what only lasts as long as the ranks show it.
+
+        Bytes stop, all but one rank go on, or another rank comes to where it waits for one whose
+        script is over. That a rank has ended well stays so.
+        """
+        alone = bool(self.ranks) and self.remedy is Remedy.NOTHING
+        return not self.ended and (self.moves or alone)
+
+    def confirms(self, other: HangVerdict) -> bool:
+        """Return whether it names the same ranks as an earlier one, and leads to the same.
+
+        Where it does not, ranks have gone on since, or storage was slow at one of the two looks.
+        """
+        mine, others = ([one.rank for one in found.ranks] for found in (self, other))
+        return (mine, self.moves, self.remedy) == (others, other.moves, other.remedy)
+
 
 _REMEDIES = {
     # The agent owns the process and should have reported its end.
@@ -98,7 +116,7 @@ _REMEDIES = {
     HangKind.UNINTERRUPTIBLE: Remedy.REPLACE_NODE,
     # A new process of the same node would wait for the same storage.
     HangKind.STORAGE: Remedy.REPLACE_NODE,
-    # A finished script is not run again.
+    # A finished script is not run again; the verdict knows one that others still wait for.
     HangKind.OVER: Remedy.NOTHING,
 }
 """Of the other kinds: restart the ranks."""
@@ -175,7 +193,8 @@ def decide(
             before another one is: so a response that does not help costs no more than waiting did.
         waited_seconds: Since the hang passed its limit, s.
     """
-    if verdict.ended or verdict.kind is HangKind.OVER:
+    over = any(one.kind is HangKind.OVER for one in verdict.ranks)
+    if verdict.ended or (over and verdict.remedy is Remedy.NOTHING):
         text = "a part of its ranks has ended well, and a finished script is not run again"
         return HangResponse(HangAction.NOTHING, (), text)
     if verdict.moves:

@@ -29,7 +29,7 @@ class RankActivity(enum.Enum):
     LOCK = "waits for another thread or process"
     PEERS = "waits for its peers"
     INIT = "waits for its peers to initialize a process group"
-    OVER = "has run its script to the end, and its process lives on"
+    OVER = "has ended its script, and its process lives on"
     UNCLEAR = "does something else"
     UNKNOWN = "gave no evidence"
 
@@ -60,6 +60,9 @@ _TRANSFERS = frozenset({RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UN
 """Activities in one call of the kernel, which wakes the thread for each part that it moves."""
 _MOVERS = _TRANSFERS | {RankActivity.DATA_LOADER}
 """Activities that wait for bytes: in others, bytes may be those of a thread that logs."""
+_OWN_MOVERS = frozenset({RankActivity.DATA_LOADER})
+"""Of those, activities whose bytes the main thread moves, or a process below; a save may use other
+threads."""
 _BELOW = frozenset(
     {RankActivity.DATA_LOADER, RankActivity.PIPE, RankActivity.LOCK, RankActivity.STORAGE}
 )
@@ -234,7 +237,8 @@ def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
         return False
     if activity in _TRANSFERS and evidence.wakes >= WAKES * seconds:
         return True
-    return activity in _MOVERS and evidence.moved_bytes >= MOVED_BYTES * seconds
+    beside = evidence.moved_beside_bytes if activity in _OWN_MOVERS else 0
+    return activity in _MOVERS and evidence.moved_bytes - beside >= MOVED_BYTES * seconds
 
 
 def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:

@@ -58,6 +58,8 @@ class RankEvidence:
     first."""
     children_cpu_seconds: float = 0.0
     """CPU time of all processes below it over the collection, s."""
+    moved_beside_bytes: int = 0
+    """Of moved_bytes, those that other threads of the process moved than its main one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

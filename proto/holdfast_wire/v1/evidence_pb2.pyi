@@ -80,6 +80,7 @@ class RankEvidence(google.protobuf.message.Message):
     WAKES_FIELD_NUMBER: builtins.int
     CHILDREN_FIELD_NUMBER: builtins.int
     CHILDREN_CPU_SECONDS_FIELD_NUMBER: builtins.int
+    MOVED_BESIDE_BYTES_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     rank: builtins.int
     pid: builtins.int
@@ -102,6 +103,8 @@ class RankEvidence(google.protobuf.message.Message):
     """Times that its main thread slept and woke over the collection: one that sleeps in one place has none."""
     children_cpu_seconds: builtins.float
     """CPU time of all processes below it over the collection, s."""
+    moved_beside_bytes: builtins.int
+    """Of moved_bytes, those that other threads of the process moved than its main one."""
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___GroupTail]: ...
     @property
@@ -133,8 +136,9 @@ class RankEvidence(google.protobuf.message.Message):
         wakes: builtins.int = ...,
         children: collections.abc.Iterable[Global___ChildEvidence] | None = ...,
         children_cpu_seconds: builtins.float = ...,
+        moved_beside_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["children", b"children", "children_cpu_seconds", b"children_cpu_seconds", "cpu_seconds", b"cpu_seconds", "gil_free", b"gil_free", "groups", b"groups", "kernel_function", b"kernel_function", "later_stacks", b"later_stacks", "local_rank", b"local_rank", "moved_bytes", b"moved_bytes", "observed_seconds", b"observed_seconds", "pid", b"pid", "process_state", b"process_state", "rank", b"rank", "server_answered", b"server_answered", "stack", b"stack", "wakes", b"wakes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["children", b"children", "children_cpu_seconds", b"children_cpu_seconds", "cpu_seconds", b"cpu_seconds", "gil_free", b"gil_free", "groups", b"groups", "kernel_function", b"kernel_function", "later_stacks", b"later_stacks", "local_rank", b"local_rank", "moved_beside_bytes", b"moved_beside_bytes", "moved_bytes", b"moved_bytes", "observed_seconds", b"observed_seconds", "pid", b"pid", "process_state", b"process_state", "rank", b"rank", "server_answered", b"server_answered", "stack", b"stack", "wakes", b"wakes"]) -> None: ...
 
 Global___RankEvidence: typing_extensions.TypeAlias = RankEvidence
 

@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast_agent.health import proc_samples
+from holdfast_agent.health import evidence, proc_samples
 from holdfast_agent.health.evidence import (
     MAX_LATER_BYTES,
     MAX_MEMBERS,
@@ -166,6 +167,32 @@ async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path)
     assert (sleeps.moved_bytes, sleeps.wakes, sleeps.children) == (0, 0, ())
 
 
+LOGGING_THREAD = """
+import os, threading, time
+def log():
+    while True:
+        os.write(null, bytes(1 << 16)); time.sleep(0.01)
+null = os.open(os.devnull, os.O_WRONLY)
+threading.Thread(target=log, daemon=True).start()
+print(flush=True)
+time.sleep(600)
+"""
+MAIN_THREAD = LOGGING_THREAD.replace(
+    "threading.Thread(target=log, daemon=True).start()", ""
+).replace("time.sleep(600)", "log()")
+
+
+async def test_the_bytes_of_a_thread_that_logs_are_told_apart(
+    processes: Processes, tmp_path: Path
+) -> None:
+    """A rank that waits for its data beside such a thread is stuck all the same."""
+    pids = [processes.start(LOGGING_THREAD), processes.start(MAIN_THREAD)]
+    ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
+    logs, works = await collect(ranks, world_size=2, questions=StackQuestions())
+    assert logs.moved_beside_bytes == logs.moved_bytes > 0
+    assert works.moved_beside_bytes == 0 < works.moved_bytes
+
+
 def test_the_end_of_a_long_dump_is_kept() -> None:
     """The main thread stands last in faulthandler's dumps."""
     kept = cut('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")
@@ -174,21 +201,27 @@ def test_the_end_of_a_long_dump_is_kept() -> None:
     assert kept.startswith(("Thread 0x1:\n", "  File"))
 
 
+class Dumps(StackQuestions):
+    """Answers at once, and then no more: no clock decides how many dumps there are."""
+
+    def __init__(self, *dumps: str) -> None:
+        super().__init__()
+        self._dumps = iter(dumps)
+
+    def traceback(self, path: Path, seconds: float) -> str:
+        """Return the next dump."""
+        return next(self._dumps, "")
+
+
 async def test_a_rank_that_dumps_its_stack_is_looked_at_again(
-    processes: Processes, tmp_path: Path
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What differs from the first dump is kept, its end: who computes is now here and now there."""
-    dumps = iter(["first", "first", "x" * MAX_LATER_BYTES + "later", ""])
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked = await reader.readuntil(b"\r\n\r\n")
-        body = next(dumps, "").encode() if b"traceback" in asked else b"{}"
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
-
+    stands = SimpleNamespace(monotonic=lambda: 0.0, time_ns=time.time_ns)
+    monkeypatch.setattr(evidence, "time", stands)  # on a busy machine no time is left
+    dumps = Dumps("first", "first", "x" * MAX_LATER_BYTES + "later")
     rank = local(processes.start(LOOP), tmp_path)
-    async with await asyncio.start_unix_server(answer, rank.socket_path):
-        (found,) = await collect([rank], world_size=1, questions=StackQuestions())
+    (found,) = await collect([rank], world_size=1, questions=dumps)
     assert found.stack == "first"
     (later,) = found.later_stacks
     assert later.endswith("xlater")

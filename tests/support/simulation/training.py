@@ -8,6 +8,7 @@ agents, who are told what their own processes do.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
@@ -117,6 +118,17 @@ class Round:
             more >= share and place in (None, other)
             for pace in self.paces
             for other, more in pace.slow.items()
+        )
+
+    @property
+    def longest_stop(self) -> float:
+        """The longest time for which it stood still and then stepped on, s."""
+        return max(
+            (
+                later.since - sooner.since - (later.step - sooner.step) * sooner.seconds
+                for sooner, later in itertools.pairwise(self.paces)
+            ),
+            default=0.0,
         )
 
     @property

@@ -149,6 +149,9 @@ def _evidence(
     item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
     stack = cut(scripts_own(said.stack or read))
+    moved = max(0, process.moved_bytes - _DUMP_MOVES * said.dumped_bytes)
+    # The worker server's thread has moved the dumps.
+    awaited = process.moved_bytes - process.moved_beside_bytes
     return RankEvidence(
         local_rank=item.local_rank,
         rank=item.rank,
@@ -165,7 +168,8 @@ def _evidence(
         later_stacks=tuple(
             cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
         ),
-        moved_bytes=max(0, process.moved_bytes - _DUMP_MOVES * said.dumped_bytes),
+        moved_bytes=moved,
+        moved_beside_bytes=max(0, moved - awaited),
         wakes=process.wakes,
         children=process.children,
         children_cpu_seconds=process.children_cpu_seconds,

@@ -56,6 +56,8 @@ class ProcessSample:
     wakes: int = 0
     moved_bytes: int = 0
     """By the process and those below it, what its worker server answered included."""
+    moved_beside_bytes: int = 0
+    """Of those, by other threads of the process than its main one."""
     children: tuple[ChildEvidence, ...] = ()
     children_cpu_seconds: float = 0.0
 
@@ -80,6 +82,7 @@ async def observe(pid: int, seconds: float) -> ProcessSample:
         observed_seconds=spent,
         wakes=max(0, seen[-1].wakes - seen[0].wakes),
         moved_bytes=below.moved(),
+        moved_beside_bytes=below.moved_beside(),
         children=below.children(),
         children_cpu_seconds=below.cpu_seconds(),
     )
@@ -90,12 +93,22 @@ class _Tree:
 
     def __init__(self, pid: int) -> None:
         self._pids = descendants([pid])[:_MOST_TREE] if pid > 0 else []
-        self._moved = {one: _moved(one) for one in self._pids}
+        self._moved = {one: _moved(Path(f"/proc/{one}")) for one in self._pids}
+        self._main = Path(f"/proc/{pid}/task/{pid}")
+        self._main_moved = _moved(self._main)
         self._before = {one: sample(one) for one in self._pids[1:]}
 
     def moved(self) -> int:
         """Return the bytes that they have moved since."""
-        return sum(max(0, _moved(one) - before) for one, before in self._moved.items())
+        return sum(self._since(one) for one in self._pids)
+
+    def moved_beside(self) -> int:
+        """Return the bytes of them that other threads than the process's main one have moved."""
+        main = max(0, _moved(self._main) - self._main_moved)
+        return max(0, sum(map(self._since, self._pids[:1])) - main)
+
+    def _since(self, pid: int) -> int:
+        return max(0, _moved(Path(f"/proc/{pid}")) - self._moved[pid])
 
     def cpu_seconds(self) -> float:
         """Return the CPU time since of those below the process, s."""
@@ -188,10 +201,10 @@ def _wakes(task: Path) -> int:
     return int(next(found, 0))
 
 
-def _moved(pid: int) -> int:
-    """Return the bytes that a process has moved; 0 where the kernel does not tell."""
+def _moved(folder: Path) -> int:
+    """Return the bytes that a process, or a thread, has moved; 0 where the kernel does not tell."""
     try:
-        pairs = Path(f"/proc/{pid}/io").read_bytes().split()
+        pairs = (folder / "io").read_bytes().split()
     except OSError:
         return 0
     return sum(

@@ -10,6 +10,8 @@ the journal leaves the world as it is, and its successor finds the hang anew.
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.job.health import stragglers
 from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
@@ -19,7 +21,12 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.hang_response import HangAction, HangResponse, PastResponse
+from holdfast_master.policies.hang_response import (
+    HangAction,
+    HangResponse,
+    HangVerdict,
+    PastResponse,
+)
 from holdfast_wire.messages import HealthMode, JobPhase
 from holdfast_wire.reasons import Cause, EventReason
 
@@ -34,6 +41,8 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
     policy, verdict = job.hang_policy, hang.verdict
     if verdict is None or policy is None or policy.mode is not HealthMode.ACT or not _is_free(job):
         return True
+    # A rank may have ended well since the verdict.
+    verdict = dataclasses.replace(verdict, ended=world.ended_ranks)
     nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
     found = hang_response.decide(
         verdict,
@@ -46,8 +55,20 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
     if found.action is HangAction.WAIT:
         return False
     if found.action is HangAction.NOTHING:
-        job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
+        if not hang.left:
+            job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
+        hang.left = True
         return True
+    _note_answer(job, world, hang, verdict)
+    for rank in found.nodes:
+        _dismiss(job, rank, verdict.kind.value, found)
+    _end(job, world, verdict, found.reason)
+    return True
+
+
+def _note_answer(job: JobContext, world: World, hang: Hang, verdict: HangVerdict) -> None:
+    """Note what is done for a hang, and what those before have cost."""
+    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
     ranks = tuple(one.rank for one in verdict.ranks)
     for one in job.health.answered:
         one.cost_seconds = _cost(one, hang)
@@ -61,15 +82,17 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
             reached=world.reached,
         )
     )
-    for rank in found.nodes:
-        _dismiss(job, rank, verdict.kind.value, found)
+
+
+def _end(job: JobContext, world: World, verdict: HangVerdict, answer: str) -> None:
+    """End the world by an incident."""
     blamed = stragglers.only_node(world, (one.rank for one in verdict.ranks))
     node = job.membership.nodes.get(blamed) if blamed is not None else None
     reported = job.health.open_incident
     stacks = f"; incident {reported} has the stacks" if reported else ""
     item = Evidence(
         kind=EvidenceKind.HUNG,
-        text=f"hang: {verdict.reason}; {found.reason}{stacks}",
+        text=f"hang: {verdict.reason}; {answer}{stacks}",
         # It began with the last progress: that explains what its ranks met until now.
         at=job.now - job.health.hang_watch.silent,
         node_rank=None if node is None else node.rank,
@@ -77,7 +100,6 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         rank=None if node is None else verdict.ranks[0].rank,
     )
     incidents.report_process(job, item, world.round)
-    return True
 
 
 def note_progress(job: JobContext, world: World) -> None:

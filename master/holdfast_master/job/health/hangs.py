@@ -22,7 +22,7 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit
-from holdfast_master.policies.hang_limit import LearnedTimes, learn
+from holdfast_master.policies.hang_limit import LearnedTimes, Phase, learn
 from holdfast_master.policies.hang_response import HangVerdict
 from holdfast_wire.messages import (
     CollectEvidence,
@@ -73,17 +73,20 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
     paused = job.worlds.barrier is not None or job.state.phase not in _RUNNING
     sections = [_section(item) for _, item in _ranks(job, world)]
     since = _since(job, world, own)
-    if since is None or (paused and own.hang is not None and since >= own.silent):
+    if since is None:
+        return
+    phases = hang_limit.phases(sections, paused=paused)
+    stands = since >= own.silent
+    _learn_pause(job, world, since, phases)
+    if paused and own.hang is not None and stands:
         return  # that the master has the ranks wait does not end a hang
     hang_responses.note_progress(job, world)
-    _learn_pause(own, since, policy)
-    found = hang_limit.judge(hang_limit.phases(sections, paused=paused), since, own.learned, policy)
+    found = hang_limit.judge(phases, since, own.learned, policy)
     if not found.hangs:
         _over(job, own, since)
     elif own.hang is None and job.now >= own.ask_after:
-        own.asked += 1
         own.hang = Hang(
-            number=own.asked,
+            number=0,
             since=job.now,
             began=job.now - since,
             reason=found.reason,
@@ -92,21 +95,34 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
             and not any(item.step for _, item in _ranks(job, world)),
         )
         _ask(job, world, own.hang)
-    elif own.hang is not None:
+    elif own.hang is not None and not own.hang.asking:
         _answer(job, world, own.hang)
+        _look_again(job, world, own.hang)
 
 
 def _answer(job: JobContext, world: World, found: Hang) -> None:
     """Answer a judged hang once, when a report of a step after the verdict shows that it lasts.
 
-    The world may have gone on while evidence was awaited, and reports are seconds apart.
+    The world may have gone on while evidence was awaited, and reports are seconds apart. Of a later
+    look that shows something new, the next one has to show the same: ranks go on one by one.
     """
     reports = [(node.ranks_at, item.step_seconds) for node, item in _ranks(job, world)]
     newer = any(at > found.judged_at + step_seconds for at, step_seconds in reports)
-    if found.verdict is not None and newer and not found.answered:
+    if found.verdict is not None and newer and not found.answered and not found.unsure:
         # A loop of the script's own code may be work: it is told, and ended later.
-        may_work = found.verdict.busy and job.now < found.excused_until
-        found.answered = not may_work and hang_responses.respond(job, world, found)
+        may_work = found.verdict.busy or found.verdict.may_be_work
+        waits = may_work and job.now < found.excused_until
+        found.answered = not waits and hang_responses.respond(job, world, found)
+
+
+def _look_again(job: JobContext, world: World, found: Hang) -> None:
+    """Ask for evidence anew, where what is not answered yet, or left alone, may change."""
+    verdict = found.verdict
+    if verdict is None or job.now < found.judged_at + AGAIN_SECONDS:
+        return
+    left = found.left and not verdict.ended
+    if left or verdict.may_change or not found.answered:
+        _ask(job, world, found)
 
 
 _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
@@ -161,17 +177,24 @@ def _learn(job: JobContext, world: World, own: HangWatch) -> None:
         own.learned = dataclasses.replace(own.learned, steps=steps)
 
 
-def _learn_pause(own: HangWatch, since: float, policy: HangPolicy) -> None:
-    """Learn from a long silence that ended by itself: an evaluation of a script without the SDK."""
-    if since < own.silent and own.silent > policy.min_seconds / 2:
+def _learn_pause(job: JobContext, world: World, since: float, phases: frozenset[Phase]) -> None:
+    """Note how long the world is silent, and learn from a silence that a step has ended."""
+    own, policy = job.health.hang_watch, job.hang_policy
+    newest = max((item.step for _, item in _ranks(job, world)), default=0)
+    stepped = 0 < own.newest < newest  # before a first step nothing is training
+    if since < own.silent and stepped and policy is not None:
         verdict = own.hang.verdict if own.hang is not None else None
-        if verdict is None or verdict.may_be_ordinary:
-            longest = max(own.learned.longest_pause, own.silent)
-            own.learned = dataclasses.replace(own.learned, longest_pause=longest)
-        elif own.learned.pauses.number:
-            pauses = learn(own.learned.pauses, own.silent)
-            own.learned = dataclasses.replace(own.learned, pauses=pauses)
-    own.silent = since
+        own.learned = hang_limit.learn_pause(
+            own.learned,
+            own.silent,
+            own.silent_in,
+            policy,
+            ordinary=verdict is None or verdict.may_be_ordinary,
+        )
+    own.silent_in |= phases
+    if since < own.silent or newest > own.newest:
+        own.silent_in = frozenset()
+    own.silent, own.newest = since, max(own.newest, newest)
 
 
 def _after_section(own: HangWatch, seconds: float) -> LearnedTimes:
@@ -187,7 +210,10 @@ def _after_section(own: HangWatch, seconds: float) -> LearnedTimes:
 
 
 def _ask(job: JobContext, world: World, found: Hang) -> None:
-    """Ask every member for its ranks' evidence."""
+    """Ask every member for its ranks' evidence, under a new number: late answers are no news."""
+    own = job.health.hang_watch
+    own.asked += 1
+    found.number, found.asking = own.asked, True
     for rank in world.places:
         node = job.membership.nodes.get(rank)
         if node is not None and node.session is not None and rank not in world.finished:
@@ -233,33 +259,38 @@ def _asked_about(job: JobContext, world: World | None) -> Hang | None:
 
 
 def _settle(job: JobContext, world: World, found: Hang) -> None:
-    if found.awaited or found.verdict is not None:
+    if found.awaited or not found.asking:
         return
     job.timers.cancel(Timer.HANG_EVIDENCE)
-    found.verdict = hang.classify(found.evidence, world_size=world.size, ended=_ended(world))
+    found.asking, before = False, found.verdict
+    verdict = hang.classify(found.evidence, world_size=world.size, ended=world.ended_ranks)
     policy = job.hang_policy
     limit = hang_limit.longest_work(policy).seconds if policy is not None else math.inf
-    if _is_excused(found, found.verdict, job.now, limit):
+    if before is None and _is_excused(found, verdict, job.now, limit):
         own = job.health.hang_watch
         own.hang, own.ask_after = None, job.now + AGAIN_SECONDS
         return
     found.judged_at = job.now
-    # Ranks that contradict each other on two nodes: nothing tells whose fault it is.
-    node = stragglers.only_node(world, (one.rank for one in found.verdict.ranks))
-    text = f"{found.verdict.reason} ({found.reason})"
-    known = job.health.open_incident
-    incident = reported.found(job, world, found, found.verdict, node)
-    if incident != known:  # else an earlier master has said so
-        job.out.event(EventReason.HANG_FOUND, text, Warn, node=node, incident=incident)
-        if node is not None:
-            strikes.strike(job, node, StrikeCause.HANG, text)
+    # What is missing now is no reason to forget what was seen.
+    if before is None or verdict.ranks or not verdict.silent:
+        found.verdict, found.answered = verdict, False
+        found.unsure = before is not None and not verdict.confirms(before)
+        if before is None or found.unsure or verdict.kind is not before.kind:
+            _tell(job, world, found, verdict)
     found.evidence.clear()  # stacks of all ranks: nobody reads them again
 
 
-def _ended(world: World) -> Iterator[int]:
-    """Yield the global ranks whose process has ended well."""
-    for node, done in world.done.items():
-        yield from (world.places[node].base_rank + local for local in done)
+def _tell(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> None:
+    """Keep the evidence of a verdict; people hear of a hang once."""
+    # Ranks that contradict each other on two nodes: nothing tells whose fault it is.
+    node = stragglers.only_node(world, (one.rank for one in verdict.ranks))
+    text = f"{verdict.reason} ({found.reason})"
+    known = job.health.open_incident
+    incident = reported.found(job, world, found, verdict, node)
+    if incident != known:  # else an earlier look, or an earlier master, has said so
+        job.out.event(EventReason.HANG_FOUND, text, Warn, node=node, incident=incident)
+        if node is not None:
+            strikes.strike(job, node, StrikeCause.HANG, text)
 
 
 def _is_excused(found: Hang, verdict: HangVerdict, now: float, limit: float) -> bool:

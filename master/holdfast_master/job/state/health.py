@@ -11,7 +11,7 @@ import dataclasses
 import math
 from typing import Final
 
-from holdfast_master.policies.hang_limit import LearnedTimes
+from holdfast_master.policies.hang_limit import LearnedTimes, Phase
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
@@ -140,15 +140,21 @@ class Hang:
     """Patient clock until which ranks that compute are no hang, s."""
     unseen: bool
     """True: no rank has told a step, so only the evidence tells that the world stands still."""
+    asking: bool = False
+    """True: evidence is awaited; beside a verdict it is that of a later look."""
     awaited: set[int] = dataclasses.field(default_factory=set)
     """Nodes whose evidence has not come."""
     evidence: list[RankEvidence] = dataclasses.field(default_factory=list)
     verdict: HangVerdict | None = None
-    """None: evidence is awaited."""
+    """The newest one; None: there was no evidence yet."""
     judged_at: float = math.inf
     """Patient clock at the verdict, s."""
+    unsure: bool = False
+    """The newest look showed something else than the one before: the next one decides."""
     answered: bool = False
     """What the spec wants was done, or found not to help."""
+    left: bool = False
+    """People were told that it is left alone."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -179,8 +185,12 @@ class HangWatch:
     section_at: float = -math.inf
     step: int = 0
     """Newest step of the first rank."""
+    newest: int = 0
+    """Newest step of any rank."""
     silent: float = 0.0
     """Time without progress at the last look, s."""
+    silent_in: frozenset[Phase] = frozenset()
+    """Phases that the ranks were in since then."""
     asked: int = 0
     """Questions for evidence so far."""
     ask_after: float = -math.inf

@@ -164,6 +164,15 @@ class World:
         }
 
     @property
+    def ended_ranks(self) -> tuple[int, ...]:
+        """Global ranks whose process has ended with exit code 0."""
+        return tuple(
+            self.places[node].base_rank + local
+            for node, done in self.done.items()
+            for local in sorted(done)
+        )
+
+    @property
     def round(self) -> int:
         """Its number."""
         return self.fact.round

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
@@ -11,94 +11,29 @@ from holdfast_master.inputs import OperatorMessage
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,
-    CollectEvidence,
     DrainNodeRequest,
     EvidenceCollected,
-    GroupTail,
-    HangPolicy,
     HealthMode,
     HealthPolicy,
-    RankEvidence,
     StopJobRequest,
 )
 from holdfast_wire.reasons import Cause, EventReason
+from simulation.steered.hangs import (
+    ACT,
+    GONE,
+    LOADS,
+    SAVES,
+    STOPPED,
+    STUCK,
+    WAITS,
+    answer,
+    failures,
+    stand_still,
+    told,
+)
 from simulation.steered.job import SteeredJob
 
 Start = Callable[..., SteeredJob]
-
-ACT = HealthPolicy(
-    hang=HangPolicy(
-        mode=HealthMode.ACT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=60.0
-    )
-)
-PEERS = '  File "torch/distributed/distributed_c10d.py", line 1 in all_reduce'
-WAITS = RankEvidence(
-    pid=1,
-    process_state="S",
-    observed_seconds=1.0,
-    server_answered=True,
-    gil_free=True,
-    stack=PEERS,
-)
-STOPPED = RankEvidence(pid=1, process_state="T", kernel_function="do_signal_stop")
-STUCK = RankEvidence(pid=1, process_state="D", kernel_function="nfs_wait_bit_killable")
-GONE = RankEvidence()
-LOADS = dataclasses.replace(
-    WAITS, stack='  File "/v/torch/utils/data/dataloader.py", line 1 in _try_get_data'
-)
-SAVES = dataclasses.replace(
-    WAITS, stack='  File "/v/torch/serialization.py", line 1 in _save', moved_bytes=1 << 18
-)
-
-
-def _told(job: SteeredJob, reason: str) -> list[str]:
-    return [event.text for event in job.core.events_after(0, 100_000) if event.reason == reason]
-
-
-def _failures(job: SteeredJob) -> list[tuple[str, str]]:
-    """Cause and culprit of what ended a world; what is only reported, or planned, did not."""
-    incidents = job.core.goodput(job.moment()).incidents
-    ended = [one for one in incidents if one.cause != "Rescaled" and not one.reported_only]
-    return [(one.cause, one.culprit_node) for one in ended]
-
-
-def _asked(job: SteeredJob) -> CollectEvidence:
-    return [sent for _, sent in job.sent if isinstance(sent, CollectEvidence)][-1]
-
-
-def _hang(job: SteeredJob, *, pause: int = 0) -> CollectEvidence:
-    """Have the world stand still until all agents are asked; the test answers for them."""
-    for agent in job.agents.values():
-        agent.ignores = (*agent.ignores, CollectEvidence)
-    before = sum(isinstance(sent, CollectEvidence) for _, sent in job.sent)
-    workers = job.agents[pause].workers
-    workers.pause(paused=True)
-    workers.paused = False  # the processes of its next round run
-    for _ in range(100):
-        job.run(1.0)
-        if sum(isinstance(sent, CollectEvidence) for _, sent in job.sent) > before:
-            return _asked(job)
-    raise AssertionError(job.tale())
-
-
-def _answer(
-    job: SteeredJob,
-    order: CollectEvidence,
-    odd: Mapping[int, RankEvidence],
-    operations: Mapping[int, str] = {},
-) -> None:
-    """Send each node's evidence; of those that are not named: waits for its peers.
-
-    operations: what nodes issue last, where that is not what the others do.
-    """
-    everybody = tuple(range(len(job.members)))
-    for rank, node in enumerate(job.members):
-        operation = operations.get(node, "gloo:all_reduce")
-        tails = (GroupTail(group="0", ranks=everybody, sequence=9, operation=operation),)
-        seen = dataclasses.replace(odd.get(node, WAITS), rank=rank, groups=tails)
-        agent = job.agents[node]
-        message = EvidenceCollected(command_id=order.command_id, ranks=(seen,))
-        agent.report(message, agent.accepted.round)
 
 
 def _hosts(job: SteeredJob) -> None:
@@ -110,15 +45,15 @@ def _hosts(job: SteeredJob) -> None:
 def test_odd_ranks_are_restarted_on_their_nodes(training: Start) -> None:
     """After the evidence, as one failure with its own cause."""
     job = training(3, health=ACT)
-    order = _hang(job)
-    assert not _failures(job)
-    _answer(job, order, {1: STOPPED})
+    order = stand_still(job)
+    assert not failures(job)
+    answer(job, order, {1: STOPPED})
     job.run(15.0)
-    assert _failures(job) == [("Hung", "1")]
+    assert failures(job) == [("Hung", "1")]
     assert job.members == [0, 1, 2]
     assert job.core.status(job.moment()).round == 2
     assert job.charges() == [BudgetKind.FAILURES]
-    (text,) = _told(job, EventReason.INCIDENT_OPENED)
+    (text,) = told(job, EventReason.INCIDENT_OPENED)
     assert "hang: stopped: rank 1" in text
     assert job.reasons().count("NodeDraining") == 0
 
@@ -129,12 +64,12 @@ def test_ranks_of_two_nodes_that_contradict_each_other_are_laid_to_no_node(
     """One of the two left the path, and nothing tells which: no host gets a strike."""
     job = training(2, health=ACT)
     _hosts(job)
-    _answer(job, _hang(job), {}, {1: "gloo:broadcast"})
+    answer(job, stand_still(job), {}, {1: "gloo:broadcast"})
     job.run(15.0)
-    (text,) = _told(job, EventReason.HANG_FOUND)
+    (text,) = told(job, EventReason.HANG_FOUND)
     assert text.startswith("mismatched collective: rank 0 ")
     assert "; rank 1 " in text
-    assert _failures(job) == [("Hung", "")]
+    assert failures(job) == [("Hung", "")]
     assert job.core.status(job.moment()).round == 2
     assert not job.core.inspect().state.strikes
 
@@ -142,7 +77,7 @@ def test_ranks_of_two_nodes_that_contradict_each_other_are_laid_to_no_node(
 def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks(training: Start) -> None:
     """The hang was reported first, and is over with its world."""
     job = training(3, health=ACT)
-    _answer(job, _hang(job), {1: STOPPED})
+    answer(job, stand_still(job), {1: STOPPED})
     job.run(15.0)
     listed = {one.cause: one for one in job.core.incidents(job.moment())}
     hang, hung = listed[Cause.HANG], listed[Cause.HUNG]
@@ -154,25 +89,25 @@ def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks(trainin
 def test_a_world_is_not_ended_before_its_evidence_is_there(training: Start) -> None:
     """As long as one node may still answer."""
     job = training(3, health=ACT)
-    order = _hang(job)
+    order = stand_still(job)
     for node in (0, 1):
         agent = job.agents[node]
         seen = dataclasses.replace(STOPPED if node == 1 else WAITS, rank=node)
         agent.report(EvidenceCollected(command_id=order.command_id, ranks=(seen,)), 1)
     job.run(2.0)
-    assert not _failures(job)
+    assert not failures(job)
     job.run(15.0)
-    assert _failures(job) == [("Hung", "1")]
+    assert failures(job) == [("Hung", "1")]
 
 
 def test_a_world_that_went_on_while_evidence_was_awaited_is_left_alone(training: Start) -> None:
     """Its ranks are at work again although the evidence names one of them."""
     job = training(3, health=ACT)
-    order = _hang(job)
+    order = stand_still(job)
     job.agents[0].workers.pause(paused=False)
-    _answer(job, order, {1: STOPPED})
+    answer(job, order, {1: STOPPED})
     job.run(30.0)
-    assert not _failures(job)
+    assert not failures(job)
     assert job.core.status(job.moment()).round == 1
 
 
@@ -181,12 +116,12 @@ def test_a_node_in_d_state_is_left_and_its_host_avoided(training: Start) -> None
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
     before = job.agents[2].pod_uid
-    order = _hang(job)
-    _answer(job, order, {2: STUCK})
+    order = stand_still(job)
+    answer(job, order, {2: STUCK})
     job.run(2.0)
     assert job.members == [0, 1]
-    assert _failures(job) == [("Hung", "2")]
-    assert "SIGKILL may not end it" in _told(job, EventReason.INCIDENT_OPENED)[0]
+    assert failures(job) == [("Hung", "2")]
+    assert "SIGKILL may not end it" in told(job, EventReason.INCIDENT_OPENED)[0]
     assert job.core.status(job.moment()).excluded_nodes == ("gpu-2",)
     job.run(40.0)
     assert job.agents[2].pod_uid != before
@@ -199,7 +134,7 @@ def test_an_agent_without_its_process_is_replaced(training: Start) -> None:
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
     before = job.agents[2].pod_uid
-    _answer(job, _hang(job), {2: GONE})
+    answer(job, stand_still(job), {2: GONE})
     job.run(40.0)
     assert job.agents[2].pod_uid != before
     assert sorted(job.members) == [0, 1, 2]
@@ -209,15 +144,15 @@ def test_an_agent_without_its_process_is_replaced(training: Start) -> None:
 def test_a_hang_of_nobody_is_restarted_once(training: Start) -> None:
     """The second time at the same step the world is left alone, and people are told."""
     job = training(2, health=ACT)
-    order = _hang(job)
+    order = stand_still(job)
     job.agents[0].workers.paused = True  # and so do those of the next round
-    _answer(job, order, {})
+    answer(job, order, {})
     job.run(5.0)
-    assert _failures(job) == [("Hung", "")]
-    _answer(job, _hang(job), {})
+    assert failures(job) == [("Hung", "")]
+    answer(job, stand_still(job), {})
     job.run(60.0)
-    assert _failures(job) == [("Hung", "")]
-    (text,) = _told(job, EventReason.HANG_LEFT)
+    assert failures(job) == [("Hung", "")]
+    (text,) = told(job, EventReason.HANG_LEFT)
     assert "a restart has not helped" in text
     assert job.core.status(job.moment()).round == 2
 
@@ -232,7 +167,7 @@ def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
     for _ in range(2):
         job.run_until("TRAINING")
         job.run(12.0)
-        _answer(job, _hang(job), {1: STOPPED})
+        answer(job, stand_still(job), {1: STOPPED})
         job.run(1.0)
     job.run(60.0)
     assert job.end == "FailureBudgetExhausted"
@@ -241,11 +176,11 @@ def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
 @pytest.mark.parametrize("mode", [HealthMode.REPORT, HealthMode.DISABLED])
 def test_other_modes_end_nothing(training: Start, mode: HealthMode) -> None:
     """Report says it; Disabled does not look."""
-    hang = dataclasses.replace(ACT.hang, mode=mode)  # type: ignore[type-var]
-    job = training(2, health=HealthPolicy(hang=hang))
+    policy = dataclasses.replace(ACT.hang, mode=mode)  # type: ignore[type-var]
+    job = training(2, health=HealthPolicy(hang=policy))
     job.agents[0].workers.pause(paused=True)
     job.run(60.0)
-    assert not _failures(job)
+    assert not failures(job)
     assert job.core.status(job.moment()).round == 1
 
 
@@ -254,15 +189,15 @@ def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None
     """Killed before, in or after the answer: one incident, one charge."""
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
-    _answer(job, _hang(job), {2: STUCK})
+    answer(job, stand_still(job), {2: STUCK})
     job.run(after)
     job.kill_master()
     job.run(0.5)
     job.start_master()
-    if not _failures(job):
-        _answer(job, _hang(job), {2: STUCK})
+    if not failures(job):
+        answer(job, stand_still(job), {2: STUCK})
     job.run(60.0)
-    assert _failures(job) == [("Hung", "2")]
+    assert failures(job) == [("Hung", "2")]
     assert job.charges() == [BudgetKind.FAILURES]
     assert job.reasons().count("NodeExcluded") == 1
     assert sorted(job.members) == [0, 1, 2]
@@ -271,10 +206,10 @@ def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None
 def test_what_all_ranks_wait_for_is_left_alone(training: Start) -> None:
     """Each begins an epoch slowly: a restart would have them wait again."""
     job = training(3, health=ACT)
-    _answer(job, _hang(job), dict.fromkeys(range(3), LOADS))
+    answer(job, stand_still(job), dict.fromkeys(range(3), LOADS))
     job.run(60.0)
-    assert not _failures(job)
-    assert "would meet the same" in _told(job, EventReason.HANG_LEFT)[0]
+    assert not failures(job)
+    assert "would meet the same" in told(job, EventReason.HANG_LEFT)[0]
     assert job.core.status(job.moment()).round == 1
 
 
@@ -283,50 +218,50 @@ def test_a_save_whose_bytes_move_is_never_cut(training: Start) -> None:
     job = training(3, health=ACT)
     began = job.moment().unix
     for _ in range(2):
-        _answer(job, _hang(job), {1: SAVES})
+        answer(job, stand_still(job), {1: SAVES})
         job.agents[0].workers.paused = True
     assert job.moment().unix - began > 60
     job.run(20.0)
-    assert not _failures(job)
-    assert len(_told(job, EventReason.HANG_FOUND)) == 1
-    assert "makes progress" in _told(job, EventReason.HANG_LEFT)[0]
+    assert not failures(job)
+    assert len(told(job, EventReason.HANG_FOUND)) == 1
+    assert "makes progress" in told(job, EventReason.HANG_LEFT)[0]
 
 
 def test_what_an_answer_has_cost_is_waited_before_the_next(training: Start) -> None:
     """A wait of that length may end by itself, as each epoch's first batch does."""
     job = training(3, health=ACT)
-    _answer(job, _hang(job), {1: LOADS})
+    answer(job, stand_still(job), {1: LOADS})
     job.run(20.0)
-    assert _failures(job) == [("Hung", "1")]
+    assert failures(job) == [("Hung", "1")]
     (first,) = job.core.inspect().health.answered
     assert first.cost_seconds > 8.0
-    _answer(job, _hang(job), {1: LOADS})
+    answer(job, stand_still(job), {1: LOADS})
     job.run(first.cost_seconds - 4.0)
-    assert len(_failures(job)) == 1
+    assert len(failures(job)) == 1
     job.run(10.0)
-    assert len(_failures(job)) == 2
+    assert len(failures(job)) == 2
 
 
 def test_a_hang_that_comes_back_before_new_progress_is_answered_again(training: Start) -> None:
     """Its first answer cost no more than until the second hang began: the budget decides."""
     job = training(3, health=ACT)
-    order = _hang(job)
+    order = stand_still(job)
     job.agents[0].workers.paused = True  # and so do those of the next round
-    _answer(job, order, {1: LOADS})
+    answer(job, order, {1: LOADS})
     job.run(5.0)
-    assert _failures(job) == [("Hung", "1")]
-    _answer(job, _hang(job), {1: LOADS})
+    assert failures(job) == [("Hung", "1")]
+    answer(job, stand_still(job), {1: LOADS})
     job.run(40.0)
-    assert _failures(job) == [("Hung", "1")] * 2
+    assert failures(job) == [("Hung", "1")] * 2
     first, _ = job.core.inspect().health.answered
     assert first.cost_seconds < 20.0
 
 
 def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start) -> None:
     """Its epochs begin as slowly."""
-    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=hang))
-    _answer(job, _hang(job), {1: LOADS})
+    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=policy))
+    answer(job, stand_still(job), {1: LOADS})
     job.run(6.0)
     job.agents[0].workers.pause(paused=False)
     job.run(5.0)
@@ -341,7 +276,7 @@ def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
     job = training(3, health=ACT)
     job.run(5.0)
     stopped = job.moment().unix
-    _answer(job, _hang(job), {1: STOPPED})
+    answer(job, stand_still(job), {1: STOPPED})
     job.run(1.0)
     hang = next(one for one in job.core.incidents(job.moment()) if one.cause == Cause.HANG)
     assert hang.opened_unix == pytest.approx(stopped, abs=2.0)
@@ -349,11 +284,11 @@ def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
 
 def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> None:
     """The ranks may be at work that nobody has told, and then all save."""
-    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=hang))
-    _answer(job, _hang(job), {1: LOADS})
+    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=policy))
+    answer(job, stand_still(job), {1: LOADS})
     job.run(3.0)
-    assert _told(job, EventReason.HANG_FOUND)
+    assert told(job, EventReason.HANG_FOUND)
     job.ask(DrainNodeRequest(node_rank=1))
     assert "BarrierSet" in job.reasons()
     job.agents[0].workers.pause(paused=False)
@@ -364,12 +299,12 @@ def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> No
 
 def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
     """No rank comes to another step; and the hang is not over because the job stops."""
-    hang = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=hang))
-    _answer(job, _hang(job), {1: STOPPED})
+    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=HealthPolicy(hang=policy))
+    answer(job, stand_still(job), {1: STOPPED})
     job.run(3.0)
     job.ask(StopJobRequest())
     job.run(8.0)
     assert "BarrierSet" not in job.reasons()
-    assert not _told(job, EventReason.HANG_OVER)
+    assert not told(job, EventReason.HANG_OVER)
     assert job.end == "StoppedByUser"

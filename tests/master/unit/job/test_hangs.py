@@ -18,6 +18,7 @@ from holdfast_wire.messages import (
     Incident,
     IncidentEvidence,
     JobPhase,
+    RankSection,
     StopJobRequest,
 )
 from holdfast_wire.reasons import Cause, EventReason
@@ -288,3 +289,57 @@ def test_the_pace_is_known_seconds_after_the_first_step(training: Start) -> None
     job.agents[0].workers.pause(paused=True)
     job.run(15.0)
     assert len(_told(job, EventReason.HANG_FOUND)) == 1
+
+
+def _learned_pause(job: SteeredJob) -> float:
+    return job.core.inspect().health.hang_watch.learned.longest_pause
+
+
+@pytest.mark.parametrize(("node", "section"), [(0, RankSection.EVAL), (2, RankSection.CHECKPOINT)])
+def test_a_section_is_no_pause_of_training(
+    training: Start, node: int, section: RankSection
+) -> None:
+    """Of any rank: the others wait for it. The next hang is found as early as the first."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    _pause(job, paused=True)
+    job.run(1.0)
+    current = job.agents[node].workers.current
+    assert current is not None
+    usual, current.slot.section = current.slot.section, section - 1
+    job.run(30.0)
+    current.slot.section = usual
+    _pause(job, paused=False)
+    job.run(5.0)
+    assert _learned_pause(job) == 0.0
+
+
+def test_the_start_of_a_world_is_no_pause_of_training(training: Start) -> None:
+    """A first step compiles; that it was slow says nothing of later ones."""
+    job = training(3, health=HEALTH)
+    job.agents[0].workers.paused = True  # and so are the processes of the next round
+    job.agents[1].crash_worker()
+    job.run(35.0)
+    assert job.core.status(job.moment()).round == 2
+    _pause(job, paused=False)
+    job.run(5.0)
+    assert job.core.inspect().worlds.running().reached  # type: ignore[union-attr]
+    assert _learned_pause(job) == 0.0
+
+
+def test_a_pause_that_no_step_has_ended_is_not_learned(training: Start) -> None:
+    """The rank went on into an evaluation, which has a limit of its own."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    _pause(job, paused=True)
+    job.run(7.0)
+    current = job.agents[0].workers.current
+    assert current is not None
+    usual, current.slot.section = current.slot.section, RankSection.EVAL - 1
+    job.run(3.0)
+    assert _learned_pause(job) == 0.0
+    current.slot.section = usual
+    job.run(7.0)
+    _pause(job, paused=False)
+    job.run(5.0)
+    assert _learned_pause(job) == pytest.approx(7.0, abs=2.0)

@@ -209,23 +209,6 @@ def test_the_ranks_that_make_a_group_without_the_others_are_odd(
     assert "101" in verdict.reason
 
 
-def test_ranks_that_ended_well_are_not_silent() -> None:
-    """The one that lives on is named with its thread, and nothing is run again."""
-    lives = OVER.replace(f"{LIB}/threading.py", "/job/early.py", 1).replace(" in run", " in load")
-    verdict = classify([rank(1, 9, stack=lives)], world_size=3, ended=(0, 2))
-    assert (verdict.kind, [one.rank for one in verdict.ranks]) == (HangKind.OVER, [1])
-    assert "with a thread at /job/early.py:982 in load" in verdict.reason
-    assert (verdict.silent, verdict.ended) == ((), (0, 2))
-    assert verdict.remedy is Remedy.NOTHING
-
-
-def test_a_rank_that_ended_while_the_others_wait_is_odd() -> None:
-    """It left a collective to them."""
-    verdict = classify([rank(0, 9), rank(2, 9)], world_size=3, ended=(1,))
-    assert (verdict.kind, [one.rank for one in verdict.ranks]) == (HangKind.ABSENT, [1])
-    assert verdict.remedy is Remedy.NOTHING
-
-
 @pytest.mark.parametrize("stack_", [LOADS, COMPILES, SAVES])
 def test_what_all_ranks_show_at_once_no_restart_mends(stack_: str) -> None:
     """On one of them a restart may; a rank that is alone has nobody to compare it with."""

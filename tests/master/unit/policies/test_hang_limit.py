@@ -17,6 +17,7 @@ from holdfast_master.policies.hang_limit import (
     Phase,
     judge,
     learn,
+    learn_pause,
     limit,
     phases,
     quantile,
@@ -128,6 +129,32 @@ def test_a_new_pace_is_learned_within_some_thousand_steps() -> None:
     past = durations([100.0] * 2000 + [0.1] * 20_000)
     assert past.number <= 2048
     assert quantile(past, 0.99) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("found", "is_learned"),
+    [
+        ({Phase.TRAIN}, True),
+        ({Phase.COLLECTIVES}, True),
+        *(({Phase.TRAIN, one}, False) for one in Phase if one.name not in {"TRAIN", "COLLECTIVES"}),
+    ],
+)
+def test_only_a_pause_within_training_is_learned(
+    found: set[Phase],
+    is_learned: bool,  # noqa: FBT001 - a parameter of the table
+) -> None:
+    """A first step, a section and an ordered pause have limits of their own."""
+    learned = learn_pause(FAST, 100.0, found, POLICY, ordinary=True)
+    assert learned.longest_pause == (100.0 if is_learned else 0.0)
+    assert learn_pause(learned, 90.0, found, POLICY, ordinary=True) == learned
+    assert learn_pause(FAST, 30.0, found, POLICY, ordinary=True) == FAST
+
+
+def test_what_ended_by_itself_but_is_no_habit_counts_among_many() -> None:
+    """Between collectives; where steps are known it counts nowhere."""
+    learned = learn_pause(SLOW, 100.0, {Phase.COLLECTIVES}, POLICY, ordinary=False)
+    assert (learned.longest_pause, learned.pauses.number) == (0.0, SLOW.pauses.number + 1)
+    assert learn_pause(FAST, 100.0, {Phase.TRAIN}, POLICY, ordinary=False) == FAST
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=200), st.floats(0.01, 1))

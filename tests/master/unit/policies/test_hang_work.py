@@ -65,6 +65,7 @@ def test_a_rank_that_computes_in_a_library_may_be_at_work(
 
 SPINS = {**SLEEPS, "children_cpu_seconds": 1.0}
 LOGS = {**SLEEPS, "moved_bytes": 1 << 18}
+BESIDE = {**LOGS, "moved_beside_bytes": (1 << 18) - 100}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,8 @@ LOGS = {**SLEEPS, "moved_bytes": 1 << 18}
         pytest.param(rank(1, stack=QUEUE, **LOGS), False, id="lock beside a thread that logs"),
         pytest.param(rank(1, stack=USER, **LOGS), False, id="sleep beside a thread that logs"),
         pytest.param(rank(1, stack=LOADS, **LOGS), True, id="loader that reads"),
+        pytest.param(rank(1, stack=LOADS, **BESIDE), False, id="loader beside a thread that logs"),
+        pytest.param(rank(1, stack=SAVES, **BESIDE), True, id="save by other threads"),
         pytest.param(rank(1, stack=SAVES, **LOGS), True, id="save that writes"),
     ],
 )

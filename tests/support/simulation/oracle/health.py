@@ -90,12 +90,17 @@ class HealthTruth:
         """Verdicts that had to come and came, by kind."""
         self._judged: dict[tuple[str, str], object] = {}
         """Verdicts that were looked at last, by master and group."""
+        self._worlds: dict[str, dict[int, Round]] = {}
+        """Worlds that a master has watched, by its incarnation and their number."""
 
     # ------------------------------------------------------------------------------- what was said
 
     def look(self, master: Master) -> None:
         """Hold a master's verdicts against the truth."""
         health = master.core.inspect().health
+        physics = self._physics(master)
+        if physics is not None:
+            self._worlds.setdefault(master.identity.incarnation, {})[physics.number] = physics
         found = health.hang_watch.hang
         if found is not None and self._new(master, "asked", found):
             self._hang_seen(master, found.reason)
@@ -260,7 +265,8 @@ class HealthTruth:
         if alone or not self._goes_on(scene) or one.hung is not _hung(one):
             return
         watch = scene.master.core.inspect().health.hang_watch
-        if 2 * watch.learned.longest_pause > one.fault.span - _LIMIT_SECONDS:
+        pause = min(watch.learned.longest_pause, self._stood_still(scene))
+        if 2 * pause > one.fault.span - _LIMIT_SECONDS:
             return  # a pause of that length has ended by itself before
         found = watch.hang
         verdict = found.verdict if found is not None else None
@@ -271,6 +277,14 @@ class HealthTruth:
             named = {odd.rank for odd in verdict.ranks}
             require(named == guilty and verdict.kind is hung.kind, "hang_named", text)
         self.named[hung.kind.name] += 1
+
+    def _stood_still(self, scene: _Scene) -> float:
+        """Return the longest time for which a world of a master stood still and then stepped on, s.
+
+        As it really was: more than that no master has learned with right.
+        """
+        worlds = self._worlds.get(scene.master.identity.incarnation, {})
+        return max((found.longest_stop for found in worlds.values()), default=0.0)
 
     def _hang_ended(self, one: Planted, scene: _Scene, hung: Hung) -> None:
         """The master has ended the world, unless the rank may still be at work."""
