@@ -28,18 +28,18 @@ KILLS: Final = (7, 11)
 SECONDS: Final = 300.0
 TENSOR, PIPELINE = "--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"
 SHARDED, OVERLAP = "--use-distributed-optimizer", "--overlap-grad-reduce"
+GATHER: Final = "--overlap-param-gather"
 LAYOUTS: Final = {
     "tensor": (2, [TENSOR]),
     "pipeline": (2, [PIPELINE, "--untie-embeddings-and-output-weights"]),
     "data": (2, [OVERLAP, "--bf16"]),
-    "sharded": (2, [SHARDED, OVERLAP, "--overlap-param-gather"]),
+    "sharded": (2, [SHARDED, OVERLAP, GATHER]),
     "experts": (2, [SHARDED, "--num-experts=4", "--expert-model-parallel-size=2"]),
     "sequence": (4, [TENSOR, "--sequence-parallel", SHARDED, OVERLAP, "--bf16"]),
     "tensor-pipeline": (4, [TENSOR, PIPELINE]),
     "interleaved": (
         4,
-        [PIPELINE, "--num-layers-per-virtual-pipeline-stage=1", SHARDED, OVERLAP]
-        + ["--overlap-param-gather"],
+        [PIPELINE, "--num-layers-per-virtual-pipeline-stage=1", SHARDED, OVERLAP, GATHER],
     ),
 }
 """Name → ranks, arguments of Megatron."""

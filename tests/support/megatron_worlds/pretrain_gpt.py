@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import megatron_worlds.preloaded_training  # noqa: F401 - the patches come first
+
+# isort: split
 import torch
 from megatron.core import mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -25,6 +27,7 @@ from megatron.training import get_args, pretrain, training
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
 from megatron.training.utils import is_first_or_last_pipeline_stage
+
 from megatron_worlds.pretrain_record import Record
 
 

@@ -23,13 +23,14 @@ from house.repository import ROOT
 _SCRIPT: Final = ROOT / "tests/support/megatron_worlds/pretrain_gpt.py"
 _ROOTS: Final = ("worker_agent", "master", "operator", "proto", "cli", "tests/support")
 _SMALL: Final = (
-    "--num-layers=4 --hidden-size=32 --num-attention-heads=4 --seq-length=16 "
-    "--max-position-embeddings=16 --micro-batch-size=2 --global-batch-size=8 --lr=1e-3 "
-    "--min-lr=1e-4 --lr-decay-iters=20 --lr-warmup-iters=4 --vocab-size=90 --mock-data "
-    "--eval-interval=1000 --eval-iters=0 --log-interval=1 --transformer-impl=local "
-    "--distributed-backend=gloo --no-gradient-accumulation-fusion --no-masked-softmax-fusion "
-    "--no-persist-layer-norm --no-bias-gelu-fusion --no-bias-dropout-fusion"
-).split()
+    *("--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=16"),
+    *("--max-position-embeddings=16", "--micro-batch-size=2", "--global-batch-size=8", "--lr=1e-3"),
+    *("--min-lr=1e-4", "--lr-decay-iters=20", "--lr-warmup-iters=4", "--vocab-size=90"),
+    *("--mock-data", "--eval-interval=1000", "--eval-iters=0", "--log-interval=1"),
+    *("--transformer-impl=local", "--distributed-backend=gloo"),
+    *("--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm"),
+    *("--no-bias-gelu-fusion", "--no-bias-dropout-fusion"),
+)
 """A model for the CPU, without the kernels that only CUDA has; dropout is on, as by default."""
 
 
@@ -38,8 +39,7 @@ def python() -> tuple[str, str]:
     """Return (a Python with Megatron's training, why there is none); the other one is empty."""
     made = subprocess.run(
         [ROOT / "scripts" / "megatron_training.sh"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
