@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import types
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -191,6 +192,8 @@ def mend_training() -> None:
 
     torch.cuda.device_count = lambda: 1  # without one, no parallel groups are made
     torch.cuda.set_device = lambda _: None
+    # Arguments depend on the generation: 9 is Hopper.
+    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
     utils.compile_helpers = lambda: None
     training.initialize_megatron = functools.partial(
         training.initialize_megatron, allow_no_cuda=True

@@ -26,8 +26,8 @@ _SMALL: Final = (
     *("--num-layers=4", "--hidden-size=32", "--num-attention-heads=4", "--seq-length=16"),
     *("--max-position-embeddings=16", "--micro-batch-size=2", "--global-batch-size=8", "--lr=1e-3"),
     *("--min-lr=1e-4", "--lr-decay-iters=20", "--lr-warmup-iters=4", "--vocab-size=90"),
-    *("--mock-data", "--eval-interval=1000", "--eval-iters=0", "--log-interval=1"),
-    *("--transformer-impl=local", "--distributed-backend=gloo"),
+    *("--mock-data", "--num-workers=0", "--eval-interval=1000", "--eval-iters=0"),
+    *("--log-interval=1", "--transformer-impl=local", "--distributed-backend=gloo"),
     *("--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion", "--no-persist-layer-norm"),
     *("--no-bias-gelu-fusion", "--no-bias-dropout-fusion"),
 )

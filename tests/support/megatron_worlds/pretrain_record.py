@@ -61,11 +61,7 @@ class Record:
                     total.update(_bytes(one))
                     for name, value in sorted(inner.state[one].items()):
                         total.update(name.encode() + _bytes(torch.as_tensor(value)))
-        self._write(
-            state=total.hexdigest(),
-            scheduled=scheduler.num_steps,
-            operations=get_args().num_floating_point_operations_so_far,
-        )
+        self._write(state=total.hexdigest(), scheduled=scheduler.num_steps)
 
     def _wait(self, iteration: int) -> None:
         """Stop before an iteration's save until the test lets the ranks pass."""
