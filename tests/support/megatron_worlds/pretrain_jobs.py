@@ -63,7 +63,8 @@ class Pretraining:
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
         }
-        run = [python()[0], "-m", "holdfast_agent.main", f"--nproc-per-node={ranks}", str(_SCRIPT)]
+        agent = [python()[0], "-c", "from holdfast_agent.main import main; main()"]
+        run = [*agent, f"--nproc-per-node={ranks}", str(_SCRIPT)]
         record = f"--record={folder}"
         with (folder / "output.txt").open("ab") as output:
             self.process = subprocess.Popen(
