@@ -198,3 +198,14 @@ def mend_training() -> None:
     training.initialize_megatron = functools.partial(
         training.initialize_megatron, allow_no_cuda=True
     )
+    build = training.build_train_valid_test_data_iterators
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        # A torch data loader draws its seed from the CPU's generator, after a load too. On a GPU
+        # dropout draws from another one.
+        before = torch.get_rng_state()
+        found = build(*args, **kwargs)
+        torch.set_rng_state(before)
+        return found
+
+    training.build_train_valid_test_data_iterators = built
