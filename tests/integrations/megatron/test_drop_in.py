@@ -96,6 +96,7 @@ def test_an_older_iteration_can_be_loaded(worlds: Worlds, tmp_path: Path) -> Non
     [
         ({"finetune": True}, "--finetune with --save and --load"),
         ({"num_attention_heads": 4}, "num_attention_heads is 4, in the checkpoint 8"),
+        ({"use_checkpoint_args": True}, "Megatron reads the arguments from a checkpoint of its"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import types
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -162,3 +163,49 @@ def mend_router() -> None:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+
+
+def mend_norms() -> None:
+    """Sequence parallelism wants norms that mark their weights, which Apex's and TE's alone do.
+
+    Megatron adds the gradients of marked weights over the tensor parallel ranks.
+    """
+    import torch
+    from megatron.core.models import backends
+    from megatron.core.models.gpt import gpt_layer_specs
+    from megatron.core.transformer import transformer_block
+
+    def marked(config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        norm = torch.nn.LayerNorm(hidden_size, eps=eps)
+        for one in norm.parameters():
+            vars(one)["sequence_parallel"] = config.sequence_parallel
+        return norm
+
+    backends.LNImpl = gpt_layer_specs.LNImpl = transformer_block.LayerNormImpl = marked
+
+
+def mend_training() -> None:
+    """Let `pretrain()` start: it asserts a GPU, and compiles what its wheel has compiled."""
+    import torch
+    from megatron.core.datasets import utils
+    from megatron.training import training
+
+    torch.cuda.device_count = lambda: 1  # without one, no parallel groups are made
+    torch.cuda.set_device = lambda _: None
+    # Arguments depend on the generation: 9 is Hopper.
+    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+    utils.compile_helpers = lambda: None
+    training.initialize_megatron = functools.partial(
+        training.initialize_megatron, allow_no_cuda=True
+    )
+    build = training.build_train_valid_test_data_iterators
+
+    def built(*args: Any, **kwargs: Any) -> Any:
+        # A torch data loader draws its seed from the CPU's generator, after a load too. On a GPU
+        # dropout draws from another one.
+        before = torch.get_rng_state()
+        found = build(*args, **kwargs)
+        torch.set_rng_state(before)
+        return found
+
+    training.build_train_valid_test_data_iterators = built

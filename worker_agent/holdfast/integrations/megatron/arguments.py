@@ -70,6 +70,16 @@ def refuse_unknown(function: str, given: Mapping[str, Any], known: AbstractSet[s
         )
 
 
+def refuse_arguments(args: Any) -> None:
+    """Refuse an argument with which the next start would end before it calls anything here."""
+    if getattr(args, "use_checkpoint_args", False):
+        raise ValueError(
+            "--use-checkpoint-args: Megatron reads the arguments from a checkpoint of its own "
+            "format before it calls load_checkpoint, and finds none here: leave it out, and give "
+            "the arguments"
+        )
+
+
 def _parameters(function: str) -> AbstractSet[str]:
     """Return the parameters of the installed Megatron's function; none where there is none."""
     try:

@@ -35,6 +35,7 @@ from holdfast.integrations.megatron.arguments import (
     Progress,
     megatron_args,
     model_arguments,
+    refuse_arguments,
     refuse_unknown,
 )
 from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatrons, show
@@ -145,11 +146,12 @@ def save_checkpoint(
     Raises:
         CheckpointError: a later iteration is there, or there is too little memory.
         StateError: the state has a part that cannot be saved.
-        ValueError: `args.save` is not set, or `release` is.
+        ValueError: `args.save` is not set, or `release` or `args.use_checkpoint_args` is.
         TypeError: Megatron's function has no such parameter.
     """
     args = megatron_args()
     refuse_unknown("save_checkpoint", more, OF_SAVE)
+    refuse_arguments(args)
     if release:
         raise ValueError("release=True: a release has no iteration; copy its step's directory")
     if not args.save:
@@ -196,6 +198,7 @@ def load_checkpoint(
     """
     args, state = megatron_args(), (ddp_model, optimizer, opt_param_scheduler)
     refuse_unknown("load_checkpoint", more, OF_LOAD)
+    refuse_arguments(args)
     if more.get("skip_load_to_model_and_opt"):
         raise ValueError("skip_load_to_model_and_opt=True: model and optimizer are always filled")
     source = getattr(args, load_arg, None) or ""
