@@ -17,7 +17,7 @@ LONG = $(LEFT) and (train or slow) and not kube and not node
 SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
-QUICK = $(PYTEST) -n $(WORKERS) $(SHARED) -m "$(FAST)"
+QUICK = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(FAST)"
 WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" $(SLOWEST)
 # These parts name their folder, since to read all tests takes longer than to start some.
 PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \

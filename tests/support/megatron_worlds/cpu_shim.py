@@ -191,9 +191,9 @@ def mend_training() -> None:
     from megatron.training import training
 
     torch.cuda.device_count = lambda: 1  # without one, no parallel groups are made
-    torch.cuda.set_device = lambda _: None
     # Arguments depend on the generation: 9 is Hopper.
-    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+    hopper = types.SimpleNamespace(major=9, minor=0)
+    vars(torch.cuda).update(set_device=lambda _: None, get_device_properties=lambda *_: hopper)
     utils.compile_helpers = lambda: None
     training.initialize_megatron = functools.partial(
         training.initialize_megatron, allow_no_cuda=True

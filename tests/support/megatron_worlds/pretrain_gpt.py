@@ -81,7 +81,7 @@ def _batch(data: Any, vp_stage: int | None) -> dict[str, Any]:
     return batch
 
 
-def _loss(mask: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+def _loss(mask: Any, output: torch.Tensor) -> tuple[Any, ...]:
     mask = mask.view(-1).float()
     loss = torch.sum(output.view(-1).float() * mask)
     count = mask.sum().clone().detach().to(torch.int)
