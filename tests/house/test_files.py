@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import functools
 import os
 import re
 import tomllib
@@ -23,11 +22,6 @@ SHARED = ROOT / "tests" / "support"
 
 def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@functools.cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _tests_in(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -69,21 +63,14 @@ def test_the_page_of_shared_tests_names_every_module() -> None:
     assert unnamed == []
 
 
-def test_every_module_says_what_belongs_in_it() -> None:
-    """Each module opens with a docstring."""
-    missing = [_name(path) for path in python_files() if not ast.get_docstring(_tree(path))]
-    assert missing == []
-
-
-def test_every_test_states_its_promise() -> None:
-    """Each test function has a docstring."""
-    missing = [
-        f"{_name(path)}:{test.lineno} {test.name}"
-        for path in python_files()
-        if path.is_relative_to(ROOT / "tests")
-        for test in _tests_in(_tree(path))
-        if not ast.get_docstring(test)
-    ]
+def test_every_module_says_what_belongs_in_it_and_every_test_its_promise() -> None:
+    """Each module opens with a docstring, and so does each test function."""
+    missing = []
+    for path in python_files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        missing += [] if ast.get_docstring(tree) else [_name(path)]
+        tests = _tests_in(tree) if path.is_relative_to(ROOT / "tests") else ()
+        missing += [f"{_name(path)}:{one.lineno}" for one in tests if not ast.get_docstring(one)]
     assert missing == []
 
 

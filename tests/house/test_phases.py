@@ -13,6 +13,8 @@ import pytest
 
 from house.repository import ROOT
 
+pytestmark = pytest.mark.slow
+
 TESTS = """
 import pytest
 

@@ -17,12 +17,12 @@ from simulation.sampling import HANGS
 from simulation.scenario import Fault, Scenario, acting, ailing, draw
 from simulation.shrink import report
 
+pytestmark = pytest.mark.slow  # each runs dozens of jobs
+
 PER_TEST = 25
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(25, 300, 25))]
-)
+@pytest.mark.parametrize("first", range(0, 300, 25))
 def test_who_is_ill_is_named_and_nobody_else(first: int) -> None:
     """One to twelve nodes, one to three ailments, some other faults; about 80 ms each."""
     named = 0
@@ -34,7 +34,6 @@ def test_who_is_ill_is_named_and_nobody_else(first: int) -> None:
     assert named >= PER_TEST / 5, "the masters had an excuse nearly always"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_who_is_ill_leaves_and_the_job_goes_on(first: int) -> None:
     """Under Act: slow nodes are excluded where that gains, hangs end, nobody else pays for it."""

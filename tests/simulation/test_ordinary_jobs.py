@@ -14,6 +14,8 @@ from campaigns import act_or_report
 from simulation.ordinary.habits import EVERYBODY, NEVER, Every, Habits, Trouble, draw
 from simulation.ordinary.job import compare
 
+pytestmark = pytest.mark.slow  # each runs jobs of hours
+
 
 def plain(**changes: object) -> Habits:
     """A job of 12 minutes on four nodes and a standby, which saves by the SDK and has no fault."""

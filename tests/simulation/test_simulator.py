@@ -26,6 +26,8 @@ from simulation.run import Outcome, run
 from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
 from simulation.shrink import Shrinker, report
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_same_scenario_gives_the_same_run() -> None:
     """Bit for bit: inputs, events with their times, records, virtual time."""
@@ -123,7 +125,6 @@ def test_shrinking_leaves_what_is_needed() -> None:
     assert len(seen) < 150
 
 
-@pytest.mark.slow
 def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
     """The scenario in a report has at most two faults and breaks the same invariant again."""
     seeds = (seed for seed in range(1000) if len(draw(seed).faults) == 16)

@@ -36,6 +36,8 @@ from holdfast_wire.resources import Resource
 from house.repository import ROOT
 from messages.certificates import issue
 
+pytestmark = pytest.mark.slow  # measurements and their limits take seconds
+
 MEMORY = Task(name="memory", resources=(Resource.MEMORY_BANDWIDTH,), seconds=60)
 SHM = Task(name="shm", resources=(Resource.SHM_ROOM, Resource.SHM_WRITE), seconds=60)
 _NTP = struct.Struct("!BBBb11I")

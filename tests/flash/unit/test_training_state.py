@@ -131,9 +131,9 @@ def test_lightnings_optimizer_is_an_optimizer() -> None:
     assert "extra" not in state
 
 
-@pytest.mark.parametrize("size", [0, 2**17])
+@pytest.mark.parametrize("size", [0, 2**11])
 def test_a_pickle_that_stands_for_more_than_memory_holds_is_refused_at_once(size: int) -> None:
-    """A few bytes name a list twice, forty times; also beside many that are honest."""
+    """A few bytes name a list twice, forty times; also beside kilobytes that are honest."""
     value: Any = "a"
     for _ in range(40):
         value = [value, value]

@@ -28,6 +28,8 @@ from holdfast_wire.messages import (
 from masters.master_process import SPEC, MasterProcess, master_process
 from masters.worlds import QUICK, events, phase, world
 
+pytestmark = pytest.mark.slow  # masters are killed and stand still for seconds
+
 LONG_SECONDS = 70.0
 """gRPC gives connections up after 60 s."""
 
@@ -38,7 +40,6 @@ def test_a_short_freeze_of_the_master_expires_nobody(tmp_path: Path) -> None:
         check_freeze(master, agents, 3.0)
 
 
-@pytest.mark.slow
 def test_a_long_freeze_of_the_master_expires_nobody(tmp_path: Path) -> None:
     """Also where gRPC has given the connections up meanwhile."""
     with world(tmp_path) as (master, agents):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
+import pytest
+
 from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import read_segments
 from holdfast_wire.messages import ListEventsRequest, WorkerExited
 from masters.master_process import SPEC, MasterProcess, master_process, refused
+
+pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
 
 
 def test_an_epoch_is_one_masters_only(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import SegmentKind, listing
 from holdfast_master.replay.files import recording_paths
@@ -24,6 +26,8 @@ from holdfast_wire.messages import (
     WorkerExited,
 )
 from masters.master_process import SPEC, MasterProcess, master_process
+
+pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
 
 GENEROUS = {
     **SPEC,

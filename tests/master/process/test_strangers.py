@@ -15,6 +15,8 @@ from holdfast_wire.identity import Identity
 from masters.master_process import JOB, MasterProcess, master_process
 from messages import certificates
 
+pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
+
 PROBES = 100
 
 

@@ -21,6 +21,8 @@ from holdfast_wire.messages import JobPhase, WatchJobRequest
 from masters.master_process import SPEC, MasterProcess, master_process
 from masters.worlds import QUICK, events, phase
 
+pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
+
 EXIT_ZOMBIE = 3
 
 

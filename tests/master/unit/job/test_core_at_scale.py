@@ -49,7 +49,8 @@ from simulation.steered.job import job_spec
 FEW, MANY = 1_000, 10_000
 GROWTH = MANY * math.log(MANY) / (FEW * math.log(FEW))
 """N log N, from few to many: what is decided for all nodes at once may grow no faster."""
-pytestmark = pytest.mark.no_cover  # counting lines takes the place of measuring which were run
+# Counting lines takes the place of measuring which were run.
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 NOW = Moment(100.0, 1_700_000_000.0)
 
 

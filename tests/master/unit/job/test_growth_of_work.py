@@ -17,7 +17,8 @@ from holdfast_wire.messages import DrainNodeRequest, JobPhase
 from masters.work_meter import MeteredJob
 from simulation.steered.job import job_spec
 
-pytestmark = pytest.mark.no_cover  # two large jobs, and nothing that smaller ones do not do
+# Two large jobs, and nothing that smaller ones do not do.
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 SMALL, LARGE = 40, 160
 MARGIN = 1.05
 """Nothing that is known grows faster than the nodes at all."""

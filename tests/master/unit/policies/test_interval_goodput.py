@@ -25,7 +25,7 @@ from holdfast_wire.messages import Tier
 
 # Thousands of the same few lines, which tests/master/unit/policies/test_interval.py covers in
 # seconds.
-pytestmark = pytest.mark.no_cover
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 NUMBER, SEEDS = 200, 20
 
 
