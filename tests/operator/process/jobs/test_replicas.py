@@ -346,6 +346,13 @@ def _end(scene: _Scene) -> None:
     assert [one.weights for one in ranks[1]] == [one.weights for one in ranks[4]]
 
 
+@pytest.mark.extended(
+    "replicas on one machine, and the sample's way into a cluster, have tests of their own",
+    held_by=[
+        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
+        "operator/process/jobs/test_first_job.py::test_a_job_trains_to_its_end",
+    ],
+)
 def test_the_example_of_replicas_runs_in_a_cluster(
     make_job: Callable[[str], Job], tmp_path: Path
 ) -> None:

@@ -14,6 +14,14 @@ from house.repository import ROOT
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(420), needs_pods]
 
 
+@pytest.mark.extended(
+    "its script, its recovery and a job's life in a cluster have tests of their own",
+    held_by=[
+        "operator/process/jobs/test_first_job.py::test_a_job_trains_to_its_end",
+        "operator/process/jobs/test_life.py::test_pods_that_are_taken_away_come_back_as_they_were",
+        "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
+    ],
+)
 def test_the_sample_for_a_cluster_runs_as_it_stands(
     kubectl: Kubectl, make_job: Callable[[str], Job]
 ) -> None:

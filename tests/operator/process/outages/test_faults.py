@@ -177,6 +177,13 @@ def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
     job.delete()
 
 
+@pytest.mark.extended(
+    "each kind of it has a test",
+    held_by=[
+        "operator/process/outages/test_losses.py::test_a_node_that_is_started_anew_spends_no_failure",
+        "operator/process/outages/test_faults.py::test_pods_that_others_take_away_never_spend_the_failure_budget",
+    ],
+)
 def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:

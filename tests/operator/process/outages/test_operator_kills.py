@@ -25,6 +25,14 @@ pytestmark = [
 _KILLS = 30
 
 
+@pytest.mark.extended(
+    "kills at many places; a successor goes on from what the API server has, wherever it was",
+    held_by=[
+        "operator/process/jobs/test_events.py::test_an_operator_goes_on_where_its_predecessor_stopped",
+        "operator/process/outages/test_outages.py::test_another_replica_takes_over_from_a_leader_that_is_gone",
+        "operator/process/outages/test_outages.py::test_a_storm_of_refusals_delays_and_doubles_nothing",
+    ],
+)
 def test_an_operator_that_is_killed_anywhere_neither_doubles_nor_leaks(
     make_job: Callable[[str], Job], kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:
