@@ -56,12 +56,6 @@ def test_a_standby_takes_part_before_a_new_pod_runs(
     job.delete()
 
 
-@pytest.mark.extended(
-    "the master waits alike on one machine",
-    held_by=[
-        "recovery/test_node_loss.py::test_below_the_minimum_the_job_waits_and_goes_on",
-    ],
-)
 def test_a_job_with_too_few_workers_waits_so_long_as_it_says(
     make_job: Make, nodes: Nodes, kubectl: Kubectl, tmp_path: Path
 ) -> None:

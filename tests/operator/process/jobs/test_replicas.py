@@ -249,7 +249,6 @@ def scene(kubectl: Kubectl, make_job: Callable[[str], Job], tmp_path: Path) -> I
     held_by=[
         "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
         "operator/process/jobs/test_life.py::test_a_job_follows_its_size_and_pauses_when_it_is_told",
-        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
         "simulation/test_seeds.py::test_a_job_of_replicas_survives_whatever_happens",
     ],
 )

@@ -83,7 +83,7 @@ def _used(job: Job) -> dict[str, int]:
     "a node with a worker and the master is lost in another test",
     held_by=[
         "operator/process/outages/test_losses.py::test_the_node_of_the_master_and_of_a_worker_is_lost",
-        "operator/process/outages/test_faults.py::test_a_node_that_comes_back_and_an_eviction_cost_no_failure",
+        "operator/process/outages/test_losses.py::test_a_node_that_is_started_anew_spends_no_failure",
     ],
 )
 def test_a_lost_node_costs_seconds_and_the_job_grows_again(
