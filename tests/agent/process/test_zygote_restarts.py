@@ -171,6 +171,13 @@ async def test_what_ranks_had_ended_with_is_not_laid_to_the_zygote(
     await _leave(stream, agent)
 
 
+@pytest.mark.extended(
+    "one zygote's end is followed by another in each of the other tests",
+    held_by=[
+        "agent/process/test_zygote_restarts.py::test_a_killed_zygote_fails_its_ranks_and_the_next_round_runs",
+        "agent/process/test_zygote_restarts.py::test_a_run_without_a_master_goes_on_from_memory_after_its_zygotes_end",
+    ],
+)
 async def test_zygotes_that_end_one_after_another_are_followed_by_another(
     master: ScriptedMaster, start_agent: StartAgent, script: Script
 ) -> None:

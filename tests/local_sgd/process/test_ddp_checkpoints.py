@@ -161,6 +161,12 @@ def test_ddp_loads_what_fsdp2_saved(
     assert ranks[0]["end"]["momentum"] != saved[0]["saved"][str(at)]["momentum"]
 
 
+@pytest.mark.extended(
+    "FSDP2's replicas go on from memory by the same code",
+    held_by=[
+        "local_sgd/process/test_fsdp2_checkpoints.py::test_killed_ranks_go_on_from_memory",
+    ],
+)
 def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
     """Nothing on storage: every replica's state comes from the arenas."""
     with Keeping(tmp_path) as keeping:

@@ -137,6 +137,13 @@ def test_two_replicas_train_as_whole_ones_with_the_same_steps(
                 assert values == pytest.approx(its[key], abs=1e-6), (key, rounds)
 
 
+@pytest.mark.extended(
+    "turns are the same under FSDP2 and DDP",
+    held_by=[
+        "local_sgd/process/test_fsdp2_by_time.py::test_too_few_steps_of_all_make_no_round_until_the_last",
+        "local_sgd/process/test_ddp_by_time.py::test_too_few_steps_of_all_make_no_round_until_the_last",
+    ],
+)
 def test_too_few_steps_of_all_make_no_round_until_the_last(worlds: Worlds) -> None:
     """The time starts again; at the end of the data the last round is made all the same."""
     ranks = _run(worlds, steps=[16, 4], least=10_000, tau=0.3)
@@ -159,6 +166,12 @@ def test_a_replica_without_data_takes_results_and_weighs_nothing(
     assert len({rank["end"]["masters"] for rank in ranks}) == 1
 
 
+@pytest.mark.extended(
+    "an end by time is tested later in the training, too",
+    held_by=[
+        "local_sgd/process/test_megatron_by_time.py::test_a_replica_without_data_takes_results_and_weighs_nothing",
+    ],
+)
 def test_data_that_end_in_the_warm_up_end_the_training(worlds: Worlds) -> None:
     """Replicas are equal there: no round follows."""
     ranks = _run(worlds, config={"local_sgd_warmup_steps": 3}, steps=[2, 2])

@@ -122,6 +122,13 @@ def _scheduled(job: Job) -> int:
     return sum("nodeName" in pod["spec"] for pod in job.pods())
 
 
+@pytest.mark.extended(
+    "the master's window is the same on one machine, and the simulation's",
+    held_by=[
+        "simulation/test_seeds.py::test_a_job_survives_whatever_happens",
+        "operator/process/jobs/test_elastic.py::test_a_job_with_too_few_workers_waits_so_long_as_it_says",
+    ],
+)
 def test_a_late_worker_is_waited_for_so_long_as_the_join_window_says(
     make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:
@@ -172,6 +179,13 @@ def test_a_script_that_breaks_before_its_first_step_is_never_said_to_train(
     job.delete()
 
 
+@pytest.mark.extended(
+    "a job follows its size, and an operator goes on, in tests of their own",
+    held_by=[
+        "operator/process/jobs/test_life.py::test_a_job_follows_its_size_and_pauses_when_it_is_told",
+        "operator/process/jobs/test_events.py::test_an_operator_goes_on_where_its_predecessor_stopped",
+    ],
+)
 def test_a_job_whose_size_is_changed_while_nobody_looks_is_scaling_until_it_trains(
     make_job: Make, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:

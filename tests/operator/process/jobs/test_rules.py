@@ -102,6 +102,13 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
         job.delete()
 
 
+@pytest.mark.extended(
+    "nodes that failed are avoided in other tests",
+    held_by=[
+        "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
+        "operator/process/jobs/test_node_history.py::test_a_job_keeps_away_from_a_node_on_which_two_jobs_had_trouble",
+    ],
+)
 def test_of_the_nodes_that_failed_only_the_newest_are_avoided(
     make_job: Make, tmp_path: Path
 ) -> None:
