@@ -144,8 +144,9 @@ def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state(
     said = json.loads(done.stdout)
     assert said["wrong"] == [], f"seed {seed}"
     assert sum(said["kills"].values()) == kills
-    assert said["resumed"]["memory"] > 0, f"seed {seed}"
-    assert kills < CAMPAIGN_KILLS or said["resumed"]["storage"] > 0, f"seed {seed}"
+    # Of a few kills all may come before the first step in memory.
+    resumed = {"memory", "storage"} & said["resumed"].keys()
+    assert kills < CAMPAIGN_KILLS or len(resumed) == 2, f"seed {seed}: {said}"
 
 
 def _agent_of(job: RunningJob, number: int) -> int:

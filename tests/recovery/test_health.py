@@ -46,7 +46,7 @@ dist.init_process_group("gloo")
 hang, end = Path(sys.argv[1]), Path(sys.argv[2])
 def own_work():
     while hang.exists() and not end.exists():
-        time.sleep(0.1)
+        time.sleep(0.5)  # one that looks for a file oftener may be waiting for slow storage
 while True:
     time.sleep(0.1)
     if dist.get_rank() == 1:
