@@ -18,6 +18,13 @@ from jobs.local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve,
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 KILLS = 5
 CAMPAIGN = ROOT / "tests" / "support" / "campaigns" / "whole_job_kills.py"
+MEGATRON = pytest.mark.extended(
+    "the same kills of ranks that save Megatron's shards, which have tests of their own",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state",
+        "flash/process/test_kills.py::test_kills_lose_no_announcement_and_mix_no_state",
+    ],
+)
 CAMPAIGN_KILLS = 15
 """`make soak` does hundreds."""
 MEGATRON_KILLS = 4
@@ -126,7 +133,11 @@ def test_kills_at_random_instants_lose_nothing_that_was_announced(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("flags", "kills"), [((), CAMPAIGN_KILLS), (("--parallel=megatron-turns",), MEGATRON_KILLS)]
+    ("flags", "kills"),
+    [
+        ((), CAMPAIGN_KILLS),
+        pytest.param(("--parallel=megatron-turns",), MEGATRON_KILLS, marks=MEGATRON),
+    ],
 )
 def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state(
     flags: tuple[str, ...], kills: int

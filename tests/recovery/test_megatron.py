@@ -30,6 +30,14 @@ def _flags(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.extended(
+    "what Megatron saves, and how a job survives, have tests of their own",
+    held_by=[
+        "integrations/megatron/test_drop_in.py::test_a_job_goes_on_with_all_that_megatron_counts",
+        "integrations/megatron/test_reshapes.py::test_any_layout_goes_on_from_any_other",
+        "recovery/test_node_loss.py::test_below_the_minimum_the_job_waits_and_goes_on",
+    ],
+)
 def test_a_lost_rank_and_a_lost_node_change_no_loss(tmp_path: Path) -> None:
     """A killed rank restarts in its layout; a drained node leaves one rank, without parallelism."""
     alone, together = tmp_path / "alone", tmp_path / "together"
