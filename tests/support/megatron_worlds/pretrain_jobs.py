@@ -57,6 +57,7 @@ class Pretraining:
         self._folder, self._ranks = folder, ranks
         environ = {
             **os.environ,
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron asserts it where tensors are parted
             "PYTHONPATH": os.pathsep.join(str(ROOT / one) for one in _ROOTS),
             # Each rank would import torch and Megatron for ten seconds.
             "HOLDFAST_PRELOAD": "megatron_worlds.preloaded_training",

@@ -81,6 +81,8 @@ class OrdinarySampling(NodeSampling):
     def _issued(self, current: LocalRound, rank: int, first: int, last: int) -> GroupCollectives:
         log, place = self._log(current), current.assignment.group_rank
         known = [step for step in range(first, last + 1) if step in log]
+        if not known:  # the ranks begin anew, and their page shows the step before
+            return GroupCollectives(group="0")
         micros = [
             round(self.clock.at(log[step].begun + log[step].local[place]) * 1e6) for step in known
         ]
