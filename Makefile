@@ -118,8 +118,8 @@ test: $(STAMP) ## Check, then run the tests (about 50 minutes on 2 cores; says w
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
 	$(CHECK) || exit 1; wait $$reading || true; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
-	(trap - INT; nice scripts/cluster_tools.sh >/dev/null && exec $(KUBE) -n $(BESIDE) \
-	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1) & kube=$$!; \
+	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(KUBE) -n $(BESIDE) \
+	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log; \
 	wait $$nodes || true; \
