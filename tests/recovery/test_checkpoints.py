@@ -155,9 +155,9 @@ def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state(
     said = json.loads(done.stdout)
     assert said["wrong"] == [], f"seed {seed}"
     assert sum(said["kills"].values()) == kills
-    # Of a few kills all may come before the first step in memory.
-    resumed = {"memory", "storage"} & said["resumed"].keys()
-    assert kills < CAMPAIGN_KILLS or len(resumed) == 2, f"seed {seed}: {said}"
+    resumed = said["resumed"]
+    assert resumed.get("memory", 0) > 0, f"seed {seed}: {said}"
+    assert kills < CAMPAIGN_KILLS or resumed.get("storage", 0) > 0, f"seed {seed}: {said}"
 
 
 def _agent_of(job: RunningJob, number: int) -> int:

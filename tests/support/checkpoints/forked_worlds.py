@@ -66,7 +66,7 @@ class _Server:
 
 
 @functools.cache
-def _servers() -> dict[str, _Server]:
+def _servers() -> dict[tuple[str, ...], _Server]:
     return {}
 
 
@@ -79,12 +79,12 @@ class ForkedWorlds:
 
     def __init__(self, **environment: str) -> None:
         """Start it, unless it runs already."""
-        kept = _servers()
-        if self.script not in kept or kept[self.script].ended():
-            kept[self.script] = _Server(
+        kept, key = _servers(), (self.script, *map(str, sorted(environment.items())))
+        if key not in kept or kept[key].ended():
+            kept[key] = _Server(
                 self.script, before_torch=self.before_torch, environment=environment
             )
-        self._server = kept[self.script]
+        self._server = kept[key]
 
     def run(self, **world: Any) -> list[dict[str, Any]]:
         """Run a world to its end; return what each rank says. Fails when one fails."""

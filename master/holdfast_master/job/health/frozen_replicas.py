@@ -7,6 +7,7 @@ worlds of their own, so their collectives cannot be compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
@@ -198,16 +199,7 @@ def come_back(job: JobContext, world: World, replica: WorldReplica) -> None:
         f"replica {replica.number} goes on after the others have ended the training: it begins "
         "anew from their last checkpoint"
     )
-    for rank in nodes:
-        world.disturb(rank)
-    item = Evidence(
-        kind=EvidenceKind.RESTART_ASKED,
-        text=text,
-        at=job.now,
-        node_rank=nodes[0],
-        agent_id=world.places[nodes[0]].member.agent_id,
-    )
-    incidents.report_process(job, item, world.round)
+    _begin_anew(job, world, nodes, nodes[0], EvidenceKind.RESTART_ASKED, text)
 
 
 def _have_ended(job: JobContext, world: World, but: WorldReplica) -> bool:
@@ -267,13 +259,26 @@ def _respond(
     job.touch(Change.REPLICA_READY)
     if not acts:
         return
+    blamed = None if found.number == 0 else nodes[0]
+    _begin_anew(job, world, nodes, blamed, EvidenceKind.HUNG, text)
+
+
+def _begin_anew(
+    job: JobContext,
+    world: World,
+    nodes: Sequence[int],
+    blamed: int | None,
+    kind: EvidenceKind,
+    text: str,
+) -> None:
+    """Have these nodes' ranks begin anew, by an incident of the blamed one; None: of nobody."""
     for rank in nodes:
         world.disturb(rank)
     item = Evidence(
-        kind=EvidenceKind.HUNG,
+        kind=kind,
         text=text,
         at=job.now,
-        node_rank=None if found.number == 0 else nodes[0],
-        agent_id="" if found.number == 0 else world.places[nodes[0]].member.agent_id,
+        node_rank=blamed,
+        agent_id="" if blamed is None else world.places[blamed].member.agent_id,
     )
     incidents.report_process(job, item, world.round)
