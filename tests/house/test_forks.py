@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -70,6 +72,35 @@ def test_a_program_that_runs_is_killed_and_its_cpu_is_counted() -> None:
     assert forks.cpu() - before >= 0.5
     for one in (end, given, asked):
         os.close(one)
+
+
+def test_they_outlive_the_thread_that_asked_first() -> None:
+    """The process of all forks is its test process's, not one thread's."""
+    code = (
+        "import os, threading, time\n"
+        "from house import forks\n"
+        "def ask():\n"
+        "    assert forks.run(['-c', ''], env=os.environ, timeout=60).returncode == 0\n"
+        "first = threading.Thread(target=ask)\n"
+        "first.start(); first.join(); time.sleep(0.2)\n"
+        "ask()"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(forks.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+
+
+def test_an_end_is_awaited_in_an_event_loop() -> None:
+    """Also one that came before."""
+
+    async def both() -> tuple[int, int]:
+        with Path(os.devnull).open() as nothing:
+            files = [nothing.fileno()] * 3
+            code = "import sys; sys.exit(7)"
+            made = await asyncio.to_thread(forks.start, ["-c", code], env=os.environ, files=files)
+        async with asyncio.timeout(60):
+            return await made.ended(), await made.ended()
+
+    assert asyncio.run(both()) == (7, 7)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ itself, nor for what changes torch before its import (Megatron's shim for the CP
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -72,6 +73,21 @@ class Fork:
             self._server.wait(left)
         return code
 
+    async def ended(self) -> int:
+        """Wait for its end as `wait` does, in an event loop."""
+        loop, gone = asyncio.get_running_loop(), asyncio.Event()
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(self.pid)
+            loop.add_reader(process, gone.set)
+            try:
+                await gone.wait()
+            finally:
+                loop.remove_reader(process)
+                os.close(process)
+        while (code := self.poll()) is None:  # noqa: ASYNC110 - it is told a moment later
+            await asyncio.sleep(0.001)
+        return code
+
     def send_signal(self, sig: int) -> None:
         """Signal it, if it runs."""
         if self.poll() is None:
@@ -98,16 +114,24 @@ class _Server:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """Fork a program; return its process."""
+        """Fork a program; return its process.
+
+        Raises:
+            RuntimeError: The process that has imported torch has ended.
+        """
         with self._lock:
-            socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
             self.channel.settimeout(ANSWER_SECONDS)
-            while True:
-                told = json.loads(self.channel.recv(_REQUEST_BYTES))
-                if "started" in told:
-                    self.codes.pop(told["started"], None)
-                    return int(told["started"])
-                self._end(told)
+            try:
+                socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
+                while answer := self.channel.recv(_REQUEST_BYTES):
+                    told = json.loads(answer)
+                    if "started" in told:
+                        self.codes.pop(told["started"], None)
+                        return int(told["started"])
+                    self._end(told)
+            except ConnectionError:
+                pass
+            raise RuntimeError(f"the process of all forks ended with {self.process.wait()}")
 
     def take(self) -> None:
         """Read what there is to read, without waiting."""
@@ -141,7 +165,7 @@ def _server() -> _Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, __file__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env={**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"},
@@ -352,7 +376,8 @@ def _die_with(parent: int) -> None:
 
 
 def _main() -> None:
-    _die_with(int(sys.argv[2]))
+    # It ends when the test process has gone, since nobody else holds the channel's other end. A
+    # signal at the parent's death would come at the end of the thread that started it.
     import torch
     import torch._dynamo  # what the first optimizer imports
     import torch.distributed.checkpoint
