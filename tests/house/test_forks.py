@@ -92,11 +92,9 @@ def test_they_outlive_the_thread_that_asked_first() -> None:
 def test_an_end_is_awaited_in_an_event_loop() -> None:
     """Also one that came before."""
 
+    made = forks.start(["-c", "raise SystemExit(7)"], env=os.environ, files=[0, 1, 2])
+
     async def both() -> tuple[int, int]:
-        with Path(os.devnull).open() as nothing:
-            files = [nothing.fileno()] * 3
-            code = "import sys; sys.exit(7)"
-            made = await asyncio.to_thread(forks.start, ["-c", code], env=os.environ, files=files)
         async with asyncio.timeout(60):
             return await made.ended(), await made.ended()
 

@@ -341,6 +341,7 @@ def _prepare(request: Mapping[str, Any], files: Sequence[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # as TMPDIR says now
     sys.argv = list(request["args"])
     more = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     here = "" if sys.argv[0] == "-c" else str(Path(sys.argv[0]).parent)

@@ -341,6 +341,52 @@ def test_nothing_is_left_of_a_killed_kubelet(plane: ControlPlane, kubectl: Kubec
     assert str(plane.folder / "pods") not in Path("/proc/self/mounts").read_text()
 
 
+# An interpreter that finds no locale names LC_CTYPE itself.
+_FACTS = """
+import json, os, sys
+agent, names = os.getppid(), "Uid Gid Groups Seccomp NoNewPrivs CapEff CapPrm SigIgn Umask".split()
+statuses = [
+    dict(line.split(":\\t", 1) for line in open(f"/proc/{process}/status"))
+    for process in (agent, "self")
+]
+print(json.dumps({
+    "statuses": [[status[name] for name in names] for status in statuses],
+    "path": sys.path, "argv": sys.argv, "prefix": sys.prefix, "cwd": os.getcwd(),
+    "variables": sorted(set(os.environ) - {"PYTHONNODEBUGRANGES", "LC_CTYPE"}),
+    "environ": os.stat(f"/proc/{agent}/environ").st_uid, "host": os.uname().nodename,
+    "files": len(os.listdir("/proc/self/fd")),
+}))
+print("forked" if b"forks.py" in open(f"/proc/{agent}/cmdline", "rb").read() else "started")
+"""
+
+
+def test_an_agent_that_is_a_fork_is_what_a_start_would_have_made(
+    kubectl: Kubectl, nodes: Nodes
+) -> None:
+    """An agent's container shares an import of torch, unless a variable is read at a start."""
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "facts"}}
+    config |= {"data": {"facts.py": _FACTS}}
+    words = ["holdfast-run", "--standalone", "--nproc-per-node=1", "/facts/facts.py", "--one"]
+    security = {"runAsUser": 1234, "runAsGroup": 1234, "allowPrivilegeEscalation": False}
+    spec: dict[str, Any] = {"command": words, "securityContext": security}
+    spec["volumeMounts"] = [{"name": "facts", "mountPath": "/facts"}]
+    volumes = [{"name": "facts", "configMap": {"name": "facts"}}]
+    read_once = [{"name": "PYTHONNODEBUGRANGES", "value": "1"}]
+    _make(
+        kubectl,
+        config,
+        _pod("fork", "", container=spec, volumes=volumes, hostname="one"),
+        _pod("start", "", container=spec | {"env": read_once}, volumes=volumes, hostname="one"),
+    )
+    said = {}
+    for name, way in (("fork", "forked"), ("start", "started")):
+        assert _over(kubectl, name)["phase"] == "Succeeded", kubectl.run("logs", name)
+        lines = kubectl.run("logs", name).splitlines()
+        assert way in lines
+        said[name] = json.loads(next(line for line in lines if line.startswith("{")))
+    assert said["fork"] == said["start"]
+
+
 def _sleepers(mark: str) -> list[int]:
     every = psutil.process_iter(["cmdline"])
     return [one.pid for one in every if one.info["cmdline"] == ["sleep", mark]]

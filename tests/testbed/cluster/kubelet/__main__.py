@@ -22,6 +22,7 @@ from cluster.papers import node_token
 
 
 async def _main(options: argparse.Namespace) -> None:
+    os.environ.pop("PYTHONPATH", None)  # pods that are forks have none either
     url, ca = f"https://127.0.0.1:{options.api_port}", options.folder / "ca.crt"
     admin = Client(url, options.token, ca)
     network = Network(admin, options.api_of_pods)

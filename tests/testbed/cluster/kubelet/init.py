@@ -2,7 +2,10 @@
 
 Standard library only, because it starts once for each container. `unshare --fork` would do part of
 it, but reports a child that SIGKILL ended as exit code 1. Writes the child's process id into the
-descriptor `report`, and ends as the child does: with its code, or 128 and the signal.
+standard input, and ends as the child does: with its code, or 128 and the signal.
+
+An agent's container is a fork of a process that has imported torch (`house.forks`): there `main`
+runs in that fork, and the child runs the agent's script instead of starting an interpreter.
 """
 
 from __future__ import annotations
@@ -10,15 +13,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import runpy
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 0x20000, 0x4000000, 0x8000000, 0x20000000, 0x40000000
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 
 
 def main() -> None:
@@ -31,8 +37,8 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         _become(root, spec)
-    os.write(spec["report"], f"{child}\n".encode())
-    os.close(spec["report"])
+    os.write(0, f"{child}\n".encode())
+    os.close(0)
     _, status = os.waitpid(child, 0)
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
@@ -104,6 +110,8 @@ def _resolved(root: str, target: str) -> str:
 
 def _become(root: str, spec: dict[str, Any]) -> None:
     """Become the command, in the child."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    words, env = spec["argv"], spec["env"]
     try:
         _mount("proc", root + "/proc", "proc", 0)
         os.chroot(root)
@@ -116,10 +124,24 @@ def _become(root: str, spec: dict[str, Any]) -> None:
             _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         # After the change of user, which clears it.
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+        if not spec["forked"] or shutil.which(words[0], path=env["PATH"]) != spec["forked"]:
+            os.execvpe(words[0], words, env)
     except OSError as error:
-        os.write(2, f"container: {spec['argv'][:1]}: {error}\n".encode())
+        os.write(2, f"container: {words[:1]}: {error}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+    _run_script([spec["forked"], *words[1:]], env)
+
+
+def _run_script(words: list[str], env: dict[str, str]) -> NoReturn:
+    """Run a script of Python in this process, as an interpreter that has just started would."""
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # as an exec leaves it
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None  # another user's, by now
+    sys.argv = words
+    sys.path[0] = str(Path(words[0]).parent)
+    runpy.run_path(words[0], run_name="__main__")
+    sys.exit()
 
 
 if __name__ == "__main__":
