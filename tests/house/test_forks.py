@@ -91,7 +91,6 @@ def test_they_outlive_the_thread_that_asked_first() -> None:
 
 def test_an_end_is_awaited_in_an_event_loop() -> None:
     """Also one that came before."""
-
     made = forks.start(["-c", "raise SystemExit(7)"], env=os.environ, files=[0, 1, 2])
 
     async def both() -> tuple[int, int]:
