@@ -51,6 +51,14 @@ SHARED = frozenset(
 """Causes that all ranks at once have from outside: after a restart they would wait again."""
 
 
+_FROM_OUTSIDE = frozenset(
+    {HangKind.UNINTERRUPTIBLE, HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER}
+)
+"""Causes that nodes have together from something that they share."""
+_FOLLOWERS = 2.0
+"""Times the wait of the ranks that went on, for those that still wait as they did."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OddRank:
     """A rank for which the others wait."""
@@ -108,6 +116,37 @@ class HangVerdict:
         """
         mine, others = ([one.rank for one in found.ranks] for found in (self, other))
         return (mine, self.moves, self.remedy) == (others, other.moves, other.remedy)
+
+
+def is_shared(verdict: HangVerdict, nodes: Mapping[int, int]) -> bool:
+    """Return whether half of the nodes or more, but not a single one, wait for what is outside.
+
+    They share it, as a file system. A restart would wait for it again; it ends by itself, if at
+    all.
+
+    Args:
+        verdict: Its cause.
+        nodes: Node rank of each global rank of the world.
+    """
+    waiting = {nodes[one.rank] for one in verdict.ranks if one.rank in nodes}
+    outside = all(one.kind in _FROM_OUTSIDE for one in verdict.ranks)
+    return outside and len(waiting) > 1 and 2 * len(waiting) >= len(set(nodes.values()))
+
+
+def following_seconds(now: HangVerdict, before: HangVerdict, seconds: float) -> float:
+    """Return how long the odd ranks may take to follow those that went on since an earlier look.
+
+    Args:
+        now: The verdict.
+        before: That of the earlier look.
+        seconds: Since the last progress.
+
+    Returns:
+        Seconds since the last progress; 0: nobody went on from what they do.
+    """
+    left, were = ({one.rank for one in found.ranks} for found in (now, before))
+    kinds, known = ({one.kind for one in found.ranks} for found in (now, before))
+    return _FOLLOWERS * seconds if left and left < were and kinds <= known else 0.0
 
 
 _REMEDIES = {
@@ -181,6 +220,7 @@ def decide(
     hosts: Mapping[int, str] = {},
     past: Sequence[PastResponse] = (),
     waited_seconds: float = math.inf,
+    excused_seconds: float = 0.0,
 ) -> HangResponse:
     """Return the response to a hang.
 
@@ -192,6 +232,7 @@ def decide(
         past: What was answered before. As long as those of the same kind have cost, it is waited
             before another one is: so a response that does not help costs no more than waiting did.
         waited_seconds: Since the hang passed its limit, s.
+        excused_seconds: Until ranks may no more be at work that nobody has told, s.
     """
     over = any(one.kind is HangKind.OVER for one in verdict.ranks)
     if verdict.ended or (over and verdict.remedy is Remedy.NOTHING):
@@ -210,9 +251,12 @@ def decide(
         text = f"the last answers to this have cost {in_words(patience)}: as long is waited"
         return HangResponse(HangAction.WAIT, (), text)
     action = _LEAVE.get(verdict.remedy)
-    if action is None:
-        return HangResponse(HangAction.RESTART_ROUND, (), "its ranks are started anew")
-    return _leave(action, verdict, nodes, hosts, same)
+    found = HangResponse(HangAction.RESTART_ROUND, (), "its ranks are started anew")
+    if action is not None:
+        found = _leave(action, verdict, nodes, hosts, same)
+    if found.action is not HangAction.NOTHING and excused_seconds > 0 and is_shared(verdict, nodes):
+        return HangResponse(HangAction.WAIT, (), "half of the nodes wait for what they may share")
+    return found
 
 
 def _leave(

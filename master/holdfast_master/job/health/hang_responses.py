@@ -51,6 +51,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         hosts=hosts,
         past=_past(job, hang),
         waited_seconds=job.now - hang.since,
+        excused_seconds=hang.excused_until - job.now,
     )
     if found.action is HangAction.WAIT:
         return False

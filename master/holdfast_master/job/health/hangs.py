@@ -16,12 +16,12 @@ from typing import Final
 from holdfast_master.job.health import frozen_replicas, hang_responses, stragglers
 from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import Hang, HangWatch
+from holdfast_master.job.state.health import Hang, HangWatch, Silence
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import hang, hang_limit
+from holdfast_master.policies import hang, hang_limit, hang_response
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase, learn
 from holdfast_master.policies.hang_response import HangVerdict
 from holdfast_wire.messages import (
@@ -108,11 +108,19 @@ def _answer(job: JobContext, world: World, found: Hang) -> None:
     """
     reports = [(node.ranks_at, item.step_seconds) for node, item in _ranks(job, world)]
     newer = any(at > found.judged_at + step_seconds for at, step_seconds in reports)
-    if found.verdict is not None and newer and not found.answered and not found.unsure:
-        # A loop of the script's own code may be work: it is told, and ended later.
-        may_work = found.verdict.busy or found.verdict.may_be_work
-        waits = may_work and job.now < found.excused_until
-        found.answered = not waits and hang_responses.respond(job, world, found)
+    if newer and not found.answered and not found.unsure and not _waits(job, found):
+        found.answered = hang_responses.respond(job, world, found)
+
+
+def _waits(job: JobContext, found: Hang) -> bool:
+    """Return whether the ranks may still go on by themselves: that is told, and ended later.
+
+    A loop of the script's own code may be work.
+    """
+    verdict = found.verdict
+    if verdict is None or job.now < found.following_until:
+        return True
+    return (verdict.busy or verdict.may_be_work) and job.now < found.excused_until
 
 
 def _look_again(job: JobContext, world: World, found: Hang) -> None:
@@ -181,16 +189,20 @@ def _learn_pause(job: JobContext, world: World, since: float, phases: frozenset[
     """Note how long the world is silent, and learn from a silence that a step has ended."""
     own, policy = job.health.hang_watch, job.hang_policy
     newest = max((item.step for _, item in _ranks(job, world)), default=0)
-    stepped = 0 < own.newest < newest  # before a first step nothing is training
-    if since < own.silent and stepped and policy is not None:
+    if since < own.silent and (own.pause is None or own.silent > own.pause.seconds):
         verdict = own.hang.verdict if own.hang is not None else None
-        own.learned = hang_limit.learn_pause(
-            own.learned,
-            own.silent,
-            own.silent_in,
-            policy,
-            ordinary=verdict is None or verdict.may_be_ordinary,
-        )
+        ordinary = verdict is None or verdict.may_be_ordinary
+        own.pause = Silence(seconds=own.silent, phases=own.silent_in, ordinary=ordinary)
+    if newest > own.newest and own.pause is not None:
+        if own.newest and policy is not None:  # before a first step nothing is training
+            own.learned = hang_limit.learn_pause(
+                own.learned,
+                own.pause.seconds,
+                own.pause.phases,
+                policy,
+                ordinary=own.pause.ordinary,
+            )
+        own.pause = None
     own.silent_in |= phases
     if since < own.silent or newest > own.newest:
         own.silent_in = frozenset()
@@ -275,6 +287,10 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
     if before is None or verdict.ranks or not verdict.silent:
         found.verdict, found.answered = verdict, False
         found.unsure = before is not None and not verdict.confirms(before)
+        if before is not None:
+            seconds = hang_response.following_seconds(verdict, before, job.now - found.began)
+            until = found.began + min(seconds, limit)
+            found.following_until = max(found.following_until, until)
         if before is None or found.unsure or verdict.kind is not before.kind:
             _tell(job, world, found, verdict)
     found.evidence.clear()  # stacks of all ranks: nobody reads them again

@@ -151,6 +151,8 @@ class Hang:
     """Patient clock at the verdict, s."""
     unsure: bool = False
     """The newest look showed something else than the one before: the next one decides."""
+    following_until: float = -math.inf
+    """Patient clock until which the odd ranks may follow others that did the same, s."""
     answered: bool = False
     """What the spec wants was done, or found not to help."""
     left: bool = False
@@ -173,6 +175,17 @@ class AnsweredHang:
     """0: the job has made no new progress since, s."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A time without progress that is over, and that no step has followed yet."""
+
+    seconds: float
+    phases: frozenset[Phase]
+    """In which a rank was meanwhile."""
+    ordinary: bool
+    """It will come again (`HangVerdict.may_be_ordinary`)."""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class HangWatch:
     """The progress of the running world, and what it has shown of its pace."""
@@ -191,6 +204,8 @@ class HangWatch:
     """Time without progress at the last look, s."""
     silent_in: frozenset[Phase] = frozenset()
     """Phases that the ranks were in since then."""
+    pause: Silence | None = None
+    """The longest since the newest step: a collective ends it, and the step is told later."""
     asked: int = 0
     """Questions for evidence so far."""
     ask_after: float = -math.inf

@@ -15,6 +15,7 @@ from holdfast_master.policies.hang_response import (
     PastResponse,
     Remedy,
     decide,
+    following_seconds,
     remedy_of,
 )
 
@@ -58,6 +59,47 @@ def test_the_smallest_thing_that_helps_is_done(
         found = decide(verdict(odd), NODES, tried=tried)
         assert (found.action, found.nodes) == (action, nodes)
         assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("odd", "action"),
+    [
+        (dict.fromkeys((0, 1, 3), HangKind.UNINTERRUPTIBLE), HangAction.WAIT),
+        ({1: HangKind.STORAGE, 2: HangKind.DATA_LOADER}, HangAction.WAIT),
+        # nothing but the node itself is to blame
+        (dict.fromkeys((0, 1), HangKind.DATA_LOADER), HangAction.RESTART_ROUND),
+        ({1: HangKind.STORAGE, 2: HangKind.LOCK}, HangAction.LEAVE_NODES),
+        (dict.fromkeys(range(6), HangKind.UNINTERRUPTIBLE), HangAction.NOTHING),
+    ],
+)
+def test_what_half_of_the_nodes_wait_for_may_come(
+    odd: dict[int, HangKind], action: HangAction
+) -> None:
+    """They share it, and a restart would wait for it again: at first nothing is done."""
+    found = verdict(odd)
+    assert decide(found, NODES, tried=False, excused_seconds=1.0).action is action
+    assert decide(found, NODES, tried=False).action is not HangAction.WAIT
+    many = {rank: rank for rank in range(14)}  # fewer than half have it by themselves
+    alone = decide(found, many, tried=False, excused_seconds=1.0).action
+    assert alone is not HangAction.WAIT
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds"),
+    [
+        (dict.fromkeys(range(6), HangKind.DATA_LOADER), {0: HangKind.DATA_LOADER}, 200.0),
+        ({0: HangKind.STORAGE, 1: HangKind.DATA_LOADER}, {0: HangKind.DATA_LOADER}, 200.0),
+        ({0: HangKind.DATA_LOADER, 1: HangKind.DATA_LOADER}, {0: HangKind.LOCK}, 0.0),
+        ({0: HangKind.LOCK}, {0: HangKind.LOCK}, 0.0),
+        ({0: HangKind.LOCK}, {1: HangKind.LOCK}, 0.0),
+        ({0: HangKind.LOCK}, {}, 0.0),
+    ],
+)
+def test_ranks_may_follow_those_that_did_the_same(
+    before: dict[int, HangKind], now: dict[int, HangKind], seconds: float
+) -> None:
+    """Twice as long, where others went on since an earlier look."""
+    assert following_seconds(verdict(now), verdict(before), 100.0) == seconds
 
 
 def test_the_only_node_of_a_job_is_left_as_well() -> None:

@@ -65,7 +65,7 @@ class OrdinaryWorkers(SteeredWorkers):
         slot = super().slot_of(current)
         job: OrdinaryJob = self.agent.job  # type: ignore[assignment]
         step = job.training.now(current.physics) if current.physics is not None else None
-        doing = step.doing(current.assignment.group_rank, job.time.now) if step else None
+        doing = step.doing((current.assignment.group_rank, 0), job.time.now) if step else None
         told = _SECTIONS.get(doing) if doing is not None and job.habits.sections else None
         slot.section = int(told or Section.TRAIN)
         if current.physics is not None:
@@ -79,7 +79,7 @@ class OrdinarySampling(NodeSampling):
     pause = 20.0
 
     def _issued(self, current: LocalRound, rank: int, first: int, last: int) -> GroupCollectives:
-        log, place = self._log(current), current.assignment.group_rank
+        log, place = self._log(current), (current.assignment.group_rank, rank)
         known = [step for step in range(first, last + 1) if step in log]
         if not known:  # the ranks begin anew, and their page shows the step before
             return GroupCollectives(group="0")
@@ -112,7 +112,7 @@ class OrdinarySampling(NodeSampling):
         waits = evidence_of(current, rank)
         training: OrdinaryTraining = self.agent.job.training  # type: ignore[assignment]
         step = training.now(current.physics) if current.physics is not None else None
-        place, now = current.assignment.group_rank, self.agent.job.time.now
+        place, now = (current.assignment.group_rank, rank), self.agent.job.time.now
         hung = current.hung is not None and current.hung.local_rank == rank
         stuck = current.physics is not None and current.physics.stuck
         if hung or stuck or step is None or step.waits(place, now):
@@ -150,7 +150,7 @@ class OrdinaryAgent(SteeredAgent):
         log, done = training.logs.get(found, {}), found.done
         if done - found.base < 3 or done not in log:
             return StepGuess(expected=True)
-        place, last, now = current.assignment.group_rank, log[done], training.now(found)
+        place, last, now = (current.assignment.group_rank, 0), log[done], training.now(found)
         at = last.begun + last.local[place]
         if now is not None and now.waits(place, self.job.time.now):
             at = now.begun + now.local[place]

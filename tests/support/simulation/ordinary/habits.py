@@ -37,7 +37,7 @@ class Work(NamedTuple):
     """One pause of one rank, or of all."""
 
     who: int
-    """Group rank, or `EVERYBODY`."""
+    """Group rank of the node whose first rank it is, or `EVERYBODY`."""
     what: Pause
     seconds: float
 

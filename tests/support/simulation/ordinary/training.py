@@ -26,22 +26,26 @@ _GUESSED = 20
 """Newest steps that a guess of their time is from."""
 
 
+Place = tuple[int, int]
+"""A rank: its node's group rank, and its local rank."""
+
+
 @dataclasses.dataclass(slots=True)
 class TimedStep:
     """One step of a round."""
 
     begun: float
-    local: dict[int, float]
-    """Group rank to the time until it issues its collective, s."""
-    pauses: dict[int, list[tuple[Pause, float]]]
-    """Group rank to what it does first, and until when after the beginning, s."""
+    local: dict[Place, float]
+    """The time until a rank issues its collective, s."""
+    pauses: dict[Place, list[tuple[Pause, float]]]
+    """What a rank does first, and until when after the beginning, s."""
 
-    def doing(self, place: int, now: float) -> Pause | None:
+    def doing(self, place: Place, now: float) -> Pause | None:
         """Return the pause that a rank is in; None: it trains."""
         since = now - self.begun
         return next((what for what, end in self.pauses.get(place, ()) if since < end), None)
 
-    def waits(self, place: int, now: float) -> bool:
+    def waits(self, place: Place, now: float) -> bool:
         """Return whether a rank has issued its collective and waits for the others."""
         return now - self.begun >= self.local.get(place, 0.0)
 
@@ -96,15 +100,15 @@ class OrdinaryTraining(SteeredTraining):
         works = list(habits.pauses(step))
         if step == found.base + 1:
             works = [Work(EVERYBODY, Pause.BATCH, habits.start)]
-        for place, member in found.members.items():
-            at = 0.0
+        for (place, member), local in itertools.product(found.members.items(), range(habits.local)):
+            at, rank = 0.0, (place, local)
             for work in works:
-                if work.who in (place, EVERYBODY):
+                if work.who == EVERYBODY or rank == (work.who, 0):
                     at += work.seconds * self._share(member.rank, step)
-                    made.pauses.setdefault(place, []).append((work.what, at))
+                    made.pauses.setdefault(rank, []).append((work.what, at))
             usual = habits.step * (1 + found.slow.get(place, 0.0)) * self._share(member.rank, step)
-            duty = habits.duty if place == 0 and number >= habits.duty_from else 0.0
-            made.local[place] = at + usual + duty * habits.step
+            duty = habits.duty if rank == (0, 0) and number >= habits.duty_from else 0.0
+            made.local[rank] = at + usual + duty * habits.step
         return made
 
     def _share(self, node: int, step: int) -> float:
