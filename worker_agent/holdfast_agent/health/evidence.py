@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -45,8 +46,10 @@ _LATER: Final = 3
 """Further dumps of a rank that dumps at all, in the time of the observation."""
 _LATER_SECONDS: Final = 0.25
 """Between two dumps."""
-_DUMP_MOVES: Final = 4
-"""Times that a byte of a dump may count as moved: the server writes it to a file and reads it."""
+_DUMP_MOVES: Final = 2
+"""Times that a byte of a dump counts as moved: the server writes it to a file and reads it. On a
+disk a page of that file may count as often."""
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MARGIN_SECONDS: Final = 0.1
 """After the deadlines of the threads' own calls, s."""
 _DEFAULT_GROUP: Final = "default_pg"
@@ -82,9 +85,11 @@ class _Answers:
     later: tuple[str, ...] = ()
 
     @property
-    def dumped_bytes(self) -> int:
-        """Length of all stacks."""
-        return len(self.stack) + sum(map(len, self.later))
+    def moved_bytes(self) -> int:
+        """Bytes that the dumps may have moved."""
+        lengths = [len(text.encode()) for text in (self.stack, *self.later) if text]
+        pages = sum(-(-length // _PAGE_BYTES) for length in lengths)
+        return _DUMP_MOVES * (sum(lengths) + pages * _PAGE_BYTES)
 
 
 async def collect(
@@ -149,7 +154,7 @@ def _evidence(
     item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
     stack = cut(scripts_own(said.stack or read))
-    moved = max(0, process.moved_bytes - _DUMP_MOVES * said.dumped_bytes)
+    moved = max(0, process.moved_bytes - said.moved_bytes)
     # The worker server's thread has moved the dumps.
     awaited = process.moved_bytes - process.moved_beside_bytes
     return RankEvidence(

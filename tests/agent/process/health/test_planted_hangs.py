@@ -48,6 +48,13 @@ async def test_of_two_ranks_the_odd_one_is_named(worlds: Worlds, name: str) -> N
     assert (await worlds.hang(name, ranks=2, odd=0, step=0)).wrong == ""
 
 
+async def test_a_look_moves_nothing_that_counts_as_work(worlds: Worlds) -> None:
+    """The server writes each dump to a file, and a disk counts its pages; the ranks only sleep."""
+    outcome = await worlds.hang("sleep", ranks=3, odd=1, step=4)
+    assert outcome.evidence[1].later_stacks or outcome.evidence[1].stack
+    assert all(one.moved_bytes < 4096 for one in outcome.evidence), outcome.evidence
+
+
 async def test_a_stopped_rank_costs_no_more_time_than_one_that_answers(worlds: Worlds) -> None:
     """A rank that answers nothing is waited for no longer than the observation lasts."""
     outcome = await worlds.hang("stop", ranks=3, odd=2, step=1)
