@@ -83,13 +83,15 @@ class _Answers:
     gil_free: bool = False
     stack: str = ""
     later: tuple[str, ...] = ()
+    """Empty where a dump came too late."""
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that the dumps may have moved."""
-        lengths = [len(text.encode()) for text in (self.stack, *self.later) if text]
-        pages = sum(-(-length // _PAGE_BYTES) for length in lengths)
-        return _DUMP_MOVES * (sum(lengths) + pages * _PAGE_BYTES)
+        """Bytes that the dumps may have moved; one that came too late counts as the longest."""
+        lengths = [len(text.encode()) for text in (self.stack, *self.later)]
+        known = [length or max(lengths) for length in lengths]
+        pages = sum(-(-length // _PAGE_BYTES) for length in known)
+        return _DUMP_MOVES * (sum(known) + pages * _PAGE_BYTES)
 
 
 async def collect(
@@ -171,7 +173,9 @@ def _evidence(
         stack=stack,
         groups=tails(said.record, *world) if said.record else (),
         later_stacks=tuple(
-            cut(own, MAX_LATER_BYTES) for own in map(scripts_own, said.later) if own != stack
+            cut(own, MAX_LATER_BYTES)
+            for own in map(scripts_own, said.later)
+            if own not in {"", stack}
         ),
         moved_bytes=moved,
         moved_beside_bytes=max(0, moved - awaited),
@@ -210,9 +214,9 @@ async def _later_stacks(
         await asyncio.sleep(_LATER_SECONDS)
         call = asyncio.get_running_loop().run_in_executor(executor, ask, _LATER_SECONDS)
         _, text = await call
+        found.append(text)
         if not text:
             break
-        found.append(text)
     return tuple(found)
 
 
