@@ -87,6 +87,7 @@ def real_job(folder: Path, memory: str = "2Gi", **spec: Any) -> dict[str, Any]:
         {"name": "tmp", "emptyDir": {}},
     ]
     pod["containers"][0] |= {
+        "env": [],  # its agents import what ranks need, as a user's do
         "image": image_name(),
         "imagePullPolicy": "Never",
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": memory}},
