@@ -66,12 +66,14 @@ def killed(bed: Bed) -> Parts:
     container = _started(node, since)
     start = max(starts(bed.folder, again.round), key=lambda one: one.script)
     joined = _logged(bed, pod, ": welcomed by")
+    ready = _logged(bed, pod, ": ready for ranks")
     decided = _logged(bed, pod, f": round {again.round}: ")
     return {
         "until the next step": again.at - since,
         "kubelet and containerd start the container": container - since,
         "Python imports the agent, which joins": joined - container,
-        "the master decides on a round": decided - joined,
+        "it imports what ranks need": ready - joined,
+        "the master decides on a round": decided - ready,
         "the rank is forked, and joins": start.joined - decided,
         "torch makes process group and model": start.model - start.joined,
         "the checkpoint is restored from memory": start.loaded - start.model,
