@@ -62,6 +62,13 @@ def test_any_number_of_ranks_follows_one_curve(
     assert_follows(log, unbroken)
 
 
+@pytest.mark.extended(
+    "the checkpoints of such worlds are tested by themselves",
+    held_by=[
+        "examples/test_training.py::test_any_number_of_ranks_follows_one_curve",
+        "flash/process/test_worlds.py::test_every_world_loads_what_every_other_saved",
+    ],
+)
 def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Path) -> None:
     """2 ranks, killed; 1, killed; 3 sharded ones to the end: the unbroken run's curve."""
     log, folder = tmp_path / "loss.jsonl", tmp_path / "checkpoints"
@@ -81,7 +88,7 @@ def test_a_run_goes_on_with_other_numbers_of_ranks(unbroken: Path, tmp_path: Pat
 @pytest.mark.extended(
     "another training of the example, or a test of the product, finds the same",
     held_by=[
-        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+        "flash/process/test_worlds.py::test_every_world_loads_what_every_other_saved",
         "flash/process/test_interrupted_save.py::test_a_save_that_is_broken_off_is_made_again",
     ],
 )
@@ -131,7 +138,7 @@ def test_torn_checkpoints_are_skipped(unbroken: Path, tmp_path: Path) -> None:
 @pytest.mark.extended(
     "another training of the example, or a test of the product, finds the same",
     held_by=[
-        "examples/test_training.py::test_a_run_goes_on_with_other_numbers_of_ranks",
+        "flash/process/test_worlds.py::test_every_world_loads_what_every_other_saved",
     ],
 )
 def test_a_finished_run_only_validates(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def _used(job: RunningJob, kind: BudgetKind) -> int:
     "the rule is the core's; the way to it is the failure budget's",
     held_by=[
         "master/unit/job/test_node_losses.py::test_the_preemption_budget_ends_the_job",
-        "recovery/test_worker_faults.py::test_the_failure_budget_ends_the_job_when_it_is_spent",
+        "recovery/test_budgets.py::test_a_job_whose_pods_end_at_once_fails_with_the_reason",
     ],
 )
 def test_the_preemption_budget_ends_the_job_when_it_is_spent(
@@ -56,7 +56,7 @@ LATE = (
     "the rule is the core's; the way to it is the failure budget's",
     held_by=[
         "master/unit/policies/test_budgets.py::test_every_kind_has_a_name_and_an_end",
-        "recovery/test_worker_faults.py::test_the_failure_budget_ends_the_job_when_it_is_spent",
+        "recovery/test_budgets.py::test_a_job_whose_pods_end_at_once_fails_with_the_reason",
     ],
 )
 def test_the_rescale_budget_ends_the_job_when_it_is_spent(tmp_path: Path) -> None:

@@ -12,10 +12,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from house.extended import usual
 from jobs.local_job import ROOT, RunningJob, StartJob
 
 pytestmark = [pytest.mark.train, pytest.mark.exclusive, pytest.mark.timeout(300)]
 
+MORE = pytest.mark.extended(
+    "a process that dies: its verdict is tested by itself",
+    held_by=[
+        "agent/process/test_node_check.py::test_a_measurement_that_hangs_or_dies_is_named_and_the_next_ones_are_made",
+        "recovery/test_checked_nodes.py::test_the_bad_node_is_named_before_it_joins",
+    ],
+)
 SLOW_COPIES = ROOT / "tests/support/nodes/slow_copies"
 PROGRAM = "holdfast_agent.health.node_check.program"
 SCRIPT = """
@@ -66,7 +74,9 @@ def _ended_and_judged(job: RunningJob, rank: int) -> bool:
     return any(event.reason == "PreflightFailed" for event in job.events())
 
 
-@pytest.mark.parametrize(("plant", "nodes"), [("dies", 3), ("slow memory", 2)])
+@pytest.mark.parametrize(
+    ("plant", "nodes"), usual([("dies", 3), ("slow memory", 2)], ("slow memory", 2), more=MORE)
+)
 def test_the_bad_node_is_named_before_it_joins(
     start_job: StartJob,
     tmp_path: Path,

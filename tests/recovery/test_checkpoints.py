@@ -13,11 +13,18 @@ from pathlib import Path
 import pytest
 
 from holdfast_wire.messages import JobStatus
+from house.extended import usual
 from jobs.local_job import ROOT, STEPS, RunningJob, StartJob, assert_same_curve, losses
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 KILLS = 5
 CAMPAIGN = ROOT / "tests" / "support" / "campaigns" / "whole_job_kills.py"
+MORE = pytest.mark.extended(
+    "other values of the same test",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+    ],
+)
 MEGATRON = pytest.mark.extended(
     "the same kills of ranks that save Megatron's shards, which have tests of their own",
     held_by=[
@@ -40,7 +47,7 @@ def _step(text: str) -> int:
     return int(text.split("from step ")[1].split(maxsplit=1)[0])
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", usual(["ddp", "fsdp2"], "fsdp2", more=MORE))
 def test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, parallel: str
 ) -> None:

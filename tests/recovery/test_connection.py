@@ -93,6 +93,14 @@ def _address(made: list[Network]) -> tuple[str, int] | None:
     return made[0].job.address() if made else None
 
 
+@pytest.mark.extended(
+    "a cut that is shorter than those beside it",
+    held_by=[
+        "recovery/test_connection.py::test_a_node_that_is_heard_keeps_its_place",
+        "master/unit/policies/test_liveness.py::test_judgement",
+        "master/unit/job/test_node_losses.py::test_a_longer_break_is_news_and_nothing_more",
+    ],
+)
 def test_what_is_shorter_than_the_silence_limit_changes_nothing(network: Network) -> None:
     """A reset, a refusal, and partitions of one, half, one direction: same round and ranks."""
     before = network.settled(NODES)

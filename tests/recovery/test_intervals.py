@@ -15,6 +15,14 @@ from jobs.local_job import STEPS, StartJob
 pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 
 
+@pytest.mark.extended(
+    "one real job: the agreement on steps is tested by itself",
+    held_by=[
+        "flash/unit/test_interval_change.py::test_an_offer_that_is_made_again_later_is_followed_from_the_first_time_on",
+        "master/unit/job/test_save_intervals.py::test_all_ranks_are_told_one_schedule_and_then_that_all_know_it",
+        "master/unit/job/test_save_intervals.py::test_a_rank_that_had_passed_the_step_makes_it_a_later_one",
+    ],
+)
 def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
     start_job: StartJob,
 ) -> None:
@@ -50,7 +58,7 @@ def test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps(
 @pytest.mark.extended(
     "the numbers reach the ranks as a schedule that changes does",
     held_by=[
-        "recovery/test_intervals.py::test_the_interval_changes_in_the_run_and_all_ranks_save_the_same_steps",
+        "master/unit/job/test_save_intervals.py::test_all_ranks_are_told_one_schedule_and_then_that_all_know_it",
         "flash/process/test_checkpointer.py::test_steps_follow_the_schedule_and_the_newest_stay",
         "master/unit/job/test_save_intervals.py::test_the_spec_s_numbers_hold_from_the_start_and_when_they_change",
     ],

@@ -17,7 +17,7 @@ MORE = pytest.mark.extended(
     "other values of the same test",
     held_by=[
         "recovery/test_memory_of_others.py::test_a_newcomer_reads_what_it_needs_from_the_memory_of_the_others",
-        "recovery/test_memory_of_others.py::test_a_survivor_with_the_whole_state_goes_on_when_a_node_is_lost",
+        "recovery/test_memory_of_others.py::test_a_newcomer_reads_what_it_needs_from_the_memory_of_the_others",
     ],
 )
 ONLY_MEMORY = "--save-every=100000"
@@ -30,6 +30,13 @@ def _starts(job: RunningJob) -> list[tuple[int, str]]:
     return [(int(one[1]), one[2]) for one in found if one is not None]
 
 
+@pytest.mark.extended(
+    "a smaller case of the same reads",
+    held_by=[
+        "recovery/test_memory_of_others.py::test_a_newcomer_reads_what_it_needs_from_the_memory_of_the_others",
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+    ],
+)
 def test_a_survivor_with_the_whole_state_goes_on_when_a_node_is_lost(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:

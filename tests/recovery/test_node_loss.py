@@ -63,6 +63,13 @@ def test_a_standby_takes_the_place_of_a_lost_node(start_job: StartJob, tmp_path:
     assert active[1] != lost.node_rank
 
 
+@pytest.mark.extended(
+    "one real job: the decision is tested by itself",
+    held_by=[
+        "master/unit/job/test_node_losses.py::test_below_the_minimum_the_survivors_stop_and_wait",
+        "recovery/test_killed_agents.py::test_a_sharded_world_that_waits_for_its_node_starts_from_memory",
+    ],
+)
 def test_below_the_minimum_the_job_waits_and_goes_on(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
@@ -81,7 +88,7 @@ def test_below_the_minimum_the_job_waits_and_goes_on(
     "the same clock and reason in a cluster",
     held_by=[
         "operator/process/jobs/test_elastic.py::test_a_job_with_too_few_workers_waits_so_long_as_it_says",
-        "recovery/test_node_loss.py::test_below_the_minimum_the_job_waits_and_goes_on",
+        "master/unit/job/test_node_losses.py::test_below_the_minimum_the_survivors_stop_and_wait",
     ],
 )
 def test_below_the_minimum_for_too_long_fails_with_its_reason(

@@ -19,6 +19,14 @@ def notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "notice-1"
 
 
+@pytest.mark.extended(
+    "one real job: the sources' part and the master's are tested by themselves",
+    held_by=[
+        "master/unit/job/test_notices.py::test_a_node_that_will_go_leaves_at_a_barrier",
+        "agent/unit/test_notices.py::test_a_node_leaves_only_for_maintenance_that_ends_it",
+        "recovery/test_one_job.py::test_sigterm_of_an_agent_is_a_preemption_and_spends_no_failure",
+    ],
+)
 def test_a_notice_for_one_node_loses_no_step_and_is_no_failure(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, notice: Path
 ) -> None:

@@ -113,6 +113,12 @@ def _listen(port: int) -> socket.socket:
             time.sleep(0.02)
 
 
+@pytest.mark.extended(
+    "one real job: what a stall means is tested by itself",
+    held_by=[
+        "master/unit/server/test_loop.py::test_a_stall_is_told_before_what_arrived_and_before_deadlines",
+    ],
+)
 def test_a_master_frozen_for_20_s_expires_nobody(job: RunningJob) -> None:
     """SIGSTOP of the master for 20 s: the ranks train on, and no round is begun."""
     before, ranks, seen = job.status(), _ranks(job), job.newest_event()

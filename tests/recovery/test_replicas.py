@@ -124,6 +124,14 @@ def test_replicas_follow_the_wanted_number_without_a_restart(
     assert job.finish() == 0, job.evidence()
 
 
+@pytest.mark.extended(
+    "one real job: the ranks' part and the master's are tested by themselves",
+    held_by=[
+        "master/unit/job/test_frozen_replicas.py::test_a_replica_that_hangs_is_out_until_it_steps_again",
+        "local_sgd/process/test_elastic_members.py::test_a_frozen_replica_holds_nobody_once_a_roster_leaves_it_out",
+        "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
+    ],
+)
 def test_a_frozen_rank_is_put_out_and_taken_in_again(start_job: StartJob, tmp_path: Path) -> None:
     """SIGSTOP of one rank: the others wait in a sync until the master finds who keeps them.
 

@@ -106,6 +106,12 @@ def test_a_world_of_one_node_that_fails_leaves_its_newest_step_on_storage(
     assert step >= before.step - 3, job.evidence()
 
 
+@pytest.mark.extended(
+    "the same restore as after a kill",
+    held_by=[
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
+    ],
+)
 def test_a_world_that_shrinks_without_a_barrier_starts_from_the_newest_step_of_memory(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ MORE = pytest.mark.extended(
         "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
         "recovery/test_sample_jobs.py::test_the_demo_kills_a_worker_and_a_node_and_trains_to_its_end",
         "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
-        "recovery/test_unequal_nodes.py::test_nodes_with_one_and_two_processes_train_and_recover",
+        "recovery/test_budgets.py::test_a_job_whose_pods_end_at_once_fails_with_the_reason",
+        "recovery/test_checkpoints.py::test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left",
     ],
 )
 
@@ -30,8 +31,8 @@ ELSEWHERE = {"00-demo", "11-cluster"}
 """Run as `make demo`, and by `kubectl apply` (`tests/operator/process/jobs/test_sample.py`)."""
 WITHOUT_SDK = {"10-plain-script"}
 """Scripts that have never heard of Holdfast."""
-USUAL = {"03-fsdp2", "05-budgets", "10-plain-script"}
-"""Samples that run in `make test`: each is the only one of its kind."""
+USUAL = {"10-plain-script"}
+"""Samples that run in `make test`: the demo there runs with the SDK."""
 FILES = [
     file
     for file in sorted((ROOT / "examples").glob("[0-9][0-9]-*.yaml"))

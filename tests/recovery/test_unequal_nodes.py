@@ -15,6 +15,13 @@ pytestmark = [pytest.mark.train, pytest.mark.deadline]
 AS_MANY_AS_THE_RANK_SAYS = 'exec holdfast-run --nproc-per-node=$((HOLDFAST_NODE_RANK + 1)) "$@"'
 
 
+@pytest.mark.extended(
+    "one real job: places in an uneven world are tested by themselves",
+    held_by=[
+        "agent/process/test_torchrun_contract.py::test_a_place_in_a_larger_world_shows",
+        "recovery/test_node_loss.py::test_a_killed_agent_shrinks_the_world_and_its_successor_joins",
+    ],
+)
 def test_nodes_with_one_and_two_processes_train_and_recover(
     unbroken: dict[int, float], tmp_path: Path
 ) -> None:

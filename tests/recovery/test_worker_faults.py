@@ -56,6 +56,13 @@ def test_a_loop_without_progress_is_stopped_with_its_reason(
     assert "RuntimeError: no such shard" in job.output
 
 
+@pytest.mark.extended(
+    "one real job: budgets are tested by themselves",
+    held_by=[
+        "master/unit/policies/test_budgets.py::test_balance",
+        "recovery/test_budgets.py::test_a_job_whose_pods_end_at_once_fails_with_the_reason",
+    ],
+)
 def test_the_failure_budget_ends_the_job_when_it_is_spent(
     start_job: StartJob, tmp_path: Path
 ) -> None:

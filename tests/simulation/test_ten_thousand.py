@@ -15,6 +15,13 @@ MARGIN = 2.0
 """The machine of a test run may be shared; the test prints the time itself."""
 
 
+@pytest.mark.extended(
+    "the growth of the work with the world is tested by itself",
+    held_by=[
+        "master/unit/job/test_core_at_scale.py::test_a_recovery_of_all_nodes_is_decided_in_proportion_to_them",
+        "simulation/test_ten_thousand.py::test_a_thousand_ranks_are_judged_without_holding_the_master_up",
+    ],
+)
 @pytest.mark.slow
 def test_a_world_of_ten_thousand_is_decided_and_delivered() -> None:
     """From the death of a worker to the last agent that has its assignment, CPU time."""

@@ -322,6 +322,13 @@ def test_workers_may_end_at_different_times(start: Start, tmp_path: Path) -> Non
     assert agent.output().count("end") == 2
 
 
+@pytest.mark.extended(
+    "the same under a job's master",
+    held_by=[
+        "agent/process/test_rounds_with_a_master.py::test_standing_still_costs_the_workers_their_lives",
+        "agent/process/test_rounds_with_a_master.py::test_a_whole_node_that_stood_still_does_not_train_on",
+    ],
+)
 def test_a_run_that_stood_still_goes_on_afterwards(start: Start) -> None:
     """Frozen for longer than the lease: the workers die, and a new round follows when it wakes."""
     agent = start("--nproc-per-node=2", "train.py", "300")

@@ -113,6 +113,13 @@ def test_any_model_goes_on_in_another_layout(worlds: Worlds, tmp_path: Path, nam
             assert rank["final"] == first["final"]
 
 
+@pytest.mark.extended(
+    "padded weights are reshaped as others are",
+    held_by=[
+        "integrations/megatron/test_reshapes.py::test_any_layout_goes_on_from_any_other",
+        "integrations/megatron/test_reshapes.py::test_any_model_goes_on_in_another_layout",
+    ],
+)
 def test_a_vocabulary_may_be_padded_to_another_size(worlds: Worlds, tmp_path: Path) -> None:
     """Megatron pads it to a multiple that depends on the tensor parallel size."""
     small, large = {"vocabulary": 64}, {"vocabulary": 72, "tensor": 2}
