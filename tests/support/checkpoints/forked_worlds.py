@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -108,8 +109,12 @@ def serve(jobs: Jobs) -> None:
     import torch.distributed.fsdp
     import torch.distributed.tensor.parallel
 
-    import holdfast.flash.checkpointer  # noqa: F401 - forked ranks find it imported
+    import holdfast.flash.checkpointer
+    import holdfast.local_sgd.ddp
+    import holdfast.local_sgd.elastic
+    import holdfast.local_sgd.fsdp2  # noqa: F401 - forked ranks find them imported
 
+    gc.freeze()  # and share what they do not write
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a framework's own prints would stand between the answers
