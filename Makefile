@@ -112,7 +112,7 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # The last part repeats the others' outcomes, and says where the time went and what was left out.
 # Where real nodes cannot be built, their tests are skipped with the reason.
 .PHONY: test
-test: $(STAMP) ## Check, then run the tests (about 50 minutes on 2 cores; says where they went)
+test: $(STAMP) ## Check, then run the tests (about 42 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
 	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
@@ -137,7 +137,7 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 	$(PYTEST) -n $(WORKERS) -m "$(FAST)" --cov
 
 .PHONY: test-kube
-test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (15 minutes)
+test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (11 minutes)
 	$(KUBE) -n $(WIDE)
 
 .PHONY: test-node
