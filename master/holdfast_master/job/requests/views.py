@@ -38,6 +38,7 @@ from holdfast_wire.messages import (
 from holdfast_wire.reasons import PhaseReason
 
 _BEGINS: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+_ENDED: Final = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.SUSPENDED})
 _STILL_SECONDS: Final = 3.0
 """s: least time without a step after which people read that replicas wait."""
 _STILL_STEPS: Final = 3.0
@@ -202,14 +203,14 @@ def _rate(world: World | None, members: list[Node]) -> float:
 
 
 def _step(job: JobContext, members: list[Node]) -> int:
-    """Newest step that all ranks are known to have completed; the best before, until one is known.
+    """Newest step that all ranks are known to have completed; until one is known, that of before.
 
     A world that starts from a checkpoint has that one's step before it completes the next.
     """
     world = job.worlds.newest
     steps = [node.step for node in members if node.ranks]
     if not steps or len(steps) < len(members):
-        return job.state.best_step
+        return _step_at_end(job)
     least = max(min(steps), world.first_step if world else 0)
     if least or world is None:
         return least
@@ -218,6 +219,17 @@ def _step(job: JobContext, members: list[Node]) -> int:
         own = job.checkpoints.starts.get(world.replicas[0].number, own)
     restored = _restored(own, world.saver_round)
     return job.state.best_step if restored is None else restored
+
+
+def _step_at_end(job: JobContext) -> int:
+    """Step at which the last world has ended; the best one while another starts.
+
+    After a rollback that is less than the best.
+    """
+    state, world = job.state, job.worlds.newest
+    if state.phase not in _ENDED or state.assigned is None or (world and world.replicas):
+        return state.best_step
+    return state.ended_steps.get(state.assigned.round, 0) or state.best_step
 
 
 def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
@@ -261,7 +273,7 @@ def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
     """Every present or expected node, in node rank order."""
     spec = job.spec
     expected = set(range(job.wanted)) if spec.generation else set()
-    ended = job.state.phase in {JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.SUSPENDED}
+    ended = job.state.phase in _ENDED
     ranks = sorted(set(job.membership.nodes) | (set() if ended else expected))
     return tuple(_node(job, rank) for rank in ranks)
 

@@ -130,6 +130,20 @@ def test_stop_now_skips_the_barrier(training: Start) -> None:
     assert "BarrierReached" not in job.reasons()
 
 
+def test_the_last_step_is_that_of_the_last_world(training: Start) -> None:
+    """After a rollback that is less than the best."""
+    job = training(3)
+    job.run(30.0)
+    best = job.core.status(job.moment()).step
+    job.agents[0].crash_worker()
+    job.training.saved = 0
+    job.run_until("TRAINING", limit=20.0)
+    job.run(3.0)
+    job.ask(StopJobRequest(now=True))
+    job.run_until("FAILED", limit=60.0)
+    assert 0 < job.core.status(job.moment()).step < best
+
+
 def test_stop_by_the_operator(training: Start) -> None:
     """Its grace is the barrier's and the agents'."""
     job = training(2)
