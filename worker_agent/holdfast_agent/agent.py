@@ -468,7 +468,7 @@ class ZygoteEvents:
             log.warning("workers are started cold: %s", event.reason)
         self._agent.runner.cold_reason = event.reason
         self._agent.restarts.on_ready()
-        log.info("ready for ranks, %.1f s after the agent was", event.seconds)
+        log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
         self._agent.become_warm(event.seconds)
 
     def _on_fork_disabled(self, event: zygote.ForkDisabled) -> None:

@@ -110,7 +110,9 @@ def _resolved(root: str, target: str) -> str:
 
 def _become(root: str, spec: dict[str, Any]) -> None:
     """Become the command, in the child."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     words, env = spec["argv"], spec["env"]
     try:
         _mount("proc", root + "/proc", "proc", 0)
