@@ -170,10 +170,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
+    """Return a process's children; none of one that ends meanwhile."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
+    tasks = Path(f"/proc/{pid}/task")
+    with contextlib.suppress(OSError):
+        for task in os.listdir(tasks):  # noqa: PTH208 - pathlib looks twice, and it may go between
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (tasks / task / "children").read_text().split()]
     return found
 
 

@@ -205,3 +205,13 @@ def _wait_for(true: object, timeout_s: float = 20.0) -> None:
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.01)
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_no_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its folder was there a moment ago; an error here once left a runner waiting for ever."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+    assert processes.descendants(ended.pid) == []
