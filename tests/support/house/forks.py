@@ -1,8 +1,9 @@
-"""Python programs that find torch imported: forks of one process of this test process.
+"""Python programs that find imported what they need: forks of one process of this test process.
 
-A start with torch takes two to four seconds of a core, and a suite has hundreds. Belongs here: the
-process that has imported torch, and the programs as a test sees them. Not for a test about a start
-itself, nor for what changes torch before its import (Megatron's shim for the CPU).
+A start with torch takes two to four seconds of a core, one of a master, an operator or a command
+half a second to a whole one, and a suite has hundreds. Belongs here: the processes that have
+imported, and the programs as a test sees them. Not for a test about a start itself, nor for what
+changes torch before its import (Megatron's shim for the CPU).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
-import functools
+import enum
 import gc
+import importlib
 import json
 import os
 import random
@@ -28,7 +30,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,8 +42,37 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 """What variables begin with that an interpreter or a library reads once."""
 ANSWER_SECONDS = 60.0
+SHARED = "HOLDFAST_TEST_FORKS"
+"""Names the descriptors on which another process's forks are asked for: `torch=7,services=8`."""
 _REQUEST_BYTES = 2**20
+_OURS = dict(os.environ)
+"""Of the start of this process: a test may change it, and its processes shall find the change."""
 _KEPT: dict[int, psutil.Process] = {}
+
+
+class Imports(enum.Enum):
+    """Modules that a program finds imported."""
+
+    TORCH = (
+        "torch",
+        "torch._dynamo",  # what the first optimizer imports
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+    )
+    """Of agents and ranks."""
+    SERVICES = (
+        "aiohttp",
+        "kopf",
+        "kubernetes.aio",
+        "holdfast_cli.final_state",
+        "holdfast_master.core",
+        "holdfast_master.main",
+        "holdfast_operator.kube.client",
+        "holdfast_wire.codec",
+    )
+    """Of masters, operators and commands. Without grpc, which reads the environment when it is
+    loaded, and without what imports it."""
 
 
 @dataclass
@@ -104,9 +135,10 @@ class Fork:
 
 @dataclass
 class _Server:
-    """The process that has imported torch, and what it has told of its forks."""
+    """The process that has imported, and what it has told of its forks."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
+    """None: it is another process's."""
     channel: socket.socket
     codes: dict[int, int] = field(default_factory=dict)
     cpu: float = 0.0
@@ -117,7 +149,7 @@ class _Server:
         """Fork a program; return its process.
 
         Raises:
-            RuntimeError: The process that has imported torch has ended.
+            RuntimeError: The process that has imported has ended.
         """
         with self._lock:
             self.channel.settimeout(ANSWER_SECONDS)
@@ -131,7 +163,15 @@ class _Server:
                     self._end(told)
             except ConnectionError:
                 pass
-            raise RuntimeError(f"the process of all forks ended with {self.process.wait()}")
+            code = self.process.wait() if self.process else "its test process"
+            raise RuntimeError(f"the process of all forks ended with {code}")
+
+    def share(self) -> socket.socket:
+        """Return a channel on which another process may ask for forks; they end with it."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            socket.send_fds(self.channel, [json.dumps({"share": True}).encode()], [theirs.fileno()])
+        return ours
 
     def take(self) -> None:
         """Read what there is to read, without waiting."""
@@ -152,23 +192,41 @@ class _Server:
     def close(self) -> None:
         """End it, and with it every fork that still runs."""
         self.channel.close()
-        self.process.kill()
-        self.process.wait()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
 
     def _end(self, told: Mapping[str, Any]) -> None:
         self.codes[told["ended"]] = told["code"]
         self.cpu += told["cpu"]
 
 
-@functools.cache
-def _server() -> _Server:
+_SERVERS: dict[Imports, _Server] = {}
+
+
+def _server(imports: Imports) -> _Server:
+    if imports not in _SERVERS:
+        _SERVERS[imports] = _found(imports) or _made(imports)
+    return _SERVERS[imports]
+
+
+def _found(imports: Imports) -> _Server | None:
+    """Return that of another process, if it shares it with this one."""
+    shared = dict(one.split("=") for one in os.environ.get(SHARED, "").split(",") if one)
+    name = imports.name.lower()
+    return _Server(None, socket.socket(fileno=int(shared[name]))) if name in shared else None
+
+
+def _made(imports: Imports) -> _Server:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own = {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"}
+    own.pop("PYTHONPATH", None)  # each fork adds its own
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())],
+            [sys.executable, __file__, imports.name, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONHASHSEED": "0"},
+            env=own,
             start_new_session=True,
         )
     made = _Server(process, ours)
@@ -176,14 +234,23 @@ def _server() -> _Server:
     return made
 
 
-def server_pid() -> int:
-    """Return the process of which all are forks, their parent; 0 before the first one."""
-    return _server().process.pid if _server.cache_info().currsize else 0
+def parent(imports: Imports = Imports.TORCH) -> int:
+    """Return the process of which all are forks, their parent; start it if it is not there yet."""
+    process = _server(imports).process
+    assert process is not None, "only the test process itself starts what wants its parent's id"
+    return process.pid
 
 
-def parent() -> int:
-    """Return the same, and start it if it is not there yet."""
-    return _server().process.pid
+@contextlib.contextmanager
+def shared() -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Have another process use this one's; yields the variables and the files to start it with."""
+    with contextlib.ExitStack() as stack:
+        words, files = [], []
+        for imports in Imports:
+            channel = stack.enter_context(_server(imports).share())
+            words.append(f"{imports.name.lower()}={channel.fileno()}")
+            files.append(channel.fileno())
+        yield {SHARED: ",".join(words)}, files
 
 
 def keep(pid: int) -> None:
@@ -193,12 +260,12 @@ def keep(pid: int) -> None:
 
 def kept() -> set[int]:
     """Return the processes that stay for the whole run."""
-    return {server_pid(), *_KEPT}
+    return {*(one.process.pid for one in _SERVERS.values() if one.process), *_KEPT}
 
 
 def cpu() -> float:
     """Return the CPU seconds of all forks that have ended, and of all processes that are kept."""
-    known = _server().cpu if _server.cache_info().currsize else 0.0
+    known = sum(one.cpu for one in _SERVERS.values())
     for process in _KEPT.values():
         with contextlib.suppress(psutil.NoSuchProcess):
             known += sum(process.cpu_times()[:4])  # with those of children that it has reaped
@@ -208,8 +275,8 @@ def cpu() -> float:
 def forkable(environment: Mapping[str, str]) -> bool:
     """Tell whether a fork differs in nothing from a start with this environment."""
     return all(
-        environment.get(name) == os.environ.get(name)
-        for name in {*environment, *os.environ} - {*THREADS}
+        environment.get(name) == _OURS.get(name)
+        for name in {*environment, *_OURS} - {*THREADS}
         if name.startswith(AT_START)
     )
 
@@ -221,6 +288,7 @@ def start(
     files: Sequence[int],
     cwd: Path | None = None,
     new_session: bool = False,
+    imports: Imports = Imports.TORCH,
 ) -> Fork:
     """Start a program as `python ARGS…` would; `files` are its standard streams."""
     request = {
@@ -229,12 +297,18 @@ def start(
         "cwd": str(cwd or Path.cwd()),
         "new_session": new_session,
     }
-    server = _server()
+    server = _server(imports)
     return Fork(server.start(request, files), args, server)
 
 
 def run(
-    args: Sequence[str], *, env: Mapping[str, str], timeout: float, given: str = ""
+    args: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout: float,
+    given: str = "",
+    cwd: Path | None = None,
+    imports: Imports = Imports.TORCH,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; return what it wrote. `given` is its standard input.
 
@@ -245,7 +319,8 @@ def run(
         streams = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         streams[0].write(given)
         streams[0].seek(0)
-        made = start(args, env=env, files=[stream.fileno() for stream in streams])
+        files = [stream.fileno() for stream in streams]
+        made = start(args, env=env, files=files, cwd=cwd, imports=imports)
         try:
             code = made.wait(timeout)
         finally:
@@ -281,38 +356,89 @@ def run_ranks(
         return [file.read() for file in files]
 
 
-def _serve(channel: socket.socket) -> None:
-    """Fork what is asked for, and tell of each end, until the test process has gone."""
-    selector = selectors.DefaultSelector()
-    selector.register(channel, selectors.EVENT_READ, 0)
-    while True:
-        for key, _ in selector.select():
-            if key.data:
-                selector.unregister(key.fd)
-                os.close(key.fd)
-                _, status, usage = os.wait4(key.data, 0)
-                told = {"ended": key.data, "code": os.waitstatus_to_exitcode(status)}
-                told["cpu"] = usage.ru_utime + usage.ru_stime
-                channel.send(json.dumps(told).encode())
-                continue
-            asked, files, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 3)
-            if not asked:
-                return
-            child = os.fork()
-            if not child:
-                selector.close()
-                channel.close()
-                _be(json.loads(asked), files)
-            for one in files:
-                os.close(one)
-            selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
-            channel.send(json.dumps({"started": child}).encode())
+@dataclass
+class _Forks:
+    """The process that has imported: it forks what is asked for, and tells of each end."""
+
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    running: dict[int, socket.socket] = field(default_factory=dict)
+    """Who asked for it, by process."""
+
+    def serve(self, channel: socket.socket) -> None:
+        """Go on until the test process, at the other end, has gone."""
+        self.selector.register(channel, selectors.EVENT_READ)
+        while True:
+            for key, _ in self.selector.select():
+                if key.data:
+                    self._tell(key.fd, key.data)
+                    continue
+                asker = key.fileobj
+                assert isinstance(asker, socket.socket)
+                if not self._asked(asker) and asker is channel:
+                    return
+
+    def _tell(self, descriptor: int, process: int) -> None:
+        self.selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status, usage = os.wait4(process, 0)
+        cpu = usage.ru_utime + usage.ru_stime
+        told = {"ended": process, "code": os.waitstatus_to_exitcode(status), "cpu": cpu}
+        with contextlib.suppress(OSError):  # who asked may have gone
+            self.running.pop(process).send(json.dumps(told).encode())
+
+    def _asked(self, asker: socket.socket) -> bool:
+        try:
+            words, files, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 3)
+        except ConnectionError:
+            words, files = b"", []
+        if not words:
+            self._gone(asker)
+            return False
+        asked = json.loads(words)
+        if "share" in asked:
+            self.selector.register(socket.socket(fileno=files[0]), selectors.EVENT_READ)
+            return True
+        child = os.fork()
+        if not child:
+            self._leave()
+            become(asked, files)
+        for one in files:
+            os.close(one)
+        self.running[child] = asker
+        self.selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+        with contextlib.suppress(ConnectionError):
+            asker.send(json.dumps({"started": child}).encode())
+        return True
+
+    def _gone(self, asker: socket.socket) -> None:
+        """As at the end of this process, no program outlives who asked for it."""
+        self.selector.unregister(asker)
+        for process, one in self.running.items():
+            if one is asker:
+                os.kill(process, signal.SIGKILL)
+        asker.close()
+
+    def _leave(self) -> None:
+        """In a fork: let go of what is the server's, so that no end of a channel is kept open."""
+        for key in list(self.selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self.selector.close()
 
 
-def _be(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
+def become(
+    request: Mapping[str, Any], files: Sequence[int], passed: Mapping[int, int] | None = None
+) -> NoReturn:
+    """Be the program that is asked for, in a process forked for it.
+
+    Args:
+        request: As `start` makes it.
+        files: Its standard streams.
+        passed: Further open files, by the number that each is to have.
+    """
     code = 1
     try:
-        _prepare(request, files)
+        _prepare(request, files, passed or {})
         _run(request["args"])
         code = 0
     except SystemExit as end:
@@ -330,11 +456,11 @@ def _be(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
         os._exit(code)
 
 
-def _prepare(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    _die_with(os.getppid())
+def _prepare(request: Mapping[str, Any], files: Sequence[int], passed: Mapping[int, int]) -> None:
+    die_with(os.getppid())
     for number, one in enumerate(files):
         os.dup2(one, number)
-    os.closerange(3, 2**20)
+    _leave_open(passed)
     _open_streams()
     if request["new_session"]:
         os.setsid()
@@ -344,11 +470,24 @@ def _prepare(request: Mapping[str, Any], files: Sequence[int]) -> None:
     tempfile.tempdir = None  # as TMPDIR says now
     sys.argv = list(request["args"])
     more = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    here = "" if sys.argv[0] == "-c" else str(Path(sys.argv[0]).parent)
+    here = "" if sys.argv[0] in ("-c", "-m") else str(Path(sys.argv[0]).parent)
     sys.path[:] = [here, *(one for one in more if one not in sys.path), *sys.path[1:]]
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
     random.seed()
+
+
+def _leave_open(passed: Mapping[int, int]) -> None:
+    """Close all but the standard streams, and give what is passed on its numbers."""
+    above = max([*passed, *passed.values(), 2]) + 1
+    moved = [(number, above + place) for place, number in enumerate(passed)]
+    for number, place in moved:
+        os.dup2(passed[number], place)
+    os.closerange(3, above)
+    os.closerange(above + len(moved), 2**20)
+    for number, place in moved:
+        os.dup2(place, number)
+    os.closerange(above, above + len(moved))
 
 
 def _open_streams() -> None:
@@ -361,6 +500,10 @@ def _open_streams() -> None:
 
 
 def _run(args: Sequence[str]) -> None:
+    if args[0] == "-m":
+        sys.argv = [args[1], *args[2:]]
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
+        return
     if args[0] != "-c":
         runpy.run_path(args[0], run_name="__main__")
         return
@@ -370,7 +513,8 @@ def _run(args: Sequence[str]) -> None:
     exec(compile(args[1], "<string>", "exec"), vars(main))  # noqa: S102 - a test's own
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Ask for SIGKILL at the parent's death."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
@@ -379,19 +523,19 @@ def _die_with(parent: int) -> None:
 def _main() -> None:
     # It ends when the test process has gone, since nobody else holds the channel's other end. A
     # signal at the parent's death would come at the end of the thread that started it.
+    imports = Imports[sys.argv[1]]
     gc.disable()  # it takes a seventh of the imports to find nothing
-    import torch
-    import torch._dynamo  # what the first optimizer imports
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel
+    for name in imports.value:
+        importlib.import_module(name)
+    if imports is Imports.TORCH:
+        import torch
 
-    # torch's pool of threads is made anew after a fork by who first asks for it: two threads of
-    # autograd at once find none ("Invalid thread pool!"). So it is the main thread, in each fork.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+        # torch's pool of threads is made anew after a fork by who first asks for it: two threads of
+        # autograd at once find none ("Invalid thread pool!"). So it is the main thread, in each.
+        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     gc.freeze()  # forks share what they do not write
     gc.enable()
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _Forks().serve(socket.socket(fileno=int(sys.argv[2])))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,10 @@ from holdfast_wire.messages import (
     ListNodesRequest,
     NodeInfo,
 )
+from house import forks
 
 ROOT = Path(__file__).resolve().parents[3]
+_FORKED = Path(__file__).with_name("forked_runner.py")
 TRAIN = ["examples/train_gpt.py", "--batch=4", "--log-every=1000", "--save-every=10"]
 STEPS = 120
 """Steps of a job whose losses are compared with the unbroken run's."""
@@ -97,16 +99,7 @@ class RunningJob:
         self._output = directory / "output.txt"
         file = directory / "job.yaml"
         file.write_text(yaml.safe_dump(dict(job)))
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_cli.main", "run", str(file)],
-                cwd=ROOT,
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.process = self._start(file)
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +116,26 @@ class RunningJob:
     def output(self) -> str:
         """Return the output of `holdfast run` so far."""
         return self._output.read_text(errors="replace")
+
+    def _start(self, file: Path) -> forks.Fork | subprocess.Popen[bytes]:
+        with Path(os.devnull).open("rb") as nothing, self._output.open("wb") as output:
+            if forks.forkable(self.environ):
+                return forks.start(
+                    [str(_FORKED), "run", str(file)],
+                    env=self.environ,
+                    files=[nothing.fileno(), output.fileno(), output.fileno()],
+                    cwd=ROOT,
+                    new_session=True,
+                )
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast_cli.main", "run", str(file)],
+                cwd=ROOT,
+                env=self.environ,
+                stdin=nothing,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     # --- asking ---------------------------------------------------------------------------------
     def ask(self, request: Any, answer: type[_Answer] | None = None) -> Any:
@@ -189,14 +202,12 @@ class RunningJob:
 
     def cli(self, *words: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a `holdfast` command against this job's home."""
-        return subprocess.run(
-            [sys.executable, "-m", "holdfast_cli.main", *words],
+        return forks.run(
+            ["-m", "holdfast_cli.main", *words],
             cwd=ROOT,
             env=self.environ,
-            capture_output=True,
-            text=True,
             timeout=timeout_s,
-            check=False,
+            imports=forks.Imports.SERVICES,
         )
 
     def address(self) -> tuple[str, int] | None:

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import grpc
 
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
+from house import forks
 from messages import certificates
 
 JOB = "j1"
@@ -55,9 +54,12 @@ class MasterProcess:
         config |= {"endpoint_file": str(self._endpoint), **settings}
         path = directory / f"config-{epoch}.json"
         path.write_text(json.dumps(config))
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_master.main", "--config", str(path)], stderr=log
+        with Path(os.devnull).open("rb") as nothing, self._log.open("ab") as log:
+            self.process = forks.start(
+                ["-m", "holdfast_master.main", "--config", str(path)],
+                env=os.environ,
+                files=[nothing.fileno(), log.fileno(), log.fileno()],
+                imports=forks.Imports.SERVICES,
             )
         self.port = 0
 

@@ -21,8 +21,9 @@ class Child:
         argv: Sequence[str],
         folder: Path,
         environ: Mapping[str, str] | None = None,
+        files: Sequence[int] = (),
     ) -> None:
-        """Start it; what it prints goes to NAME.log in `folder`."""
+        """Start it, with these open files; what it prints goes to NAME.log in `folder`."""
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("ab") as output:
@@ -33,6 +34,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                pass_fds=files,
                 start_new_session=True,
             )
 

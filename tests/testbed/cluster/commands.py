@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from house import forks
+
 
 class Commands:
     """The command line as a person with a kubeconfig has it."""
@@ -29,17 +31,23 @@ class Commands:
 
     def run(self, *words: str, code: int = 0) -> str:
         """Run a command; return what it printed."""
-        process = self.start(*words)
-        said, complained = process.communicate(timeout=60)
-        assert process.returncode == code, f"{words}: {process.returncode}\n{said}\n{complained}"
-        return said + complained
+        done = self._done(*words)
+        told = f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, told
+        return done.stdout + done.stderr
 
     def works(self, *words: str) -> bool:
         """Run a command; return whether it ended with 0."""
-        process = self.start(*words)
-        process.communicate(timeout=60)
-        return process.returncode == 0
+        return self._done(*words).returncode == 0
 
     def json(self, *words: str) -> Any:
         """Run a command with `-o json`; return what it printed."""
         return json.loads(self.run(*words, "-o", "json"))
+
+    def _done(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return forks.run(
+            ["-m", "holdfast_cli.main", *words, "-n", self.namespace],
+            env=self._environ,
+            timeout=60,
+            imports=forks.Imports.SERVICES,
+        )

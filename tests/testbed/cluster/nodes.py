@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cluster.children import Child
 from cluster.control_plane import ControlPlane
+from house import forks
 
 _TESTBED: Final = Path(__file__).resolve().parents[1]
 _SUPPORT: Final = f"{_TESTBED}{os.pathsep}{_TESTBED.parent / 'support'}"
@@ -53,7 +54,9 @@ class Nodes:
         argv += [f"--paper-nodes={paper}", f"--first={first}"]
         argv += [f"--api-of-pods={api_of_pods or plane.ports.api}"]
         path = os.pathsep.join([str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._child = Child("kubelet", argv, plane.folder, {"PYTHONPATH": path})
+        with forks.shared() as (variables, files):
+            variables["PYTHONPATH"] = path
+            self._child = Child("kubelet", argv, plane.folder, variables, files)
         try:
             plane.until("the kubelet", lambda: port.exists() or not self._child.alive)
             if not self._child.alive:

@@ -4,8 +4,9 @@ Standard library only, because it starts once for each container. `unshare --for
 it, but reports a child that SIGKILL ended as exit code 1. Writes the child's process id into the
 standard input, and ends as the child does: with its code, or 128 and the signal.
 
-An agent's container is a fork of a process that has imported torch (`house.forks`): there `main`
-runs in that fork, and the child runs the agent's script instead of starting an interpreter.
+The container of one of the product's own commands is a fork of a process that has imported what it
+needs (`house.forks`): there `main` runs in that fork, and the child runs the command's script
+instead of starting an interpreter.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
     """Make the container, run its command to its end."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _enter(spec["pause"])
+    _enter(spec)
     root = _make_root(Path(spec["folder"]))
     _bind_all(root, spec)
     child = os.fork()
@@ -54,13 +55,20 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, data: 
     _check(_LIBC.mount(*words, flags, data.encode() or None), f"mount {source} at {target}")
 
 
-def _enter(pause: int) -> None:
+def _enter(spec: dict[str, Any]) -> None:
+    pause, kubelet = spec["pause"], spec["kubelet"]
+    # The kubelet's mounts, which a fork of another process has not: the pods' volumes.
+    _join(kubelet, "mnt", _NEWNS)
     for name, kind in (("net", _NEWNET), ("uts", _NEWUTS), ("ipc", _NEWIPC)):
-        descriptor = os.open(f"/proc/{pause}/ns/{name}", os.O_RDONLY)
-        _check(_LIBC.setns(descriptor, kind), f"setns {name}")
-        os.close(descriptor)
+        _join(pause, name, kind)
     _check(_LIBC.unshare(_NEWNS | _NEWPID), "unshare")
     _mount(None, "/", None, _REC | _PRIVATE)
+
+
+def _join(process: int, name: str, kind: int) -> None:
+    descriptor = os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY)
+    _check(_LIBC.setns(descriptor, kind), f"setns {name}")
+    os.close(descriptor)
 
 
 def _make_root(folder: Path) -> str:
