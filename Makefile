@@ -18,7 +18,10 @@ SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
 QUICK = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(FAST)"
-WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" $(SLOWEST)
+# Folders without long tests, which would take each worker 5 seconds to read.
+SHORT := agent/unit cli/unit local_sgd/unit operator sdk wire/unit
+WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" \
+  $(SHORT:%=--ignore=tests/%) $(SLOWEST)
 # These parts name their folder, since to read all tests takes longer than to start some.
 PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
   -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
@@ -110,7 +113,7 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
 # time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
 # The last part repeats the others' outcomes, and says where the time went and what was left out.
-# Where real nodes cannot be built, their tests are skipped with the reason.
+# Tests on real nodes follow there; where real nodes cannot be built, they are skipped with the reason.
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 42 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
@@ -119,12 +122,12 @@ test: $(STAMP) ## Check, then run the tests (about 42 minutes on 2 cores; says w
 	$(CHECK) || exit 1; wait $$reading || true; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
 	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(KUBE) -n $(BESIDE) \
-	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
+	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; \
+	  while kill -0 $$nodes 2>/dev/null; do sleep 1; done; \
+	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
-	wait $$kube || failed=1; cat build/kube-phase.log; \
-	wait $$nodes || true; \
+	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log; \
 	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
-	$(NODE) --phase-write=build/node-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast pairs wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -152,3 +153,14 @@ def test_a_part_that_reads_one_folder_misses_no_test(mark: str, folder: str) -> 
     marked = [path.relative_to(ROOT).as_posix() for path in _marked(mark)]
     assert marked
     assert [path for path in marked if not path.startswith(folder)] == []
+
+
+def test_a_part_that_leaves_folders_out_misses_no_test() -> None:
+    """The long tests of the folders that it does not read are the cluster's, another part's."""
+    (line,) = re.findall("^SHORT := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    unread = [f"tests/{folder}/" for folder in line.split()]
+    assert [folder for folder in unread if not (ROOT / folder).is_dir()] == []
+    others = {*_marked("kube"), *_marked("node")}
+    long = {*_marked("train"), *_marked("slow")} - others
+    found = [path.relative_to(ROOT).as_posix() for path in long]
+    assert [path for path in found if path.startswith(tuple(unread))] == []

@@ -52,7 +52,8 @@ def test_a_world_goes_on_from_memory_and_a_smaller_one_from_what_is_left(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path, parallel: str
 ) -> None:
     """A rank's crash, a save on request, a node's loss: half of a sharded state goes with it."""
-    job = start_job(f"--parallel={parallel}", "--save-every=100000", "--extra-work-ms=50")
+    flags = f"--parallel={parallel}", "--save-every=100000", "--extra-work-ms=50"
+    job = start_job(*flags, cold=True)
     state = _after_a_crash(job)
     asked = _on_request(job, state, tmp_path / "checkpoints")
     os.kill(job.agent_pid(1), signal.SIGKILL)

@@ -26,7 +26,7 @@ def test_a_killed_agent_shrinks_the_world_and_its_successor_joins(
     start_job: StartJob, unbroken: dict[int, float], tmp_path: Path
 ) -> None:
     """Kill -9 of any agent: a world of one goes on, a new agent joins, the losses stay the same."""
-    job = start_job("--extra-work-ms=200")
+    job = start_job("--extra-work-ms=200", cold=True)
     before = job.wait_step(20)
     for node in (1, 0):
         agent = job.agent_pid(node)

@@ -89,8 +89,12 @@ def _routes(proxies: Sequence[Proxy]) -> str:
 class RunningJob:
     """One `holdfast run` in the foreground of a process of its own."""
 
-    def __init__(self, job: Mapping[str, Any], directory: Path) -> None:
-        """Start the job; its files and output lie in `directory`."""
+    def __init__(self, job: Mapping[str, Any], directory: Path, *, cold: bool = False) -> None:
+        """Start the job; its files and output lie in `directory`.
+
+        `cold`: its agents import torch themselves, as a user's do: the test is about how long a
+        node is away. Those of other jobs are forks that find it imported.
+        """
         self.directory = directory
         self.name: str = job["metadata"]["name"]
         self.environ = {**os.environ, "HOLDFAST_HOME": str(directory / "home")}
@@ -99,7 +103,7 @@ class RunningJob:
         self._output = directory / "output.txt"
         file = directory / "job.yaml"
         file.write_text(yaml.safe_dump(dict(job)))
-        self.process = self._start(file)
+        self.process = self._start(file, forked=not cold and forks.forkable(self.environ))
 
     def __enter__(self) -> Self:
         return self
@@ -117,9 +121,9 @@ class RunningJob:
         """Return the output of `holdfast run` so far."""
         return self._output.read_text(errors="replace")
 
-    def _start(self, file: Path) -> forks.Fork | subprocess.Popen[bytes]:
+    def _start(self, file: Path, *, forked: bool) -> forks.Fork | subprocess.Popen[bytes]:
         with Path(os.devnull).open("rb") as nothing, self._output.open("wb") as output:
-            if forks.forkable(self.environ):
+            if forked:
                 return forks.start(
                     [str(_FORKED), "run", str(file)],
                     env=self.environ,
