@@ -16,7 +16,7 @@ from jobs.local_job import ROOT, STEPS, TRAIN, RunningJob, StartJob, elastic_job
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The loss of each step of a run in one process that nothing happens to; once for all workers."""
+    """The loss of each step of a run that nothing happens to; made once for all workers."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
