@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from house import forks
 from jobs.local_job import ROOT, TRAIN, elastic_job
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline]
@@ -46,3 +47,39 @@ def test_a_job_under_random_faults_does_the_same_work(tmp_path: Path) -> None:
     assert "lose-master 1" in struck[1], done.stdout
     assert "partition-half 1" in struck[1], done.stdout
     assert "chaos: the same work: 120 steps saw the same samples (compared by" in done.stdout
+
+
+_INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from holdfast_cli.runner.start import RunOptions, run_job
+
+def direct(home, view, ended):
+    while not home.endpoint():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+    asked = time.monotonic()
+    while not ended():
+        time.sleep(0.01)
+    print(time.monotonic() - asked, flush=True)
+    os.kill(os.getpid(), signal.SIGINT)  # at once: nobody here waits for the worker's grace
+
+run_job(Path(sys.argv[1]), RunOptions(director=direct), os.environ)
+"""
+
+
+def test_an_interrupted_job_gets_no_more_faults(tmp_path: Path) -> None:
+    """Ctrl-C ends the chaos at once; a worker that heeds no signal keeps its job for seconds."""
+    job = elastic_job("stubborn", [], replicas=1)
+    (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+    container["command"] = ["sh", "-c", "trap '' TERM; sleep 60"]
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    done = forks.run(
+        ["-c", _INTERRUPTED, str(file)],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
+        timeout=60,
+        imports=forks.Imports.SERVICES,
+    )
+    (seconds,) = re.findall(r"^(\d+\.\d+)$", done.stdout, re.MULTILINE)
+    assert float(seconds) < 1, done

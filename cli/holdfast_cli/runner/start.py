@@ -123,7 +123,8 @@ def read_file(file: Path) -> ElasticJob:
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"job file {str(file)!r} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInputError(f"job file {str(file)!r} cannot be read: {why}") from error
     try:
         job = read_job(text, load_crd(), str(file))
     except InvalidJobError as error:

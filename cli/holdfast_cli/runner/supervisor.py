@@ -93,7 +93,7 @@ class Supervisor:
         sync = asyncio.create_task(self._sync.run(self._home.endpoint))
         shown = [asyncio.create_task(asyncio.to_thread(self._follow, view))]
         if director is not None:
-            acting = asyncio.to_thread(director, self._home, view, lambda: self._ended)
+            acting = asyncio.to_thread(director, self._home, view, self._is_ending)
             shown.append(asyncio.create_task(acting))
         printed = asyncio.Event()
         if self._show_logs:
@@ -111,6 +111,10 @@ class Supervisor:
                 _log.error("processes that do not end: %s", left)
         say(self._summary)
         return self._exit_code()
+
+    def _is_ending(self) -> bool:
+        """Return whether the job has ended, or was asked to: no more faults for it then."""
+        return self._ended or bool(self._signals)
 
     async def _work(self, view: live_view.View) -> None:
         while True:
