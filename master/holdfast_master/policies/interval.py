@@ -266,7 +266,7 @@ def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every, limits: Interv
     if fixed[tier]:
         return "the job's spec says so"
     if cost.stop is None:
-        return f"as before: no save to {word(tier)} has been measured yet"
+        return f"unchanged until a save to {word(tier)} has been measured"
     seconds, step = in_words(cost.stop), in_words(costs.step)
     nearest = tier is min(costs.tiers)
     stop = f"stops training for {seconds}" if nearest else f"costs {seconds} of training"

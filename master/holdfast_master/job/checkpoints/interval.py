@@ -271,7 +271,7 @@ def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
 
 
 def _tier(tier: Tier, every: int, pins: SavingReport, reason: str) -> CheckpointInterval:
-    why = reason or "as before: nothing has been measured in this round yet"
+    why = reason or "unchanged until this round has measured a save"
     own = _own(pins, tier)
     return CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
 

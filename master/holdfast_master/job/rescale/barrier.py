@@ -222,7 +222,7 @@ def check_complete(job: JobContext, world: World) -> None:
         if job.incidents.current is not None:
             job.incidents.current.smooth = True
         job.out.event(
-            EventReason.BARRIER_REACHED, f"all ranks saved and stopped after step {steps[0]}"
+            EventReason.BARRIER_REACHED, f"all ranks stopped at the barrier, after step {steps[0]}"
         )
     else:
         text = f"the ranks stopped at different steps, {steps[0]} to {steps[-1]}"

@@ -91,7 +91,7 @@ def test_a_world_begins_with_what_ranks_do_without_a_master(followed: Start) -> 
     assert _shown(job) == {Tier.MEMORY: 1, Tier.STORAGE: 100}
     assert _told(job) == [[], []]
     reasons = [one.reason for one in job.core.status(job.moment()).checkpoint_intervals]
-    assert reasons == ["as before: nothing has been measured in this round yet"] * 2
+    assert reasons == ["unchanged until this round has measured a save"] * 2
 
 
 def test_all_ranks_are_told_one_schedule_and_then_that_all_know_it(followed: Start) -> None:

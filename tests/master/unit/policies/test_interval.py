@@ -140,7 +140,7 @@ def test_it_says_what_it_was_made_from() -> None:
     assert "a save costs 2 s of training" in verdict.reasons[Tier.STORAGE]
     assert "a node is lost every" in verdict.reasons[Tier.STORAGE]
     unmeasured = choose(costs(storage=None), rates()).reasons[Tier.STORAGE]
-    assert unmeasured == "as before: no save to storage has been measured yet"
+    assert unmeasured == "unchanged until a save to storage has been measured"
 
 
 SECONDS = st.floats(1e-7, 1e5)
