@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from house import forks
+from jobs.local_job import RunningJob, elastic_job
 
 pytestmark = pytest.mark.train
 
@@ -113,3 +116,45 @@ def test_what_is_read_once_at_a_start_needs_one(name: str, *, same: bool) -> Non
     """A fork has the modules and libraries of its parent, and the thread count of all forks."""
     assert forks.forkable(os.environ)
     assert forks.forkable({**os.environ, name: "other"}) is same
+
+
+_FACTS = """
+import json, os, pathlib, sys, time
+facts = {"path": sys.path, "argv": sys.argv[2:], "cwd": os.getcwd(), "names": sorted(os.environ)}
+file = pathlib.Path(sys.argv[1])
+file.with_suffix(".new").write_text(json.dumps(facts))
+file.with_suffix(".new").rename(file)
+time.sleep(1000)
+"""
+_STATUS = ("Uid", "Gid", "Groups", "NoNewPrivs", "CapEff", "SigIgn", "SigBlk", "Umask")
+
+
+def _facts(folder: Path, *, cold: bool) -> dict[str, Any]:
+    """What an agent of a local job is, and what its rank finds."""
+    folder.mkdir()
+    (folder / "facts.py").write_text(_FACTS, encoding="utf-8")
+    script = [str(folder / "facts.py"), str(folder / "facts.json"), "--one"]
+    job = elastic_job("facts", script, model=False, replicas=1)
+    with RunningJob(job, folder, cold=cold) as running:
+        running.wait_for("the facts", (folder / "facts.json").exists)
+        agent = psutil.Process(running.agent_pid(0))
+        lines = Path(f"/proc/{agent.pid}/status").read_text("ascii").splitlines()
+        found = json.loads((folder / "facts.json").read_text("utf-8"))
+        return found | {
+            "status": [line for line in lines if line.split(":")[0] in _STATUS],
+            "leads": os.getsid(agent.pid) == agent.pid,
+            "parent": agent.ppid() == running.process.pid,
+            "files": [Path(f"/proc/{agent.pid}/fd/{number}").readlink() for number in (1, 2)],
+            "forked": "forks.py" in " ".join(agent.cmdline()),
+        }
+
+
+def test_an_agent_of_a_local_job_that_is_a_fork_is_what_a_start_would_have_made(
+    tmp_path: Path,
+) -> None:
+    """Its user, signals, session, parent and files, and what its rank finds, in the same folder."""
+    cold = _facts(tmp_path / "job", cold=True)
+    (tmp_path / "job").rename(tmp_path / "before")
+    forked = _facts(tmp_path / "job", cold=False)
+    assert (cold.pop("forked"), forked.pop("forked")) == (False, True)
+    assert forked == cold
