@@ -139,7 +139,7 @@ def _facts(folder: Path, *, cold: bool) -> dict[str, Any]:
         running.wait_for("the facts", (folder / "facts.json").exists)
         agent = psutil.Process(running.agent_pid(0))
         lines = Path(f"/proc/{agent.pid}/status").read_text("ascii").splitlines()
-        found = json.loads((folder / "facts.json").read_text("utf-8"))
+        found: dict[str, Any] = json.loads((folder / "facts.json").read_text("utf-8"))
         return found | {
             "status": [line for line in lines if line.split(":")[0] in _STATUS],
             "leads": os.getsid(agent.pid) == agent.pid,
