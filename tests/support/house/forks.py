@@ -166,12 +166,14 @@ class _Server:
             code = self.process.wait() if self.process else "its test process"
             raise RuntimeError(f"the process of all forks ended with {code}")
 
-    def share(self) -> socket.socket:
-        """Return a channel on which another process may ask for forks; they end with it."""
+    def share(self) -> tuple[socket.socket, int]:
+        """Fork this process itself, for another process to ask; it ends when that one has gone.
+
+        Returns the channel on which to ask, and the fork.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._lock:
-            socket.send_fds(self.channel, [json.dumps({"share": True}).encode()], [theirs.fileno()])
-        return ours
+        with theirs:
+            return ours, self.start({"serve": True}, [theirs.fileno()])
 
     def take(self) -> None:
         """Read what there is to read, without waiting."""
@@ -241,16 +243,30 @@ def parent(imports: Imports = Imports.TORCH) -> int:
     return process.pid
 
 
+@dataclass
+class Shared:
+    """What another process needs to have forks of its own."""
+
+    variables: dict[str, str]
+    files: list[int]
+    """Open while it starts."""
+    processes: list[int]
+    """Parents of its forks; they end when it has gone."""
+
+
 @contextlib.contextmanager
-def shared() -> Iterator[tuple[dict[str, str], list[int]]]:
-    """Have another process use this one's; yields the variables and the files to start it with."""
+def shared() -> Iterator[Shared]:
+    """Have another process start forks as this one does."""
     with contextlib.ExitStack() as stack:
-        words, files = [], []
+        words, made = [], Shared({}, [], [])
         for imports in Imports:
-            channel = stack.enter_context(_server(imports).share())
+            channel, process = _server(imports).share()
+            stack.enter_context(channel)
             words.append(f"{imports.name.lower()}={channel.fileno()}")
-            files.append(channel.fileno())
-        yield {SHARED: ",".join(words)}, files
+            made.files.append(channel.fileno())
+            made.processes.append(process)
+        made.variables[SHARED] = ",".join(words)
+        yield made
 
 
 def keep(pid: int) -> None:
@@ -356,74 +372,44 @@ def run_ranks(
         return [file.read() for file in files]
 
 
-@dataclass
-class _Forks:
-    """The process that has imported: it forks what is asked for, and tells of each end."""
+def _serve(channel: socket.socket) -> None:
+    """Fork what is asked for, and tell of each end, until who asks has gone."""
+    selector = selectors.DefaultSelector()
+    selector.register(channel, selectors.EVENT_READ, 0)
+    while True:
+        for key, _ in selector.select():
+            if key.data:
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                _, status, usage = os.wait4(key.data, 0)
+                cpu = usage.ru_utime + usage.ru_stime
+                told = {"code": os.waitstatus_to_exitcode(status), "cpu": cpu}
+                channel.send(json.dumps({"ended": key.data, **told}).encode())
+                continue
+            words, files, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 3)
+            if not words:
+                return
+            child = os.fork()
+            if not child:
+                selector.close()
+                channel.close()
+                _begin(json.loads(words), files)
+            for one in files:
+                os.close(one)
+            selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
+            channel.send(json.dumps({"started": child}).encode())
 
-    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    running: dict[int, socket.socket] = field(default_factory=dict)
-    """Who asked for it, by process."""
 
-    def serve(self, channel: socket.socket) -> None:
-        """Go on until the test process, at the other end, has gone."""
-        self.selector.register(channel, selectors.EVENT_READ)
-        while True:
-            for key, _ in self.selector.select():
-                if key.data:
-                    self._tell(key.fd, key.data)
-                    continue
-                asker = key.fileobj
-                assert isinstance(asker, socket.socket)
-                if not self._asked(asker) and asker is channel:
-                    return
-
-    def _tell(self, descriptor: int, process: int) -> None:
-        self.selector.unregister(descriptor)
-        os.close(descriptor)
-        _, status, usage = os.wait4(process, 0)
-        cpu = usage.ru_utime + usage.ru_stime
-        told = {"ended": process, "code": os.waitstatus_to_exitcode(status), "cpu": cpu}
-        with contextlib.suppress(OSError):  # who asked may have gone
-            self.running.pop(process).send(json.dumps(told).encode())
-
-    def _asked(self, asker: socket.socket) -> bool:
-        try:
-            words, files, _, _ = socket.recv_fds(asker, _REQUEST_BYTES, 3)
-        except ConnectionError:
-            words, files = b"", []
-        if not words:
-            self._gone(asker)
-            return False
-        asked = json.loads(words)
-        if "share" in asked:
-            self.selector.register(socket.socket(fileno=files[0]), selectors.EVENT_READ)
-            return True
-        child = os.fork()
-        if not child:
-            self._leave()
-            become(asked, files)
-        for one in files:
-            os.close(one)
-        self.running[child] = asker
-        self.selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
-        with contextlib.suppress(ConnectionError):
-            asker.send(json.dumps({"started": child}).encode())
-        return True
-
-    def _gone(self, asker: socket.socket) -> None:
-        """As at the end of this process, no program outlives who asked for it."""
-        self.selector.unregister(asker)
-        for process, one in self.running.items():
-            if one is asker:
-                os.kill(process, signal.SIGKILL)
-        asker.close()
-
-    def _leave(self) -> None:
-        """In a fork: let go of what is the server's, so that no end of a channel is kept open."""
-        for key in list(self.selector.get_map().values()):
-            if isinstance(key.fileobj, socket.socket):
-                key.fileobj.close()
-        self.selector.close()
+def _begin(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
+    if "serve" not in request:
+        become(request, files)
+    die_with(os.getppid())
+    (kept,) = files
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 2**20)
+    with contextlib.suppress(ConnectionError):  # its asker was killed
+        _serve(socket.socket(fileno=kept))
+    os._exit(0)
 
 
 def become(
@@ -535,7 +521,7 @@ def _main() -> None:
         os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
     gc.freeze()  # forks share what they do not write
     gc.enable()
-    _Forks().serve(socket.socket(fileno=int(sys.argv[2])))
+    _serve(socket.socket(fileno=int(sys.argv[2])))
 
 
 if __name__ == "__main__":
