@@ -166,14 +166,15 @@ class _Server:
             code = self.process.wait() if self.process else "its test process"
             raise RuntimeError(f"the process of all forks ended with {code}")
 
-    def share(self) -> tuple[socket.socket, int]:
-        """Fork this process itself, for another process to ask; it ends when that one has gone.
+    def share(self) -> socket.socket:
+        """Return a channel on which another process may ask for forks.
 
-        Returns the channel on which to ask, and the fork.
+        They are of a fork of this process, which ends, and they with it, when that one has gone.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            return ours, self.start({"serve": True}, [theirs.fileno()])
+            self.start({"serve": True}, [theirs.fileno()])
+        return ours
 
     def take(self) -> None:
         """Read what there is to read, without waiting."""
@@ -199,6 +200,9 @@ class _Server:
             self.process.wait()
 
     def _end(self, told: Mapping[str, Any]) -> None:
+        if "started" in told:  # the answer to a request that was given up
+            os.kill(told["started"], signal.SIGKILL)
+            return
         self.codes[told["ended"]] = told["code"]
         self.cpu += told["cpu"]
 
@@ -243,30 +247,13 @@ def parent(imports: Imports = Imports.TORCH) -> int:
     return process.pid
 
 
-@dataclass
-class Shared:
-    """What another process needs to have forks of its own."""
-
-    variables: dict[str, str]
-    files: list[int]
-    """Open while it starts."""
-    processes: list[int]
-    """Parents of its forks; they end when it has gone."""
-
-
 @contextlib.contextmanager
-def shared() -> Iterator[Shared]:
-    """Have another process start forks as this one does."""
+def shared() -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Have another process start forks as this one does: with these variables and open files."""
     with contextlib.ExitStack() as stack:
-        words, made = [], Shared({}, [], [])
-        for imports in Imports:
-            channel, process = _server(imports).share()
-            stack.enter_context(channel)
-            words.append(f"{imports.name.lower()}={channel.fileno()}")
-            made.files.append(channel.fileno())
-            made.processes.append(process)
-        made.variables[SHARED] = ",".join(words)
-        yield made
+        channels = {one: stack.enter_context(_server(one).share()) for one in Imports}
+        words = (f"{one.name.lower()}={channel.fileno()}" for one, channel in channels.items())
+        yield {SHARED: ",".join(words)}, [channel.fileno() for channel in channels.values()]
 
 
 def keep(pid: int) -> None:

@@ -54,9 +54,9 @@ class Nodes:
         argv += [f"--paper-nodes={paper}", f"--first={first}"]
         argv += [f"--api-of-pods={api_of_pods or plane.ports.api}"]
         path = os.pathsep.join([str(_SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with forks.shared() as given:
-            variables = {**given.variables, "PYTHONPATH": path}
-            self._child = Child("kubelet", argv, plane.folder, variables, given.files)
+        with forks.shared() as (variables, files):
+            variables["PYTHONPATH"] = path
+            self._child = Child("kubelet", argv, plane.folder, variables, files)
         try:
             plane.until("the kubelet", lambda: port.exists() or not self._child.alive)
             if not self._child.alive:
