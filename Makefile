@@ -17,13 +17,13 @@ LONG = $(LEFT) and (train or slow) and not kube and not node
 SUPPORT := tests/support:tests/testbed
 # An idle worker takes tests over from one that has many left.
 SHARED := --dist worksteal
-QUICK = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(FAST)"
+QUICK = $(PYTEST) -n $(PROCESSES) $(SHARED) -m "$(FAST)"
 # Folders without long tests, which would take each worker 5 seconds to read.
 SHORT := agent/unit cli/unit local_sgd/unit operator sdk wire/unit
 WIDELY = $(PYTEST) -n $(WIDE) $(SHARED) -m "$(LONG) and not deadline and not exclusive" \
   $(SHORT:%=--ignore=tests/%) $(SLOWEST)
 # These parts name their folder, since to read all tests takes longer than to start some.
-PAIRS = $(PYTEST) tests/recovery -n $(WORKERS) $(SHARED) \
+WATCHED = $(PYTEST) tests/recovery -n $(PROCESSES) $(SHARED) \
   -m "$(LONG) and deadline and not exclusive" $(SLOWEST)
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
@@ -34,10 +34,12 @@ NODE = $(PYTEST) tests/operator/process/nodes -m "node and not slow" $(SLOWEST)
 READ_FIRST = $(PYTEST) --collect-only -qq -m "$(FAST)" >/dev/null
 # Where the time goes.
 SLOWEST := --durations=12 --durations-min=10
-# Two, also on a big machine: these tests watch deadlines of their own processes.
 WORKERS ?= 2
-# Long tests wait a third of their time for processes to start and end.
-WIDE ?= 3
+# Three, also on a big machine: these tests watch deadlines of their own processes, and wait for
+# half of their time.
+PROCESSES ?= 3
+# Long tests wait for processes to start and end, and for each other.
+WIDE ?= 4
 # A line with make's own name for itself would run under `make -n` too.
 CHECK := $(MAKE) check
 # Files of the cluster's tests that run beside those, each worker with a cluster of its own: they
@@ -127,8 +129,8 @@ test: $(STAMP) ## Check, then run the tests (about 42 minutes on 2 cores; says w
 	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
 	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log; \
-	$(PAIRS) --phase-write=build/pairs-phase.json || failed=1; \
-	$(ALONE) $(foreach one,fast pairs wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
+	$(WATCHED) --phase-write=build/watched-phase.json || failed=1; \
+	$(ALONE) $(foreach one,fast watched wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed
 
 .PHONY: test-all
@@ -141,7 +143,7 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 
 .PHONY: test-kube
 test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (11 minutes)
-	$(KUBE) -n $(WIDE)
+	$(KUBE) -n $(PROCESSES)
 
 .PHONY: test-node
 test-node: node-tools ## Test jobs on real nodes: kubelet, containerd, the image (as root; 15 minutes)
