@@ -145,7 +145,7 @@ def _facts(folder: Path, *, cold: bool) -> dict[str, Any]:
             "leads": os.getsid(agent.pid) == agent.pid,
             "parent": agent.ppid() == running.process.pid,
             "files": [Path(f"/proc/{agent.pid}/fd/{number}").readlink() for number in (1, 2)],
-            "forked": "forks.py" in " ".join(agent.cmdline()),
+            "forked": "fork_server.py" in " ".join(agent.cmdline()),
         }
 
 

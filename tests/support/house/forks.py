@@ -1,9 +1,9 @@
 """Python programs that find imported what they need: forks of one process of this test process.
 
 A start with torch takes two to four seconds of a core, one of a master, an operator or a command
-half a second to a whole one, and a suite has hundreds. Belongs here: the processes that have
-imported, and the programs as a test sees them. Not for a test about a start itself, nor for what
-changes torch before its import (Megatron's shim for the CPU).
+half a second to a whole one, and a suite has hundreds. Belongs here: the programs as a test sees
+them; what they are made by is `house.fork_server`. Not for a test about a start itself, nor for
+what changes torch before its import (Megatron's shim for the CPU).
 """
 
 from __future__ import annotations
@@ -11,14 +11,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import ctypes
 import enum
-import gc
-import importlib
 import json
 import os
-import random
-import runpy
 import selectors
 import signal
 import socket
@@ -27,15 +22,14 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
-import types
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
+
+from house import fork_server
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """1 in all forks, as an agent sets them before it imports torch."""
@@ -44,7 +38,6 @@ AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 ANSWER_SECONDS = 60.0
 SHARED = "HOLDFAST_TEST_FORKS"
 """Names the descriptors on which another process's forks are asked for: `torch=7,services=8`."""
-_REQUEST_BYTES = 2**20
 _OURS = dict(os.environ)
 """Of the start of this process: a test may change it, and its processes shall find the change."""
 _KEPT: dict[int, psutil.Process] = {}
@@ -155,7 +148,7 @@ class _Server:
             self.channel.settimeout(ANSWER_SECONDS)
             try:
                 socket.send_fds(self.channel, [json.dumps(request).encode()], descriptors)
-                while answer := self.channel.recv(_REQUEST_BYTES):
+                while answer := self.channel.recv(fork_server.REQUEST_BYTES):
                     told = json.loads(answer)
                     if "started" in told:
                         self.codes.pop(told["started"], None)
@@ -181,7 +174,7 @@ class _Server:
         with self._lock:
             self.channel.setblocking(False)
             try:
-                while told := self.channel.recv(_REQUEST_BYTES):
+                while told := self.channel.recv(fork_server.REQUEST_BYTES):
                     self._end(json.loads(told))
             except BlockingIOError:
                 return
@@ -229,7 +222,7 @@ def _made(imports: Imports) -> _Server:
     own.pop("PYTHONPATH", None)  # each fork adds its own
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, __file__, imports.name, str(theirs.fileno())],
+            [sys.executable, fork_server.__file__, str(theirs.fileno()), *imports.value],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=own,
@@ -277,9 +270,10 @@ def cpu() -> float:
 
 def forkable(environment: Mapping[str, str]) -> bool:
     """Tell whether a fork differs in nothing from a start with this environment."""
+    ours = _OURS if "PYTHONPATH" in environment else {**_OURS, "PYTHONPATH": None}
     return all(
-        environment.get(name) == _OURS.get(name)
-        for name in {*environment, *_OURS} - {*THREADS}
+        environment.get(name) == ours.get(name)
+        for name in {*environment, *ours} - {*THREADS}
         if name.startswith(AT_START)
     )
 
@@ -357,159 +351,3 @@ def run_ranks(
         for file in files:
             file.seek(0)
         return [file.read() for file in files]
-
-
-def _serve(channel: socket.socket) -> None:
-    """Fork what is asked for, and tell of each end, until who asks has gone."""
-    selector = selectors.DefaultSelector()
-    selector.register(channel, selectors.EVENT_READ, 0)
-    while True:
-        for key, _ in selector.select():
-            if key.data:
-                selector.unregister(key.fd)
-                os.close(key.fd)
-                _, status, usage = os.wait4(key.data, 0)
-                cpu = usage.ru_utime + usage.ru_stime
-                told = {"code": os.waitstatus_to_exitcode(status), "cpu": cpu}
-                channel.send(json.dumps({"ended": key.data, **told}).encode())
-                continue
-            words, files, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 3)
-            if not words:
-                return
-            child = os.fork()
-            if not child:
-                selector.close()
-                channel.close()
-                _begin(json.loads(words), files)
-            for one in files:
-                os.close(one)
-            selector.register(os.pidfd_open(child), selectors.EVENT_READ, child)
-            channel.send(json.dumps({"started": child}).encode())
-
-
-def _begin(request: Mapping[str, Any], files: Sequence[int]) -> NoReturn:
-    if "serve" not in request:
-        become(request, files)
-    die_with(os.getppid())
-    (kept,) = files
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 2**20)
-    with contextlib.suppress(ConnectionError):  # its asker was killed
-        _serve(socket.socket(fileno=kept))
-    os._exit(0)
-
-
-def become(
-    request: Mapping[str, Any], files: Sequence[int], passed: Mapping[int, int] | None = None
-) -> NoReturn:
-    """Be the program that is asked for, in a process forked for it.
-
-    Args:
-        request: As `start` makes it.
-        files: Its standard streams.
-        passed: Further open files, by the number that each is to have.
-    """
-    code = 1
-    try:
-        _prepare(request, files, passed or {})
-        _run(request["args"])
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            sys.stderr.write(f"{end.code}\n")
-    except BaseException as error:  # noqa: BLE001 - as an interpreter does
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        traceback.print_exc()
-    finally:
-        with contextlib.suppress(Exception):
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def _prepare(request: Mapping[str, Any], files: Sequence[int], passed: Mapping[int, int]) -> None:
-    die_with(os.getppid())
-    for number, one in enumerate(files):
-        os.dup2(one, number)
-    _leave_open(passed)
-    _open_streams()
-    if request["new_session"]:
-        os.setsid()
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["env"])
-    tempfile.tempdir = None  # as TMPDIR says now
-    sys.argv = list(request["args"])
-    more = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    here = "" if sys.argv[0] in ("-c", "-m") else str(Path(sys.argv[0]).parent)
-    sys.path[:] = [here, *(one for one in more if one not in sys.path), *sys.path[1:]]
-    if os.environ.get("PYTHONWARNINGS") == "ignore":
-        warnings.simplefilter("ignore")
-    random.seed()
-
-
-def _leave_open(passed: Mapping[int, int]) -> None:
-    """Close all but the standard streams, and give what is passed on its numbers."""
-    above = max([*passed, *passed.values(), 2]) + 1
-    moved = [(number, above + place) for place, number in enumerate(passed)]
-    for number, place in moved:
-        os.dup2(passed[number], place)
-    os.closerange(3, above)
-    os.closerange(above + len(moved), 2**20)
-    for number, place in moved:
-        os.dup2(place, number)
-    os.closerange(above, above + len(moved))
-
-
-def _open_streams() -> None:
-    """Make `sys.stdin` and the others anew, as an interpreter does: they close no file."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        mode, buffering = "w" if number else "r", 1 if number == 2 else -1
-        made = open(number, mode, buffering, closefd=False)  # noqa: SIM115
-        setattr(sys, name, made)
-        setattr(sys, f"__{name}__", made)
-
-
-def _run(args: Sequence[str]) -> None:
-    if args[0] == "-m":
-        sys.argv = [args[1], *args[2:]]
-        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
-        return
-    if args[0] != "-c":
-        runpy.run_path(args[0], run_name="__main__")
-        return
-    sys.argv = ["-c", *args[2:]]
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
-    exec(compile(args[1], "<string>", "exec"), vars(main))  # noqa: S102 - a test's own
-
-
-def die_with(parent: int) -> None:
-    """Ask for SIGKILL at the parent's death."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _main() -> None:
-    # It ends when the test process has gone, since nobody else holds the channel's other end. A
-    # signal at the parent's death would come at the end of the thread that started it.
-    imports = Imports[sys.argv[1]]
-    gc.disable()  # it takes a seventh of the imports to find nothing
-    for name in imports.value:
-        importlib.import_module(name)
-    if imports is Imports.TORCH:
-        import torch
-
-        # torch's pool of threads is made anew after a fork by who first asks for it: two threads of
-        # autograd at once find none ("Invalid thread pool!"). So it is the main thread, in each.
-        os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-    gc.freeze()  # forks share what they do not write
-    gc.enable()
-    _serve(socket.socket(fileno=int(sys.argv[2])))
-
-
-if __name__ == "__main__":
-    _main()

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
-from house import forks
+from house import fork_server, forks
 
 del sys.path[1]
 
 _AGENT = Path(sys.executable).with_name("holdfast-run")
 _LAUNCHER = "launch.py"
-_REQUEST_BYTES = 2**20
 _start_process = asyncio.create_subprocess_exec
 
 
@@ -102,9 +101,9 @@ def _is_agent(command: Sequence[str], options: Mapping[str, Any]) -> bool:
 
 def _serve(channel: socket.socket, runner: int) -> NoReturn:
     """Fork agents until the runner has gone, and hand them over."""
-    forks.die_with(runner)
+    fork_server.die_with(runner)
     while True:
-        words, files, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 16)
+        words, files, _, _ = socket.recv_fds(channel, fork_server.REQUEST_BYTES, 16)
         if not words:
             os._exit(0)
         between = os.fork()
@@ -127,7 +126,7 @@ def _be_adopted(request: dict[str, Any], files: Sequence[int], runner: int) -> N
     nothing = os.open(os.devnull, os.O_RDONLY)
     output, *passed = files
     kept = dict(zip(request.pop("passed"), passed, strict=True))
-    forks.become({**request, "new_session": True}, [nothing, output, output], kept)
+    fork_server.become({**request, "new_session": True}, [nothing, output, output], kept)
 
 
 if __name__ == "__main__":

@@ -356,7 +356,7 @@ print(json.dumps({
     "environ": os.stat(f"/proc/{agent}/environ").st_uid, "host": os.uname().nodename,
     "files": len(os.listdir("/proc/self/fd")),
 }))
-print("forked" if b"forks.py" in open(f"/proc/{agent}/cmdline", "rb").read() else "started")
+print("forked" if b"fork_server.py" in open(f"/proc/{agent}/cmdline", "rb").read() else "started")
 """
 
 
