@@ -146,6 +146,7 @@ def _open_streams() -> None:
 def _run(args: Sequence[str]) -> None:
     if args[0] == "-m":
         sys.argv = [args[1], *args[2:]]
+        sys.modules.pop(args[1], None)  # runpy warns of one that is there already
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
         return
     if args[0] != "-c":
