@@ -39,7 +39,7 @@ WORKERS ?= 2
 # half of their time.
 PROCESSES ?= 3
 # Long tests wait for processes to start and end, and for each other.
-WIDE ?= 4
+WIDE ?= 3
 # A line with make's own name for itself would run under `make -n` too.
 CHECK := $(MAKE) check
 # Files of the cluster's tests that run beside those, each worker with a cluster of its own: they

@@ -38,8 +38,8 @@ AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "TORCH")
 ANSWER_SECONDS = 60.0
 SHARED = "HOLDFAST_TEST_FORKS"
 """Names the descriptors on which another process's forks are asked for: `torch=7,services=8`."""
-_OURS = dict(os.environ)
-"""Of the start of this process: a test may change it, and its processes shall find the change."""
+_PATH = os.environ.get("PYTHONPATH")
+"""At the start of this process: a test may change it, for a module that is imported at a start."""
 _KEPT: dict[int, psutil.Process] = {}
 
 
@@ -270,10 +270,9 @@ def cpu() -> float:
 
 def forkable(environment: Mapping[str, str]) -> bool:
     """Tell whether a fork differs in nothing from a start with this environment."""
-    ours = _OURS if "PYTHONPATH" in environment else {**_OURS, "PYTHONPATH": None}
-    return all(
-        environment.get(name) == ours.get(name)
-        for name in {*environment, *ours} - {*THREADS}
+    return environment.get("PYTHONPATH") in (None, _PATH) and all(
+        environment.get(name) == os.environ.get(name)
+        for name in {*environment, *os.environ} - {*THREADS, "PYTHONPATH"}
         if name.startswith(AT_START)
     )
 

@@ -110,6 +110,8 @@ class Directory:
             place = Place(
                 f"{self.place}/{file}", int(info.field("offset")), int(info.field("length"))
             )
+            if place.begin < 0 or place.length < 0:
+                raise ValueError(f"{name} has {place.length} bytes from byte {place.begin} on")
             yield (name, None if offset is None else tuple(offset)), place
 
     def _compare(self) -> None:
