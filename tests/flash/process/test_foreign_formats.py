@@ -198,6 +198,20 @@ def test_an_item_whose_length_covers_others_is_refused(tmp_path: Path, capsys: P
     _refused(capsys, source, tmp_path / "out", values[0].fqn, f"share bytes of {file}")
 
 
+def test_an_item_before_the_begin_of_its_file_is_refused(tmp_path: Path, capsys: Print) -> None:
+    """As what a flipped bit of `.metadata` says; found by a random one, which met a traceback."""
+    import torch.distributed.checkpoint as dcp
+
+    source = tmp_path / "dcp"
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(_state(), checkpoint_id=source, no_dist=True)
+    metadata = pickle.loads((source / ".metadata").read_bytes())  # noqa: S301 - made above
+    key, place = next(iter(metadata.storage_data.items()))
+    place.offset -= 2**31
+    (source / ".metadata").write_bytes(pickle.dumps(metadata))
+    _refused(capsys, source, tmp_path / "out", key.fqn, f"{source}/.metadata is damaged")
+
+
 def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
     tmp_path: Path, capsys: Print
 ) -> None:
