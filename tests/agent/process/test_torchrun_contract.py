@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from agents.agent_process import AgentProcess, environment
 from holdfast_wire.messages import Leave, LeaveOutcome, RoundStarted
+from house import forks
 from masters.scripted_master import Identities, ScriptedMaster, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
@@ -60,16 +60,10 @@ def _read(path: Path, ranks: int) -> list[dict[str, Any]]:
 async def _torchrun(
     args: list[str], env: dict[str, str], folder: Path
 ) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "torch.distributed.run", *args],
-        env=env,
-        cwd=folder,
-        check=True,
-        timeout=90,
-        capture_output=True,
-        text=True,
-    )
+    words = ["-m", "torch.distributed.run", *args]
+    done = await asyncio.to_thread(forks.run, words, env=env, cwd=folder, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 async def _holdfast(

@@ -22,6 +22,7 @@ from holdfast_wire import keys
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import GetJobRequest, Goodbye, JobPhase, ListEventsRequest
 from holdfast_wire.reasons import EndReason
+from house import forks
 from masters.master_process import JOB, SPEC, MasterProcess, master_process
 from messages import certificates
 
@@ -64,14 +65,13 @@ class Torchrun:
             keys.ENV_NODE_RANK: str(node_rank),
             keys.ENV_TLS_DIR: str(certificates.issue(folder, Identity(JOB, "agent", node_rank))),
         }
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=holdfast"]
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
+        launcher = ["-m", "torch.distributed.run", "--rdzv-backend=holdfast"]
+        with Path(os.devnull).open("rb") as nothing, self.output.open("wb") as output:
+            self.process = forks.start(
                 [*launcher, f"--rdzv-endpoint=127.0.0.1:{port}", "--nnodes=1:4", *args],
                 env=env,
                 cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                files=[nothing.fileno(), output.fileno(), output.fileno()],
             )
 
     def starts(self) -> list[list[str]]:

@@ -6,8 +6,6 @@ import argparse
 import io
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_s
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.tools import convert, diff
 from holdfast.flash.tools.contents import Contents
+from house import forks
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 Print = pytest.CaptureFixture[str]
@@ -382,8 +381,8 @@ def test_the_commands_exit_codes_are_the_tools(tmp_path: Path) -> None:
         (("import", str(tmp_path / "x.pt"), str(tmp_path / "c"), "--step", "4"), 0),
         (("import", str(tmp_path / "x.pt"), str(tmp_path / "c"), "--step", "0"), 2),
     ):
-        command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        command = ["-m", "holdfast_cli.main", "checkpoint", *words]
+        done = forks.run(command, env=os.environ, timeout=60)
         assert done.returncode == code, (words, done.stderr)
         assert "Traceback" not in done.stderr
 

@@ -38,7 +38,7 @@ from holdfast_wire.messages import (
 from house import forks
 
 ROOT = Path(__file__).resolve().parents[3]
-_FORKED = Path(__file__).with_name("forked_runner.py")
+FORKED_RUNNER = Path(__file__).with_name("forked_runner.py")
 TRAIN = ["examples/train_gpt.py", "--batch=4", "--log-every=1000", "--save-every=10"]
 STEPS = 120
 """Steps of a job whose losses are compared with the unbroken run's."""
@@ -125,7 +125,7 @@ class RunningJob:
         with Path(os.devnull).open("rb") as nothing, self._output.open("wb") as output:
             if forked:
                 return forks.start(
-                    [str(_FORKED), "run", str(file)],
+                    [str(FORKED_RUNNER), "run", str(file)],
                     env=self.environ,
                     files=[nothing.fileno(), output.fileno(), output.fileno()],
                     cwd=ROOT,
