@@ -158,7 +158,7 @@ test-fast: $(STAMP) ## Run the fast tests only (3 minutes)
 	$(QUICK)
 
 .PHONY: test-planted
-test-planted: cluster-tools ## Plant each fault of a list into a copy of the tree: its tests must fail (1 hour)
+test-planted: cluster-tools ## Plant each fault of a list into a copy of the tree: its tests must fail (10 minutes)
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m planted_faults.plant --processes $(WORKERS) \
 	  $(if $(ONLY),--only '$(ONLY)') $(if $(COMPONENT),--component '$(COMPONENT)') \
 	  $(if $(RESUME),--resume) $(if $(UNPLANTED),--unplanted) $(if $(PUBLISH),--publish)

@@ -14,6 +14,7 @@ import pytest
 import holdfast
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash import dcp
+from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.copier import Saver
 
@@ -74,6 +75,28 @@ def test_a_save_that_is_broken_off_is_made_again(
         flash.wait(timeout_s=20)
         assert flash.latest() == 2
     assert _loaded(tmp_path) == (2, [2.0])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_counts_as_whole_only_with_its_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, overlap: bool
+) -> None:
+    """While anything is copied its slot is being written: a kill leaves the step before."""
+    model, optimizer = state_of()
+    train(model, optimizer)
+    copy, seen = Saver.copy, list[tuple[bool, SlotState]]()
+
+    def watched(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
+        copy(saver, slot, trained=trained, threads=threads)
+        seen.append((trained, slot.state))
+
+    monkeypatch.setattr(Saver, "copy", watched)
+    with holdfast.Checkpointer(
+        tmp_path, model=model, optimizer=optimizer, overlap=overlap
+    ) as flash:
+        flash.save(1)
+        flash.join()
+    assert seen == [(False, SlotState.WRITING), (True, SlotState.WRITING)]
 
 
 def test_leaving_by_an_interrupt_waits_for_nothing_that_never_comes(

@@ -75,6 +75,7 @@ def main() -> None:
         here.close()
         _serve(there, runner)
     there.close()
+    one_at_a_time = asyncio.Lock()
 
     async def start(*words: Any, **options: Any) -> Any:
         command = words[5:]  # after the interpreter, its flags, the launcher and its parent
@@ -85,8 +86,9 @@ def main() -> None:
         request = {"args": [str(_AGENT), *command[1:]], "env": options["env"]}
         request |= {"cwd": str(options["cwd"]), "passed": list(options["pass_fds"])}
         files = [options["stdout"], *options["pass_fds"]]
-        socket.send_fds(here, [json.dumps(request).encode()], files)
-        return Adopted(int(await asyncio.to_thread(here.recv, 64)))
+        async with one_at_a_time:  # answers come in order
+            socket.send_fds(here, [json.dumps(request).encode()], files)
+            return Adopted(int(await asyncio.to_thread(here.recv, 64)))
 
     asyncio.create_subprocess_exec = start
     sys.argv = ["holdfast", *sys.argv[1:]]
