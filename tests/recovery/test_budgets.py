@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.loop_script import loop_script
 from holdfast_wire.messages import BudgetKind, JobPhase
+from house import forks
 from jobs.local_job import RunningJob, StartJob, elastic_job
 
 pytestmark = [pytest.mark.train, pytest.mark.deadline]
@@ -91,3 +93,34 @@ def test_a_job_whose_pods_end_at_once_fails_with_the_reason(tmp_path: Path) -> N
         assert "before its agent joined" in job.output
         assert "ended with exit code 3" in job.output
         assert "noProgressRestarts allows 1" in job.output
+
+
+_UNENDABLE = """
+import os, sys
+from pathlib import Path
+from holdfast_cli.runner import processes
+from holdfast_cli.runner.start import RunOptions, run_job
+
+def refuse(_session):
+    raise PermissionError(1, "Operation not permitted")
+
+processes._kill_session = refuse
+sys.exit(run_job(Path(sys.argv[1]), RunOptions(), os.environ))
+"""
+
+
+def test_a_pod_is_seen_to_end_whatever_it_leaves(tmp_path: Path) -> None:
+    """A process of its session that may not be ended holds up neither the pod nor the job."""
+    file = elastic_job("unendable", [], failurePolicy=_budgets(noProgressRestarts=0), replicas=1)
+    [container] = file["spec"]["worker"]["template"]["spec"]["containers"]
+    container["command"] = ["sh", "-c", "exit 3"]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(file))
+    done = forks.run(
+        ["-c", _UNENDABLE, str(tmp_path / "job.yaml")],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
+        timeout=60,
+        imports=forks.Imports.SERVICES,
+    )
+    assert done.returncode == 1, done
+    assert "ended with exit code 3" in done.stdout
+    assert "has left cannot be ended ([Errno 1] Operation not permitted)" in done.stderr
