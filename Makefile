@@ -128,7 +128,7 @@ test: $(STAMP) ## Check, then run the tests (about 36 minutes on 2 cores; says w
 	  while kill -0 $$nodes 2>/dev/null; do sleep 1; done; \
 	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
 	nice -n 5 $(WIDELY) --phase-write=build/wide-phase.json || failed=1; \
-	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log; \
+	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log || failed=1; \
 	$(WATCHED) --phase-write=build/watched-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast watched wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
 	exit $$failed

@@ -123,4 +123,4 @@ def test_a_pod_is_seen_to_end_whatever_it_leaves(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done
     assert "ended with exit code 3" in done.stdout
-    assert "has left cannot be ended ([Errno 1] Operation not permitted)" in done.stderr
+    assert "has left cannot be ended: [Errno 1] Operation not permitted" in done.stderr

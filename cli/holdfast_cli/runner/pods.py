@@ -170,12 +170,7 @@ class PodProcesses:
         return endpoint.target if endpoint else ""
 
     async def _wait(self, pod: LocalPod, running: processes.Running) -> None:
-        try:
-            code = await running.wait()
-        except OSError as error:
-            # It has ended. A pod that is never seen to end keeps its job waiting for ever.
-            _log.error("what %s has left cannot be ended (%s)", pod.name, error)
-            code = running.exit_code or 0
+        code = await running.wait()
         if code > 0:
             pod.said = await asyncio.to_thread(last_line, self._log(pod.name))
         if pod.slot.role is Role.WORKER:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import logging
 import math
 import os
 import signal
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _SWEEP_SECONDS = 5.0
@@ -58,6 +60,14 @@ class Running:
         grace, what is left gets SIGTERM, and the rest of the grace.
         """
         code = await self._process.wait()
+        try:
+            await self._end_session()
+        except OSError as error:
+            # An end that nobody hears of would keep the job waiting for ever.
+            _log.error("what process %d has left cannot be ended: %s", self.pid, error)
+        return code
+
+    async def _end_session(self) -> None:
         asked: set[int] = set()
         while time.monotonic() < self._killed_at:
             left = await asyncio.to_thread(_orphans, self.pid)
@@ -69,7 +79,6 @@ class Running:
             asked |= left
             await asyncio.sleep(_POLL_SECONDS)
         await asyncio.to_thread(_kill_session, self.pid)
-        return code
 
     async def end(self, grace_s: float) -> int:
         """Send SIGTERM, SIGKILL after `grace_s` seconds (0: at once); return the exit code.

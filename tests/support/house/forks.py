@@ -99,15 +99,8 @@ class Fork:
 
     async def ended(self) -> int:
         """Wait for its end as `wait` does, in an event loop."""
-        loop, gone = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.suppress(ProcessLookupError):
-            process = os.pidfd_open(self.pid)
-            loop.add_reader(process, gone.set)
-            try:
-                await gone.wait()
-            finally:
-                loop.remove_reader(process)
-                os.close(process)
+            await gone(self.pid)
         while (code := self.poll()) is None:  # noqa: ASYNC110 - it is told a moment later
             await asyncio.sleep(0.001)
         return code
@@ -275,6 +268,22 @@ def forkable(environment: Mapping[str, str]) -> bool:
         for name in {*environment, *os.environ} - {*THREADS, "PYTHONPATH"}
         if name.startswith(AT_START)
     )
+
+
+async def gone(pid: int) -> None:
+    """Wait, in an event loop, until a process has ended; it is not reaped.
+
+    Raises:
+        ProcessLookupError: It has been reaped already.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def start(

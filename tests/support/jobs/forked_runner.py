@@ -49,14 +49,7 @@ class Adopted:
             os.kill(self.pid, number)
 
     async def _wait(self) -> int:
-        gone, loop = asyncio.Event(), asyncio.get_running_loop()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, gone.set)
-        try:
-            await gone.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        await forks.gone(self.pid)
         self.returncode = self._reap()
         return self.returncode
 
