@@ -198,7 +198,7 @@ def test_an_item_whose_length_covers_others_is_refused(tmp_path: Path, capsys: P
     _refused(capsys, source, tmp_path / "out", values[0].fqn, f"share bytes of {file}")
 
 
-def test_an_item_before_the_begin_of_its_file_is_refused(tmp_path: Path, capsys: Print) -> None:
+def test_an_item_outside_its_file_is_refused(tmp_path: Path, capsys: Print) -> None:
     """As what a flipped bit of `.metadata` says; found by a random one, which met a traceback."""
     import torch.distributed.checkpoint as dcp
 
@@ -207,9 +207,15 @@ def test_an_item_before_the_begin_of_its_file_is_refused(tmp_path: Path, capsys:
         dcp.save(_state(), checkpoint_id=source, no_dist=True)
     metadata = pickle.loads((source / ".metadata").read_bytes())  # noqa: S301 - made above
     key, place = next(iter(metadata.storage_data.items()))
-    place.offset -= 2**31
-    (source / ".metadata").write_bytes(pickle.dumps(metadata))
-    _refused(capsys, source, tmp_path / "out", key.fqn, f"{source}/.metadata is damaged")
+    (file,) = source.glob("*.distcp")
+    right, size = place.offset, file.stat().st_size
+    for wrong, texts in (
+        (right - 2**31, (key.fqn, f"{source}/.metadata is damaged")),
+        (2**70, (f"{file}: {size} bytes, not the {2**70 + 4} that are due",)),
+    ):
+        place.offset = wrong
+        (source / ".metadata").write_bytes(pickle.dumps(metadata))
+        _refused(capsys, source, tmp_path / "out", *texts)
 
 
 def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(

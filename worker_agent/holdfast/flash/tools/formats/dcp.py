@@ -29,6 +29,7 @@ from holdfast.flash.tools.formats.pickles import (
     plain,
 )
 from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
+from holdfast.flash.tools.formats.torch_zip import SIGNATURE, Section
 from holdfast.flash.tools.formats.training_state import (
     BY_NAME,
     Keys,
@@ -218,15 +219,14 @@ class Directory:
     def _archive(self, name: str, place: Place) -> TorchFile:
         """Open an item's archive; raises `ForeignError` if there is none at its place."""
         try:
-            with open(place.file, "rb") as stream:  # noqa: PTH123 - a range of it
-                stream.seek(place.begin)
-                begin = stream.read(4)
+            with Section(place.file, place.begin, len(SIGNATURE)) as section:
+                begin = section.read(len(SIGNATURE))
         except FileNotFoundError as error:
             raise ForeignError(
                 f"{place.file} is missing: {self._file} says that {name} lies in it; copy the "
                 "directory again"
             ) from error
-        if begin != b"PK\x03\x04":
+        if begin != SIGNATURE:
             raise ForeignError(
                 f"{place.file}: at byte {place.begin} is no archive of {name}: copy it again"
             )

@@ -20,7 +20,8 @@ _CHUNK: Final = 2**24
 """Bytes read at once."""
 _HEADER: Final = struct.Struct("<4s22xHH")
 """Signature, and the lengths of name and extra field, of a record's local header."""
-_SIGNATURE: Final = b"PK\x03\x04"
+SIGNATURE: Final = b"PK\x03\x04"
+"""With which a record begins, and so an archive."""
 
 
 class Section(io.RawIOBase):
@@ -175,6 +176,6 @@ def _begin(section: Section, info: zipfile.ZipInfo) -> int:
     header = section.read(_HEADER.size) or b""
     signature, length, extra = _HEADER.unpack(header)
     name = section.read(length) or b""
-    if signature != _SIGNATURE or name != info.orig_filename.encode():
+    if signature != SIGNATURE or name != info.orig_filename.encode():
         raise zipfile.BadZipFile(f"{info.filename} has another name at its place")
     return info.header_offset + _HEADER.size + int(length) + int(extra)
