@@ -41,7 +41,8 @@ PROCESSES ?= 3
 # Long tests wait for processes to start and end, and for each other.
 WIDE ?= 3
 # A line with make's own name for itself would run under `make -n` too.
-CHECK := $(MAKE) check
+CHECK_STYLE := $(MAKE) check-style
+CHECK_TYPES := $(MAKE) check-types
 # Files of the cluster's tests that run beside those, each worker with a cluster of its own: they
 # wait for two thirds of their time.
 BESIDE ?= 2
@@ -74,10 +75,16 @@ fmt: $(STAMP) ## Format and mend what ruff can mend
 	$(BIN)/ruff format .
 
 .PHONY: check
-check: $(STAMP) ## Lint, types, layers, generated code, links
+check: check-style check-types ## Lint, types, layers, generated code, links
+
+.PHONY: check-types
+check-types: $(STAMP)
+	$(BIN)/mypy --strict
+
+.PHONY: check-style
+check-style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/proto.py --check
 	$(BIN)/python scripts/reference.py --check
@@ -111,18 +118,22 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 	@scripts/cluster_tools.sh --nodes >/dev/null
 	@scripts/node_image.sh >/dev/null
 
-# Each part runs whatever the parts before it found: one run names all that fails. The cluster's tools
+# Each part runs whatever the parts before it found: one run names all that fails. The types take a
+# minute of one core: they are checked beside the fast part, and said at the end. The cluster's tools
 # are built from the start, at a low priority, and its tests run beside the wide ones, a file at a
-# time: they wait for two thirds of their time. Nothing runs beside the parts that watch deadlines.
-# The last part repeats the others' outcomes, and says where the time went and what was left out.
-# Tests on real nodes follow there. Where those cannot be built, they are skipped with the reason.
+# time: they wait for two thirds of their time. Those on real nodes follow there; where real nodes
+# cannot be built, they are skipped with the reason. Nothing runs beside the parts that watch
+# deadlines. The last part repeats the others' outcomes, and says where the time went and what was
+# left out.
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 36 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
 	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
-	$(CHECK) || exit 1; wait $$reading || true; \
+	(trap - INT; $(CHECK_TYPES) >build/types.log 2>&1) & types=$$!; \
+	$(CHECK_STYLE) || exit 1; wait $$reading || true; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
+	wait $$types || failed=1; \
 	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(KUBE) -n $(BESIDE) \
 	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; \
 	  while kill -0 $$nodes 2>/dev/null; do sleep 1; done; \
@@ -131,7 +142,7 @@ test: $(STAMP) ## Check, then run the tests (about 36 minutes on 2 cores; says w
 	wait $$kube || failed=1; cat build/kube-phase.log build/node-phase.log || failed=1; \
 	$(WATCHED) --phase-write=build/watched-phase.json || failed=1; \
 	$(ALONE) $(foreach one,fast watched wide kube node,--phase-read=build/$(one)-phase.json) || failed=1; \
-	exit $$failed
+	cat build/types.log; exit $$failed
 
 .PHONY: test-all
 test-all: ## Run those too whose faults shorter tests find: benchmarks, more seeds, more values (2 hours)
