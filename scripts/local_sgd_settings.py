@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.local_sgd import config as settings
 from holdfast.local_sgd.combinations import TOGETHER_RULES
-from holdfast.local_sgd.config_rules import Rule
+from holdfast.local_sgd.config import Rule
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reference/local-sgd-settings.md"
 CLASSES = (settings.LocalSGDConfig, settings.OuterOptimizerConfig, settings.GTAConfig)

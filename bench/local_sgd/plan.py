@@ -102,7 +102,6 @@ SLOW_WAYS: Final[Mapping[str, str]] = {
     "ddp": DDP,
     "edit": "EDiT, H = 32",
     "a-edit": "A-EDiT",
-    "no-barrier": "A-EDiT without a barrier",
 }
 """Ways of `straggler`, by what the page calls them."""
 

@@ -9,7 +9,6 @@ of JSON for each way; `measure` returns the same.
 | ddp | on gradients, in each step |
 | edit | each 32 steps |
 | a-edit | in the time of 32 fast steps, all together |
-| no-barrier | in the time of 32 fast steps, without those who are late |
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ STEP: Final = 0.05
 SLOWER: Final = 4
 PERIOD: Final = 32
 """Steps of a round of EDiT; τ of A-EDiT, in steps of a fast replica."""
-WAYS: Final = ("ddp", "edit", "a-edit", "no-barrier")
+WAYS: Final = ("ddp", "edit", "a-edit")
 
 
 def settings_of(way: str, step: float) -> dict[str, Any]:
@@ -45,7 +44,6 @@ def settings_of(way: str, step: float) -> dict[str, Any]:
         "ddp": {"local_sgd_warmup_steps": 1_000_000},
         "edit": {"local_sgd_sync_interval": PERIOD},
         "a-edit": timed,
-        "no-barrier": {**timed, "quorum": 0.5, "grace_max_seconds": 2 * step},
     }
     return ways[way]
 
@@ -64,7 +62,7 @@ def measure(
     settings = settings_of(way, step)
     context = multiprocessing.get_context("spawn")
     counts = [round(seconds / step)] * (REPLICAS - 1)
-    uneven = way in ("a-edit", "no-barrier")
+    uneven = way == "a-edit"
     counts.append(round(seconds / step / slower) if uneven else counts[0])
     paces = [step] * (REPLICAS - 1) + [step * slower]
     if not uneven:  # all make the slow one's steps: as many as it makes in that time

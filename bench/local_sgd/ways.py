@@ -21,8 +21,8 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 
 from bench.local_sgd.plan import NESTEROV
 from bench.local_sgd.torchft_ways import Torchft
+from holdfast.local_sgd import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 
 
 @dataclass(slots=True)

@@ -29,9 +29,12 @@ sys.path.append(str(Path(__file__).parents[1]))  # english_text
 
 import english_text
 import holdfast
+from holdfast.local_sgd import (
+    LocalSGD,
+    OuterOptimPeriodicModelAverager,
+    StatefulPostLocalSGDOptimizer,
+)
 from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
-from holdfast.local_sgd.fsdp2 import LocalSGD
 from with_local_sgd.curve import Curve
 from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 

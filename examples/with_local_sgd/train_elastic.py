@@ -22,9 +22,8 @@ from torch.distributed.fsdp import fully_shard
 sys.path.append(str(Path(__file__).parents[1]))  # with_local_sgd
 
 import holdfast
-from holdfast.local_sgd import members_of_environment, mesh_of
+from holdfast.local_sgd import LocalSGD, members_of_environment, mesh_of
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.fsdp2 import LocalSGD
 from with_local_sgd.llama_model import Llama
 from with_local_sgd.train import OUTER, train_step, validate
 

@@ -15,17 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.extended(
     "runs a benchmark for real; the parts of the product that it drives have tests of their own",
     held_by=[
-        "local_sgd/process/test_quorum_rounds.py::test_a_replica_that_is_steadily_slow_is_in_rounds_with_its_steps",
+        "local_sgd/process/test_fsdp2_by_time.py::test_a_fast_replica_weighs_more_and_none_waits_for_the_slow_one_s_steps",
     ],
 )
 @pytest.mark.train
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_fast_replicas_make_rounds_without_a_barrier() -> None:
+def test_the_fast_replicas_wait_for_a_step_of_the_slow_one() -> None:
     """Each replica trains its steps, the slow one fewer, and rounds are made on the way."""
     command = [sys.executable, "-m", "bench.local_sgd.straggler", "--seconds=2", "--step=0.02"]
     ended = subprocess.run(
-        [*command, "--ways=no-barrier"],
+        [*command, "--ways=a-edit"],
         cwd=ROOT,
         capture_output=True,
         text=True,

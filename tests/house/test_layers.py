@@ -79,7 +79,7 @@ VIOLATIONS = {
     "local-sgd": [
         ("holdfast/local_sgd/policies/anomaly", "import holdfast.local_sgd.sync"),
         ("holdfast/local_sgd/config", "import holdfast.local_sgd.policies"),
-        ("holdfast/local_sgd/errors", "import holdfast.local_sgd.config_rules"),
+        ("holdfast/local_sgd/errors", "import holdfast.local_sgd.config"),
     ],
     "flash": [
         ("holdfast/flash/memory/arena", "import holdfast.flash.storage"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.local_sgd.members import roster_file
+from holdfast.local_sgd.members.members import roster_file
 from holdfast_agent.workers.roster_file import RosterFile
 from holdfast_wire.messages import (
     AssignmentMode,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.local_sgd.sync_choices import teller
+from holdfast.local_sgd.triggers.measured import reporter
 from holdfast_agent.policies.master_messages import REPEATED_LIMIT, Accepted, Statements
 from holdfast_agent.workers.sync_choices import SyncChoices
 from holdfast_wire import keys
@@ -46,7 +46,7 @@ async def test_each_choice_is_told_once_and_with_its_round(tmp_path: Path) -> No
     node = Node(tmp_path)
     named = node.choices.begin(7)
     await node.choices.look()
-    tell = teller(named)
+    tell = reporter(named)
     tell(FIRST)
     await node.choices.look()
     await node.choices.look()
@@ -66,11 +66,11 @@ async def test_each_choice_is_told_once_and_with_its_round(tmp_path: Path) -> No
 async def test_a_new_round_has_a_file_of_its_own(tmp_path: Path) -> None:
     """What ranks of the round before wrote is not told of the new one."""
     node = Node(tmp_path)
-    teller(node.choices.begin(1))(FIRST)
+    reporter(node.choices.begin(1))(FIRST)
     named = node.choices.begin(2)
     await node.choices.look()
     assert node.said == []
-    teller(named)(NEXT)
+    reporter(named)(NEXT)
     await node.choices.look()
     assert [(said.step, number) for said, number in node.said] == [(90, 2)]
 
@@ -81,9 +81,9 @@ async def test_a_line_that_is_no_choice_is_dropped_with_a_word(
     """The log names the line, and the choices around it are told."""
     node = Node(tmp_path)
     named = node.choices.begin(1)
-    teller(named)(FIRST)
+    reporter(named)(FIRST)
     append(named, '{"stp": 1}\n')
-    teller(named)(NEXT)
+    reporter(named)(NEXT)
     with caplog.at_level(logging.WARNING):
         await node.choices.look()
     assert [said.step for said, _ in node.said] == [24, 90]
@@ -94,8 +94,8 @@ def test_without_an_agent_or_a_disk_nobody_is_told_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A path that cannot be written is a line in the log."""
-    teller({})(FIRST)
-    teller({keys.ENV_SYNC_CHOICES: str(tmp_path / "gone" / "file")})(FIRST)
+    reporter({})(FIRST)
+    reporter({keys.ENV_SYNC_CHOICES: str(tmp_path / "gone" / "file")})(FIRST)
     assert "the agent is not told of a choice" in caplog.text
 
 

@@ -21,11 +21,9 @@ MORE = pytest.mark.extended(
     held_by=[
         "local_sgd/process/test_elastic_by_time.py::test_by_time_each_step_counts_once",
         "local_sgd/process/test_elastic_by_time.py::test_under_ddp_by_time_each_step_counts_once",
-        "local_sgd/process/test_elastic_by_time.py::test_without_a_barrier_each_step_counts_once",
     ],
 )
 BY_TIME = {"use_async": True, "local_sgd_sync_time": 0.15, "min_total_global_steps": 2}
-BY_QUORUM = {**BY_TIME, "quorum": 0.5, "grace_max_seconds": 0.05, "late_discount": 1.0}
 EVENTS = ["kill", "join", "freeze", "join", "two"]
 Ledger = dict[tuple[str, int], list[float]]
 
@@ -102,18 +100,4 @@ def test_under_ddp_by_time_each_step_counts_once(ranks: int) -> None:
     events = EVENTS if ranks == 1 else ["kill", "join"]
     replicas = 4 if ranks == 1 else 3
     told, why = campaign(BY_TIME, wrapped="ddp", events=events, replicas=replicas, shards=ranks)
-    check_ledger(told, why)
-
-
-@pytest.mark.parametrize("shards", usual([1, 2], 2, more=MORE))
-def test_without_a_barrier_each_step_counts_once(shards: int) -> None:
-    """The same while rounds close without the late, whose deltas count whole, and later."""
-    events = EVENTS if shards == 1 else ["kill", "join"]
-    told, why = campaign(BY_QUORUM, events=events, replicas=4 if shards == 1 else 3, shards=shards)
-    check_ledger(told, why)
-
-
-def test_a_joiner_makes_rounds_with_some_of_the_others() -> None:
-    """A slow replica misses them: those who meet have come at unlike epochs."""
-    told, why = campaign(BY_QUORUM, events=["join", "join"], replicas=2, slow=1, every=6)
     check_ledger(told, why)

@@ -191,10 +191,6 @@ def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path)
             "codec='int8': with tensor_model_parallel_size=2",
         ),
         (
-            {"config": {"use_async": True, "quorum": 0.5}},
-            "quorum=0.5: rounds wait for all replicas of their group",
-        ),
-        (
             {
                 "config": {
                     "use_async": True,

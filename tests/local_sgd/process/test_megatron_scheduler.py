@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.local_sgd.ddp_members import catch_up
+from holdfast.local_sgd.driver.changing import catch_up
 from holdfast.local_sgd.megatron.scheduler import CarriedScheduler, carried
 
 with warnings.catch_warnings():  # Megatron warns of all extensions that it has not found

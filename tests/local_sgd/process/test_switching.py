@@ -132,7 +132,8 @@ def test_ddp_chooses_the_interval_alone(training: Training) -> None:
 
 def test_a_proposal_changes_nothing(training: Training) -> None:
     """It says what it would do, and goes on in the steps and the interval of the settings."""
-    interval = {"local_sgd_sync_interval": 2}
+    # However long a step takes on a busy machine, a reduction costs more than that share of it.
+    interval = {"local_sgd_sync_interval": 2, "switching_tolerated": 0.0001}
     training.told.unlink(missing_ok=True)
     ranks = training.train("propose", steps=10, delay=0.1, config=interval)
     assert [rank["way"] for rank in ranks] == [[[0, "local", 2]]] * 2

@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.local_sgd import combinations, config
 from holdfast.local_sgd.combinations import check_together
-from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.config_rules import Rule
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig, Rule
 from holdfast.local_sgd.errors import LocalSGDConfigError
 
 
@@ -117,12 +116,8 @@ INVALID = [
     (LocalSGDConfig, "use_async", 1),
     (LocalSGDConfig, "codec", "fp8"),
     (LocalSGDConfig, "step_weight_by", "samples"),
-    *((LocalSGDConfig, "quorum", value) for value in (0, 1.1)),
-    (LocalSGDConfig, "whole_round_interval", -1),
     (LocalSGDConfig, "switching", "on"),
     (LocalSGDConfig, "switching_tolerated", 0),
-    (LocalSGDConfig, "grace_min_seconds", -1),
-    (LocalSGDConfig, "grace_max_seconds", float("inf")),
     (LocalSGDConfig, "late_discount", 2),
     (LocalSGDConfig, "ewma_floor", -1),
     (LocalSGDConfig, "ewma_restart_after", -1),
@@ -163,14 +158,8 @@ BREAKS: dict[str, Any] = {
     "ewma-without-skip-anomaly": (LocalSGDConfig, {"ewma_threshold": 4}),
     "feedback-without-codec": (LocalSGDConfig, {"error_feedback": True}),
     "momentum-consent-without-feedback": (LocalSGDConfig, {"error_feedback_with_momentum": True}),
-    "grace-without-quorum": (LocalSGDConfig, {"grace_max_seconds": 5.0}),
     "switching-of-a-edit": (LocalSGDConfig, {"use_async": True, "switching": "act"}),
     "tolerance-without-switching": (LocalSGDConfig, {"switching_tolerated": 0.2}),
-    "feedback-without-a-barrier": (
-        LocalSGDConfig,
-        {"quorum": 0.5, "codec": "int8", "error_feedback": True},
-    ),
-    "grace-bounds-crossed": (LocalSGDConfig, {"quorum": 0.5, "grace_min_seconds": 60.0}),
     "outer-arguments-without-class": (OuterOptimizerConfig, {"outer_optim_kwargs": {"lr": 1.0}}),
     "gta-settings-without-gta": (GTAConfig, {"reducer": "linear", "consensus_method": "sum"}),
     "density-without-sparsification": (GTAConfig, {"reducer": "gta", "density": 0.5}),

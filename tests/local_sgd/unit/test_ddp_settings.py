@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.local_sgd import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager, StatefulPostLocalSGDOptimizer
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LocalSGDConfig(quorum=0.5), "quorum=0.5: rounds wait for all replicas"),
-        (LocalSGDConfig(use_async=True, quorum=0.5), "quorum=0.5: "),
         (
             LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
             "step_weight_by='tokens': with DDP nobody tells the tokens",

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from holdfast.local_sgd import OuterOptimPeriodicModelAverager
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
-from holdfast.local_sgd.ddp_members import counts_to
-from holdfast.local_sgd.elastic import Elastic
+from holdfast.local_sgd.driver.changing import ChangingMembers, counts_to
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
-from holdfast.local_sgd.megatron.elastic import check_members
-from holdfast.local_sgd.members import (
+from holdfast.local_sgd.megatron.groups import check_members
+from holdfast.local_sgd.members.members import (
     MembersError,
     RosterMembers,
     StaticMembers,
@@ -119,9 +118,9 @@ def test_what_a_joiner_cannot_be_sent_is_told_at_once() -> None:
         def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
             raise AssertionError(state_dict)
 
-    elastic = Elastic(roster_members(), None, None, list)  # type: ignore[arg-type]
+    replicas = ChangingMembers(roster_members())
     with pytest.raises(LocalSGDError, match=r"carry\('data'\): the state_dict\(\) of this Odd"):
-        elastic.carry("data", Odd())
+        replicas.carry("data", Odd())
 
 
 def test_members_without_a_roster_are_told_who_must_make_one() -> None:

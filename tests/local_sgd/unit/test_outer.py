@@ -7,8 +7,7 @@ import random
 import pytest
 import torch
 
-from holdfast.local_sgd.sync.outer import Anchors
-from holdfast.local_sgd.sync.units import Outer, Unit
+from holdfast.local_sgd.sync.units import Anchors, Outer, Unit
 
 
 def _sgd(**options: float | bool) -> Outer:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.local_sgd.pipelined_round import PipelinedRound, log_outcomes
+from holdfast.local_sgd.driver.rounds import Round, log_units
 from holdfast.local_sgd.sync.group import SyncError
 from holdfast.local_sgd.sync.unit_sync import Outcome
 
@@ -22,8 +22,8 @@ class Recorder:
         self.calls: list[str] = []
         self.fails = fails
 
-    def begin(self, units: list[int], *, steps: float, joins: bool) -> int:
-        assert (steps, joins) == (3.0, True)
+    def begin(self, units: list[int], *, steps: float) -> int:
+        assert steps == 3.0
         self.calls.append(f"begin {units[0]}")
         return units[0]
 
@@ -35,15 +35,15 @@ class Recorder:
         return [f"unit {pending}"]
 
 
-def _round(recorder: Recorder) -> PipelinedRound:
+def _round(recorder: Recorder) -> Round:
     def before(number: int) -> None:
         recorder.calls.append(f"write {number}")
 
-    units: Any = list(range(UNITS))
-    return PipelinedRound(cast("Any", recorder), units, steps=3.0, joins=True, before_write=before)
+    batches: Any = [[number] for number in range(UNITS)]
+    return Round(cast("Any", recorder), batches, steps=3.0, before_write=before)
 
 
-def _names(one: PipelinedRound) -> list[Any]:
+def _names(one: Round) -> list[Any]:
     return list(one.outcomes)
 
 
@@ -101,7 +101,7 @@ def test_only_a_replica_that_stands_out_is_told_loudly(
     caplog: pytest.LogCaptureFixture, *, anomalous: bool, lines: int
 ) -> None:
     """A last round to which nobody has a step steps nowhere, and is nothing to warn of."""
-    log_outcomes(
+    log_units(
         [
             Outcome(
                 "root", 3, (0.0, 0.0), (anomalous, False), (0.0, 0.0), True, 1.0, "no step", (0, 1)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from holdfast.local_sgd.driver.spanning import SpanningCollectives
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.spanning import SpanningCollectives
 
 
 class Shared(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.sync.group import SyncError
-from holdfast.local_sgd.turns import Turns
+from holdfast.local_sgd.triggers.by_time import ByTime
 
 CONFIG = LocalSGDConfig(use_async=True, local_sgd_sync_time=1.0, min_total_global_steps=1)
 
@@ -40,10 +41,8 @@ class Ranks:
 def entered(replicas: Ranks, own: Ranks) -> object:
     """Make a step after which the round is due."""
     now = iter((0.0, 9.0, 9.0, 9.0))
-    members: Any = {"has_changed": lambda: False}
-    given: Any = (replicas, own)
-    turns = Turns(CONFIG, *given, store=dist.HashStore(), clock=lambda: next(now), **members)
-    return turns.stepped()
+    who: Any = SimpleNamespace(group=replicas, own=own, voters=own, has_changed=lambda: False)
+    return ByTime(CONFIG, who, store=dist.HashStore(), clock=lambda: next(now)).stepped(1)
 
 
 def test_a_shard_that_could_not_meet_its_own_keeps_all_shards_out() -> None:

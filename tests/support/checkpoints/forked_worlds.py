@@ -110,9 +110,9 @@ def serve(jobs: Jobs) -> None:
     import torch.distributed.tensor.parallel
 
     import holdfast.flash.checkpointer
-    import holdfast.local_sgd.ddp
-    import holdfast.local_sgd.elastic
-    import holdfast.local_sgd.fsdp2  # noqa: F401 - forked ranks find them imported
+    import holdfast.local_sgd.driver.replicas
+    import holdfast.local_sgd.frameworks.ddp
+    import holdfast.local_sgd.frameworks.fsdp2  # noqa: F401 - forked ranks find them imported
 
     gc.freeze()  # and share what they do not write
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A small classifier under DDP with the averager and the optimizer of `holdfast.local_sgd.ddp`.
+"""A small classifier under DDP with the averager and the optimizer of `holdfast.local_sgd`.
 
 Runs in the ranks of `replica_world`. `alone` trains the same replicas one after another in one
 process, without the product and without DDP: the reference.
@@ -55,12 +55,12 @@ class Training:
 
     def __init__(self, world: Mapping[str, Any]) -> None:
         """Make model, averager and optimizer."""
-        from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-        from holdfast.local_sgd.ddp import (
+        from holdfast.local_sgd import (
             OuterOptimPeriodicModelAverager,
             StatefulPostLocalSGDOptimizer,
+            local_sgd_under_ddp,
         )
-        from holdfast.local_sgd.presets import local_sgd_under_ddp
+        from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 
         self.world, self.replica = world, dist.get_rank()
         self.model = nn.parallel.DistributedDataParallel(
@@ -118,7 +118,7 @@ class Training:
 
 def _members(world: Mapping[str, Any]) -> Any:
     """Return fixed members of so many `shards` a replica; None: a world without that."""
-    from holdfast.local_sgd.members import members_of_environment
+    from holdfast.local_sgd import members_of_environment
 
     return members_of_environment(world["shards"]) if "shards" in world else None
 
@@ -262,8 +262,8 @@ def _with_torch_state(world: Mapping[str, Any], pipe: Any) -> None:
 
 def _refusals(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what an averager alone, and replicas that differ, are told."""
+    from holdfast.local_sgd import OuterOptimPeriodicModelAverager
     from holdfast.local_sgd.config import LocalSGDConfig
-    from holdfast.local_sgd.ddp import OuterOptimPeriodicModelAverager
 
     lone = OuterOptimPeriodicModelAverager(local_sgd_config=LocalSGDConfig())
     params = [nn.Parameter(torch.ones(3) * (1 + dist.get_rank() * world["apart"]))]
@@ -320,11 +320,9 @@ def _spans(world: Mapping[str, Any], pipe: Any) -> None:
     """Train fixed members by time, and average a value over all ranks in each step, as logs do."""
     from torch.distributed.fsdp import fully_shard
 
+    from holdfast.local_sgd import LocalSGD, local_sgd_under_ddp, members_of_environment, mesh_of
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.errors import LocalSGDError
-    from holdfast.local_sgd.fsdp2 import LocalSGD
-    from holdfast.local_sgd.members import members_of_environment, mesh_of
-    from holdfast.local_sgd.presets import local_sgd_under_ddp
 
     model: Any = classifier()
     config, members = LocalSGDConfig(**world["config"]), members_of_environment()

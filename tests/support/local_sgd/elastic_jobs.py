@@ -400,7 +400,7 @@ if __name__ == "__main__":
     import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
-    import holdfast.local_sgd.fsdp2  # noqa: F401
+    import holdfast.local_sgd.frameworks.fsdp2  # noqa: F401
     import local_sgd.elastic_ledger
     import local_sgd.elastic_training  # noqa: F401
 

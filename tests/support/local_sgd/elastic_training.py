@@ -150,8 +150,8 @@ class Job:
             self._begin_ddp(members, config, outer)
         self.work = WorkClock()
         if "slow" in scenario:
-            self._slow_down(self._local._sync, scenario["slow"])
-            self._local.switch._clock = self.work
+            self._slow_down(self._local.driver.unit_sync, scenario["slow"])
+            self._local.driver.when._clock = self.work
         self.model.train(not scenario.get("eval"))
         self.schedule = _schedule(self.inner)
         self._local.carry("schedule", self.schedule)
@@ -166,7 +166,7 @@ class Job:
     def _shard(self, members: Any) -> None:
         from torch.distributed.fsdp import fully_shard
 
-        from holdfast.local_sgd.members import mesh_of
+        from holdfast.local_sgd import mesh_of
 
         mesh = mesh_of(members, "cpu")
         for block in self.model.blocks:
@@ -214,16 +214,13 @@ class Job:
     @property
     def steps(self) -> int:
         """Of the inner optimizer, with those that a joiner was given."""
-        return int(self._local.steps if self.is_fsdp else self._local.step)
+        return int(self._local.steps)
 
     @property
     def agreed(self) -> list[int]:
         """Interval, votes, round and step of the choice, where replicas choose."""
-        switch = self._local.switch
-        if switch is None:
-            return []
-        found = switch.agreed
-        return [found.interval, found.votes, found.round, found.step]
+        found = self._local.driver.when.agreed
+        return [found.interval, found.votes, found.round, found.step] if found.interval else []
 
     def miss_a_change(self, path: Path) -> None:
         """Lose the round of the first change, whose first unit the others finish; tell by a file.
@@ -232,14 +229,14 @@ class Job:
         """
         from holdfast.local_sgd.sync.group import SyncError
 
-        sync, switch = self._local._sync, self._local.switch
+        sync, switch = self._local.driver.unit_sync, self._local.driver.when
         finish = sync.finish
 
         def cut_short(pending: Any) -> Any:
             ahead = copy.copy(switch)
-            ahead._tell_others = lambda _: None
-            if pending.beside[0]:
-                ahead.hears(pending.beside, pending.units[0].round + 1)
+            ahead._report = lambda _: None
+            if pending.with_reports[0]:
+                ahead.received(pending.with_reports, pending.units[0].round + 1)
             if ahead.running.interval != switch.running.interval and not path.exists():
                 pending.reduction.wait()
                 path.touch()
@@ -252,7 +249,7 @@ class Job:
         """Lose the end of the third round, which the others have; tell by a file."""
         from holdfast.local_sgd.sync.group import SyncError
 
-        sync, last = self._local._sync, self._local.units[-1]
+        sync, last = self._local.driver.unit_sync, self._local.units[-1]
         finish = sync.finish
 
         def cut_short(pending: Any) -> Any:
@@ -299,7 +296,7 @@ class Job:
             unit.round = 0
             for anchor in unit.anchors.values:
                 anchor.fill_(9.0)
-        setattr(self._local, "steps" if self.is_fsdp else "step", 0)
+        self._local.driver.steps = 0
 
     def held_out(self) -> float:
         """Return the loss of the anchors on samples that no replica has; a collective of its own.
@@ -353,7 +350,7 @@ def members_of(folder: Path, replica: int, shard: int, scenario: Mapping[str, An
     import torch
     import torch.distributed as dist
 
-    from holdfast.local_sgd.members import RosterMembers, Signals, roster_file
+    from holdfast.local_sgd.members.members import RosterMembers, Signals, roster_file
     from holdfast.local_sgd.sync.group import Group
 
     torch.set_num_threads(1)

@@ -116,7 +116,7 @@ def _train(folder: Path, replica: int, scenario: Mapping[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from holdfast.local_sgd.members import RosterMembers, roster_file
+    from holdfast.local_sgd.members.members import RosterMembers, roster_file
     from holdfast.local_sgd.sync.group import Group
 
     torch.set_num_threads(1)
@@ -268,6 +268,6 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     import torch.distributed  # noqa: F401 - forked replicas find both imported
 
-    import holdfast.local_sgd.members  # noqa: F401
+    import holdfast.local_sgd.members.members  # noqa: F401
 
     main()

@@ -32,7 +32,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     """Train for `steps`, go on in new objects after `resumed` of them; send the whole weights."""
     import torch
 
-    from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
+    from holdfast.local_sgd import HybridShardLocalSGD
 
     mesh = mesh_of(world)
     at = tuple(mesh.get_coordinate())
@@ -81,9 +81,9 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
     import torch
     from torch.distributed.fsdp import ShardingStrategy
 
+    from holdfast.local_sgd import HybridShardLocalSGD
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.errors import LocalSGDError
-    from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
 
     mesh, said = mesh_of(world), {}
 

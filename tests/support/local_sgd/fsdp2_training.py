@@ -59,15 +59,15 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     """Train for `steps`; send the weights of this rank's replica and what the rounds did."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    from holdfast.local_sgd import members
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast import local_sgd
+    from holdfast.local_sgd import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
     replica, shard = mesh.get_coordinate()
     own, replicas = mesh["shard"], mesh
     if world.get("members"):
-        replicas = members.StaticMembers(mesh["shard"].size())
-        own = members.mesh_of(replicas, "cpu")
+        replicas = local_sgd.StaticMembers(mesh["shard"].size())
+        own = local_sgd.mesh_of(replicas, "cpu")
     model = sharded(tiny_model(options), own, options)
     optimizer = optimizer_of(model, world)
     local = LocalSGD(model, optimizer, replicas, *configs_of(world))
@@ -94,7 +94,7 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
     import torch.distributed as dist
 
     from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
     replica, shard = mesh.get_coordinate()
@@ -126,7 +126,7 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     With `ends` all end at the start of that round, whoever has data.
     """
     from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
     replica, shard = mesh.get_coordinate()
@@ -164,7 +164,7 @@ def survive(world: Mapping[str, Any], pipe: Any) -> None:
     """Train; the last replica is killed before the round, and the others go on without it."""
     import torch.distributed as dist
 
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.sync.group import SyncError
 
     mesh = mesh_of(world)
@@ -193,7 +193,7 @@ def given_up(world: Mapping[str, Any], pipe: Any) -> None:
     """Three replicas: one comes to no round, one gives it up, one tells how long it has waited."""
     import torch.distributed as dist
 
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.sync.group import SyncError
 
     mesh, store = mesh_of(world), dist.distributed_c10d._get_default_store()
@@ -219,10 +219,10 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
     from torch import nn
     from torch.distributed.fsdp import fully_shard
 
+    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.errors import LocalSGDError
     from holdfast.local_sgd.files import save_local_sgd_state_dict
-    from holdfast.local_sgd.fsdp2 import LocalSGD
 
     mesh, config, said = mesh_of(world), LocalSGDConfig(local_sgd_sync_interval=2), {}
 
@@ -254,8 +254,8 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
 
 def in_files(world: Mapping[str, Any], pipe: Any) -> None:
     """Train, write the state to files, or read it from there; tell its hashes."""
+    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
-    from holdfast.local_sgd.fsdp2 import LocalSGD
 
     mesh, options = mesh_of(world), world.get("options", {})
     model = sharded(tiny_model(options), mesh["shard"], options)

@@ -50,10 +50,10 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
     if stands:
         for unit, rounds in zip(units, mine["rounds"], strict=True):
             _stand(unit, rounds)
-    config = LocalSGDConfig(late_discount=0.5) if not world.get("keep") else LocalSGDConfig()
+    discount = LocalSGDConfig().late_discount
     inner = Inner(mine)
     regroup = Regroup(units, [10 + one for one in range(dist.get_world_size())],
-                      (Group(), Group.of_one()), config, inner=inner.state)  # fmt: skip
+                      (Group(), Group.of_one()), discount, inner=inner.state)  # fmt: skip
     found = regroup.carry_out(
         Situation(
             is_new=mine.get("new", False),
@@ -86,7 +86,7 @@ class Inner:
         """Step twice along gradients of `inner`; the buffers are `inner` too."""
         import torch
 
-        from holdfast.local_sgd.inner_state import TorchInnerState
+        from holdfast.local_sgd.members.inner_state import TorchInnerState
 
         self._params = [torch.nn.Parameter(torch.ones(size)) for size in SIZES]
         self._model = torch.nn.BatchNorm1d(2)

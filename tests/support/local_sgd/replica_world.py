@@ -379,7 +379,7 @@ if __name__ == "__main__":
     if os.environ.get("OWN_NETWORK"):
         own_network()
     import holdfast.local_sgd.sync.configured  # noqa: F401 - forked ranks find it imported
-    from local_sgd import ddp_replicas, reductions
+    from local_sgd import ddp_replicas, new_parts, reductions
 
     serve(
         {
@@ -390,6 +390,7 @@ if __name__ == "__main__":
             "closed": _closed,
             "refused": _refused,
             "reduce": reductions.reduce,
+            "new parts": new_parts.train,
             **ddp_replicas.JOBS,
         }
     )

@@ -43,7 +43,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
 
     The link is slow until the first change.
     """
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd import LocalSGD
 
     mesh = mesh_of(world)
     at = tuple(mesh.get_coordinate())
@@ -51,8 +51,8 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
     optimizer, link = optimizer_of(model, world), _Link()
     os.environ[ENV_SYNC_CHOICES] = str(world["file"])
     local = LocalSGD(model, optimizer, mesh, *configs_of(world))
-    switch, link.delay = local.switch, world["delay"]
-    assert switch is not None
+    switch: Any = local.driver.when
+    link.delay = world["delay"]
     switch.settings = dataclasses.replace(switch.settings, patience=world["patience"])
     way, reductions = [[0, *_now(switch)]], list[int]()
     left = world["steps"]
@@ -86,8 +86,8 @@ def train_ddp(world: Mapping[str, Any], pipe: Any) -> None:
 
     training, link = Training(world), _Link()
     averager, optim = training.averager, training.optim
-    switch, link.delay = averager.switch, world["delay"]
-    assert switch is not None
+    switch: Any = averager.driver.when
+    link.delay = world["delay"]
     switch.settings = dataclasses.replace(switch.settings, patience=world["patience"])
     way, rounds, equal = [[0, *_now(switch)]], list[int](), list[str]()
     for step in range(1, world["steps"] + 1):
@@ -102,7 +102,7 @@ def train_ddp(world: Mapping[str, Any], pipe: Any) -> None:
             link.delay = 0.0
     begun = switch.agreed
     optim.load_state_dict(optim.state_dict())
-    kept = [begun == switch.agreed, averager.clock()["switch"] == switch.state()]
+    kept = [begun == switch.agreed, averager.clock()["switch"] == switch.state()["switch"]]
     pipe.send({"way": way, "rounds": rounds, "weights": equal, "kept": kept})
 
 

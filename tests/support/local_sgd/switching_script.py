@@ -25,9 +25,8 @@ def main() -> None:
     from torch.distributed.fsdp import fully_shard
 
     import holdfast
+    from holdfast.local_sgd import LocalSGD, members_of_environment, mesh_of
     from holdfast.local_sgd.config import LocalSGDConfig
-    from holdfast.local_sgd.fsdp2 import LocalSGD
-    from holdfast.local_sgd.members import members_of_environment, mesh_of
 
     job = holdfast.init()
     torch.set_num_threads(1)

@@ -181,8 +181,9 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
     """Tell what a script's calls raise that rounds by time cannot have: `call`s by name."""
     import torch.distributed as dist
 
+    from holdfast.local_sgd.driver.replicas import FixedMembers
     from holdfast.local_sgd.errors import LocalSGDError
-    from holdfast.local_sgd.megatron.by_time import turns_of
+    from holdfast.local_sgd.megatron.refusals import check_store
 
     module: Any = types.ModuleType("megatron.training.training")
     module.train_step = lambda: None
@@ -194,7 +195,7 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
         "train_step": module.train_step,
         "sync": local.sync,
         "regroup": lambda: local.regroup(None),
-        "worlds of their own": lambda: turns_of(local.config, None, others, local.shard_group),
+        "worlds of their own": lambda: check_store(FixedMembers(others, local.shard_group)),
     }
     told = {}
     for name, call in calls.items():

@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-    from holdfast.local_sgd.ddp import (
-        OuterOptimPeriodicModelAverager,
-        StatefulPostLocalSGDOptimizer,
-    )
     from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
-    from holdfast.local_sgd.fsdp1 import HybridShardLocalSGD
-    from holdfast.local_sgd.fsdp2 import LocalSGD
+    from holdfast.local_sgd.frameworks.ddp import OuterOptimPeriodicModelAverager
+    from holdfast.local_sgd.frameworks.ddp_optimizer import (
+        StatefulPostLocalSGDOptimizer,
+        local_sgd_under_ddp,
+    )
+    from holdfast.local_sgd.frameworks.fsdp1 import HybridShardLocalSGD
+    from holdfast.local_sgd.frameworks.fsdp2 import LocalSGD
     from holdfast.local_sgd.megatron import (
         MegatronLocalSGD,
         local_sgd_args_provider,
         patch_megatron_for_local_sgd,
     )
-    from holdfast.local_sgd.members import (
+    from holdfast.local_sgd.members.members import (
         RosterMembers,
         StaticMembers,
         members_of_environment,
         mesh_of,
     )
-    from holdfast.local_sgd.presets import edit_settings, local_sgd_under_ddp
+    from holdfast.local_sgd.presets import edit_settings
 
 __all__ = [
     "GTAConfig",
@@ -55,24 +56,24 @@ __all__ = [
 ]
 _MODULES = {
     "GTAConfig": "config",
-    "HybridShardLocalSGD": "fsdp1",
-    "LocalSGD": "fsdp2",
+    "HybridShardLocalSGD": "frameworks.fsdp1",
+    "LocalSGD": "frameworks.fsdp2",
     "LocalSGDConfig": "config",
     "LocalSGDConfigError": "errors",
     "LocalSGDError": "errors",
     "MegatronLocalSGD": "megatron",
-    "OuterOptimPeriodicModelAverager": "ddp",
+    "OuterOptimPeriodicModelAverager": "frameworks.ddp",
     "OuterOptimizerConfig": "config",
-    "RosterMembers": "members",
-    "StatefulPostLocalSGDOptimizer": "ddp",
-    "StaticMembers": "members",
+    "RosterMembers": "members.members",
+    "StatefulPostLocalSGDOptimizer": "frameworks.ddp_optimizer",
+    "StaticMembers": "members.members",
     "edit_settings": "presets",
     "load_local_sgd_state_dict": "files",
     "local_sgd_args_provider": "megatron",
-    "local_sgd_under_ddp": "presets",
+    "local_sgd_under_ddp": "frameworks.ddp_optimizer",
     "patch_megatron_for_local_sgd": "megatron",
-    "members_of_environment": "members",
-    "mesh_of": "members",
+    "members_of_environment": "members.members",
+    "mesh_of": "members.members",
     "save_local_sgd_state_dict": "files",
 }
 

@@ -21,8 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.config_rules import Rule, check_rules
+from holdfast.local_sgd.config import (
+    GTAConfig,
+    LocalSGDConfig,
+    OuterOptimizerConfig,
+    Rule,
+    check_rules,
+)
 
 
 @dataclass(frozen=True, slots=True)

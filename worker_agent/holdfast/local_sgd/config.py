@@ -21,21 +21,88 @@ step 288 here, with anchors of step 256. ATorch compares the warm-up with the 32
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, TypeVar
 
-from holdfast.local_sgd.config_rules import (
-    Rule,
-    Value,
-    check_rules,
-    check_values,
-    is_flag,
-    one_of,
-    optional,
-    real,
-    whole,
-)
+from holdfast.local_sgd.errors import LocalSGDConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What one field may be."""
+
+    field: str
+    is_valid: Callable[[object], bool]
+    expected: str
+    """To follow "expected" in the refusal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule(Generic[T]):
+    """Settings that contradict each other, by a name that tests and users can refer to."""
+
+    name: str
+    fields: tuple[str, ...]
+    """Those to show with their values; "outer.outer_optim_class" is a field of a part."""
+    breaks: Callable[[T], bool]
+    why: str
+    """What would happen, or what the setting needs."""
+    remedy: str
+
+
+def check_values(settings: object, table: Iterable[Value]) -> None:
+    """Raise LocalSGDConfigError for the first field with a value that is not valid."""
+    for one in table:
+        value = getattr(settings, one.field)
+        if not one.is_valid(value):
+            raise LocalSGDConfigError(f"{one.field}={value!r}: expected {one.expected}")
+
+
+def check_rules(settings: T, table: Iterable[Rule[T]]) -> None:
+    """Raise LocalSGDConfigError for the first rule that the settings break."""
+    for rule in table:
+        if rule.breaks(settings):
+            shown = ", ".join(
+                f"{field.rpartition('.')[2]}={operator.attrgetter(field)(settings)!r}"
+                for field in rule.fields
+            )
+            raise LocalSGDConfigError(f"{shown}: {rule.why}; {rule.remedy} (rule {rule.name})")
+
+
+def is_flag(value: object) -> bool:
+    """Return if a value is True or False."""
+    return isinstance(value, bool)
+
+
+def whole(least: int) -> Callable[[object], bool]:
+    """Return the check of an integer."""
+    return lambda value: isinstance(value, int) and not is_flag(value) and value >= least
+
+
+def real(is_inside: Callable[[float], bool]) -> Callable[[object], bool]:
+    """Return the check of a finite number."""
+
+    def check(value: object) -> bool:
+        if not isinstance(value, int | float) or is_flag(value):
+            return False
+        return math.isfinite(value) and is_inside(value)
+
+    return check
+
+
+def optional(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    """Return the check that lets None pass."""
+    return lambda value: value is None or check(value)
+
+
+def one_of(*names: str) -> Callable[[object], bool]:
+    """Return the check of a name."""
+    return lambda value: isinstance(value, str) and value in names
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +181,9 @@ class LocalSGDConfig:
     """Allow error feedback beside an outer optimizer with momentum. Default False: an error comes
     one round late, when the momentum has gone on without it, and is then multiplied by 1/(1 - μ)
     like any other delta. So ask for it by name."""
-    quorum: float | None = None
-    """Share of the live replicas with which a round may close, above 0, at most 1. Default None: a
-    round waits for all live replicas."""
-    grace_min_seconds: float = 0.0
-    """Least seconds that a round waits for the others after its quorum. Default 0."""
-    grace_max_seconds: float = 30.0
-    """Most seconds that a round waits for the others after its quorum. Between the two the wait is
-    learned from past rounds. Default 30."""
-    whole_round_interval: int = 8
-    """In each so many-th round all replicas have `grace_max_seconds` to come, whatever was learned.
-    There a checkpoint has all of them, and one that is always late takes new weights. Default 8.
-    0: in no round."""
     late_discount: float = 0.5
-    """Factor of the weight of a delta for each round that it comes late, 0 to 1. Default 0.5: what
-    was computed against an older anchor is worth less. 0 throws it away."""
+    """Factor of a delta for each round that its replica missed while it was out, 0 to 1. Default
+    0.5: what was computed against an older anchor is worth less. 0 throws it away."""
 
     switching: Literal["off", "propose", "act"] = "off"
     """Choose between a sync of gradients in each step and local steps, and the interval, from what
@@ -238,16 +293,8 @@ _LOCAL_VALUES: Final = (
     Value("ewma_restart_after", whole(0), "a number of rounds, or 0 for no limit"),
     Value("step_weight_by", one_of("steps", "tokens"), '"steps" or "tokens"'),
     Value("codec", one_of("none", "bf16", "int8", "int4"), '"none", "bf16", "int8" or "int4"'),
-    Value(
-        "quorum",
-        optional(real(lambda value: 0 < value <= 1)),
-        "a share of the live replicas, above 0 and at most 1, or None to wait for all",
-    ),
-    Value("grace_min_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
-    Value("grace_max_seconds", real(lambda value: value >= 0), "seconds, at least 0"),
     Value("switching", one_of("off", "propose", "act"), '"off", "propose" or "act"'),
     Value("switching_tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
-    Value("whole_round_interval", whole(0), "a number of rounds, or 0 for none"),
     Value("late_discount", real(lambda value: 0 <= value <= 1), "a factor, from 0 to 1"),
 )
 _OUTER_VALUES: Final = (
@@ -286,10 +333,6 @@ _EWMA: Final = (
     *("ewma_alpha", "ewma_warmup_steps", "ewma_threshold", "ewma_bias_correction"),
     *("ewma_spread_factor", "ewma_floor", "ewma_restart_after"),
 )
-_GRACE: Final = (
-    *("grace_min_seconds", "grace_max_seconds", "whole_round_interval", "late_discount"),
-)
-
 LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
     Rule(
         name="interval-without-edit",
@@ -311,10 +354,7 @@ LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
         name="step-weight-without-a-edit",
         fields=("use_step_weight", "use_async", "step_weight_by"),
         breaks=lambda one: (
-            one.use_step_weight
-            and not one.use_async
-            and one.quorum is None
-            and one.step_weight_by == "steps"
+            one.use_step_weight and not one.use_async and one.step_weight_by == "steps"
         ),
         why="in EDiT all replicas make the same number of steps, so their shares are equal",
         remedy='leave use_step_weight off, or set use_async=True or step_weight_by="tokens"',
@@ -367,13 +407,6 @@ LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
         remedy="set error_feedback=True, or error_feedback_with_momentum=False",
     ),
     Rule(
-        name="grace-without-quorum",
-        fields=("quorum", *_GRACE),
-        breaks=lambda one: one.quorum is None and _is_set(one, *_GRACE),
-        why="without a quorum a round waits for all live replicas, so nobody is late",
-        remedy="set quorum to the least share of the live replicas, or leave these settings",
-    ),
-    Rule(
         name="switching-of-a-edit",
         fields=("switching", "use_async"),
         breaks=lambda one: one.use_async and one.switching != "off",
@@ -386,20 +419,6 @@ LOCAL_RULES: Final[tuple[Rule[LocalSGDConfig], ...]] = (
         breaks=lambda one: one.switching == "off" and _is_set(one, "switching_tolerated"),
         why="nothing is measured",
         remedy='set switching="propose" or "act", or leave the tolerance',
-    ),
-    Rule(
-        name="feedback-without-a-barrier",
-        fields=("quorum", "error_feedback"),
-        breaks=lambda one: one.quorum is not None and one.error_feedback,
-        why="in each round other replicas merge a chunk, so what one of them lost is not added",
-        remedy="set error_feedback=False, or leave quorum at None",
-    ),
-    Rule(
-        name="grace-bounds-crossed",
-        fields=("grace_min_seconds", "grace_max_seconds"),
-        breaks=lambda one: one.grace_min_seconds > one.grace_max_seconds,
-        why="the least wait is longer than the longest",
-        remedy="set grace_min_seconds at most to grace_max_seconds",
     ),
 )
 OUTER_RULES: Final[tuple[Rule[OuterOptimizerConfig], ...]] = (

@@ -25,9 +25,10 @@ from holdfast.flash.memory.shard_table import Box, overlap
 from holdfast.flash.trainer.planner import Local
 from holdfast.flash.trainer.reshard import narrow
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2 import LocalSGD, local_sgd_of
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, Trained, place_of
+from holdfast.local_sgd.frameworks.fsdp2 import LocalSGD, local_sgd_of
+from holdfast.local_sgd.frameworks.fsdp2_units import ShardedUnit, Trained
 from holdfast.local_sgd.policies.anomaly import Ewma
+from holdfast.local_sgd.shards import place_of
 from holdfast.local_sgd.sync.units import Unit
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ def _check_group(local: LocalSGD, group: dist.ProcessGroup | None) -> None:
 
     if group is None:
         return
-    given, own = (sorted(dist.get_process_group_ranks(one)) for one in (group, local.own_ranks))
+    given, own = (
+        sorted(dist.get_process_group_ranks(one)) for one in (group, local.shard_group.ranks)
+    )
     if given != own:
         raise LocalSGDError(
             f"group has ranks {given}, this replica has {own}: pass the group of the mesh's second "

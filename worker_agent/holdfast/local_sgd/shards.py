@@ -21,21 +21,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.flat_range import boxes_of_range
 from holdfast.flash.trainer.leaves import REPLICAS, Leaves
-from holdfast.flash.trainer.planner import Local
+from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
 from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.shards import Shards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
-from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
+from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.policies.anomaly import Ewma
 from holdfast.local_sgd.sync.codecs import BLOCK
-from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.reducers import Lost
 from holdfast.local_sgd.sync.units import Unit
 
@@ -53,34 +51,6 @@ _NO_OUTER: Final = (
 )
 
 
-class Rounds(Protocol):
-    """A `LocalSGD` of some framework, as far as its state goes."""
-
-    config: LocalSGDConfig
-
-    @property
-    def replicas(self) -> Group:
-        """Return the ranks that hold this rank's shards, one of each replica."""
-
-    @property
-    def shard_group(self) -> Group:
-        """Return the ranks of this replica."""
-
-    @property
-    def units(self) -> list[Unit]:
-        """Return what agrees together."""
-
-    @property
-    def trained(self) -> Sequence[Any]:
-        """Return, for each unit, what tells where its elements lie; here a `ShardedUnit`."""
-
-    def clock(self) -> dict[str, Any]:
-        """Return this replica's counters."""
-
-    def set_clock(self, clock: Mapping[str, Any]) -> None:
-        """Go on from counters."""
-
-
 @dataclass(slots=True)
 class Coming:
     """One unit's state while nothing is changed yet."""
@@ -96,16 +66,16 @@ class Coming:
 class LocalSGDShards:
     """What a `LocalSGD` keeps between rounds; see `holdfast.flash.trainer.shards.Shards`."""
 
-    def __init__(self, local: Rounds, replica: ReplicaShards, place: tuple[int, int]) -> None:
+    def __init__(self, local: Framework, trained: Sequence[Any], replica: ReplicaShards) -> None:
         """Take the state of this rank's replica, which is filled before.
 
         Args:
             local: The replicas.
+            trained: For each unit, what tells where its elements lie; here a `ShardedUnit`.
             replica: State of this one.
-            place: Its number in the checkpoint, and how many there are.
         """
-        self._local, self._replica = local, replica
-        self._number, self._count = place
+        self._local, self._trained, self._replica = local, trained, replica
+        self._number, self._count = local.place
         self._coming: list[Coming] = []
         self._values: dict[str, Any] = {}
 
@@ -178,7 +148,7 @@ class LocalSGDShards:
 
     def _units(self) -> Iterator[tuple[Unit, Any]]:
         """Yield each unit with what tells where its elements lie."""
-        yield from zip(self._local.units, self._local.trained, strict=True)
+        yield from zip(self._local.units, self._trained, strict=True)
 
     def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
         """Return the outer optimizers' numbers, by unit; None: this rank has none."""
@@ -248,7 +218,7 @@ class LocalSGDShards:
             yield anchor, key, value
 
     def _accept_lost(
-        self, filling: Filling, module: ShardedUnit, anchors: list[torch.Tensor]
+        self, filling: Filling, module: Any, anchors: list[torch.Tensor]
     ) -> Lost | None:
         """Plan what the codec lost: this replica's, and of the chunk that this rank merges now."""
         import torch
@@ -283,22 +253,28 @@ class LocalSGDShards:
 
 
 def shards_of(
-    local: Rounds, model: Any, optimizers: Sequence[Any], place: tuple[int, int]
+    local: Framework, trained: Sequence[Any], model: Any, optimizers: Sequence[Any]
 ) -> Shards:
     """Return the whole training state of one replica.
 
     Args:
         local: The replicas.
+        trained: For each unit, a `ShardedUnit`.
         model: Under `fully_shard`.
         optimizers: The inner ones.
-        place: The replica's number in the checkpoint, and how many there are.
     """
     named = {
         "" if len(optimizers) == 1 else str(number): one for number, one in enumerate(optimizers)
     }
     whole = TorchShards({"": model}, named)
-    replica = ReplicaShards(whole, place[0], shard=local.shard_group.rank)
-    return Together(replica, LocalSGDShards(local, replica, place))
+    replica = ReplicaShards(whole, local.place[0], shard=local.shard_group.rank)
+    return Together(replica, LocalSGDShards(local, trained, replica))
+
+
+def place_of(one: Any) -> Local:
+    """Return where this rank's shard of a trained parameter lies in the whole one."""
+    position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
+    return locate_tensor(one.parameter, one.name, position)
 
 
 def _of_unit(stored: Mapping[str, Any], unit: Unit) -> Any:
@@ -327,7 +303,7 @@ def chunks_of(sizes: Sequence[int], rank: int, ranks: int) -> list[tuple[int, in
     return found
 
 
-def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, Local]]:
+def _sent(flat: torch.Tensor, module: Any) -> Iterator[tuple[str, torch.Tensor, Local]]:
     """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
     at = 0
     for one in module.trained:
@@ -339,7 +315,7 @@ def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.
 
 
 def _merged(
-    lost: Lost, module: ShardedUnit
+    lost: Lost, module: Any
 ) -> Iterator[tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]]:
     """Cut a chunk of a unit's flat values into boxes of whole parameters."""
     at, first, last = 0, lost.begin, lost.begin + lost.merged.numel()

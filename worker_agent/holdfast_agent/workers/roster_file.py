@@ -2,7 +2,7 @@
 
 Belongs here: the roster's file, which is replaced whole; the files by which ranks say that they are
 ready, or could not meet. Does not belong here: who is in a roster (the master decides), and what
-ranks do then (`holdfast.local_sgd.members`). A change of the roster ends no process.
+ranks do then (`holdfast.local_sgd.members.members`). A change of the roster ends no process.
 """
 
 from __future__ import annotations

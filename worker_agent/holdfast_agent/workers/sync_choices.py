@@ -1,7 +1,7 @@
 """Choices of replicas how to agree, as a rank of this node tells them (local SGD with switching).
 
 Belongs here: the file to which it appends, and what the master is told of it. Does not belong here:
-the choice, which all ranks make alike (`holdfast.local_sgd.switch`).
+the choice, which all ranks make alike (`holdfast.local_sgd.triggers.measured`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.local_sgd.errors import LocalSGDConfigError
 from holdfast.local_sgd.policies.switching import (
-    Measured,
+    Measurement,
     Mode,
     Proposal,
     Running,
@@ -21,7 +21,7 @@ from holdfast.local_sgd.policies.switching import (
 )
 
 NOW = SwitchSettings(patience=1)
-STEP = Measured(members=4, step_seconds=0.1)
+STEP = Measurement(members=4, step_seconds=0.1)
 
 
 def after(sync: float, running: Running | None = None) -> Proposal:
@@ -155,7 +155,7 @@ def test_bytes_and_bandwidth_stand_in_for_a_measurement() -> None:
 def test_an_impossible_measurement_is_refused(field: str, value: Any) -> None:
     """The message names it."""
     with pytest.raises(ValueError, match=f"{field}={value}"):
-        propose(Measured(**{"members": 4, "step_seconds": 0.1, field: value}), Running(), NOW)
+        propose(Measurement(**{"members": 4, "step_seconds": 0.1, field: value}), Running(), NOW)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.driver.changing import ChangingMembers
+from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.frameworks.ddp import refuse_ddp_over_replicas
+from holdfast.local_sgd.members.members import Members
 from holdfast.local_sgd.sync.group import Group
 
 if TYPE_CHECKING:
+    import torch
     import torch.distributed as dist
 
 
@@ -157,3 +163,71 @@ def _ranks(group: Any) -> list[int]:
     import torch.distributed as dist
 
     return list(dist.get_process_group_ranks(group))
+
+
+def average_gradients(chunk: Any, own: dist.ProcessGroup, replicas: Group, *, whole: bool) -> None:
+    """Average a chunk's gradients over the replicas, once each has reduced its own.
+
+    Args:
+        chunk: Of the model.
+        own: Data parallel ranks of this replica.
+        replicas: The ranks that hold this rank's shards.
+        whole: Each rank has all gradients, also with the distributed optimizer.
+
+    Raises:
+        SyncError: a rank is gone.
+    """
+    works = []
+    for gradients in _reduced(chunk, own, whole=whole):
+        gradients.mul_(1 / replicas.size)
+        works.append(replicas.begin_sum(gradients))
+    for work in works:
+        work.wait()
+
+
+def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.Tensor]:
+    """Return the gradients that are right on this rank after a reduction inside the replica."""
+    found = []
+    for buffer in chunk.buffers:
+        for bucket in buffer.buckets:
+            gradients: torch.Tensor = bucket.grad_data
+            if chunk.ddp_config.use_distributed_optimizer and not whole:
+                gradients = gradients.chunk(own.size())[own.rank()]
+            found.append(gradients)
+    return found
+
+
+def members_of(
+    given: dist.ProcessGroup | Members | None, config: LocalSGDConfig, timeout: float
+) -> FixedMembers | ChangingMembers:
+    """Return the replicas: members, if they are given, else those of Megatron's groups.
+
+    Raises:
+        LocalSGDError: a replica of the members is not Megatron's.
+        LocalSGDConfigError: the settings want what members have not.
+    """
+    import torch.distributed as dist
+
+    own = Group(own_ranks(), timeout=timeout)
+    if given is None or isinstance(given, dist.ProcessGroup):
+        found = own_sync_group() if given is None else given
+        group = Group.of_one() if found is None else Group(found, timeout=timeout)
+        return FixedMembers(group, own)
+    check_members(given, own)
+    if given.changes:
+        refuse_ddp_over_replicas(given, config)
+    return ChangingMembers(given)
+
+
+def check_members(members: Members, own: Group) -> None:
+    """Refuse members whose replica is not Megatron's.
+
+    Raises:
+        LocalSGDError: names the ranks, and what to do.
+    """
+    if members.shard_group.size != own.size:
+        raise LocalSGDError(
+            f"members: their replica has {members.shard_group.size} ranks, Megatron's has "
+            f"{own.size}: give each replica a world of its own, with "
+            "num_distributed_optimizer_instances=1 and members of the same ranks"
+        )

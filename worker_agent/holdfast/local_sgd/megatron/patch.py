@@ -25,10 +25,10 @@ from holdfast.integrations.megatron.arguments import megatron_args
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.megatron.arguments import Flags, replicas_of, settings_of
-from holdfast.local_sgd.megatron.by_time import refuse_own_loop
 from holdfast.local_sgd.megatron.groups import replica_groups
-from holdfast.local_sgd.members import are_named, members_if_named
+from holdfast.local_sgd.members.members import are_named, members_if_named
 
+_TRAINING: Final = "megatron.training.training"
 _PATCHED: Final = "_holdfast_local_sgd_patch"
 _INSTANCES: Final = "num_distributed_optimizer_instances"
 
@@ -168,7 +168,7 @@ def _patch_optimizer(given: _Given) -> None:
         if flags is not None:
             members = members_if_named()
             if flags.config.use_async and members is None:
-                refuse_own_loop()
+                _refuse_own_loop()
             chunks = signature.bind(*args, **kwargs).arguments["model_chunks"]
             MegatronLocalSGD(
                 chunks,
@@ -181,6 +181,29 @@ def _patch_optimizer(given: _Given) -> None:
         return optimizer
 
     _replace(original, make)
+
+
+def _refuse_own_loop() -> None:
+    """Have Megatron-LM's own training step refuse to run, if its script has loaded it.
+
+    Between two rounds by time no rank may wait for another replica: one that has entered a round
+    waits in it for all others, and one of these that waited for the first elsewhere would never
+    come. Megatron-LM's `train_step` averages the loss over the default group.
+    """
+    training: Any = sys.modules.get(_TRAINING)
+    original = getattr(training, "train_step", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise LocalSGDError(
+            "use_async=True: Megatron-LM's train_step averages the loss over all replicas, so one "
+            "of them would wait there for another that waits in a round: write a loop of your own, "
+            "without a collective over replicas, or set use_async=False"
+        )
+
+    training.train_step = refuse
 
 
 def _replace(original: Callable[..., Any], wrapper: Callable[..., Any]) -> None:

@@ -13,7 +13,11 @@ from holdfast.integrations.megatron.global_tensors import unwrap
 from holdfast.integrations.megatron.owned_ranges import optimizers_of
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.driver.changing import ChangingMembers
+from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
+from holdfast.local_sgd.megatron.groups import check_groups
+from holdfast.local_sgd.triggers.trigger import Trigger
 
 
 def check_settings(
@@ -32,31 +36,9 @@ def check_settings(
         )
 
 
-def check_tensor_parallel(config: LocalSGDConfig, gta: GTAConfig | None, ranks: int) -> None:
-    """Refuse reductions that would part the copies of a parameter on tensor parallel ranks.
-
-    Their other parameters differ. So a block of a codec has another scale on each of them, and a
-    random mask is drawn by each.
-
-    Raises:
-        LocalSGDConfigError: names the field, its value, and what to do.
-    """
-    if ranks == 1:
-        return
-    if config.codec != "none":
-        raise LocalSGDConfigError(
-            f"codec={config.codec!r}: with tensor_model_parallel_size={ranks} the ranks of a "
-            'replica would round their copies of a layer norm unlike; set codec="none"'
-        )
-    if gta is not None and gta.sparsification_method in ("random", "rescaled_random"):
-        raise LocalSGDConfigError(
-            f"sparsification_method={gta.sparsification_method!r}: with "
-            f"tensor_model_parallel_size={ranks} the ranks of a replica would keep unlike elements "
-            'of their copies of a layer norm; set "magnitude"'
-        )
-
-
-def check_model(chunks: Sequence[Any], optimizer: Any) -> None:
+def check_model(
+    chunks: Sequence[Any], optimizer: Any, config: LocalSGDConfig, gta: GTAConfig | None
+) -> None:
     """Refuse a model or an optimizer that a round would leave wrong.
 
     Raises:
@@ -72,6 +54,56 @@ def check_model(chunks: Sequence[Any], optimizer: Any) -> None:
         raise LocalSGDError(
             f"optimizer: a chain of {len(real)} optimizers ({names}), and a round runs between an "
             "optimizer's step and its gather of parameters; train with one of them"
+        )
+    check_groups(chunks)
+    _check_tensor_parallel(config, gta, chunks[0].tp_group.size())
+
+
+def check_store(who: FixedMembers | ChangingMembers) -> None:
+    """Refuse rounds by time of fixed replicas that have no store in common.
+
+    Raises:
+        LocalSGDConfigError: the default group has some of their ranks only.
+    """
+    import torch.distributed as dist
+
+    world, needed = dist.get_world_size(), who.group.size * who.own.size
+    if world < needed:
+        raise LocalSGDConfigError(
+            f"use_async=True: {who.group.size} replicas of {who.own.size} ranks meet in the store "
+            f"of the default group, which has {world} ranks: call init_process_group for all "
+            "replicas and leave sync_ranks at None, or set use_async=False"
+        )
+
+
+def check_in_step(when: Trigger, call: str, why: str) -> None:
+    """Refuse a call where replicas count unlike steps.
+
+    Raises:
+        LocalSGDError: says why, and how to go on.
+    """
+    if not when.in_step:
+        raise LocalSGDError(f"{call}: with use_async=True {why}")
+
+
+def _check_tensor_parallel(config: LocalSGDConfig, gta: GTAConfig | None, ranks: int) -> None:
+    """Refuse reductions that would part the copies of a parameter on tensor parallel ranks.
+
+    Their other parameters differ. So a block of a codec has another scale on each of them, and a
+    random mask is drawn by each.
+    """
+    if ranks == 1:
+        return
+    if config.codec != "none":
+        raise LocalSGDConfigError(
+            f"codec={config.codec!r}: with tensor_model_parallel_size={ranks} the ranks of a "
+            'replica would round their copies of a layer norm unlike; set codec="none"'
+        )
+    if gta is not None and gta.sparsification_method in ("random", "rescaled_random"):
+        raise LocalSGDConfigError(
+            f"sparsification_method={gta.sparsification_method!r}: with "
+            f"tensor_model_parallel_size={ranks} the ranks of a replica would keep unlike elements "
+            'of their copies of a layer norm; set "magnitude"'
         )
 
 

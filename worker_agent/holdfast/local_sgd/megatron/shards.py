@@ -8,11 +8,10 @@ names and the rest of that state (`holdfast.local_sgd.shards`), weights and inne
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.megatron.boxes import fill, part
 from holdfast.integrations.megatron.global_tensors import Piece, PieceBox
@@ -23,7 +22,6 @@ from holdfast.local_sgd.shards import (
     OUTER,
     Coming,
     LocalSGDShards,
-    Rounds,
     chunks_of,
 )
 from holdfast.local_sgd.sync.reducers import Lost
@@ -33,27 +31,15 @@ if TYPE_CHECKING:
     import torch
 
 
-class PartRounds(Rounds, Protocol):
-    """A `MegatronLocalSGD`, as far as its state goes; `trained` are parts."""
-
-    def take_written(self) -> None:
-        """Have the weights follow the masters."""
-
-
 class MegatronRoundShards(LocalSGDShards):
     """What a `MegatronLocalSGD` keeps between rounds."""
-
-    def __init__(self, local: PartRounds, replica: ReplicaShards, place: tuple[int, int]) -> None:
-        """Take it, and the state of this rank's replica; see `LocalSGDShards`."""
-        super().__init__(local, replica, place)
-        self._of_parts = local
 
     def finish(self, *, partial: bool) -> None:
         """Take over what was filled; see `Shards.finish`."""
         starts_from_anchors = bool(self._coming) and not self._replica.found
         super().finish(partial=partial)
         if starts_from_anchors:
-            self._of_parts.take_written()
+            self._local.after_change()
 
     def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
         """Return them for all units: a rank has optimizers of some, which are alike."""

@@ -12,7 +12,7 @@ round r, or r + 1. Three facts bear the plan:
    others had put out of the round is in doubt, and drops its delta too.
 2. If no survivor has it at r + 1, nobody's delta counts, also where a dead replica had the result.
    The survivors begin again: none is lost.
-3. A survivor that had not begun the unit was not in that round (`quorum`). It carries its delta on.
+3. A survivor that had not begun the unit was not in that round. It carries its delta on.
 
 All replicas make the plan from the same standings, and so the same plan. The order is: transfers,
 then the joiners, then the units to do again, in which joiners have no weight. A change that comes
@@ -65,7 +65,7 @@ class Plan:
     drops: tuple[tuple[int, int], ...] = ()
     """(replica, unit) whose delta is in the anchor that it is given: θ := A."""
     carries: tuple[tuple[int, int], ...] = ()
-    """(replica, unit) whose delta is not: it goes on from the anchor with it (`quorum.carry`)."""
+    """(replica, unit) whose delta is not: it goes on from the anchor with it, discounted."""
     joins: tuple[Transfer, ...] = ()
     """To joiners, last."""
     reason: str

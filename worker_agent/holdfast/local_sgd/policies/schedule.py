@@ -1,7 +1,7 @@
 """Schedule of rounds: which step is local, which one ends a round, by steps or by time.
 
 Belongs here: warm-up, interval, A-EDiT's trigger, the last round at the end of the data. Does not
-belong here: a round without a barrier (`quorum`), the choice of the interval (`switching`).
+belong here: the choice of the interval (`switching`).
 
 All counts are of completed steps of the inner optimizer, over the whole training. So a resume, and
 a replica that joins with the others' count, end their rounds at the same steps as the others.

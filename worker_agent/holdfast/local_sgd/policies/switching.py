@@ -20,7 +20,7 @@ import enum
 import math
 from typing import Final
 
-from holdfast.local_sgd.config_rules import Value, check_values, real, whole
+from holdfast.local_sgd.config import Value, check_values, real, whole
 
 _SHORTEST: Final = 2
 """Least interval of local steps: an interval of 1 is a sync in each step, with anchors besides."""
@@ -73,7 +73,7 @@ _VALUES: Final = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measurement:
     """What the replicas have measured since the last proposal."""
 
     members: int
@@ -129,7 +129,7 @@ class Proposal:
     reason: str
 
 
-def propose(measured: Measured, running: Running, settings: SwitchSettings) -> Proposal:
+def propose(measured: Measurement, running: Running, settings: SwitchSettings) -> Proposal:
     """Return what runs next.
 
     Raises:
@@ -164,7 +164,7 @@ def propose(measured: Measured, running: Running, settings: SwitchSettings) -> P
     return _voted(running, wanted, f"{costs}, {border}", settings)
 
 
-def sync_seconds(measured: Measured) -> float | None:
+def sync_seconds(measured: Measurement) -> float | None:
     """Return the seconds of one reduction; None: nothing tells."""
     if measured.sync_seconds is not None:
         return measured.sync_seconds
@@ -198,7 +198,7 @@ def _settled(before: Running, after: Running, reason: str) -> Proposal:
     return Proposal(after, changes, reason)
 
 
-def _check(measured: Measured) -> None:
+def _check(measured: Measurement) -> None:
     for field, value, least in (
         ("members", measured.members, 1),
         ("step_seconds", measured.step_seconds, math.ulp(0.0)),

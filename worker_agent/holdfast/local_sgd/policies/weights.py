@@ -41,8 +41,8 @@ class Report:
     anomalous: bool = False
     """Its detector's verdict on itself."""
     steps: float = 1.0
-    """What it has done since its last round, in steps or tokens; 0: it only takes the result. Late
-    deltas are discounted here (`quorum`)."""
+    """What it has done since its last round, in steps or tokens; 0: it only takes the result. A
+    delta that missed rounds counts discounted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ def unit_sync_of(
     groups: tuple[Group, Group],
     *,
     clip_scope: Literal["unit", "batch"] = "unit",
-    whole: bool = False,
-    has_quorum: bool = False,
+    switches: bool = False,
 ) -> UnitSync:
     """Return the sync that the settings describe.
 
@@ -38,21 +37,15 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
-        whole: The framework's hooks know a switch.
-        has_quorum: They know rounds without a barrier.
+        switches: The framework measures what a round costs, so a trigger may choose the interval.
 
     Raises:
-        LocalSGDConfigError: a quorum or a switch is set, and they do not.
+        LocalSGDConfigError: a choice is asked for, and it does not.
     """
-    if not whole and config.switching != "off":
+    if not switches and config.switching != "off":
         raise LocalSGDConfigError(
             f'switching="{config.switching}": under FSDP1 and Megatron nobody measures what a '
             'round costs; leave it at "off"'
-        )
-    if not has_quorum and config.quorum is not None:
-        raise LocalSGDConfigError(
-            f"quorum={config.quorum}: rounds wait for all replicas of their group, but under FSDP2 "
-            "with use_async=True; leave it at None"
         )
     rules = Rules(
         weigh=lambda reports: weights.weigh(reports, config),

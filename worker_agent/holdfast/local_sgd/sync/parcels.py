@@ -22,7 +22,7 @@ _LENGTH: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StateEntry:
     """One value of the state."""
 
     owner: int | str
@@ -40,14 +40,14 @@ class Entry:
 class InnerState(Protocol):
     """What a replica has of its own beside its units."""
 
-    def give(self, number: int) -> list[Entry]:
+    def give(self, number: int) -> list[StateEntry]:
         """Return the state of a unit's inner optimizer; behind the last unit, the buffers."""
 
-    def take(self, number: int, entries: Sequence[Entry]) -> None:
+    def take(self, number: int, entries: Sequence[StateEntry]) -> None:
         """Take what another replica has given."""
 
 
-def pack(entries: Sequence[Entry]) -> torch.Tensor:
+def pack(entries: Sequence[StateEntry]) -> torch.Tensor:
     """Return the values as bytes on the CPU."""
     import torch
 
@@ -64,19 +64,19 @@ def pack(entries: Sequence[Entry]) -> torch.Tensor:
     return torch.cat([torch.frombuffer(bytearray(length + head), dtype=torch.uint8), *parts])
 
 
-def unpack(parcel: torch.Tensor) -> list[Entry]:
+def unpack(parcel: torch.Tensor) -> list[StateEntry]:
     """Return the values of `pack`, all on the CPU."""
     import torch
 
     parcel = parcel.to("cpu")
     end = _LENGTH + int.from_bytes(bytes(parcel[:_LENGTH].tolist()), "little")
-    found = list[Entry]()
+    found = list[StateEntry]()
     for owner, key, is_cut, form, number in json.loads(bytes(parcel[_LENGTH:end].tolist())):
         if form is None:
-            found.append(Entry(owner, key, number, is_cut))
+            found.append(StateEntry(owner, key, number, is_cut))
             continue
         value = torch.empty(form[1], dtype=getattr(torch, form[0]))
         begin, end = end, end + value.nbytes
         value.view(-1).view(torch.uint8).copy_(parcel[begin:end])
-        found.append(Entry(owner, key, value, is_cut, on_cpu=form[2]))
+        found.append(StateEntry(owner, key, value, is_cut, on_cpu=form[2]))
     return found

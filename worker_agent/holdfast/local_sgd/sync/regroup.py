@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.local_sgd.errors import RosterError
-from holdfast.local_sgd.policies.quorum import QuorumSettings, carry
 from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup_shards, torn
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
 from holdfast.local_sgd.sync.group import Group
@@ -110,7 +109,7 @@ class Regroup:
         units: Sequence[Unit],
         replicas: Sequence[int],
         groups: tuple[Group, Group],
-        settings: QuorumSettings,
+        late_discount: float,
         *,
         before_write: Callable[[int], None] = lambda _: None,
         inner: InnerState | None = None,
@@ -122,7 +121,7 @@ class Regroup:
             units: In the order that all replicas have.
             replicas: Their numbers, by rank.
             groups: The new sync group, and the ranks of this replica.
-            settings: What becomes of a delta that others have gone on without.
+            late_discount: Factor of a delta for each round that others have made without it.
             before_write: Called with the number of a unit whose weights are to be written next.
             inner: What joiners get beside the units; None: nothing.
             in_step: Rounds end after the same steps on all replicas, so one that has missed some
@@ -131,7 +130,7 @@ class Regroup:
         self._units, self._replicas = list(units), tuple(replicas)
         self._sync, self._own = groups
         self._me = self._replicas[self._sync.rank]
-        self._settings, self._before_write = settings, before_write
+        self._late_discount, self._before_write = late_discount, before_write
         self._inner, self._in_step = inner, in_step
         self._sizes: list[float] = []
         """Bytes of each unit's weights, of the shard that has most: batches end alike on all."""
@@ -331,7 +330,7 @@ class Regroup:
             self._before_write(number)
             unit.anchors.write_weights(weights)
             if carries:
-                factor = carry(0.0, missed, self._settings).factor
+                factor = self._late_discount**missed
                 for weight, delta in zip(weights, deltas, strict=True):
                     weight.sub_(delta, alpha=factor)
         unit.round = rounds

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.sync.outer import Anchors
+from holdfast.local_sgd.sync.units import Anchors
 
 if TYPE_CHECKING:
     import torch

@@ -94,22 +94,22 @@ class Pending:
     sizes: list[int]
     reduction: Reduction | None
     """None: every unit rolls back, or has no elements."""
-    beside: list[list[float]]
-    """By replica: what it has told beside the reports."""
+    with_reports: list[list[float]]
+    """By replica: what it has sent with the reports."""
 
 
-class Beside(Protocol):
-    """What replicas tell one another beside a round's reports."""
+class WithReports(Protocol):
+    """What replicas send one another with a round's reports."""
 
-    def says(self, units: Sequence[Unit]) -> list[float]:
-        """Return what this replica tells with a batch, as many numbers as the others; empty: none.
+    def figures(self, units: Sequence[Unit]) -> list[float]:
+        """Return what this replica sends with a batch, as many numbers as the others; empty: none.
 
         Raises:
             SyncError: a rank of this replica is gone.
         """
 
-    def hears(self, told: Sequence[Sequence[float]], round_number: int) -> None:
-        """Take what all have told with a batch, once it is finished at this round."""
+    def received(self, sent: Sequence[Sequence[float]], round_number: int) -> None:
+        """Take what all have sent with a batch, once it is finished at this round."""
 
 
 class UnitSync:
@@ -128,7 +128,7 @@ class UnitSync:
         self.voters: Group | None = None
         """All ranks of this replica, where replicas come and go: a step that fails on one of them
         fails on all, by one more scalar all-reduce. So a replica has a unit's round, or has not."""
-        self.beside: Beside | None = None
+        self.with_reports: WithReports | None = None
         """Travels with the reports; None: nothing does."""
 
     def begin(self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True) -> Pending:
@@ -151,7 +151,7 @@ class UnitSync:
             for (anomalous, norm, _) in judged
         ]
 
-        said = [] if self.beside is None else self.beside.says(units)
+        said = [] if self.with_reports is None else self.with_reports.figures(units)
 
         def exchange_and_start() -> Pending:
             rows = self._exchange(units, mine, [one[2] for one in judged], said)
@@ -191,8 +191,8 @@ class UnitSync:
                 self._step(number, pending, means[number], lost[number], factors[number])
                 for number in range(len(pending.units))
             ]
-        if self.beside is not None and pending.beside[0]:
-            self.beside.hears(pending.beside, outcomes[0].round)
+        if self.with_reports is not None and pending.with_reports[0]:
+            self.with_reports.received(pending.with_reports, outcomes[0].round)
         return outcomes
 
     def run(

@@ -133,18 +133,31 @@ class SpanningCollectives:
         )
 
 
+class _NoSpanning(SpanningCollectives):
+    """The count where none can span replicas: they come and go, or there is one."""
+
+    def __init__(self) -> None:
+        """Count nothing."""
+        self._handles = []
+
+    def before_count(self, alone: int) -> None:
+        """Look at nothing."""
+
+    def after_count(self) -> None:
+        """Look at nothing."""
+
+
+NO_SPANNING: Final[SpanningCollectives] = _NoSpanning()
+"""Of replicas that come and go, or of a single one."""
+
+
 def spanning(
-    replicas: Group | None,
-    model: nn.Module | None = None,
-    *,
-    by_time: bool,
-    own: bool = False,
-    skips: int = 0,
-) -> SpanningCollectives | None:
-    """Return the count of what spans replicas; None: they come and go, or there is one.
+    replicas: Group, model: nn.Module | None = None, *, by_time: bool, own: bool, skips: int = 0
+) -> SpanningCollectives:
+    """Return the count of what spans fixed replicas.
 
     Args:
-        replicas: Those that are fixed; None: they are not.
+        replicas: Those that are fixed.
         model: See `SpanningCollectives`.
         by_time: The same.
         own: Rounds have groups of their own, so that the default group's collectives count.
@@ -152,7 +165,7 @@ def spanning(
     """
     import torch.distributed as dist
 
-    if replicas is None or replicas.size == 1:
-        return None
+    if replicas.size == 1:
+        return NO_SPANNING
     group = dist.group.WORLD if own else None
     return SpanningCollectives(group or replicas.ranks, model, by_time=by_time, skips=skips)

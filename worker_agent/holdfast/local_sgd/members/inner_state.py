@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.local_sgd.sync.parcels import Entry
+from holdfast.local_sgd.sync.parcels import StateEntry
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class TorchInnerState:
         self.optimizers: Sequence[Any] = ()
         """Torch's own, whose state is keyed by parameters."""
         self._models: tuple[nn.Module, ...] = ()
-        self._given: Sequence[Entry] = ()
+        self._given: Sequence[StateEntry] = ()
 
     def add_buffers(self, *models: nn.Module) -> None:
         """Give later joiners the buffers of models; a joiner takes what it was given, now."""
@@ -47,11 +47,11 @@ class TorchInnerState:
         given, self._given = self._given, ()
         self._take_buffers(given)
 
-    def give(self, number: int) -> list[Entry]:
+    def give(self, number: int) -> list[StateEntry]:
         """Return the state of a unit's parameters, or the buffers."""
         if number == self._units():
-            return [Entry(name, "", _local(value)) for name, value in self._buffers()]
-        entries = list[Entry]()
+            return [StateEntry(name, "", _local(value)) for name, value in self._buffers()]
+        entries = list[StateEntry]()
         for owner, slot in enumerate(self._slots(number)):
             for key, value in sorted(self._state_of(slot).items()):
                 is_cut = _is_cut_as(value, slot)
@@ -62,10 +62,10 @@ class TorchInnerState:
                         *(key, type(self._of(slot)).__name__, type(value).__name__),
                     )
                     return []
-                entries.append(Entry(owner, key, _local(value), is_cut))
+                entries.append(StateEntry(owner, key, _local(value), is_cut))
         return entries
 
-    def take(self, number: int, entries: Sequence[Entry]) -> None:
+    def take(self, number: int, entries: Sequence[StateEntry]) -> None:
         """Put a unit's state, or buffers, in place; what is not finite is left out."""
         if number == self._units():
             self._take_buffers(entries)
@@ -84,7 +84,7 @@ class TorchInnerState:
                 kept = states[owner].state.setdefault(slots[owner], {})
                 kept[one.key] = _placed(one, slots[owner])
 
-    def _take_buffers(self, entries: Sequence[Entry]) -> None:
+    def _take_buffers(self, entries: Sequence[StateEntry]) -> None:
         import torch
 
         if not self._models:
@@ -145,7 +145,7 @@ def _local(value: Any) -> Any:
     return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001 - no graph
 
 
-def _placed(entry: Entry, slot: Any) -> Any:
+def _placed(entry: StateEntry, slot: Any) -> Any:
     """Return a value as the optimizer of its parameter keeps it."""
     import torch
 

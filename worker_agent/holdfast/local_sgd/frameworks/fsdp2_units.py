@@ -1,7 +1,7 @@
-"""Units of a model under `fully_shard`: which parameters synchronise together, and their shards.
+"""Units of a model under `fully_shard`: which parameters synchronise together, and their hooks.
 
-Belongs here: what a sync needs to know of FSDP2's modules. Does not belong here: when a unit
-synchronises (`fsdp2`).
+Belongs here: what a sync needs to know of FSDP2's modules, and where FSDP2 calls. Does not belong
+here: when a unit synchronises (`fsdp2`).
 
 A unit is what one call of `fully_shard` keeps together, also if that is several modules. Only its
 trained parameters are synchronised: frozen ones do not change.
@@ -9,11 +9,10 @@ trained parameters are synchronised: frozen ones do not change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
 from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.group import Group
@@ -81,12 +80,6 @@ class ShardedUnit:
 
             event = torch.cuda.current_stream().record_event()
             self.modules[0].set_post_optim_event(event)
-
-
-def place_of(one: Trained) -> Local:
-    """Return where this rank's shard lies in the whole parameter."""
-    position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
-    return locate_tensor(one.parameter, one.name, position)
 
 
 def units_of(model: nn.Module, own: dist.ProcessGroup) -> list[ShardedUnit]:
@@ -200,3 +193,69 @@ def share_inner_state(optimizers: Sequence[Any], replicas: Group) -> None:
                         moved = local.to(replicas.device)  # counts of steps may be on the CPU
                         replicas.begin_broadcast(moved, 0).wait()
                         local.copy_(moved)
+
+
+def hook_modules(
+    units: Sequence[ShardedUnit],
+    before_forward: Callable[[int | None], None],
+    average: Callable[[torch.Tensor], None],
+) -> list[Any]:
+    """Set the hooks of all modules; return the handles of those before a forward.
+
+    Args:
+        units: Frozen ones too.
+        before_forward: Called with the number of a unit among those that are trained, None for a
+            frozen one, before FSDP2 gathers it.
+        average: Called with the gradient of a unit, reduced over the replica.
+    """
+    handles, numbers = list[Any](), dict[int, int]()
+    for unit in units:
+        if unit.trained:
+            numbers[id(unit)] = len(numbers)
+    for unit in units:
+        for module in unit.modules:
+            before = _Before(before_forward, numbers.get(id(unit)))
+            handles.append(module.register_forward_pre_hook(before, prepend=True))
+            _hook_gradients(unit.name, module, average)
+    return handles
+
+
+def unhook_gradients(units: Sequence[ShardedUnit]) -> None:
+    """Leave gradients as they are from now on."""
+    for unit in units:
+        for module in unit.modules:
+            if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
+                module.set_all_reduce_hook(_nothing)
+
+
+class _Before:
+    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
+
+    def __init__(self, before_forward: Callable[[int | None], None], number: int | None) -> None:
+        self._number = number
+        self._call = _uncompiled(before_forward)
+
+    def __call__(self, *_: Any) -> None:
+        self._call(self._number)
+
+
+def _hook_gradients(name: str, module: Any, average: Callable[[torch.Tensor], None]) -> None:
+    if not hasattr(module, "set_all_reduce_hook"):
+        return  # FSDP1 has none, and averages by itself
+    try:
+        module.set_all_reduce_hook(average)
+    except ValueError as error:  # several meshes in one unit
+        raise LocalSGDError(
+            f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
+            "hook: shard them all over the mesh's second dimension"
+        ) from error
+
+
+def _uncompiled(call: Any) -> Any:
+    import torch
+
+    return torch.compiler.disable(call)
+
+
+def _nothing(_: Any) -> None:
+    """Leave a gradient as it is."""

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.shards import Shards
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.fsdp2 import LocalSGD
-from holdfast.local_sgd.fsdp2_units import ShardedUnit, Trained
+from holdfast.local_sgd.frameworks.fsdp2 import LocalSGD
+from holdfast.local_sgd.frameworks.fsdp2_units import ShardedUnit, Trained
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class HybridShardLocalSGD(LocalSGD):
     world. For another number of replicas or shards, and for flash checkpoints, move to FSDP2.
     """
 
+    switches = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -120,7 +123,7 @@ class HybridShardLocalSGD(LocalSGD):
         import torch.distributed as dist
 
         _refuse_other(model)
-        self._alone: dist.ProcessGroup = dist.new_group(  # type: ignore[assignment]
+        self._lone: dist.ProcessGroup = dist.new_group(  # type: ignore[assignment]
             [dist.get_rank()], use_local_synchronization=True
         )
         self._first_factor = {id(one): getattr(one, _NEEDED[1]) for one in _states(model)}
@@ -172,14 +175,17 @@ class HybridShardLocalSGD(LocalSGD):
         super().detach()
         self._set_gradients(shared=False)
 
-    def _groups_of(self, model: nn.Module, mesh: object, timeout: float) -> tuple[Group, Group]:
+    def _members_of(self, mesh: object, timeout: float) -> FixedMembers:
         del mesh
-        (state, *_) = _states(model)
+        (state, *_) = _states(self.model)
         groups = state._inter_node_pg, state.process_group  # noqa: SLF001 - no public way
-        return Group.like(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
+        return FixedMembers(
+            Group.like(groups[0], timeout=timeout), Group(groups[1], timeout=timeout)
+        )
 
-    def _units_of(self, model: nn.Module) -> list[ShardedUnit]:
-        return [_unit(name, module) for name, module in _named_states(model)]
+    def _units_of(self, own: Group) -> list[ShardedUnit]:
+        del own
+        return [_unit(name, module) for name, module in _named_states(self.model)]
 
     def _before_step(self, *_: Any) -> None:
         self._is_step = True  # FSDP1 has no hook that tells
@@ -194,7 +200,7 @@ class HybridShardLocalSGD(LocalSGD):
 
     def _set_gradients(self, *, shared: bool) -> None:
         """Have the next backward average over all replicas, or over this one's ranks alone."""
-        group = self.replicas.ranks if shared else self._alone
+        group = self.replicas.ranks if shared else self._lone
         ranks = float(self.shard_group.size * group.size())
         for one in _states(self.model):
             one._inter_node_pg = group  # noqa: SLF001 - no public way
@@ -202,7 +208,7 @@ class HybridShardLocalSGD(LocalSGD):
             one._gradient_predivide_factor = first  # noqa: SLF001
             one._gradient_postdivide_factor = ranks / first  # noqa: SLF001
 
-    def share_weights(self, source: int = 0) -> None:
+    def share_weights(self, source: int) -> None:
         """Give all replicas the weights of one, frozen ones too."""
         if self.replicas.size == 1:
             return

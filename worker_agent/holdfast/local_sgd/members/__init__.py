@@ -1,0 +1,1 @@
+"""Who agrees: replicas that are fixed, or come and go, and what a joiner gets."""

@@ -1,0 +1,1 @@
+"""When replicas agree: by steps, by time, or by what was measured."""

@@ -1,0 +1,183 @@
+"""When replicas agree: what a driver asks of a trigger, and the trigger that counts steps.
+
+Belongs here: the interface. Does not belong here: which trigger a setting means
+(`driver.framework`), what follows (`driver.driver`), the rules (`policies.schedule`,
+`policies.switching`). A new trigger is one module with a class of this interface; a framework makes
+it in `Framework.trigger`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, boundary
+from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from holdfast.local_sgd.sync.group import Group
+
+
+class Due(enum.Enum):
+    """What follows a step."""
+
+    NOTHING = "nothing"
+    ANCHORS = "anchors"
+    """The warm-up is over: all replicas are equal, and their weights become the anchors."""
+    ROUND = "round"
+    GRADIENTS = "gradients"
+    """Replicas agree a last time; from now on gradients are averaged in each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of members that was carried out, as far as a trigger has to know of it."""
+
+    store: dist.Store | None
+    """Where the members meet, and no others; None: in that of the default group."""
+    rounds: int
+    """That are made when what the change has left over is done; of all replicas alike."""
+    steps: int
+    """This replica's, since the last of these."""
+    joined: bool
+    """This replica has come to the others."""
+    is_left_over: bool
+    """A round is made again, now."""
+    is_up: bool
+    """This replica had entered a round by time that nobody has begun: its time is up."""
+    agreed: Agreed
+    """The newest choice of an interval."""
+
+
+class Replicas(Protocol):
+    """The replicas, as far as a trigger goes."""
+
+    averages: bool
+    """Gradients can be averaged over them in each step."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that hold this rank's shards, one of each replica that is there."""
+
+    @property
+    def own(self) -> Group:
+        """The ranks of this replica."""
+
+    @property
+    def voters(self) -> Group | None:
+        """The same, where a step that fails on one of them has to fail on all; else None."""
+
+    def has_changed(self) -> bool:
+        """Tell at once, without a collective, if there is a newer roster."""
+
+
+class Trigger(Protocol):
+    """When one replica agrees with the others; all its ranks ask at the same steps."""
+
+    in_step: bool
+    """All replicas end their rounds after the same steps of the optimizer."""
+
+    @property
+    def is_sync(self) -> bool:
+        """Gradients are averaged over the replicas, also behind the warm-up."""
+
+    @property
+    def agreed(self) -> Agreed:
+        """What others need to go on as this replica does."""
+
+    def rounds(self, made: int) -> int:
+        """Rounds so far, alike on all replicas; made: by this replica's units."""
+
+    def warmed(self, steps: int) -> Due:
+        """Take note of a step of the warm-up."""
+
+    def stepped(self, steps: int, *, is_made: bool) -> Due:
+        """Count a lone step.
+
+        Args:
+            steps: Of the optimizer, over the training.
+            is_made: False: a loss scaler has left it out.
+
+        Raises:
+            SyncError: a rank is gone, or the members have changed.
+        """
+
+    def exhausted(self) -> Entry:
+        """Wait for the next round without a step, since this replica has no more data."""
+
+    def reducing(self) -> AbstractContextManager[None]:
+        """Measure a reduction, where something depends on how long it takes."""
+
+    def restart(self) -> None:
+        """Begin, with the anchors; nothing was counted before."""
+
+    def move(self, change: Change) -> None:
+        """Go on with other members; all of them call this."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has of it beside the counters, by name."""
+
+    def load(self, clock: Mapping[str, Any]) -> None:
+        """Go on from the counters of a checkpoint: steps, alone, due, rounds, and `state`."""
+
+
+class BySteps:
+    """EDiT: rounds end after each H steps. Other triggers take over what they do not change."""
+
+    in_step = True
+
+    def __init__(self, config: LocalSGDConfig) -> None:
+        """Take warm-up and interval."""
+        self._config = config
+
+    @property
+    def is_sync(self) -> bool:
+        """False: replicas step alone."""
+        return False
+
+    @property
+    def agreed(self) -> Agreed:
+        """The settings say all."""
+        return NOTHING_AGREED
+
+    def rounds(self, made: int) -> int:
+        """Those of the units."""
+        return made
+
+    def warmed(self, steps: int) -> Due:
+        """The anchors, behind the last step of the warm-up."""
+        ends = boundary(steps, self._config) is Boundary.ANCHORS
+        return Due.ANCHORS if ends else Due.NOTHING
+
+    def stepped(self, steps: int, *, is_made: bool = True) -> Due:
+        """A round, behind the last of H steps; those that were left out count."""
+        del is_made
+        ends = boundary(steps, self._config) is Boundary.ROUND
+        return Due.ROUND if ends else Due.NOTHING
+
+    def exhausted(self) -> Entry:
+        """The last round: all replicas are at the same step."""
+        return Entry.LAST
+
+    def reducing(self) -> AbstractContextManager[None]:
+        """Measure nothing."""
+        return nullcontext()
+
+    def restart(self) -> None:
+        """Keep nothing: the steps say all."""
+
+    def move(self, change: Change) -> None:
+        """Keep nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load(self, clock: Mapping[str, Any]) -> None:
+        """Keep nothing."""
