@@ -118,7 +118,7 @@ def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
 def _line(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> str:
     load = os.getloadavg()[0]
     return record.to_line(
-        r.Measured(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
+        r.ByCost(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
     )
 
 

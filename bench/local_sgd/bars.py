@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.local_sgd import plan
 from bench.local_sgd import results as r
-from bench.local_sgd.results import Measured
+from bench.local_sgd.results import ByCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Verdict:
 
 
 def values(
-    results: Sequence[Measured], row: str, group: str, way: str, name: str
+    results: Sequence[ByCost], row: str, group: str, way: str, name: str
 ) -> dict[int, float]:
     """Return a value by turn."""
     return {
@@ -34,7 +34,7 @@ def values(
 
 
 def ratios(
-    results: Sequence[Measured], row: str, group: str, ways: tuple[str, str], name: str
+    results: Sequence[ByCost], row: str, group: str, ways: tuple[str, str], name: str
 ) -> list[float]:
     """Return, turn by turn, the first way's value over the second's."""
     one, other = (values(results, row, group, way, name) for way in ways)
@@ -51,7 +51,7 @@ def spread(found: Sequence[float], digits: int = 2) -> str:
     return f"{middle} ({min(found):.{digits}f}–{max(found):.{digits}f})"
 
 
-def judge(results: Sequence[Measured]) -> list[Verdict]:
+def judge(results: Sequence[ByCost]) -> list[Verdict]:
     """Hold the results against every bar; medians count."""
     judges = (_bytes, _links, _slow, _loss, _robust, _elastic)
     return [verdict for one in judges for verdict in one(results)]
@@ -65,7 +65,7 @@ def _verdict(
     return Verdict(text, promised, spread(found, digits), kept(statistics.median(found)))
 
 
-def _bytes(results: Sequence[Measured]) -> list[Verdict]:
+def _bytes(results: Sequence[ByCost]) -> list[Verdict]:
     verdicts = []
     for group in ("2 replicas", "4 replicas"):
         for interval, codec, limit in ((16, "", 1.02), (32, "", 1.02), (16, ", int8", 0.27)):
@@ -77,7 +77,7 @@ def _bytes(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _links(results: Sequence[Measured]) -> list[Verdict]:
+def _links(results: Sequence[ByCost]) -> list[Verdict]:
     verdicts = []
     for mbit, interval, least in ((100, 16, 5.0), (100, 32, 8.0), (10, 32, 12.0)):
         way, group = f"EDiT, H = {interval}", f"{mbit} Mbit/s"
@@ -87,7 +87,7 @@ def _links(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _slow(results: Sequence[Measured]) -> list[Verdict]:
+def _slow(results: Sequence[ByCost]) -> list[Verdict]:
     group, way, verdicts = plan.SLOW_GROUP, "A-EDiT", []
     for name, of in ((r.FAST_STEPS, "a fast replica's"), (r.ALL_STEPS, "all replicas'")):
         found = ratios(results, r.SLOW, group, (way, plan.DDP), name)
@@ -96,7 +96,7 @@ def _slow(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _loss(results: Sequence[Measured]) -> list[Verdict]:
+def _loss(results: Sequence[ByCost]) -> list[Verdict]:
     verdicts = []
     for steps in plan.LENGTHS:
         for interval, most in ((16, 0.0), (32, 1.0), (64, 3.0)):
@@ -108,7 +108,7 @@ def _loss(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _robust(results: Sequence[Measured]) -> list[Verdict]:
+def _robust(results: Sequence[ByCost]) -> list[Verdict]:
     verdicts = []
     for group, way, limit, bad in (
         (plan.ONE, plan.EQUAL, 0.15, True),
@@ -127,7 +127,7 @@ def _robust(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _elastic(results: Sequence[Measured]) -> list[Verdict]:
+def _elastic(results: Sequence[ByCost]) -> list[Verdict]:
     def of(group: str, way: str, name: str) -> list[float]:
         return list(values(results, r.ELASTIC, group, way, name).values())
 
@@ -163,7 +163,7 @@ def _elastic(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def jumps_of(results: Sequence[Measured], group: str, way: str) -> list[float]:
+def jumps_of(results: Sequence[ByCost], group: str, way: str) -> list[float]:
     """Return how much the loss has grown in the disturbed round, by turn."""
     before = values(results, r.ROBUST, group, way, r.BEFORE)
     after = values(results, r.ROBUST, group, way, r.AFTER)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from bench import machine
 from bench.local_sgd import results as r
 from bench.local_sgd.bars import judge, spread
-from bench.local_sgd.results import Measured
+from bench.local_sgd.results import ByCost
 from bench.recovery.report import table
 
 _INTRO: Final = """\
@@ -49,7 +49,7 @@ _TITLES: Final = {
 }
 
 
-def page(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
+def page(about: Mapping[str, Any], results: Sequence[ByCost]) -> str:
     """Return the page's text."""
     load = [one.load for one in results] or [0.0]
     said = (
@@ -61,14 +61,14 @@ def page(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
     return "\n".join([_INTRO, said, _promises(results), *filter(None, found)])
 
 
-def _promises(results: Sequence[Measured]) -> str:
+def _promises(results: Sequence[ByCost]) -> str:
     words = {True: "yes", False: "**no**", None: "–"}
     rows = [[one.text, one.promised, one.reached, words[one.kept]] for one in judge(results)]
     head = ("promise (medians)", "at", "measured", "kept")
     return "## What is promised\n\n" + table(head, rows)
 
 
-def _row(row: str, results: Sequence[Measured]) -> str:
+def _row(row: str, results: Sequence[ByCost]) -> str:
     if not results:
         return ""
     if row == r.ELASTIC:
@@ -79,7 +79,7 @@ def _row(row: str, results: Sequence[Measured]) -> str:
     return f"## {_TITLES[row]}\n\n" + _table(results)
 
 
-def _table(results: Sequence[Measured]) -> str:
+def _table(results: Sequence[ByCost]) -> str:
     names = list(dict.fromkeys(name for one in results for name in one.values))
     rows = []
     for group in dict.fromkeys(one.group for one in results):

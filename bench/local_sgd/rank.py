@@ -49,7 +49,7 @@ def main() -> None:
         found = measure(world, case)
         if dist.get_rank() == 0:
             group, _, way = case["name"].rpartition("|")
-            line = r.Measured(
+            line = r.ByCost(
                 row=world["row"],
                 group=group or world["group"],
                 way=way,

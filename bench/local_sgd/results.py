@@ -29,7 +29,7 @@ FINITE: Final = "finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ByCost:
     """One run."""
 
     row: str
@@ -43,6 +43,6 @@ class Measured:
     """Load average of the last minute."""
 
 
-def from_line(line: str) -> Measured:
+def from_line(line: str) -> ByCost:
     """Read a result."""
-    return Measured(**json.loads(line))
+    return ByCost(**json.loads(line))

@@ -11,18 +11,18 @@ from bench.local_sgd import plan
 from bench.local_sgd import results as r
 from bench.local_sgd.__main__ import main
 from bench.local_sgd.bars import judge
-from bench.local_sgd.results import Measured
+from bench.local_sgd.results import ByCost
 
 LATER = r.AFTER_STEPS.format(1280)
 PUBLISHED = Path(__file__).parents[2] / "docs/benchmarks/local_sgd.jsonl"
 
 
-def _run(row: str, group: str, way: str, turn: int = 0, **values: float) -> Measured:
+def _run(row: str, group: str, way: str, turn: int = 0, **values: float) -> ByCost:
     named = {getattr(r, name, name): value for name, value in values.items()}
-    return Measured(row=row, group=group, way=way, turn=turn, values=named)
+    return ByCost(row=row, group=group, way=way, turn=turn, values=named)
 
 
-def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> list[Measured]:
+def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> list[ByCost]:
     """Return three turns of a way and of DDP."""
     return [
         _run(row, group, one, turn, **{name: value * (1 + turn)})
@@ -49,7 +49,7 @@ def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> 
         ([_run(r.ELASTIC, "kills", "kills", goodput=0.8)], "goodput", False),
     ],
 )
-def test_a_bar_is_judged_by_the_median(found: list[Measured], text: str, kept: bool) -> None:  # noqa: FBT001
+def test_a_bar_is_judged_by_the_median(found: list[ByCost], text: str, kept: bool) -> None:  # noqa: FBT001
     """Each kind of bar is kept on its limit and broken beyond it; all others are not measured."""
     judged = [one for one in judge(found) if one.kept is not None]
     assert [one.kept for one in judged if text in one.text] == [kept]

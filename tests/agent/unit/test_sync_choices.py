@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.local_sgd.triggers.measured import reporter
+from holdfast.local_sgd.triggers.by_cost import reporter
 from holdfast_agent.policies.master_messages import REPEATED_LIMIT, Accepted, Statements
 from holdfast_agent.workers.sync_choices import SyncChoices
 from holdfast_wire import keys

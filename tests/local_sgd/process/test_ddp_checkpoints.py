@@ -63,7 +63,7 @@ class Sharded(Worlds):
 
 
 @dataclass(frozen=True)
-class Course:
+class ReplicaDriver:
     """A training of two replicas that saved after steps 5, 6 and 7."""
 
     root: Path
@@ -92,24 +92,24 @@ def sharded() -> Iterator[Sharded]:
 
 
 @pytest.fixture(scope="module")
-def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> Course:
+def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return Course(root, training.saved(root, 2, STEPS, saves=[5, 6, 7]))
+    return ReplicaDriver(root, training.saved(root, 2, STEPS, saves=[5, 6, 7]))
 
 
 def _ends(ranks: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
     return [(rank["end"], rank["detectors"]) for rank in ranks]
 
 
-def test_a_save_changes_nothing(training: Training, course: Course, tmp_path: Path) -> None:
+def test_a_save_changes_nothing(training: Training, course: ReplicaDriver, tmp_path: Path) -> None:
     """A training that saves ends as one that never does."""
     assert _ends(course.ranks) == _ends(training.saved(tmp_path, 2, STEPS))
 
 
 @pytest.mark.parametrize("at", [5, 6], ids=["after a round", "between rounds"])
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    training: Training, course: Course, tmp_path: Path, at: int
+    training: Training, course: ReplicaDriver, tmp_path: Path, at: int
 ) -> None:
     """Bit by bit: each replica's weights and inner state, anchors, momentum, detectors."""
     again = training.saved(course.cut(at, tmp_path / "cut"), 2, STEPS - at)
@@ -120,7 +120,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
 
 @pytest.mark.parametrize("replicas", usual([1, 3], 3, more=MORE))
 def test_other_numbers_of_replicas_load_it(
-    training: Training, course: Course, tmp_path: Path, replicas: int
+    training: Training, course: ReplicaDriver, tmp_path: Path, replicas: int
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     ranks = training.saved(course.cut(6, tmp_path / "cut"), replicas, 2)
@@ -134,7 +134,7 @@ def test_other_numbers_of_replicas_load_it(
 
 @pytest.mark.parametrize("mesh", usual([[2, 2], [1, 1], [3, 1]], [2, 2], more=MORE), ids=str)
 def test_fsdp2_loads_what_ddp_saved(
-    sharded: Sharded, course: Course, tmp_path: Path, mesh: list[int]
+    sharded: Sharded, course: ReplicaDriver, tmp_path: Path, mesh: list[int]
 ) -> None:
     """In any mesh: the names are the parameters', whatever a unit is."""
     ranks = sharded.saved(course.cut(6, tmp_path / "cut"), mesh, 3)
@@ -167,7 +167,9 @@ def test_ddp_loads_what_fsdp2_saved(
         "local_sgd/process/test_fsdp2_checkpoints.py::test_killed_ranks_go_on_from_memory",
     ],
 )
-def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
+def test_killed_ranks_go_on_from_memory(
+    training: Training, course: ReplicaDriver, tmp_path: Path
+) -> None:
     """Nothing on storage: every replica's state comes from the arenas."""
     with Keeping(tmp_path) as keeping:
         here: dict[str, Any] = {"arena": keeping.path, "saves": [6]}

@@ -47,7 +47,7 @@ class Training(Worlds):
 
 
 @dataclass(frozen=True)
-class Course:
+class ReplicaDriver:
     """A training of two by two ranks that saved after steps 5 and 6."""
 
     root: Path
@@ -69,10 +69,10 @@ def training() -> Iterator[Training]:
 
 
 @pytest.fixture(scope="module")
-def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> Course:
+def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return Course(root, training.saved(root, [2, 2], STEPS, saves=[5, 6]))
+    return ReplicaDriver(root, training.saved(root, [2, 2], STEPS, saves=[5, 6]))
 
 
 def _ends(ranks: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
@@ -80,7 +80,7 @@ def _ends(ranks: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
 
 
 def test_atorch_bug_10_a_save_changes_nothing(
-    training: Training, course: Course, tmp_path: Path
+    training: Training, course: ReplicaDriver, tmp_path: Path
 ) -> None:
     """A training that saves ends as one that never does: no round is forced."""
     assert _ends(course.ranks) == _ends(training.saved(tmp_path, [2, 2], STEPS))
@@ -88,7 +88,7 @@ def test_atorch_bug_10_a_save_changes_nothing(
 
 @pytest.mark.parametrize("at", [5, 6], ids=["before a round", "between rounds"])
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    training: Training, course: Course, tmp_path: Path, at: int
+    training: Training, course: ReplicaDriver, tmp_path: Path, at: int
 ) -> None:
     """Bit by bit: weights, inner state, anchors, momentum, and the detectors of each replica."""
     again = training.saved(course.cut(at, tmp_path / "cut"), [2, 2], STEPS - at)
@@ -102,7 +102,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
     ids=str,
 )
 def test_any_mesh_loads_what_two_by_two_ranks_saved(
-    training: Training, course: Course, tmp_path: Path, mesh: list[int]
+    training: Training, course: ReplicaDriver, tmp_path: Path, mesh: list[int]
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     first = [rank["saved"]["6"] for rank in course.ranks]
@@ -117,7 +117,7 @@ def test_any_mesh_loads_what_two_by_two_ranks_saved(
 
 
 def test_a_plain_job_loads_the_first_replica(
-    training: Training, course: Course, tmp_path: Path
+    training: Training, course: ReplicaDriver, tmp_path: Path
 ) -> None:
     """Its names are torch's, and what only local SGD knows is passed over."""
     root = str(course.cut(6, tmp_path / "cut"))
@@ -137,7 +137,9 @@ def test_local_sgd_begins_from_a_plain_job_s_checkpoint(training: Training, tmp_
     assert len({rank["end"]["anchors"] for rank in ranks}) == 1
 
 
-def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
+def test_killed_ranks_go_on_from_memory(
+    training: Training, course: ReplicaDriver, tmp_path: Path
+) -> None:
     """Nothing on storage: every replica's state, anchors and momentum come from the arenas."""
     with Keeping(tmp_path) as keeping:
         here: dict[str, Any] = {"arena": keeping.path, "saves": [6]}

@@ -49,7 +49,7 @@ def _run(worlds: Worlds, root: Path, **given: Any) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Course:
+class ReplicaDriver:
     """A training of two replicas of two ranks that saved after step 6."""
 
     root: Path
@@ -62,14 +62,14 @@ class Course:
 
 
 @pytest.fixture(scope="module")
-def course(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Course:
+def course(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return Course(root, _run(worlds, root, saves=[AT]))
+    return ReplicaDriver(root, _run(worlds, root, saves=[AT]))
 
 
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    worlds: Worlds, course: Course, tmp_path: Path
+    worlds: Worlds, course: ReplicaDriver, tmp_path: Path
 ) -> None:
     """Bit by bit, between two rounds: masters, inner state, anchors, momentum."""
     again = _run(worlds, course.cut(tmp_path / "cut"))
@@ -108,7 +108,7 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", usual(LAYOUTS, *list(LAYOUTS)[::3], more=MORE))
 def test_any_layout_loads_what_two_by_two_ranks_saved(
-    worlds: Worlds, course: Course, tmp_path: Path, name: str
+    worlds: Worlds, course: ReplicaDriver, tmp_path: Path, name: str
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     saved = [course.ranks[rank][f"saved {AT}"] for rank in (0, 2)]

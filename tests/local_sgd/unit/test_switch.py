@@ -11,7 +11,7 @@ from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.policies.switching import Agreed, Mode, Running
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.units import Unit
-from holdfast.local_sgd.triggers.measured import Measured, MeasuredInRounds
+from holdfast.local_sgd.triggers.by_cost import ByCost, ByCostInRounds
 from holdfast.local_sgd.triggers.trigger import Change
 from holdfast_wire.messages import SyncChosen
 
@@ -49,13 +49,13 @@ def change(newest: Agreed, *, joined: bool) -> Change:
     )
 
 
-def switch(clock: Clock | None = None, told: list[SyncChosen] | None = None) -> MeasuredInRounds:
+def switch(clock: Clock | None = None, told: list[SyncChosen] | None = None) -> ByCostInRounds:
     """Return one of a replica that is alone, and where it tells its choices."""
     kept: list[SyncChosen] = [] if told is None else told
-    return MeasuredInRounds(CONFIG, alone(), first="a", report=kept.append, clock=clock or Clock())
+    return ByCostInRounds(CONFIG, alone(), first="a", report=kept.append, clock=clock or Clock())
 
 
-def due(one: MeasuredInRounds, steps: int) -> list[int]:
+def due(one: ByCostInRounds, steps: int) -> list[int]:
     """Return the first of so many steps after which a round is due; the round is made then."""
     return [step for step in range(1, steps + 1) if one.ends_round(step)][:1]
 
@@ -147,7 +147,7 @@ def test_figures_go_with_the_first_unit_alone() -> None:
 
 def test_members_begin_with_local_steps_after_a_sync_in_each() -> None:
     """A checkpoint of fixed replicas: the settings say how often members agree."""
-    fixed = Measured(CONFIG, alone())
+    fixed = ByCost(CONFIG, alone())
     fixed.running = Running(Mode.SYNC, 1)
     members = switch()
     members.load({"steps": 0, "alone": 0, **fixed.state()})
@@ -164,7 +164,7 @@ def test_a_checkpoint_keeps_the_choice_and_the_steps_since_the_round() -> None:
     other = switch()
     other.load({"steps": 0, "alone": 6, **one.state()})
     assert other.agreed == one.agreed == replace(NEWEST, since=6)
-    fixed = Measured(CONFIG, alone())
+    fixed = ByCost(CONFIG, alone())
     fixed.load({"steps": 0, "alone": 6, **one.state()})
     assert [step for step in range(47, 60) if fixed.ends_round(step)] == [56]
 
@@ -194,24 +194,24 @@ def test_only_fixed_replicas_take_an_interval_of_one_for_a_sync_of_gradients(
     config = LocalSGDConfig(
         local_sgd_warmup_steps=0, local_sgd_sync_interval=interval, switching="propose"
     )
-    assert MeasuredInRounds(config, alone(), first="a").running == Running(Mode.LOCAL, interval)
-    assert Measured(config, alone()).is_sync == (interval == 1)
+    assert ByCostInRounds(config, alone(), first="a").running == Running(Mode.LOCAL, interval)
+    assert ByCost(config, alone()).is_sync == (interval == 1)
 
 
 def test_a_sync_in_each_step_does_not_begin_with_replicas_that_have_parted() -> None:
     """Averaged gradients bring none together: a round comes first, and measurements lead there."""
     told: list[SyncChosen] = []
     config = replace(CONFIG, local_sgd_sync_interval=1)
-    fixed = Measured(config, alone(), report=told.append)
+    fixed = ByCost(config, alone(), report=told.append)
     fixed.load({"steps": 10, "alone": 1})
     assert fixed.running == Running(Mode.LOCAL, 2)
     assert [step for step in range(11, 15) if fixed.ends_round(step)] == [11, 13]
     assert [(one.interval_before, one.interval) for one in told] == [(1, 2)]
-    of_each_step = MeasuredInRounds(config, alone(), first="a")
+    of_each_step = ByCostInRounds(config, alone(), first="a")
     of_each_step.ends_round(1)
     fixed.load({"steps": 0, "alone": 1, **of_each_step.state()})
     assert fixed.running == Running(Mode.LOCAL, 2)
-    fresh = Measured(config, alone())
+    fresh = ByCost(config, alone())
     fresh.load({"steps": 0, "alone": 0})
     assert fresh.is_sync
 

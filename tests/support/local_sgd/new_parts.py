@@ -20,11 +20,12 @@ from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.members.inner_state import TorchInnerState
+from holdfast.local_sgd.policies.schedule import Boundary
 from holdfast.local_sgd.sync.configured import unit_sync_of
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
-from holdfast.local_sgd.triggers.trigger import BySteps, Due, Replicas, Trigger
+from holdfast.local_sgd.triggers.trigger import BySteps, Replicas, Trigger
 
 
 class Tensors(Framework):
@@ -56,10 +57,10 @@ class Tensors(Framework):
 class Doubling(BySteps):
     """A trigger: rounds after 1, 2, 4, 8 ... steps."""
 
-    def stepped(self, steps: int, *, is_made: bool = True) -> Due:
+    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
         """A round after each power of two."""
         del is_made
-        return Due.NOTHING if steps & (steps - 1) else Due.ROUND
+        return Boundary.NOTHING if steps & (steps - 1) else Boundary.ROUND
 
 
 class DoublingTensors(Tensors):

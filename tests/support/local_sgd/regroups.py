@@ -35,7 +35,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
 
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.sync.group import Group
-    from holdfast.local_sgd.sync.regroup import Regroup, Situation
+    from holdfast.local_sgd.sync.regroup import Regroup, ReplicaState
     from holdfast.local_sgd.sync.units import Outer, Unit
 
     me = dist.get_rank()
@@ -55,7 +55,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
     regroup = Regroup(units, [10 + one for one in range(dist.get_world_size())],
                       (Group(), Group.of_one()), discount, inner=inner.state)  # fmt: skip
     found = regroup.carry_out(
-        Situation(
+        ReplicaState(
             is_new=mine.get("new", False),
             has_anchors=stands,
             due=mine.get("due", True),

@@ -1,4 +1,4 @@
-"""Settings of local SGD that contradict each other across their classes.
+"""AllSettings of local SGD that contradict each other across their classes.
 
 Belongs here: rules about two or three of the classes. Does not belong here: rules about one class
 (`config`).
@@ -10,8 +10,8 @@ beside it, because the same settings have trained without it there.
 
 Three of ATorch's surprises are no contradiction, and are left as they are: FSDP clips, weighs and
 judges by unit, DDP and Megatron clip the whole model, and weigh and judge by tensor; `cpu_offload`
-works with all of them here; `gradient_accumulation_steps` is compared with the loop while it runs
-(`policies.schedule.check_accumulation`).
+works with all of them here; `gradient_accumulation_steps` changes nothing, since all counts are of
+steps of the optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.local_sgd.config import (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AllSettings:
     """All settings of one training."""
 
     local: LocalSGDConfig
@@ -66,7 +66,7 @@ def check_together(
     Raises:
         LocalSGDConfigError: names the fields, their values, and what to do.
     """
-    check_rules(Settings(local, outer, gta), TOGETHER_RULES)
+    check_rules(AllSettings(local, outer, gta), TOGETHER_RULES)
 
 
 def _argument(made: Callable[..., object], given: Mapping[str, object], name: str) -> object:
@@ -85,7 +85,7 @@ _NAMED: Final = (
     'set reducer="linear" and an outer_optim_class, or give neither GTAConfig nor '
     "OuterOptimizerConfig"
 )
-TOGETHER_RULES: Final[tuple[Rule[Settings], ...]] = (
+TOGETHER_RULES: Final[tuple[Rule[AllSettings], ...]] = (
     Rule(
         name="plain-averaging-with-clipping",
         fields=("gta.reducer", "outer.outer_optim_class", "local.clip_pseudo_grad"),

@@ -132,8 +132,8 @@ class LocalSGDConfig:
     """W: steps in which gradients are reduced as ever, before the first local step. Default 0; the
     loss falls fastest at the beginning, where replicas part most."""
     gradient_accumulation_steps: int = 1
-    """Micro-batches of one step of the inner optimizer, as the training loop makes them. Default 1.
-    All other settings count steps of the optimizer."""
+    """Micro-batches of one step of the inner optimizer. Default 1. It changes nothing: all other
+    settings count steps of the optimizer, however many micro-batches these have."""
     clip_pseudo_grad: float | None = None
     """φ: greatest norm of the mean pseudo-gradient, in the units of the weights. With FSDP of each
     unit, with DDP and Megatron of the whole model. Default None: no clipping; 1 or 10 are usual."""

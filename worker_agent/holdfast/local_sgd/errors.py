@@ -15,10 +15,6 @@ class LocalSGDConfigError(LocalSGDError, ValueError):
     """A setting that is not valid, or contradicts another; it names field, value and remedy."""
 
 
-class StepCountError(LocalSGDError):
-    """A training loop whose steps are not those that its settings describe."""
-
-
 class RosterError(LocalSGDError):
     """Replicas whose units no change of members can leave behind."""
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from holdfast.local_sgd.errors import RosterError
 from holdfast.local_sgd.policies.roster import (
     Plan,
-    Standing,
     Transfer,
+    UnitRounds,
     regroup,
     regroup_shards,
     torn,
 )
 
 
-def standing(replica: int, *rounds: int, begun: tuple[int, ...] = ()) -> Standing:
+def standing(replica: int, *rounds: int, begun: tuple[int, ...] = ()) -> UnitRounds:
     """Return a survivor."""
-    return Standing(replica, rounds, frozenset(begun))
+    return UnitRounds(replica, rounds, frozenset(begun))
 
 
 def test_a_loss_between_rounds_costs_the_others_nothing() -> None:
@@ -105,7 +105,7 @@ def test_donors_take_turns_and_joiners_are_spread_evenly() -> None:
     ],
 )
 def test_standings_that_no_change_leaves_behind_are_refused(
-    survivors: list[Standing], joiners: list[int], says: str
+    survivors: list[UnitRounds], joiners: list[int], says: str
 ) -> None:
     """The message names what was found and what to do."""
     with pytest.raises(RosterError, match=says):
@@ -158,9 +158,9 @@ class Replica:
     held: list[set[Piece]]
     begun: set[int] = field(default_factory=set)
 
-    def standing(self) -> Standing:
+    def standing(self) -> UnitRounds:
         """Return what it tells the others."""
-        return Standing(self.replica, tuple(self.rounds), frozenset(self.begun))
+        return UnitRounds(self.replica, tuple(self.rounds), frozenset(self.begun))
 
     def take(self, unit: int, donor: Replica, *, drop: bool) -> None:
         """Take anchor and momentum of a unit."""

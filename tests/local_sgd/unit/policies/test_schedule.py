@@ -9,17 +9,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.errors import StepCountError
 from holdfast.local_sgd.policies import schedule
-from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, Progress, Turn
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, ReplicaProgress, Turn
 
 
-def edit(warmup: int, interval: int, accumulation: int = 1) -> LocalSGDConfig:
+def edit(warmup: int, interval: int) -> LocalSGDConfig:
     """Return settings of EDiT."""
     return LocalSGDConfig(
         local_sgd_warmup_steps=warmup,
         local_sgd_sync_interval=interval,
-        gradient_accumulation_steps=accumulation,
     )
 
 
@@ -45,7 +43,6 @@ def test_the_first_sync_is_at_w_and_a_round_after_each_h(
     settings = edit(warmup, interval)
     assert boundaries(settings, 20, Boundary.ANCHORS) == anchors
     assert boundaries(settings, 20, Boundary.ROUND) == rounds
-    assert [at for at in range(21) if schedule.is_due(at, settings)] == rounds
 
 
 def test_atorch_bug_3_without_a_warm_up_the_anchors_are_those_before_the_first_step() -> None:
@@ -70,22 +67,6 @@ def test_atorch_bug_8_each_step_reduces_gradients_or_is_followed_by_a_round(
     assert phases == [Phase.WARM_UP] * warmup + [Phase.LOCAL] * 3 * interval
     rounds = boundaries(settings, last, Boundary.ROUND)
     assert rounds == [warmup + interval, warmup + 2 * interval, last]
-
-
-def test_micro_batches_are_not_steps() -> None:
-    """With 4 micro-batches a step, only each fourth forward may start a round."""
-    settings = edit(0, 8, accumulation=4)
-    first = [at for at in range(12) if schedule.is_first_micro_batch(at, settings)]
-    assert first == [0, 4, 8]
-    assert not schedule.is_due(4, settings)
-    assert schedule.is_due(8, settings)
-
-
-def test_a_loop_that_accumulates_otherwise_is_named() -> None:
-    """The setting must equal the loop's number of backward passes."""
-    schedule.check_accumulation(32, 8, edit(0, 8, accumulation=4))
-    with pytest.raises(StepCountError, match=r"gradient_accumulation_steps=4: .* 16 micro-batches"):
-        schedule.check_accumulation(16, 8, edit(0, 8, accumulation=4))
 
 
 TIMED = LocalSGDConfig(use_async=True, local_sgd_sync_time=10.0, min_total_global_steps=20)
@@ -117,7 +98,7 @@ def test_atorch_bug_5_a_short_time_is_seen_on_a_large_clock() -> None:
 def test_too_few_steps_leave_the_round_out_and_start_the_time_again() -> None:
     """Steps stay counted; the next attempt has a key of its own."""
     turn = schedule.stepped(Turn(round=2, started=0.0, steps=6))
-    entered = schedule.enter([Progress(7), Progress(12)], TIMED)
+    entered = schedule.enter([ReplicaProgress(7), ReplicaProgress(12)], TIMED)
     assert entered.entry is Entry.SKIP
     assert entered.reason == "19 steps of all replicas since the last round, 20 are the least"
     skipped = schedule.after(turn, entered.entry, 10.5)
@@ -128,7 +109,7 @@ def test_too_few_steps_leave_the_round_out_and_start_the_time_again() -> None:
 def test_enough_steps_make_the_round() -> None:
     """Then counts start at 0."""
     turn = Turn(round=2, attempt=3, started=0.0, steps=8)
-    assert schedule.enter([Progress(8), Progress(12)], TIMED).entry is Entry.ROUND
+    assert schedule.enter([ReplicaProgress(8), ReplicaProgress(12)], TIMED).entry is Entry.ROUND
     assert schedule.after(turn, Entry.ROUND, 11.0) == Turn(round=3, started=11.0)
 
 
@@ -136,9 +117,9 @@ def test_the_last_round_is_made_however_few_the_steps_are() -> None:
     """When all data are used up nobody waits for τ, and no delta is lost."""
     turn = Turn(round=2, started=0.0, steps=1, exhausted=True)
     assert schedule.is_triggering(turn, 0.1, TIMED, all_exhausted=True)
-    done = Progress(1, exhausted=True)
+    done = ReplicaProgress(1, exhausted=True)
     assert schedule.enter([done, done], TIMED).entry is Entry.LAST
-    assert schedule.enter([done, Progress(30)], TIMED).entry is Entry.ROUND
+    assert schedule.enter([done, ReplicaProgress(30)], TIMED).entry is Entry.ROUND
 
 
 @dataclass
@@ -179,7 +160,7 @@ def simulate(replicas: list[Replica], settings: LocalSGDConfig) -> None:
         waiting[at] = now
         if len(waiting) < len(replicas):
             continue
-        told = [Progress(other.turn.steps, other.turn.exhausted) for other in replicas]
+        told = [ReplicaProgress(other.turn.steps, other.turn.exhausted) for other in replicas]
         entry = schedule.enter(told, settings).entry
         for number, other in enumerate(replicas):
             other.waits.append(now - waiting[number])

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, runtime_checkable
 
-from holdfast.flash.trainer.leaves import StateError
+from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
 from holdfast.local_sgd.members.members import Members, MembersError, Membership
@@ -27,36 +27,22 @@ if TYPE_CHECKING:
 
     from holdfast.local_sgd.config import LocalSGDConfig
     from holdfast.local_sgd.driver.adapter import Adapter
-    from holdfast.local_sgd.sync.regroup import Situation
+    from holdfast.local_sgd.sync.regroup import ReplicaState
     from holdfast.local_sgd.sync.unit_sync import UnitSync
     from holdfast.local_sgd.triggers.trigger import Trigger
 
 log: Final = logging.getLogger("holdfast")
 
 
-class Carried(Protocol):
-    """What a script gives a joiner beside the model, such as a scheduler and its place in the data.
-
-    torch's `Stateful`, with a state of plain data: numbers, text, tensors, and lists, tuples, sets
-    and dicts of them.
-    """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state, at the start of a round."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Take the state of a replica that trains, before the first step."""
-
-
 @runtime_checkable
-class Late(Protocol):
+class CatchesUp(Protocol):
     """What knows by itself that its state is from before the giver's last step of it."""
 
     def catch_up(self) -> bool:
         """Make that step; return whether there was one."""
 
 
-class Course(Protocol):
+class ReplicaDriver(Protocol):
     """A driver, as far as its replicas go."""
 
     config: LocalSGDConfig
@@ -65,7 +51,7 @@ class Course(Protocol):
     unit_sync: UnitSync
     steps: int
 
-    def situation(self, *, is_new: bool) -> Situation:
+    def situation(self, *, is_new: bool) -> ReplicaState:
         """Return where this replica stands."""
 
 
@@ -85,16 +71,16 @@ class ChangingMembers:
         self.voters = self.own if members.changes else None
         self.group = Group.of_one()
         self.store: dist.Store | None = None
-        self._carried: dict[str, Carried] = {}
+        self._carried: dict[str, Stateful] = {}
         self._given: dict[str, bytes] = {}
         self._numbers: list[dict[str, Any]] = []
         self._is_new = True
 
-    def attach(self, driver: Course) -> None:
+    def attach(self, driver: ReplicaDriver) -> None:
         """Take the driver whose state a change of members goes by; `refresh` meets the others."""
         self._driver = driver
 
-    def carry(self, name: str, one: Carried) -> bool:
+    def carry(self, name: str, one: Stateful) -> bool:
         """Give later joiners the state of this; a joiner takes what it was given, and returns True.
 
         Where rounds run at the end of a step the others give within `optimizer.step()`, before
@@ -234,7 +220,7 @@ class ChangingMembers:
 
 def catch_up(step: int, one: Any) -> bool:
     """Step a scheduler that a joiner was given as of the step before; tell if it was."""
-    if isinstance(one, Late):
+    if isinstance(one, CatchesUp):
         return one.catch_up()
     if counts_to(step, one):
         one.step()

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.rounds import Round
 from holdfast.local_sgd.driver.spanning import NO_SPANNING, SpanningCollectives
-from holdfast.local_sgd.policies.schedule import Entry, Phase, phase
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, phase
 from holdfast.local_sgd.sync.unit_sync import UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import check_equal
-from holdfast.local_sgd.triggers.trigger import Change, Due, Trigger
+from holdfast.local_sgd.triggers.trigger import Change, Trigger
 
 if TYPE_CHECKING:
     from holdfast.local_sgd.driver.adapter import Adapter
     from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.driver.replicas import FixedMembers
     from holdfast.local_sgd.policies.roster import Plan
-    from holdfast.local_sgd.sync.regroup import Regrouped, Situation
+    from holdfast.local_sgd.sync.regroup import Regrouped, ReplicaState
 
 
 class Driver:
@@ -128,25 +128,25 @@ class Driver:
         """
         self.spanning.before_count(self.alone)
         due = self._count(is_made=is_made)
-        if due is Due.GRADIENTS:
+        if due is Boundary.GRADIENTS:
             self._average_from_now()
         elif not self.adapter.in_forward:
-            if due is Due.ANCHORS:
+            if due is Boundary.ANCHORS:
                 self.take_anchors()
             self.make_due_rounds()
         self.spanning.after_count()
 
-    def _count(self, *, is_made: bool) -> Due:
+    def _count(self, *, is_made: bool) -> Boundary:
         in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
         if in_warm_up:
             return self.when.warmed(self.steps)
         self.alone += not self.when.is_sync and (is_made or self.when.in_step)
-        said: list[Due] = []
+        said: list[Boundary] = []
         if self._attempt(lambda: said.append(self.when.stepped(self.steps, is_made=is_made))):
-            self.due = Due.ROUND in said
+            self.due = Boundary.ROUND in said
         self.due, self._again = self.due or self._again, False
-        return said[0] if said else Due.NOTHING
+        return said[0] if said else Boundary.NOTHING
 
     def make_due_rounds(self) -> None:
         """Make the rounds that are due: one, or two where others gave this replica the first."""
@@ -341,12 +341,12 @@ class Driver:
         self.round = _NO_ROUND
         self.when.load({"due": False, **clock})
 
-    def situation(self, *, is_new: bool) -> Situation:
+    def situation(self, *, is_new: bool) -> ReplicaState:
         """Where this replica stands."""
-        from holdfast.local_sgd.sync.regroup import Situation  # of no use to fixed replicas
+        from holdfast.local_sgd.sync.regroup import ReplicaState  # of no use to fixed replicas
 
         units = self.adapter.units
-        return Situation(
+        return ReplicaState(
             is_new=is_new,
             has_anchors=not is_new and bool(units) and units[0].has_anchors,
             due=self.due or self._again,

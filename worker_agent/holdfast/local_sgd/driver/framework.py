@@ -24,7 +24,7 @@ from holdfast.local_sgd.triggers.trigger import BySteps, Replicas, Trigger
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from holdfast.local_sgd.driver.changing import Carried
+    from holdfast.flash.trainer.leaves import Stateful
 
 
 class Framework(Adapter):
@@ -118,7 +118,7 @@ class Framework(Adapter):
         """
         self.driver.finish(_nothing if entered is None else entered)
 
-    def carry(self, name: str, one: Carried) -> None:
+    def carry(self, name: str, one: Stateful) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
 
         A replica that has come later takes that state at once. Fixed replicas have no need.
@@ -194,7 +194,7 @@ def trigger_of(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str
 
         return ByTime(config, who)
     if config.switching != "off":
-        from holdfast.local_sgd.triggers.measured import measured
+        from holdfast.local_sgd.triggers.by_cost import measured
 
         return measured(config, who, sync, first)
     return BySteps(config)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from holdfast.local_sgd.driver.changing import Carried, Course
+    from holdfast.flash.trainer.leaves import Stateful
+    from holdfast.local_sgd.driver.changing import ReplicaDriver
     from holdfast.local_sgd.sync.regroup import Regrouped
 
 
@@ -36,7 +37,7 @@ class FixedMembers:
         """
         self.group, self.own, self.averages = group, own, averages
 
-    def attach(self, driver: Course) -> None:
+    def attach(self, driver: ReplicaDriver) -> None:
         """Ask it for nothing: nothing changes."""
 
     def has_changed(self) -> bool:
@@ -60,7 +61,7 @@ class FixedMembers:
         dist.all_reduce(gradient, group=self.group.ranks)
         gradient.div_(self.group.size)
 
-    def carry(self, name: str, one: Carried) -> bool:
+    def carry(self, name: str, one: Stateful) -> bool:
         """Give it to nobody: nobody joins."""
         del name, one
         return False

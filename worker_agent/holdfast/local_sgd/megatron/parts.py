@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MasterPart:
     """Elements of one parameter."""
 
     name: str
@@ -49,7 +49,7 @@ class Part:
         return self.owned.master[self.begin - self.owned.begin : self.end - self.owned.begin]
 
 
-def parts_of(chunks: Sequence[Any], optimizer: Any, own: dist.ProcessGroup) -> list[Part]:
+def parts_of(chunks: Sequence[Any], optimizer: Any, own: dist.ProcessGroup) -> list[MasterPart]:
     """Return this rank's parts, in the order of the optimizer's parameters.
 
     Args:
@@ -68,11 +68,11 @@ def parts_of(chunks: Sequence[Any], optimizer: Any, own: dist.ProcessGroup) -> l
     for one in found.ranges:
         pieces = tensors[id(one.parameter)].pieces
         begin, end = _share(one, own)
-        parts.append(Part(_name(pieces[0]), one, begin, end, pieces))
+        parts.append(MasterPart(_name(pieces[0]), one, begin, end, pieces))
     return parts
 
 
-def put_together(parts: Sequence[Part], own: dist.ProcessGroup) -> None:
+def put_together(parts: Sequence[MasterPart], own: dist.ProcessGroup) -> None:
     """Give each rank of a replica the others' parts of parameters that all of them update.
 
     A parameter at a time: one more copy of the whole model would not fit everywhere.
@@ -108,9 +108,9 @@ def _name(piece: Piece) -> str:
     return ".".join([piece.key, *map(str, piece.layer)])
 
 
-def by_name(parts: Sequence[Part]) -> dict[str, Part]:
+def by_name(parts: Sequence[MasterPart]) -> dict[str, MasterPart]:
     """Return parts by their names; raises LocalSGDError if two have one name."""
-    found: dict[str, Part] = {}
+    found: dict[str, MasterPart] = {}
     for part in parts:
         if part.name in found:
             raise LocalSGDError(

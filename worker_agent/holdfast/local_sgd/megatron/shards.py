@@ -15,7 +15,7 @@ from holdfast.flash.trainer.leaves import Leaves
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.integrations.megatron.boxes import fill, part
 from holdfast.integrations.megatron.global_tensors import Piece, PieceBox
-from holdfast.local_sgd.megatron.parts import Part
+from holdfast.local_sgd.megatron.parts import MasterPart
 from holdfast.local_sgd.shards import (
     ANCHOR,
     MERGE_ERROR,
@@ -47,7 +47,7 @@ class MegatronRoundShards(LocalSGDShards):
         return {unit.name: own[0] for unit in self._local.units} if own else None
 
     def _collect_anchors(
-        self, leaves: Leaves, unit: Unit, module: Part | None, *, stored: bool
+        self, leaves: Leaves, unit: Unit, module: MasterPart | None, *, stored: bool
     ) -> None:
         if module is None:
             return
@@ -66,12 +66,12 @@ class MegatronRoundShards(LocalSGDShards):
                 first = stored and _is_first(module)
                 leaves.add_box(path, value, value.shape, zeros, trained=False, stored=first)
 
-    def _collect_lost(self, leaves: Leaves, lost: Lost, module: Part | None) -> None:
+    def _collect_lost(self, leaves: Leaves, lost: Lost, module: MasterPart | None) -> None:
         if module is not None:
             _add(leaves, self._own("error"), lost.sent, module)
             _add(leaves, MERGE_ERROR, lost.merged, module, begin=lost.begin)
 
-    def _accept_unit(self, filling: Filling, unit: Unit, module: Part | None) -> Coming:
+    def _accept_unit(self, filling: Filling, unit: Unit, module: MasterPart | None) -> Coming:
         spare = Unit(unit.name, unit.tensors, unit.outer)
         if unit.has_anchors:
             spare.adopt(unit)
@@ -86,7 +86,7 @@ class MegatronRoundShards(LocalSGDShards):
         return coming
 
     def _accept_state(
-        self, filling: Filling, anchor: torch.Tensor, module: Part
+        self, filling: Filling, anchor: torch.Tensor, module: MasterPart
     ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         """Plan the copies into the outer optimizer's state of an anchor."""
         import torch
@@ -105,7 +105,7 @@ class MegatronRoundShards(LocalSGDShards):
                 filling.fill_box(stored, value, shape, (0,) * len(shape))
             yield anchor, key, value
 
-    def _lost(self, filling: Filling, module: Part, anchor: torch.Tensor) -> Lost | None:
+    def _lost(self, filling: Filling, module: MasterPart, anchor: torch.Tensor) -> Lost | None:
         """Plan what the codec lost: this replica's, and of the chunk that this rank merges now."""
         import torch
 
@@ -133,7 +133,7 @@ class MegatronRoundShards(LocalSGDShards):
 
 
 def _boxes(
-    values: torch.Tensor, one: Part, begin: int
+    values: torch.Tensor, one: MasterPart, begin: int
 ) -> Iterator[tuple[Piece, PieceBox, torch.Tensor]]:
     """Yield the boxes of a part's flat elements from `begin` on, each with its view."""
     first = one.begin + begin
@@ -146,7 +146,7 @@ def _add(
     leaves: Leaves,
     path: Path,
     values: torch.Tensor,
-    one: Part,
+    one: MasterPart,
     *keys: str,
     begin: int = 0,
     stored: bool = True,
@@ -158,13 +158,13 @@ def _add(
 
 
 def _fill(
-    filling: Filling, path: Path, values: torch.Tensor, one: Part, *keys: str, begin: int = 0
+    filling: Filling, path: Path, values: torch.Tensor, one: MasterPart, *keys: str, begin: int = 0
 ) -> None:
     for piece, box, view in _boxes(values, one, begin):
         fill(filling, (*map(str, path), piece.key, *keys), view, piece, box)
 
 
-def _is_first(one: Part) -> bool:
+def _is_first(one: MasterPart) -> bool:
     """Tell if the first element of the whole parameter is in a part, and not as a copy."""
     piece = one.pieces[0]
     at_begin = not any(piece.offsets[len(piece.layer) :]) and one.begin == 0

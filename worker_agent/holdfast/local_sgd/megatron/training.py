@@ -39,7 +39,6 @@ from holdfast.integrations.megatron.shards import OBJECTS, SCALERS, MegatronShar
 from holdfast.integrations.megatron.state_owner import OWNER, owner_of
 from holdfast.integrations.megatron.weights import end_gathers, write_weights
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.changing import Carried
 from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
@@ -50,7 +49,7 @@ from holdfast.local_sgd.megatron.groups import (
     members_of,
     own_data_parallel,
 )
-from holdfast.local_sgd.megatron.parts import Part, by_name, parts_of, put_together
+from holdfast.local_sgd.megatron.parts import MasterPart, by_name, parts_of, put_together
 from holdfast.local_sgd.megatron.refusals import (
     check_in_step,
     check_model,
@@ -151,7 +150,7 @@ class MegatronLocalSGD(Framework):
         self._undo = self._hook()
 
     @property
-    def trained(self) -> list[Part | None]:
+    def trained(self) -> list[MasterPart | None]:
         """This rank's part of each unit; None: other ranks of the replica have it alone."""
         return [self.parts.get(unit.name) for unit in self.units]
 
@@ -178,7 +177,7 @@ class MegatronLocalSGD(Framework):
         end_gathers(self.optimizer)
         super().finish(entered)
 
-    def carry(self, name: str, one: Carried) -> None:
+    def carry(self, name: str, one: Stateful) -> None:
         """Give replicas that come later the state of this; see `Framework.carry`."""
         if not isinstance(self.driver.who, FixedMembers):
             super().carry(name, carried(one, lambda: self._in_step))
@@ -343,7 +342,7 @@ class MegatronLocalSGD(Framework):
         write_weights(owned(self.optimizer), self.optimizer)
 
 
-def _one(part: Part) -> Sequence[torch.Tensor]:
+def _one(part: MasterPart) -> Sequence[torch.Tensor]:
     return (part.values(),)
 
 

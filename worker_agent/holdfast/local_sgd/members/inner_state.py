@@ -1,7 +1,7 @@
 """State that is a replica's own, as a joiner gets it: the inner optimizer's moments, and buffers.
 
-Belongs here: where torch keeps them. Does not belong here: the bytes (`sync.parcels`), who gives to
-whom (`sync.regroup`), the state in a checkpoint (`shards`).
+Belongs here: where torch keeps them. Does not belong here: the bytes (`sync.transfer_bytes`), the
+transfers (`sync.regroup`), the state in a checkpoint (`shards`).
 
 EDiT's replicas have an inner state of their own. A joiner has none: it takes that of a replica that
 trains, as torchft's examples of DiLoCo do. With fresh moments its first round would be steps of a
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.local_sgd.sync.parcels import StateEntry
+from holdfast.local_sgd.sync.transfer_bytes import StateEntry
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ Slots = Callable[[int], Sequence[Any]]
 
 
 class TorchInnerState:
-    """Inner state in torch's optimizers and modules; see `sync.parcels.InnerState`."""
+    """Inner state in torch's optimizers and modules; see `sync.transfer_bytes.InnerState`."""
 
     def __init__(self, slots: Slots, units: Callable[[], int]) -> None:
         """Take the parameters.

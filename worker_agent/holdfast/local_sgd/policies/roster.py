@@ -33,7 +33,7 @@ from holdfast.local_sgd.errors import RosterError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class UnitRounds:
     """What a survivor has when its members change."""
 
     replica: int
@@ -77,7 +77,7 @@ class Plan:
 
 
 def regroup_shards(
-    survivors: Sequence[Sequence[Standing]], joiners: Sequence[int] = ()
+    survivors: Sequence[Sequence[UnitRounds]], joiners: Sequence[int] = ()
 ) -> tuple[Plan, ...]:
     """Return the plan of each shard's sync group; all lead to one round.
 
@@ -105,7 +105,7 @@ def torn(plans: Sequence[Plan]) -> tuple[int, ...]:
 
 
 def regroup(
-    survivors: Sequence[Standing], joiners: Sequence[int] = (), *, at_least: int = 0
+    survivors: Sequence[UnitRounds], joiners: Sequence[int] = (), *, at_least: int = 0
 ) -> Plan:
     """Return the plan of one sync group after a change of members.
 
@@ -145,12 +145,12 @@ def regroup(
     )
 
 
-def _is_open(one: Standing, newest: Sequence[int], target: int) -> bool:
+def _is_open(one: UnitRounds, newest: Sequence[int], target: int) -> bool:
     """Return whether it had begun the round after the target, which nobody has finished."""
     return any(one.rounds[unit] == newest[unit] == target for unit in one.begun)
 
 
-def _transfers(standings: Sequence[Standing], newest: Sequence[int]) -> tuple[Transfer, ...]:
+def _transfers(standings: Sequence[UnitRounds], newest: Sequence[int]) -> tuple[Transfer, ...]:
     """Return who gives which unit to the survivors behind; donors take turns."""
     transfers: list[Transfer] = []
     for unit, most in enumerate(newest):
@@ -170,7 +170,7 @@ def _joins(donors: Sequence[int], joiners: Sequence[int], units: int) -> tuple[T
     )
 
 
-def _check(standings: Sequence[Standing], joiners: Sequence[int]) -> None:
+def _check(standings: Sequence[UnitRounds], joiners: Sequence[int]) -> None:
     if not standings:
         raise RosterError(
             "survivors=(): no replica has anchors and momentum; load the newest checkpoint"
@@ -194,8 +194,8 @@ def _check(standings: Sequence[Standing], joiners: Sequence[int]) -> None:
 
 
 def _reason(
-    standings: Sequence[Standing],
-    behind: Sequence[tuple[Standing, int]],
+    standings: Sequence[UnitRounds],
+    behind: Sequence[tuple[UnitRounds, int]],
     again: Sequence[int],
     joiners: Sequence[int],
     target: int,

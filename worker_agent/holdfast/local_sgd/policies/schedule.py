@@ -22,8 +22,6 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from holdfast.local_sgd.errors import StepCountError
-
 
 class StepSettings(Protocol):
     """What the schedule asks of `LocalSGDConfig`."""
@@ -32,8 +30,6 @@ class StepSettings(Protocol):
     def local_sgd_sync_interval(self) -> int: ...  # noqa: D102 - see the class that has it
     @property
     def local_sgd_warmup_steps(self) -> int: ...  # noqa: D102
-    @property
-    def gradient_accumulation_steps(self) -> int: ...  # noqa: D102
     @property
     def use_async(self) -> bool: ...  # noqa: D102
     @property
@@ -59,6 +55,8 @@ class Boundary(enum.Enum):
     """The warm-up is over: A := θ, which are equal everywhere."""
     ROUND = "round"
     """The replicas agree on new weights."""
+    GRADIENTS = "gradients"
+    """They do so a last time; from now on gradients are averaged in each step."""
 
 
 def phase(step: int, settings: StepSettings) -> Phase:
@@ -79,34 +77,6 @@ def boundary(step: int, settings: StepSettings) -> Boundary:
     if settings.use_async or local % settings.local_sgd_sync_interval:
         return Boundary.NOTHING
     return Boundary.ROUND
-
-
-def is_due(step: int, settings: StepSettings) -> bool:
-    """Return whether this many completed steps end a round of EDiT."""
-    return boundary(step, settings) is Boundary.ROUND
-
-
-def is_first_micro_batch(micro_batch: int, settings: StepSettings) -> bool:
-    """Return whether this forward, counted from 0 over the training, is the first of its step.
-
-    Only there a round that the step before has ended may run; the others use the same weights.
-    """
-    return micro_batch % settings.gradient_accumulation_steps == 0
-
-
-def check_accumulation(micro_batches: int, steps: int, settings: StepSettings) -> None:
-    """Compare the counted micro-batches of some completed steps with the settings.
-
-    Raises:
-        StepCountError: the loop accumulates another number of them.
-    """
-    wanted = settings.gradient_accumulation_steps
-    if micro_batches != steps * wanted:
-        counted = f"{micro_batches} micro-batches in {steps} steps of the optimizer"
-        raise StepCountError(
-            f"gradient_accumulation_steps={wanted}: the training loop made {counted}; set it to "
-            "the number of backward passes before each optimizer.step()"
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +101,7 @@ class Turn:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Progress:
+class ReplicaProgress:
     """What a replica tells the others when it enters."""
 
     steps: int
@@ -184,7 +154,7 @@ def is_triggering(
     return all_exhausted or now - turn.started >= settings.local_sgd_sync_time
 
 
-def enter(progress: Sequence[Progress], settings: StepSettings) -> Entered:
+def enter(progress: Sequence[ReplicaProgress], settings: StepSettings) -> Entered:
     """Return what replicas do who have all entered, from what each of them tells.
 
     The last round is made however few the steps are; else the deltas of the last steps were lost.

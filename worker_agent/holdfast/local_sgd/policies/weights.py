@@ -46,7 +46,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReplicaWeights:
     """Weights of the replicas, in the order of the reports."""
 
     weights: tuple[float, ...]
@@ -57,7 +57,7 @@ class Verdict:
     """In words."""
 
 
-def weigh(reports: Sequence[Report], settings: WeightSettings) -> Verdict:
+def weigh(reports: Sequence[Report], settings: WeightSettings) -> ReplicaWeights:
     """Return the weights of all replicas.
 
     A replica has the same weight in whatever order the replicas report, to the last bit.
@@ -74,9 +74,9 @@ def weigh(reports: Sequence[Report], settings: WeightSettings) -> Verdict:
     fit = [_is_fit(report) for report in reports]
     taking_part = [one and report.steps > 0 for one, report in zip(fit, reports, strict=True)]
     if not any(taking_part):
-        return Verdict((0.0,) * len(reports), rollback=True, reason=_why_none(fit))
+        return ReplicaWeights((0.0,) * len(reports), rollback=True, reason=_why_none(fit))
     weights = _weights(reports, taking_part, settings)
-    return Verdict(weights, rollback=False, reason=_reason(fit, taking_part, settings))
+    return ReplicaWeights(weights, rollback=False, reason=_reason(fit, taking_part, settings))
 
 
 def clip_factor(norm: float, threshold: float) -> float:

@@ -225,24 +225,6 @@ class Group:
             lambda group: dist.all_to_all_single(received, sent, group=group, async_op=True),
         )
 
-    def begin_send(self, tensor: torch.Tensor, to: int) -> Work:
-        """Start to send a tensor to one rank, which receives one of its form."""
-        import torch.distributed as dist
-
-        return self._begin(
-            "send",
-            tensor.nbytes,
-            lambda group: dist.isend(tensor, group=group, group_dst=to),
-        )
-
-    def begin_receive(self, tensor: torch.Tensor, source: int) -> Work:
-        """Start to put what one rank sends in the tensor's place."""
-        import torch.distributed as dist
-
-        return self._begin(
-            "receive", 0, lambda group: dist.irecv(tensor, group=group, group_src=source)
-        )
-
     def begin_deliver(
         self,
         received: torch.Tensor,

@@ -22,11 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.local_sgd.errors import RosterError
-from holdfast.local_sgd.policies.roster import Plan, Standing, Transfer, regroup_shards, torn
+from holdfast.local_sgd.policies.roster import Plan, Transfer, UnitRounds, regroup_shards, torn
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
 from holdfast.local_sgd.sync.group import Group
-from holdfast.local_sgd.sync.parcels import InnerState, pack, unpack
-from holdfast.local_sgd.sync.unit_bytes import bytes_of, count_of, fill, form_of, has_outer_state
+from holdfast.local_sgd.sync.transfer_bytes import (
+    InnerState,
+    bytes_of,
+    count_of,
+    fill,
+    form_of,
+    has_outer_state,
+    pack,
+    unpack,
+)
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 
 if TYPE_CHECKING:
@@ -44,7 +52,7 @@ _HEAD: Final = _OWN + len(_AGREED)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ReplicaState:
     """What one replica says of itself when its members change."""
 
     is_new: bool
@@ -94,7 +102,7 @@ class Regrouped:
 class Row:
     """What a rank of the group has said."""
 
-    situation: Situation
+    situation: ReplicaState
     form: int
     rounds: tuple[int, ...]
     outer: tuple[bool, ...]
@@ -135,7 +143,7 @@ class Regroup:
         self._sizes: list[float] = []
         """Bytes of each unit's weights, of the shard that has most: batches end alike on all."""
 
-    def carry_out(self, mine: Situation, position: Callable[[], bytes]) -> Regrouped:
+    def carry_out(self, mine: ReplicaState, position: Callable[[], bytes]) -> Regrouped:
         """Exchange standings, make the plan, and carry it out.
 
         Args:
@@ -177,11 +185,11 @@ class Regroup:
         passed = not joins and after > before
         return dataclasses.replace(found, plan=plan, passed=passed, kept=kept)
 
-    def _is_behind(self, one: Situation, giving: Situation) -> bool:
+    def _is_behind(self, one: ReplicaState, giving: ReplicaState) -> bool:
         """Tell if a replica has made fewer steps than one that is at the newest round."""
         return self._in_step and one.has_anchors and one.steps < giving.steps
 
-    def _exchange(self, mine: Situation) -> list[Row]:
+    def _exchange(self, mine: ReplicaState) -> list[Row]:
         """Return what all ranks of the group say."""
         units = self._units
         sent: list[float] = [
@@ -363,7 +371,7 @@ def _row(told: Sequence[float], units: int) -> Row:
         told[_HEAD + part * units : _HEAD + (part + 1) * units] for part in range(3)
     )
     return Row(
-        Situation(
+        ReplicaState(
             is_new=bool(told[0]),
             has_anchors=bool(told[1]),
             due=bool(told[2]),
@@ -401,7 +409,7 @@ def _flags(row: Row) -> list[bool]:
     return [number in row.situation.begun for number in range(len(row.rounds))]
 
 
-def _standing(replica: int, told: Sequence[float]) -> Standing:
+def _standing(replica: int, told: Sequence[float]) -> UnitRounds:
     half = len(told) // 2
     begun = frozenset(number for number, one in enumerate(told[half:]) if one)
-    return Standing(replica, tuple(map(int, told[:half])), begun)
+    return UnitRounds(replica, tuple(map(int, told[:half])), begun)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from holdfast.local_sgd.policies.anomaly import Ewma
-from holdfast.local_sgd.policies.weights import Report, Verdict, clip_factor
+from holdfast.local_sgd.policies.weights import ReplicaWeights, Report, clip_factor
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.reducers import Deltas, Lost, Reducer, Reduction
 from holdfast.local_sgd.sync.units import Unit
@@ -47,7 +47,7 @@ class RoundsDifferError(SyncError):
 class Rules:
     """Decisions of a sync; they take numbers only, so all replicas decide alike."""
 
-    weigh: Callable[[Sequence[Report]], Verdict]
+    weigh: Callable[[Sequence[Report]], ReplicaWeights]
     """Weights from the reports of all replicas, in the order of the sync group."""
     judge: Callable[[Ewma, float], tuple[bool, Ewma]] | None = None
     """A norm and the norms before it; None: only what is not finite is anomalous."""
@@ -88,7 +88,7 @@ class Pending:
     units: Sequence[Unit]
     reports: list[list[Report]]
     """By unit, by replica."""
-    verdicts: list[Verdict]
+    verdicts: list[ReplicaWeights]
     detectors: list[dict[int, Ewma]]
     """By unit: of each replica, this round's norm learned."""
     sizes: list[int]
@@ -254,7 +254,7 @@ class UnitSync:
         units: Sequence[Unit],
         flat: torch.Tensor,
         sizes: Sequence[int],
-        verdicts: Sequence[Verdict],
+        verdicts: Sequence[ReplicaWeights],
     ) -> Deltas:
         seeds = [
             zlib.crc32(f"{unit.name} {unit.round} {self.sync.rank} {self.shard.rank}".encode())

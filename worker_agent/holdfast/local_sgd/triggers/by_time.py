@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies.schedule import (
+    Boundary,
     Entry,
-    Progress,
+    ReplicaProgress,
     Turn,
     after,
     enter,
@@ -32,7 +33,7 @@ from holdfast.local_sgd.policies.schedule import (
 )
 from holdfast.local_sgd.sync.group import SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
-from holdfast.local_sgd.triggers.trigger import BySteps, Change, Due, Replicas
+from holdfast.local_sgd.triggers.trigger import BySteps, Change, Replicas
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -113,13 +114,13 @@ class ByTime(BySteps):
             exhausted=self.turn.exhausted,
         )
 
-    def stepped(self, steps: int, *, is_made: bool = True) -> Due:
+    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
         """Count a step, unless a loss scaler has left it out, and look if a round has begun."""
         del steps
         if is_made:
             self.turn = stepped(self.turn)
         enters = self._all_see(self._looks) and self._enter() is not Entry.SKIP
-        return Due.ROUND if enters else Due.NOTHING
+        return Boundary.ROUND if enters else Boundary.NOTHING
 
     def exhausted(self) -> Entry:
         """Wait for the next round without a step, since this replica has no more data.
@@ -184,7 +185,7 @@ class ByTime(BySteps):
         mine, group = [float(self.turn.steps), float(self.turn.exhausted)], self._who.group
         # A replica's ranks enter together or not at all: its shards meet others' one by one.
         told = all_or_none(self._who.voters, lambda: group.gather_scalars(mine))
-        progress = [Progress(int(steps), bool(exhausted)) for steps, exhausted in told]
+        progress = [ReplicaProgress(int(steps), bool(exhausted)) for steps, exhausted in told]
         entry = enter(progress, self._config).entry
         self.turn = after(self.turn, entry, self._clock())
         return entry

@@ -8,7 +8,6 @@ it in `Framework.trigger`.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,17 +21,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from holdfast.local_sgd.sync.group import Group
-
-
-class Due(enum.Enum):
-    """What follows a step."""
-
-    NOTHING = "nothing"
-    ANCHORS = "anchors"
-    """The warm-up is over: all replicas are equal, and their weights become the anchors."""
-    ROUND = "round"
-    GRADIENTS = "gradients"
-    """Replicas agree a last time; from now on gradients are averaged in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +82,10 @@ class Trigger(Protocol):
     def rounds(self, made: int) -> int:
         """Rounds so far, alike on all replicas; made: by this replica's units."""
 
-    def warmed(self, steps: int) -> Due:
+    def warmed(self, steps: int) -> Boundary:
         """Take note of a step of the warm-up."""
 
-    def stepped(self, steps: int, *, is_made: bool) -> Due:
+    def stepped(self, steps: int, *, is_made: bool) -> Boundary:
         """Count a lone step.
 
         Args:
@@ -150,16 +138,14 @@ class BySteps:
         """Those of the units."""
         return made
 
-    def warmed(self, steps: int) -> Due:
+    def warmed(self, steps: int) -> Boundary:
         """The anchors, behind the last step of the warm-up."""
-        ends = boundary(steps, self._config) is Boundary.ANCHORS
-        return Due.ANCHORS if ends else Due.NOTHING
+        return boundary(steps, self._config)
 
-    def stepped(self, steps: int, *, is_made: bool = True) -> Due:
+    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
         """A round, behind the last of H steps; those that were left out count."""
         del is_made
-        ends = boundary(steps, self._config) is Boundary.ROUND
-        return Due.ROUND if ends else Due.NOTHING
+        return boundary(steps, self._config)
 
     def exhausted(self) -> Entry:
         """The last round: all replicas are at the same step."""

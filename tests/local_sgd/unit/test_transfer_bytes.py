@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from holdfast.local_sgd.errors import LocalSGDError
-from holdfast.local_sgd.sync.unit_bytes import bytes_of, count_of, fill, form_of, has_outer_state
+from holdfast.local_sgd.sync.transfer_bytes import (
+    bytes_of,
+    count_of,
+    fill,
+    form_of,
+    has_outer_state,
+)
 from holdfast.local_sgd.sync.units import Outer, Unit
 
 OUTERS: dict[str, Any] = {

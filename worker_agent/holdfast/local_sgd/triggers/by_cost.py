@@ -7,9 +7,9 @@ The slowest replica's step counts, as it is without any reduction. Of a reductio
 on the replica that comes to it last: what the others take besides is their wait for a slow one,
 which no interval makes shorter.
 
-Fixed replicas under FSDP2 compare in a collective of its own after a step (`Measured`): a sync in
+Fixed replicas under FSDP2 compare in a collective of its own after a step (`ByCost`): a sync in
 each step has no rounds. Members that come and go have no collective but those of a round, and send
-the figures with the reports of its first unit (`MeasuredInRounds`).
+the figures with the reports of its first unit (`ByCostInRounds`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.policies.schedule import Boundary
 from holdfast.local_sgd.policies.switching import (
     NOTHING_AGREED,
     Agreed,
@@ -36,7 +37,7 @@ from holdfast.local_sgd.policies.switching import (
 )
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
-from holdfast.local_sgd.triggers.trigger import BySteps, Change, Due, Replicas
+from holdfast.local_sgd.triggers.trigger import BySteps, Change, Replicas
 from holdfast_wire.keys import ENV_SYNC_CHOICES
 from holdfast_wire.messages.job import SyncChosen
 from holdfast_wire.proto_json import to_json
@@ -48,7 +49,7 @@ passes over a slow one."""
 Report = Callable[[SyncChosen], None]
 
 
-class Measured(BySteps):
+class ByCost(BySteps):
     """How replicas agree now, and when they will otherwise; all ranks have one alike."""
 
     def __init__(
@@ -95,7 +96,7 @@ class Measured(BySteps):
         del made
         return self._rounds
 
-    def warmed(self, steps: int) -> Due:
+    def warmed(self, steps: int) -> Boundary:
         """Begin a step anew."""
         self.went_on()
         return super().warmed(steps)
@@ -110,7 +111,7 @@ class Measured(BySteps):
             if changes == self._changes:
                 self._reduced += self._now() - begun
 
-    def stepped(self, steps: int, *, is_made: bool = True) -> Due:
+    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
         """Take the time of a step; say whether it ends a round, or all local steps.
 
         Raises:
@@ -119,8 +120,8 @@ class Measured(BySteps):
         del is_made
         is_due, was_sync = self.ends_round(steps), self.is_sync
         if self._chooses(steps) and self.is_sync and not was_sync:
-            return Due.GRADIENTS
-        return Due.ROUND if is_due else Due.NOTHING
+            return Boundary.GRADIENTS
+        return Boundary.ROUND if is_due else Boundary.NOTHING
 
     def ends_round(self, steps: int) -> bool:
         """Take the time of a step; tell if it ends a round.
@@ -264,7 +265,7 @@ class Measured(BySteps):
         return self._clock()
 
 
-class MeasuredInRounds(Measured):
+class ByCostInRounds(ByCost):
     """A choice of the interval alone, made in each round with its first unit.
 
     A replica that has finished that unit has received what all others have, and chosen as they
@@ -282,7 +283,7 @@ class MeasuredInRounds(Measured):
         report: Report = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Begin with the interval of the settings; see `Measured`.
+        """Begin with the interval of the settings; see `ByCost`.
 
         Args:
             config: The interval, and whether to act.
@@ -410,11 +411,11 @@ def _chosen(step: int, intervals: tuple[int, int], reason: str, *, made: bool) -
     return SyncChosen(step=step, interval=after, interval_before=before, made=made, reason=reason)
 
 
-def measured(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> Measured:
+def measured(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> ByCost:
     """Return the trigger that measures, for replicas whose gradients can be averaged or not."""
     if who.averages:
-        return Measured(config, who, report=reporter())
-    sync.with_reports = made = MeasuredInRounds(config, who, first=first, report=reporter())
+        return ByCost(config, who, report=reporter())
+    sync.with_reports = made = ByCostInRounds(config, who, first=first, report=reporter())
     return made
 
 
