@@ -167,6 +167,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:
     if path := world.get("save"):
         state = {"model": training.model.state_dict(), "optim": training.optim.state_dict()}
         torch.save(state, f"{path}.{training.replica}")
+        dist.barrier()  # the first rank has the store, in which the others look until their end
     pipe.send(
         {
             "weights": [one.flatten().tolist() for one in training.weights()],
@@ -308,6 +309,7 @@ def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
     if path := world.get("save"):
         state = {"model": training.model.state_dict(), "optim": training.optim.state_dict()}
         torch.save(state, f"{path}.{training.replica}")
+        dist.barrier()  # the first rank has the store, in which the others look until their end
     elif not is_over:
         training.averager.finish(note)
     pipe.send({
