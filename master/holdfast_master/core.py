@@ -24,7 +24,7 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_master.instructions import Instruction, StepDown
+from holdfast_master.instructions import JOURNAL_FORMAT, Instruction, StepDown
 from holdfast_master.job import reconcile
 from holdfast_master.job.checkpoints import interval, on_demand
 from holdfast_master.job.health import hangs, health_view, preflight, samples
@@ -42,7 +42,6 @@ from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.inspection import JobInspection
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Subject, Timer
@@ -70,10 +69,6 @@ from holdfast_wire.messages import (
     StopRequest,
 )
 from holdfast_wire.reasons import EventReason
-
-JOURNAL_FORMAT = 4
-"""Format of the facts in the journal; 2: a base may stand for the oldest of them; 4: messages by
-tier."""
 
 
 class Core:
@@ -158,7 +153,7 @@ class Core:
         """Return why the newest call looked at the decisions again; empty: it did not."""
         return tuple(self._job.changes.batch)
 
-    def inspect(self) -> JobInspection:
+    def inspect(self) -> JobContext:
         """Return the job's context for reading, for tests: it lives on with each input."""
         return self._job
 

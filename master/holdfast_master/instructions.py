@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Final
 
 from holdfast_wire.messages import (
     BudgetCharge,
@@ -45,6 +46,9 @@ from holdfast_wire.messages import (
     WorldTraining,
 )
 from holdfast_wire.messages.job import JobServiceResponse
+
+JOURNAL_FORMAT: Final = 4
+"""Format of the facts in the journal; a release reads no other."""
 
 Fact = (
     SegmentOpened

@@ -17,13 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from holdfast_wire import messages
 
 Twin = TypeVar("Twin")
 Decode = Callable[[Any], Any]
-_VARINT: Final = 0
 """Wire type of whole numbers."""
 
 
@@ -184,21 +182,6 @@ def parse(kind: type[Any], data: bytes) -> Any:
     except DecodeError as error:
         raise WireError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
     return proto
-
-
-def unknown_numbers(message: Message) -> dict[int, int]:
-    """Return the numbers in fields that this release does not know, or has no more.
-
-    Args:
-        message: A message that was parsed.
-
-    Returns:
-        Values of varint fields by field number: integers without a sign, booleans and enums. Of a
-        field that came twice the last value.
-    """
-    found = UnknownFieldSet(message)
-    fields = (found[at] for at in range(len(found)))
-    return {field.field_number: field.data for field in fields if field.wire_type == _VARINT}
 
 
 def _converter(name: str) -> _Converter:

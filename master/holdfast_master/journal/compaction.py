@@ -16,14 +16,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast_master.instructions import Fact
+from holdfast_master.instructions import JOURNAL_FORMAT, Fact
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.reader import needed, starts_of, superseded
 from holdfast_master.journal.segments import (
-    FORMAT,
     FileName,
     JournalError,
     SegmentKind,
@@ -104,7 +103,7 @@ def _write_base(
 ) -> tuple[Path, int]:
     path = base_path(directory, head.epoch, state.sequence)
     temporary = path.with_name(f".{path.name}")
-    opened = dataclasses.replace(head, format=FORMAT, part=0, base=True)
+    opened = dataclasses.replace(head, format=JOURNAL_FORMAT, part=0, base=True)
     facts: tuple[Fact, ...] = (opened, *snapshot.parts_of(state, masters))
     data = b"".join(
         framing.frame(

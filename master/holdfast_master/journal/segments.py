@@ -11,13 +11,12 @@ import enum
 import re
 from pathlib import Path
 
-from holdfast_master.journal import filesystem, framing, older_formats
+from holdfast_master.instructions import JOURNAL_FORMAT
+from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.framing import Damage
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, SegmentOpened
 
-FORMAT = 4
-"""Newest `SegmentOpened.format` that this release reads."""
 _NAME = re.compile(r"journal-([1-9]\d*|0)(?:-([1-9]\d*))?\.log|base-([1-9]\d*)-([1-9]\d*)\.log")
 
 
@@ -229,10 +228,8 @@ def _decode(name: FileName, scan: framing.Scan, size: int) -> Segment:
 def _decode_next(
     name: FileName, before: list[JournalRecord], data: bytes
 ) -> tuple[str, JournalRecord | None]:
-    opened = _opened(before[0]) if before else None
-    is_older = opened is not None and opened.format <= older_formats.NEWEST
     try:
-        record = older_formats.decode(data) if is_older else codec.decode(JournalRecord, data)
+        record = codec.decode(JournalRecord, data)
     except codec.WireError as error:
         return f"is unknown ({error})", None
     if not before:
@@ -247,10 +244,10 @@ def _check_head(path: Path, head: JournalRecord) -> None:
     opened, name = _opened(head), parse_name(path)
     if opened is None:
         return
-    if opened.format > FORMAT:
+    if opened.format != JOURNAL_FORMAT:
         raise JournalError(
             f"{path} has format {opened.format}, written by holdfast {opened.version}; "
-            f"this release reads up to {FORMAT}: use that release or a newer one"
+            f"this release reads format {JOURNAL_FORMAT}: use that release"
         )
     if name is None:
         return

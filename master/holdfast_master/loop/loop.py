@@ -14,12 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast_master.inputs import Input, JournalNoted, Moment, Stalled, Ticked, UserCall
 from holdfast_master.instructions import Instruction, Record, RefusalCode, Refuse, StepDown
-from holdfast_master.loop.ports import Decider, Recorder, SuccessorWatch
-from holdfast_master.loop.watchdog import Watchdog
 from holdfast_wire import codec
 from holdfast_wire.reasons import EventReason
 
@@ -71,6 +69,85 @@ class LoopCounters:
     core_errors: int = 0
     effect_errors: int = 0
     stalls: int = 0
+
+
+class Decider(Protocol):
+    """The core, as the loop needs it."""
+
+    def open(self, now: Moment) -> list[Instruction]:
+        """Return the first batch."""
+
+    def handle(self, event: Input, now: Moment) -> list[Instruction]:
+        """Return the batch that one input leads to."""
+
+    def next_deadline(self) -> float | None:
+        """Return when a Ticked is due."""
+
+    def reasons(self) -> tuple[str, ...]:
+        """Return why the newest call looked at the decisions again; empty: it did not."""
+
+
+class SuccessorWatch(Protocol):
+    """The watch for newer masters, as the loop needs it."""
+
+    @property
+    def newer(self) -> str:
+        """Return the newer master; empty: there is none."""
+
+    async def run(self) -> None:
+        """Look again and again."""
+
+    async def look(self) -> None:
+        """Look now."""
+
+
+class Recorder(Protocol):
+    """The journal, as the loop needs it."""
+
+    @property
+    def trouble(self) -> str:
+        """Return why records are not on disk."""
+
+    def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
+        """Append records; blocks."""
+
+
+PERIOD_SECONDS = 0.25
+"""Between two looks at the clock: an eighth of a second of a stall goes unseen on average."""
+LATE_SECONDS = 1.0
+"""A look this much too late is a stall. Default: above what a busy machine does to an idle
+process, and a fifth of the silence limit."""
+
+
+class Watchdog:
+    """Adds up the time in which nothing ran here."""
+
+    def __init__(self, mono: float) -> None:
+        self._due = mono + PERIOD_SECONDS
+        self._stalled = 0.0
+
+    def look(self, mono: float) -> None:
+        """Count what is late at `mono`, and begin a new period."""
+        late = mono - self._due
+        if late > LATE_SECONDS:
+            self._stalled += late
+        self._due = mono + PERIOD_SECONDS
+
+    def take(self, mono: float) -> float:
+        """Return the seconds that were lost since the last call.
+
+        Looks at the clock itself: after a stall the caller may run before the periodic look does.
+        """
+        if mono - self._due > LATE_SECONDS:
+            self.look(mono)
+        stalled, self._stalled = self._stalled, 0.0
+        return stalled
+
+    async def run(self) -> None:
+        """Look at the clock each period, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self.look(time.monotonic())
 
 
 class MasterLoop:

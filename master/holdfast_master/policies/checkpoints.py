@@ -1,7 +1,7 @@
 """Checkpoint choice: what memory may release, what a world restores, who commits a step.
 
 Belongs here: the rules, with nodes named by their ranks. Does not belong here: messages, the
-records of memory (`job.state.checkpoint_tracker`), and the rules within a node: its agent has them.
+records of memory (`job.state.checkpoints`), and the rules within a node: its agent has them.
 """
 
 from __future__ import annotations

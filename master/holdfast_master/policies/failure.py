@@ -329,3 +329,43 @@ def afford(account: Balance) -> Affordable:
         return Affordable(ok=False, reason=text)
     text = f"number {account.used + 1} of {account.limit} {name}{span}"
     return Affordable(ok=True, reason=text)
+
+
+_RESTARTS_AT_ONCE = 1
+"""Restarts without progress that do not wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffSchedule:
+    """The growth of the pause, s."""
+
+    first: float
+    """The first pause; each further one is twice as long."""
+    longest: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pause:
+    """The pause before one restart, with its reason."""
+
+    seconds: float
+    reason: str
+
+
+def pause(in_a_row: int, schedule: BackoffSchedule) -> Pause:
+    """Decide the pause before a restart.
+
+    Args:
+        in_a_row: Restarts without a new step so far, with this one; 0: there was a new step.
+        schedule: How the pause grows.
+
+    Returns:
+        The pause, s from the end of the failed round; 0: none.
+    """
+    doublings = in_a_row - _RESTARTS_AT_ONCE - 1
+    if doublings < 0:
+        return Pause(0.0, "the first restart is at once")
+    # The exponent is bounded: a budget may allow thousands of restarts.
+    seconds = min(schedule.longest, schedule.first * 2.0 ** min(doublings, 32))
+    text = f"restart {in_a_row} in a row without a new step begins after {seconds:g} s"
+    return Pause(seconds, text)

@@ -1,7 +1,7 @@
 """Flush policy: the checkpoints written to storage before nodes leave, and the time it may take.
 
 Belongs here: the rules, with nodes named by rank and agent. Does not belong here: messages,
-deadlines that run, the records of memory (`job.state.checkpoint_tracker`).
+deadlines that run, the records of memory (`job.state.checkpoints`).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _able_first(members: list[Candidate], not_first: Collection[int]) -> tuple[C
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaStatus:
     """What is known of a replica of the running world."""
 
     number: int
@@ -101,7 +101,7 @@ class SameRoster:
 
 
 def roster(
-    standings: Sequence[Standing],
+    standings: Sequence[ReplicaStatus],
     now_in: Sequence[int],
     now: float,
     *,

@@ -11,12 +11,13 @@ import enum
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from holdfast_master.evidence.store import EvidenceStore
+from holdfast_master.core import Core
 from holdfast_master.inputs import JournalNoted, OperatorMessage, PeerRefused
 from holdfast_master.instructions import (
     CloseSession,
@@ -30,13 +31,13 @@ from holdfast_master.instructions import (
     Tell,
 )
 from holdfast_master.journal.reader import History
-from holdfast_master.journal.successor_watch import Lookout
 from holdfast_master.journal.writer import Journal
-from holdfast_master.loop.loop import Effect, MasterLoop, now
-from holdfast_master.loop.ports import Decider
+from holdfast_master.loop.loop import Decider, Effect, MasterLoop, now
 from holdfast_master.process import os_process
+from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
-from holdfast_master.server import agent_service, job_service, operator_service, reflection
+from holdfast_master.process.storage import JournalWatch, Storage
+from holdfast_master.server import agent_service, job_service, operator_service
 from holdfast_master.server.agent_service import AgentService
 from holdfast_master.server.authz import RoleGate
 from holdfast_master.server.connections import ConnectionCounter
@@ -46,7 +47,8 @@ from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters
 from holdfast_master.server.sessions import SessionTable
 from holdfast_master.server.watch_service import WatchService
-from holdfast_wire import channel
+from holdfast_master.settings import CoreIdentity
+from holdfast_wire import __version__, channel
 from holdfast_wire.messages import Fence, SpecAccepted
 from holdfast_wire.reasons import EventReason
 
@@ -57,7 +59,7 @@ STOP_SECONDS = 1.0
 HANDSHAKE_MS = 30_000
 """A connection that has not shown a certificate after this long is closed; gRPC's own 120 s let a
 silent client hold a file four times as long."""
-_HEALTH_NAMES = ("", agent_service.SERVICE, operator_service.SERVICE, job_service.SERVICE)
+_SERVICE_NAMES = (agent_service.SERVICE, operator_service.SERVICE, job_service.SERVICE)
 
 
 class ServeError(Exception):
@@ -196,7 +198,7 @@ class Master:
         parts = self._services
         services = (parts.agents, parts.operator, parts.jobs)
         handlers = [service.handlers() for service in services]
-        server.add_generic_rpc_handlers((*handlers, *reflection.handlers()))
+        server.add_generic_rpc_handlers((*handlers, *_reflection_handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = f"{config.bind_host}:{config.port}"
         try:
@@ -264,7 +266,7 @@ class Master:
     async def _set_health(self, *, serving: bool) -> None:
         states = health_pb2.HealthCheckResponse
         state = states.SERVING if serving else states.NOT_SERVING
-        for name in _HEALTH_NAMES:
+        for name in ("", *_SERVICE_NAMES):
             await self._health.set(name, state)
 
     def _write_endpoint(self, port: int) -> None:
@@ -306,8 +308,8 @@ class Master:
         log.error("stepping down: %s", instruction.text)
 
 
-def _lookout(config: MasterConfig) -> Lookout | None:
-    return None if config.journal_dir is None else Lookout(config.journal_dir, config.epoch)
+def _lookout(config: MasterConfig) -> JournalWatch | None:
+    return None if config.journal_dir is None else JournalWatch(config.journal_dir, config.epoch)
 
 
 def _services(
@@ -344,3 +346,51 @@ def _ending_of(loop_task: asyncio.Task[None]) -> ProcessEnd:
         return ProcessEnd.STEPPED_DOWN
     log.critical("the loop broke", exc_info=loop_task.exception())
     return ProcessEnd.FAILED
+
+
+async def serve(config: MasterConfig, storage: Storage) -> ProcessEnd:
+    """Run one master process, restored from its storage where there is any history.
+
+    Raises:
+        ServeError: the port cannot be had.
+        CredentialsError: the certificate files cannot be read.
+    """
+    identity = CoreIdentity(
+        job_name=config.job_name,
+        job_uid=config.job_uid,
+        epoch=config.epoch,
+        incarnation=config.incarnation,
+        version=__version__,
+    )
+    if storage.history.records:
+        core = Core.restore(storage.history.records, identity, config.core)
+    else:
+        core = Core(identity, config.core)
+    journal, history, decider = storage.journal, storage.history, storage.decider(core)
+    master = Master(config, core, journal, history, decider, storage.evidence)
+    master.after_records = lambda: storage.after_batch(core.durable_state, master.note_journal)
+    try:
+        ending = await master.run()
+        log.info("exiting: %s", ending.value, extra=master.summary())
+        return ending
+    finally:
+        await asyncio.to_thread(storage.close)
+
+
+_REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The package serves v1alpha only; v1 has the same messages, and newer clients ask for it first."""
+
+
+def _reflection_handlers() -> list[grpc.GenericRpcHandler]:
+    """Server reflection, so that grpcurl works without the .proto files."""
+    names = (*_SERVICE_NAMES, "grpc.health.v1.Health", *_REFLECTIONS)
+    servicer: Any = reflection.aio.ReflectionServicer(names)
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return [
+        grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
+        for name in _REFLECTIONS
+    ]

@@ -22,9 +22,8 @@ from holdfast_wire import codec
 from holdfast_wire.messages import InputRecorded, RecordingOpened
 
 FORMAT = 3
-"""`RecordingOpened.format` that this release writes and reads; 1 named each method of people, 2
-had a field for each tier."""
-_NAME = re.compile(r"inputs-([1-9]\d*)(?:-\d+)?\.rec")  # in parts: of format 1
+"""`RecordingOpened.format` that this release writes and reads."""
+_NAME = re.compile(r"inputs-([1-9]\d*)\.rec")
 _LEVEL = 1
 """Of deflate: heartbeats are much alike, and more effort gains little."""
 

@@ -21,7 +21,7 @@ from typing import Protocol
 from holdfast_master.inputs import Input, Moment, Received
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.journal import filesystem
-from holdfast_master.loop.ports import Decider
+from holdfast_master.loop.loop import Decider
 from holdfast_master.replay.codec import to_message
 from holdfast_master.replay.files import block_of, head_of, recording_path, recording_paths
 from holdfast_wire import codec

@@ -6,19 +6,20 @@ Belongs here: methods, their messages and deadlines. Does not belong here: watch
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol
 
 import grpc
 
 from holdfast_master.inputs import Moment, UserRequest
-from holdfast_master.server import incident_views, rpc
-from holdfast_master.server.incident_views import KeptEvidence
-from holdfast_master.server.message_size import events_fitting, fitting
+from holdfast_master.server import rpc
+from holdfast_master.server.message_size import events_fitting, fitting, ranks_fitting
 from holdfast_master.server.pending_requests import Questions
-from holdfast_master.server.rpc import CallCounters, Context
+from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.watch_service import WatchService
 from holdfast_wire import messages
+from holdfast_wire.errors import Refusal
+from holdfast_wire.evidence_file import EvidenceFileError
 from holdfast_wire.messages import (
     METHODS,
     GetGoodputRequest,
@@ -31,6 +32,7 @@ from holdfast_wire.messages import (
     GetJobResponse,
     HostHistory,
     Incident,
+    IncidentEvidence,
     JobEvent,
     JobStatus,
     ListEventsRequest,
@@ -42,6 +44,7 @@ from holdfast_wire.messages import (
     MasterSpec,
     NodeInfo,
 )
+from holdfast_wire.reasons import Cause
 
 SERVICE = "holdfast.v1.JobService"
 ANSWER_SECONDS = 30.0
@@ -160,15 +163,13 @@ class JobService:
         self, request: ListIncidentsRequest, context: Context
     ) -> ListIncidentsResponse:
         await self._on_disk()
-        return incident_views.listed(self._views.incidents(self._clock()), self._evidence)
+        return _listed(self._views.incidents(self._clock()), self._evidence)
 
     async def _get_incident(
         self, request: GetIncidentRequest, context: Context
     ) -> GetIncidentResponse:
         await self._on_disk()
-        return await incident_views.one(
-            self._views.incidents(self._clock()), self._evidence, request
-        )
+        return await _incident(self._views.incidents(self._clock()), self._evidence, request)
 
     async def _watch_job(self, data: bytes, context: Context) -> None:
         await self._on_disk()  # a watch begins with all of the state, as if it had been asked for
@@ -180,3 +181,61 @@ class JobService:
         remaining: float | None = context.time_remaining()
         seconds = ANSWER_SECONDS if remaining is None else max(0.0, remaining)
         return await self._questions.ask(request, who, seconds)
+
+
+NOT_COLLECTED: Final = "only hangs have stacks: of a process that has ended there is none"
+NOT_KEPT: Final = "it is not kept any more, or the master that had it kept no journal"
+_MISSING: Final = {
+    Cause.HANG: NOT_KEPT,
+    Cause.HUNG: "they are those of the incident that its text names",
+}
+"""By the incident's cause."""
+
+
+class KeptEvidence(Protocol):
+    """The evidence that is kept."""
+
+    def known(self) -> tuple[str, ...]:
+        """Return the ids of the incidents that have some."""
+
+    async def read(self, incident_id: str) -> IncidentEvidence | None:
+        """Return that of _incident incident."""
+
+
+def _listed(incidents: Iterable[Incident], kept: KeptEvidence) -> ListIncidentsResponse:
+    """Return the list."""
+    every, known = tuple(incidents), set(kept.known())
+    return ListIncidentsResponse(
+        incidents=every,
+        with_evidence=tuple(_incident.id for _incident in every if _incident.id in known),
+    )
+
+
+async def _incident(
+    incidents: Iterable[Incident], kept: KeptEvidence, request: GetIncidentRequest
+) -> GetIncidentResponse:
+    """Return _incident incident, with as much of its evidence as fits.
+
+    Raises:
+        CallRefusedError: no incident has that id.
+    """
+    every = {fact.id: fact for fact in incidents}
+    fact = every.get(request.incident_id)
+    if fact is None:
+        raise CallRefusedError(_absent(request.incident_id))
+    try:
+        evidence = await kept.read(fact.id)
+    except EvidenceFileError as error:
+        return GetIncidentResponse(incident=fact, evidence_missing=str(error))
+    if evidence is None:
+        why = _MISSING.get(fact.cause, NOT_COLLECTED)
+        return GetIncidentResponse(incident=fact, evidence_missing=why)
+    page, more = ranks_fitting(evidence, request.skip_ranks)
+    return GetIncidentResponse(incident=fact, evidence=page, more=more)
+
+
+def _absent(incident_id: str) -> Refusal:
+    text = f"incident_id is {incident_id!r}, and no incident that is remembered has it"
+    return Refusal(
+        grpc.StatusCode.NOT_FOUND, "NO_INCIDENT", f"{text}; ListIncidents has those that exist"
+    )

@@ -1,7 +1,7 @@
 """Commits: reports of agents about memory and storage, and the grant of a commit.
 
 Belongs here: one handler for each of these messages. Does not belong here: a world's restore
-(`restore`), the choice of a version (`policies.checkpoints`), the records (`checkpoint_tracker`),
+(`restore`), the choice of a version (`policies.checkpoints`), the records (`state.checkpoints`),
 barriers (`rescale.barrier`).
 
 Nothing is committed without a grant, and only one agent has it at a time. A later grant names the
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import PendingStep
+from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short

@@ -22,11 +22,10 @@ from typing import Final
 
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoint_tracker import Offered, SaveSchedule
+from holdfast_master.job.state.checkpoints import Offered, SaveSchedule
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World

@@ -14,12 +14,9 @@ from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.barrier import SaveOrder
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
-from holdfast_master.job.state.checkpoints import Checkpoints
+from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker, SaveOrder
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World

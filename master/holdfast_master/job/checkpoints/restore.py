@@ -13,11 +13,10 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World

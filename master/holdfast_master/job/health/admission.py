@@ -19,10 +19,10 @@ from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility, liveness, replacement, rule_actions
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies import preflight as policy
 from holdfast_master.policies.failure import EvidenceKind

@@ -17,7 +17,7 @@ from holdfast_master.job.health import frozen_replicas, hang_responses, straggle
 from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World

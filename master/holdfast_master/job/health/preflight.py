@@ -11,16 +11,17 @@ begins another one with the nodes that the journal has no verdict on.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from holdfast_master.job.health import admission, rechecks, references
+from holdfast_master.job.health import admission, references
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility
+from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.health import OFF, CheckedNode, OpenCheck, Preflight, preflight_mode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
-from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, Preflight, preflight_mode
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies import preflight as policy
@@ -62,7 +63,7 @@ def consider(job: JobContext) -> None:
             _forget(job)
         own.suspects.clear()
         return
-    rechecks.look(job)
+    look_for_suspects(job)
     if own.open is not None:
         _look(job, own.open)
         return
@@ -363,3 +364,57 @@ def _conclude(job: JobContext, own: OpenCheck) -> None:
     _forget(job)
     if job.state.stop is None:
         admission.settle(job, own)
+
+
+def look_for_suspects(job: JobContext) -> None:
+    """Find the suspect nodes, once for each world that has ended."""
+    own, worlds = job.preflight, job.worlds
+    running = worlds.newest is not None and not worlds.broken
+    if running or own.looked_after == job.state.round:
+        return
+    own.looked_after = job.state.round
+    if not job.state.strikes:
+        return
+    # Replicas that nothing has disturbed train on while others are formed anew.
+    training = worlds.assigned.undisturbed() if worlds.assigned is not None else set()
+    found = {node: why for node, why in _suspects(job).items() if node.rank not in training}
+    present = {CheckedNode(rank, node.agent_id) for rank, node in job.membership.nodes.items()}
+    own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
+    for checked in found:
+        node = job.membership.nodes[checked.rank]
+        _stop_ranks(job, node)
+        eligibility.refresh(job, node)
+
+
+def _stop_ranks(job: JobContext, node: Node) -> None:
+    assigned = job.worlds.assigned
+    if assigned is not None and assigned.holds(node.rank, node.agent_id):
+        reason = f"node {node.rank} is checked before it joins a world again"
+        stop_round(job.out, node, assigned.round_of(node.rank), reason)
+        assigned.disturb(node.rank)
+
+
+def _suspects(job: JobContext) -> dict[CheckedNode, str]:
+    noted, standings = strikes.of_nodes(job), strikes.standings(job)
+    found = dict[CheckedNode, str]()
+    for rank, node in sorted(job.membership.nodes.items()):
+        host = strikes.host_of(job, rank)
+        if eligibility.is_kept_out(job, node):
+            continue
+        # Its own also under another name: a new master hears late on which hosts its nodes are.
+        known = [one for one in noted if one.host == host or one.node_rank == rank]
+        why = policy.why_again(rank, _judged_at(job, node), known, standings.get(host))
+        if why:
+            found[CheckedNode(rank, node.agent_id)] = why
+    return found
+
+
+def _judged_at(job: JobContext, node: Node) -> float:
+    """Return the time of this agent's verdict; 0: it joined before checks were wanted.
+
+    A journal of a release before has no time: nothing came later than that verdict.
+    """
+    judged = job.state.judged.get(node.rank)
+    if judged is None or judged.agent_id != node.agent_id:
+        return 0.0
+    return judged.unix_time or math.inf

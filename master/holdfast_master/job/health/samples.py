@@ -13,7 +13,7 @@ from typing import Final
 from holdfast_master.job.health import exclusions, stragglers
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory, Health, run_of
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_wire.messages import ClockProbe, ClockReply, CollectiveSamples, GroupCollectives
 
 MOST_GROUPS: Final = 64

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.phases import ENDED
-from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.timers import JobClock, Timer
 from holdfast_master.policies.goodput import Totals, entries, micros
 from holdfast_wire.messages import GoodputClass, GoodputMarked, NodeGoodput
 

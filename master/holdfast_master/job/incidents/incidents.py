@@ -15,16 +15,14 @@ from holdfast_master.job.incidents import goodput_marks, reported, strikes, unse
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import Incidents, OpenIncident
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.policies import backoff, failure, guessed_steps, node_history
 from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies.backoff import BackoffSchedule
+from holdfast_master.policies import failure, guessed_steps, node_history
 from holdfast_master.policies.barrier import Sighting
-from holdfast_master.policies.failure import Evidence
+from holdfast_master.policies.failure import BackoffSchedule, Evidence
 from holdfast_master.policies.goodput import micros
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
@@ -472,7 +470,7 @@ def backoff_reason(job: JobContext) -> str:
     schedule = BackoffSchedule(
         first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
     )
-    pause = backoff.decide(_in_a_row(job) + 1, schedule)
+    pause = failure.pause(_in_a_row(job) + 1, schedule)
     until = _broken_at(case) + pause.seconds
     if job.now >= until:
         return ""

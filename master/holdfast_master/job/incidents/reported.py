@@ -8,14 +8,15 @@ the evidence.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from holdfast_master.instructions import KeepEvidence
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import evidence
 from holdfast_master.policies.hang_response import HangVerdict
-from holdfast_wire.messages import Incident, IncidentEvidence
+from holdfast_wire.messages import Incident, IncidentEvidence, RankEvidence
 from holdfast_wire.reasons import Cause
 
 
@@ -69,7 +70,7 @@ def _evidence(
         reason=hang.reason,
         odd_ranks=odd,
         silent_ranks=verdict.silent,
-        ranks=evidence.cut(hang.evidence, odd),
+        ranks=cut_evidence(hang.evidence, odd),
     )
 
 
@@ -89,3 +90,34 @@ def close(job: JobContext, *, went_on: bool = False, since: float = 0.0) -> floa
     changes: dict[str, float] = {ended: lasted}
     job.out.record(dataclasses.replace(fact, open=False, **changes))  # type: ignore[arg-type]
     return lasted
+
+
+STACK_CHARACTERS: Final = 16 * 1024 * 1024
+"""Of all stacks of an incident. A rank of a real script has 2,000 to 10,000, so those of 1,600
+ranks are kept whole; packed they take a tenth."""
+WHOLE_RANKS: Final = 16
+"""Odd ranks whose stacks are kept whole however many ranks there are: people look at these."""
+_CUT: Final = "\n... (cut_evidence: the stacks of all ranks are too long)"
+
+
+def cut_evidence(
+    ranks: Sequence[RankEvidence], odd: Collection[int], most: int = STACK_CHARACTERS
+) -> tuple[RankEvidence, ...]:
+    """Return the evidence in the order of ranks, with stacks of at most about `most` characters.
+
+    Each rank has an equal share; the first odd ranks are not cut_evidence.
+    """
+    whole = set(sorted(odd)[:WHOLE_RANKS])
+    share = max(len(_CUT), most // max(1, len(ranks)))
+    # The later dumps have had their use: the verdict.
+    kept = (dataclasses.replace(one, later_stacks=()) for one in ranks)
+    ordered = sorted(kept, key=lambda one: one.rank)
+    if sum(len(one.stack) for one in ordered) <= most:
+        return tuple(ordered)
+    return tuple(one if one.rank in whole else _shorter(one, share) for one in ordered)
+
+
+def _shorter(one: RankEvidence, share: int) -> RankEvidence:
+    if len(one.stack) <= share:
+        return one
+    return dataclasses.replace(one, stack=one.stack[: share - len(_CUT)] + _CUT)

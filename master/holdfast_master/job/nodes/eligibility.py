@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.preflight import CheckedNode, preflight_mode
+from holdfast_master.job.state.health import OFF, CheckedNode, preflight_mode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast_master.job.nodes import eligibility, stop_orders
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.wording import nodes_named

@@ -5,7 +5,7 @@ Belongs here: how an order is numbered and sent. Does not belong here: the reaso
 
 from __future__ import annotations
 
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_wire.messages import Leave, LeaveOutcome, StopRound
 

@@ -15,21 +15,20 @@ from holdfast_master.job.checkpoints import commits, on_demand, restore
 from holdfast_master.job.health import hangs, preflight, samples
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, liveness, notices, pods
-from holdfast_master.job.requests import heartbeats, user_requests
+from holdfast_master.job.requests import heartbeats, job_end, user_requests
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import FINISHED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.job.worlds import roster, start, stores, sync_choice
-from holdfast_master.policies import failure, success
+from holdfast_master.job.worlds import roster, start, stores
+from holdfast_master.policies import failure
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.success import Tally
 from holdfast_wire.messages import (
     BarrierAck,
     BarrierReached,
@@ -61,7 +60,7 @@ from holdfast_wire.messages import (
     Warmed,
     WorkerExited,
 )
-from holdfast_wire.reasons import EndReason, EventReason
+from holdfast_wire.reasons import EventReason
 
 _ABOUT_ROUND = (
     WorkerExited,
@@ -185,7 +184,7 @@ def _finished(job: JobContext, node: Node, world: World, message: WorkerExited) 
         )
         job.turn(node.rank, GoodputClass.WAITING)
         job.touch(Change.NODE_FINISHED)
-    check_success(job, world)
+    job_end.check_success(job, world)
     if job.state.stop is None and job.worlds.running() is world:
         start.settle(job, world)
         barrier.check_complete(job, world)
@@ -203,14 +202,6 @@ def _finished_meanwhile(job: JobContext, node: Node, number: int, message: Worke
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
-
-
-def check_success(job: JobContext, world: World) -> None:
-    """End the job once the success policy is met."""
-    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
-    verdict = success.decide(job.spec.success_policy, tally)
-    if verdict.met:
-        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
 
 
 def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
@@ -395,5 +386,5 @@ _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     NodeChecked: preflight.measured,
     ReplicaReady: roster.ready,
     RosterFailed: roster.failed,
-    SyncChosen: sync_choice.chosen,
+    SyncChosen: roster.sync_chosen,
 }

@@ -10,10 +10,9 @@ from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.world import World
-from holdfast_master.job.worlds import guessed_steps as world_guesses
 from holdfast_master.job.worlds import start
 from holdfast_master.policies import goodput, guessed_steps
 from holdfast_master.policies.goodput import Activity
@@ -57,7 +56,7 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     interval.heard(job, node, world, message.saving)
     hangs.watch(job)
     _note_start(job, node, world)
-    world_guesses.heard(job, node, world)
+    start.guessed(job, node, world)
     _note_progress(job.state, job.out, world)
     if world.training and job.ledger.kind(node.rank) in _COUNTED:
         _classify(job, node, world)

@@ -6,6 +6,8 @@ the verdict that the job has succeeded (`policies.success`) or failed (`incident
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.instructions import Finished
 from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness, replacement, stop_orders
@@ -13,10 +15,11 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext, JobEnd
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.quantities import counted, verb
@@ -27,6 +30,7 @@ from holdfast_wire.messages import (
     JobPhase,
     LeaveOutcome,
     StopRequested,
+    SuccessPolicy,
 )
 from holdfast_wire.reasons import EndReason, EventReason, PhaseReason
 
@@ -170,6 +174,14 @@ def tell_finish(job: JobContext) -> None:
         job.out.tell(decision)
 
 
+def check_success(job: JobContext, world: World) -> None:
+    """End the job once the success policy is met."""
+    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
+    verdict = judge_success(job.spec.success_policy, tally)
+    if verdict.met:
+        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+
+
 def toward_suspend(job: JobContext) -> None:
     """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
     if job.state.phase is JobPhase.SUSPENDED:
@@ -232,3 +244,37 @@ def below_min_due(job: JobContext) -> None:
         f"for {timeout:g} s"
     )
     job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """The count of the world's ranks that have ended with exit code 0."""
+
+    world_size: int
+    ranks_done: int
+    rank0_done: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SuccessOutcome:
+    """The verdict on the success policy, with the reason."""
+
+    met: bool
+    reason: str
+
+
+def judge_success(policy: SuccessPolicy, tally: Tally) -> SuccessOutcome:
+    """Decide whether the policy is met; an unspecified policy means all workers."""
+    if policy is SuccessPolicy.ANY_WORKER:
+        return SuccessOutcome(
+            tally.ranks_done > 0, f"{_ranks_finished(tally.ranks_done)}, one is enough"
+        )
+    if policy is SuccessPolicy.RANK0:
+        text = "rank 0 has finished" if tally.rank0_done else "rank 0 has not finished"
+        return SuccessOutcome(tally.rank0_done, text)
+    met = 0 < tally.world_size <= tally.ranks_done
+    return SuccessOutcome(met, f"{tally.ranks_done} of {_ranks_finished(tally.world_size)}")
+
+
+def _ranks_finished(ranks: int) -> str:
+    return f"{counted(ranks, 'rank')} {verb(ranks, 'has', 'have')} finished"

@@ -15,15 +15,13 @@ from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.context import JobContext, PendingStacks
 from holdfast_master.job.state.job_state import RENEW
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.operator_view import OperatorView, is_over
+from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.operator_view import OperatorView, PendingScale, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer, Timers
-from holdfast_master.job.state.waiting_requests import ScaleWish, StackCall
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
@@ -97,8 +95,8 @@ def _scale(job: JobContext, event: UserCall, request: ScaleRequest) -> None:
         _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NO_OPERATOR", text)
         return
     number = job.out.command("scale", 0)
-    wish = ScaleWish(event.request_id, request.replicas, number)
-    job.operator.scale_wishes.append(wish)
+    wish = PendingScale(event.request_id, request.replicas, number)
+    job.operator.pending_scales.append(wish)
     job.timers.set(Timer.REQUEST, job.now + _SCALE_SECONDS, event.request_id)
     text = f"{event.who} asks for {counted(request.replicas, 'replica')}{_because(request.reason)}"
     job.out.event(EventReason.SCALE_REQUESTED, text)
@@ -126,7 +124,7 @@ def _nodes(ranks: list[int]) -> str:
 
 def scale_answered(job: JobContext, result: ScaleResult) -> None:
     """The operator has taken a ScaleDecision, or not."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.decision_id != result.decision_id:
             continue
         if result.ok:
@@ -141,21 +139,21 @@ def scale_answered(job: JobContext, result: ScaleResult) -> None:
 
 def spec_in_force(job: JobContext) -> None:
     """A spec or an answer has come: whose wish is carried out now."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.accepted and job.spec.replicas == wish.replicas:
             _end_wish(job.timers, job.operator, wish)
             response = ScaleResponse(generation=job.spec.generation)
             job.out.put(Reply(wish.request_id, response))
 
 
-def _end_wish(timers: Timers, operator: OperatorView, wish: ScaleWish) -> None:
-    operator.scale_wishes.remove(wish)
+def _end_wish(timers: Timers, operator: OperatorView, wish: PendingScale) -> None:
+    operator.pending_scales.remove(wish)
     timers.cancel(Timer.REQUEST, wish.request_id)
 
 
 def operator_gone(job: JobContext) -> None:
     """Nobody will answer what the operator was asked."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         _end_wish(job.timers, job.operator, wish)
         text = "the operator disconnected before it answered"
         job.out.put(Refuse(wish.request_id, RefusalCode.UNAVAILABLE, "OPERATOR_GONE", text))
@@ -163,14 +161,14 @@ def operator_gone(job: JobContext) -> None:
 
 def request_due(job: JobContext, request_id: int) -> None:
     """A user has waited long enough."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.request_id == request_id:
             _end_wish(job.timers, job.operator, wish)
             text = f"the operator did not carry it out within {_SCALE_SECONDS:g} s"
             code = RefusalCode.DEADLINE_EXCEEDED
             job.out.put(Refuse(request_id, code, "OPERATOR_SLOW", text))
     on_demand.request_due(job, request_id)
-    call = job.stack_calls.get(request_id)
+    call = job.pending_stacks.get(request_id)
     if call is not None:
         for rank in call.commands.values():
             call.answers.append(NodeStacks(node_rank=rank, error="no answer in time"))
@@ -310,8 +308,8 @@ def _stacks(job: JobContext, event: UserCall, request: DumpStacksRequest) -> Non
     ):
         return
     ranks = sorted(job.membership.nodes) if request.node_rank is None else [request.node_rank]
-    call = StackCall(event.request_id)
-    job.stack_calls[event.request_id] = call
+    call = PendingStacks(event.request_id)
+    job.pending_stacks[event.request_id] = call
     job.out.event(EventReason.STACKS_REQUESTED, f"{event.who} asks for the stacks")
     for rank in ranks:
         node = job.membership.nodes[rank]
@@ -327,7 +325,7 @@ def _stacks(job: JobContext, event: UserCall, request: DumpStacksRequest) -> Non
 
 def stacks_arrived(job: JobContext, node: Node, message: CommandDone) -> None:
     """A node's stacks, if that is what the command was."""
-    for call in list(job.stack_calls.values()):
+    for call in list(job.pending_stacks.values()):
         if call.commands.pop(message.command_id, None) is None:
             continue
         stacks = tuple(StackText(rank=s.rank, pid=s.pid, text=s.text) for s in message.stacks)
@@ -336,10 +334,10 @@ def stacks_arrived(job: JobContext, node: Node, message: CommandDone) -> None:
         _answer_stacks(job, call)
 
 
-def _answer_stacks(job: JobContext, call: StackCall) -> None:
+def _answer_stacks(job: JobContext, call: PendingStacks) -> None:
     if call.commands:
         return
-    del job.stack_calls[call.request_id]
+    del job.pending_stacks[call.request_id]
     job.timers.cancel(Timer.REQUEST, call.request_id)
     nodes = tuple(sorted(call.answers, key=lambda answer: answer.node_rank))
     job.out.put(Reply(call.request_id, DumpStacksResponse(nodes=nodes)))

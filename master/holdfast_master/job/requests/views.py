@@ -10,10 +10,10 @@ from typing import Final
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World

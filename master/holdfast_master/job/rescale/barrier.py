@@ -8,14 +8,12 @@ Does not belong here: the choice of the step (`policies.barrier`), the reason to
 from __future__ import annotations
 
 from holdfast_master.job.incidents import incidents
-from holdfast_master.job.state.barrier import Barrier
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.world import Barrier, World
 from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import BarrierAck, BarrierReached, GoodputClass, JobPhase, SetBarrier

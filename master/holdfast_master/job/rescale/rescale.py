@@ -14,7 +14,7 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, scaling

@@ -12,19 +12,15 @@ from typing import TypeVar
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_master.job.state.checkpoints import Checkpoints
 from holdfast_master.job.state.goodput import GoodputLedger
-from holdfast_master.job.state.health import OFF, Health
+from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger, advance
-from holdfast_master.job.state.preflight import Preflight
 from holdfast_master.job.state.takeover_claims import Claims
-from holdfast_master.job.state.timers import Timers
-from holdfast_master.job.state.waiting_requests import StackCall
+from holdfast_master.job.state.timers import JobClock, Timers
 from holdfast_master.job.state.world import Worlds
 from holdfast_master.policies.liveness import LivenessLimits
 from holdfast_master.policies.rendezvous import Bounds
@@ -34,6 +30,7 @@ from holdfast_wire.messages import (
     HangPolicy,
     JobPhase,
     MasterSpec,
+    NodeStacks,
     PhaseChanged,
     StopRequested,
     StragglerPolicy,
@@ -64,6 +61,16 @@ class JobEnd:
     """Reason for people; empty: an earlier master knew."""
 
 
+@dataclasses.dataclass(slots=True)
+class PendingStacks:
+    """A user waits for the stacks of these nodes."""
+
+    request_id: int
+    commands: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Command id to node rank, those that have not answered."""
+    answers: list[NodeStacks] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class JobContext:
     """The state of one job, by part."""
@@ -85,7 +92,7 @@ class JobContext:
     claims: Claims = dataclasses.field(default_factory=Claims)
     """Claims of agents that run a world which the journal does not name."""
     end: JobEnd = dataclasses.field(default_factory=JobEnd)
-    stack_calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
+    pending_stacks: dict[int, PendingStacks] = dataclasses.field(default_factory=dict)
     """Users who wait for stacks, by request id."""
     placed: Placed = dataclasses.field(default_factory=Placed)
     """The digest that the agents keep."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.job.state.waiting_requests import ScaleWish
 from holdfast_wire.messages import ClusterStrikes, PodObservation, PodPhase, ReplaceDecision
 
 _COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})
@@ -19,6 +18,16 @@ _OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
 def is_over(pod: PodObservation) -> bool:
     """Return whether the pod's processes have ended for certain."""
     return pod.phase in _OVER
+
+
+@dataclasses.dataclass(slots=True)
+class PendingScale:
+    """A user's Scale that waits for the operator."""
+
+    request_id: int
+    replicas: int
+    decision_id: int
+    accepted: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,7 +57,7 @@ class OperatorView:
     """Uids of pods whose end before their agent joined was told; the newest thousand."""
     cluster: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
     """What other jobs met on the hosts of this one."""
-    scale_wishes: list[ScaleWish] = dataclasses.field(default_factory=list)
+    pending_scales: list[PendingScale] = dataclasses.field(default_factory=list)
 
     def newest_pod(self, rank: int) -> str | None:
         """Uid of the rank's newest pod, if somebody watches who can tell."""

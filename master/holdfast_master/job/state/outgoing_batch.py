@@ -10,11 +10,11 @@ import dataclasses
 
 from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
 from holdfast_master.job.state.apply import apply
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.timers import JobClock
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire.messages import (
     CommandIssued,

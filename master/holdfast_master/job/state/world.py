@@ -13,8 +13,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable
 
-from holdfast_master.job.state.barrier import Barrier
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_wire.messages import (
@@ -23,6 +22,29 @@ from holdfast_wire.messages import (
     WorldMember,
     WorldReplica,
 )
+
+
+@dataclasses.dataclass(slots=True)
+class Barrier:
+    """Ranks are on their way to save and stop after the same step."""
+
+    reason: str
+    barrier_id: int
+    """0: an earlier master set it, and what became of that is found out from the members."""
+    step: int
+    patience: float
+    """Time after the expected one that it may take, s."""
+    tries: int = 0
+    acked: set[int] = dataclasses.field(default_factory=set)
+    found: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Node rank to the barrier of an earlier master that its ranks have seen."""
+    passed: int = 0
+    """Newest step that a rank had completed when it saw a barrier."""
+
+    def is_apart(self, running: Iterable[int]) -> bool:
+        """Return whether these nodes' ranks have seen different barriers of an earlier master."""
+        seen = {self.found.get(rank, 0) for rank in running}
+        return 0 in seen or len(seen) > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ still to be named, or missed the newest roster begins anew, as after any loss.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility
@@ -28,7 +28,6 @@ from holdfast_master.job.state.takeover_claims import Claimed, Claims
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World
-from holdfast_master.job.takeover import claimed
 from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.policies.goodput import from_class_seconds
 from holdfast_master.policies.quantities import counted, verb
@@ -38,6 +37,8 @@ from holdfast_wire.messages import (
     OuterRoster,
     WorldAssignment,
     WorldDecided,
+    WorldMember,
+    WorldReplica,
 )
 from holdfast_wire.reasons import EventReason, PhaseReason
 
@@ -103,7 +104,7 @@ def pending(job: JobContext) -> str:
     elif left is not None:
         _end(job, f"node {left} has left round {number} since; a fresh round follows")
     else:
-        _adopt(job, members, claimed.world(claims.top, members))
+        _adopt(job, members, _world_of(claims.top, members))
     return ""
 
 
@@ -137,7 +138,7 @@ def _adopt_replicas(job: JobContext, roster: OuterRoster, found: dict[int, Claim
         _end(job, f"{back} of epoch {roster.epoch} came back, too few; a fresh round follows")
         return
     job.out.record(roster, durable=True)
-    _adopt(job, members, claimed.replicas(found))
+    _adopt(job, members, _replicas_of(found))
 
 
 def _left(membership: Membership, members: Claimed) -> int | None:
@@ -284,3 +285,61 @@ def hold(job: JobContext) -> bool:
         if job.state.spec is not None:  # nobody may ever come, neither old nodes nor new ones
             rounds.count_below_min(job)
     return bool(text)
+
+
+def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
+    """Return the decision of a world from the places of its members; `top`: its round and hash."""
+    _, place = members[0]
+    number, digest_hash = top
+    return WorldDecided(
+        group=0,
+        round=number,
+        members=tuple(_member(hello) for hello, _ in members),
+        restart_count=place.restart_count,
+        reason=place.reason,
+        world_hash=digest_hash,
+        store_host=place.store_host,
+        keeps_checkpoints=place.keeps_checkpoints,
+        intervals=place.intervals,
+        store_port=place.store_port,
+    )
+
+
+def _replicas_of(found: Mapping[int, Claimed]) -> WorldDecided:
+    """Return the decision of a _world_of of _replicas_of, which began in rounds of their own."""
+    told = tuple(_replica(number, members) for number, members in sorted(found.items()))
+    nodes = [one for _, members in sorted(found.items()) for one in members]
+    _, place = nodes[0]
+    return WorldDecided(
+        group=0,
+        round=max(one.round for one in told),
+        members=tuple(_member(hello) for hello, _ in nodes),
+        restart_count=max(one.restart_count for _, one in nodes),
+        reason="_replicas_of that an earlier master had made",
+        world_hash=place.world_hash,
+        store_host=place.store_host,
+        store_port=place.store_port,
+        keeps_checkpoints=all(one.keeps_checkpoints for _, one in nodes),
+        intervals=place.intervals,
+        _replicas_of=told,
+    )
+
+
+def _replica(number: int, members: Claimed) -> WorldReplica:
+    hello, place = members[0]
+    return WorldReplica(
+        number=number,
+        round=hello.round,
+        nodes=len(members),
+        store_host=place.store_host,
+        store_port=place.store_port,
+        world_hash=place.world_hash,
+    )
+
+
+def _member(hello: Hello) -> WorldMember:
+    return WorldMember(
+        node_rank=hello.node_rank,
+        agent_id=hello.agent_id,
+        local_world_size=hello.local_world_size,
+    )

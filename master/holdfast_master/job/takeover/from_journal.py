@@ -17,11 +17,10 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.phases import ENDED, Trigger
-from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.timers import JobClock, Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.takeover import hello
 from holdfast_master.job.worlds import flush

@@ -7,6 +7,9 @@ agents of one node rank (`policies.succession`), the processes of a member that 
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job.health import preflight
@@ -16,15 +19,14 @@ from holdfast_master.job.requests import job_end
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED, JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
 from holdfast_master.job.worlds import digests, flush, roster, stores
-from holdfast_master.policies import liveness, succession
+from holdfast_master.policies import liveness
 from holdfast_master.policies.failure import EvidenceKind
-from holdfast_master.policies.succession import Claim, Knowledge, Standing
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire.messages import (
     GoodputClass,
@@ -54,14 +56,14 @@ def connected(job: JobContext, event: Connected) -> None:
     node = job.membership.nodes.get(hello.node_rank)
     incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
     claim = Claim(hello.pod_uid, hello.agent_id)
-    verdict = succession.decide(incumbent, claim, _knowledge(job, hello))
-    if verdict.standing is Standing.OUTDATED:
+    verdict = judge_arrival(incumbent, claim, _knowledge(job, hello))
+    if verdict.arrival is Arrival.OUTDATED:
         _send_away(job.state, job.out, event.session, hello, verdict.reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
     roster.heard(job, hello.assignment)
     job.membership.cap(hello.max_restarts)
-    if verdict.standing is Standing.RETURNED and node is not None:
+    if verdict.arrival is Arrival.RETURNED and node is not None:
         _returned(job, node, event.session, hello)
         return
     if node is not None:
@@ -262,3 +264,71 @@ def restore_nodes(job: JobContext) -> None:
         node.heartbeat = job.membership.heartbeat
         until = job.now + liveness.silence_limit(node.heartbeat, job.limits)
         job.timers.set(Timer.SILENCE, until, node.rank)
+
+
+class Arrival(enum.Enum):
+    """The arrival that a hello gives an agent."""
+
+    NEW = "new"
+    """Nobody held the rank."""
+    RETURNED = "returned"
+    """The same agent is back."""
+    SUCCESSOR = "successor"
+    """It takes the rank; the agent before counts as gone."""
+    OUTDATED = "outdated"
+    """It must leave; the rank belongs to somebody newer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """An agent's claim to a node rank."""
+
+    pod_uid: str
+    agent_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Succession:
+    """The arrival of the agent that said hello, with the reason."""
+
+    arrival: Arrival
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """The knowledge about a node rank from the operator and from the past."""
+
+    newest_pod: str | None = None
+    """The newest pod of the rank while an operator watches; None: nobody can tell."""
+    superseded: frozenset[str] = frozenset()
+    """Pods of the rank that were followed by another."""
+    ended: str | None = None
+    """The rank's newest pod where its processes have ended for certain."""
+    dismissed: frozenset[str] = frozenset()
+    """Agents that were told to leave and must not return."""
+
+
+def judge_arrival(incumbent: Claim | None, hello: Claim, knowledge: Knowledge) -> Succession:
+    """Decide which agent holds the rank after this hello.
+
+    The newest pod that the operator knows wins. Where the operator cannot tell, the newest hello
+    wins.
+    """
+    if hello.agent_id in knowledge.dismissed:
+        return Succession(Arrival.OUTDATED, "this agent was told to leave before")
+    if hello.pod_uid and hello.pod_uid == knowledge.ended:
+        # Its words were still on their way when its end was told.
+        return Succession(Arrival.OUTDATED, f"pod {hello.pod_uid} has ended")
+    if incumbent is not None and incumbent.agent_id == hello.agent_id:
+        return Succession(Arrival.RETURNED, "the same agent")
+    if hello.pod_uid in knowledge.superseded:
+        text = f"pod {hello.pod_uid} was followed by a newer one"
+        return Succession(Arrival.OUTDATED, text)
+    if incumbent is None:
+        return Succession(Arrival.NEW, "nobody held the rank")
+    if incumbent.pod_uid == knowledge.newest_pod != hello.pod_uid:
+        text = f"the rank belongs to pod {incumbent.pod_uid}, the newest that exists"
+        return Succession(Arrival.OUTDATED, text)
+    text = f"agent {hello.agent_id} takes the rank over from {incumbent.agent_id}"
+    return Succession(Arrival.SUCCESSOR, text)

@@ -11,8 +11,8 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.preflight import CheckedNode
+from holdfast_master.job.state.health import CheckedNode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import assignment, roster, start

@@ -14,8 +14,7 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer

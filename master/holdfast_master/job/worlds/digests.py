@@ -15,8 +15,7 @@ from holdfast_master.job.nodes import eligibility, liveness
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.context import JobContext, Placed
 from holdfast_master.job.state.job_state import PROMISED, JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.goodput import class_seconds, from_class_seconds

@@ -13,11 +13,10 @@ from collections.abc import Collection
 
 from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, Rescue
+from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer

@@ -7,6 +7,7 @@ of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,18 +16,19 @@ from typing import Final
 from holdfast_master.job.health import frozen_replicas
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
 from holdfast_master.policies import replicas as policy
-from holdfast_master.policies.replicas import NewRoster, SameRoster, Standing
+from holdfast_master.policies.replicas import NewRoster, ReplicaStatus, SameRoster
 from holdfast_wire.messages import (
     AssignmentMode,
     OuterRoster,
     ReplicaReady,
     RosterFailed,
+    SyncChosen,
     WorldAssignment,
     WorldReplica,
 )
@@ -105,7 +107,7 @@ def note_alone(job: JobContext, world: World) -> None:
         job.out.event(EventReason.REPLICA_ALONE, text, Warn)
 
 
-def _standings(job: JobContext, world: World) -> Iterator[Standing]:
+def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
     going = {one.number for one in replicas.going(job)}
     last = job.state.roster
     known = last.replicas if last is not None else ()
@@ -116,7 +118,7 @@ def _standings(job: JobContext, world: World) -> Iterator[Standing]:
         intact = replica.number in going and replica.number not in job.worlds.frozen
         if world.finished.issuperset(ranks):  # its nodes may be gone, too
             intact = not _has_parted(job, replica)
-        yield Standing(replica.number, intact, said or replica.number in known)
+        yield ReplicaStatus(replica.number, intact, said or replica.number in known)
 
 
 def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
@@ -128,7 +130,7 @@ def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
     return False
 
 
-def _ready_since(job: JobContext, standings: list[Standing]) -> float | None:
+def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | None:
     """Return the time since which a replica is ready, while the newest roster has none that is."""
     if not any(one.intact and one.ready for one in standings):
         job.worlds.ready_since = None
@@ -218,3 +220,41 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
     job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
     job.touch(Change.ROSTER_FAILED)
+
+
+def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
+    """Ranks of a node have sync_chosen; a report that is made again changes nothing."""
+    world, last = job.worlds.assigned, job.state.sync
+    if world is None or not world.holds(node.rank, node.agent_id):
+        return
+    if not world.is_about(node.rank, number) or (last and _is_known(message, last, world)):
+        return
+    fact = dataclasses.replace(message, round=number)
+    job.out.record(fact)
+    reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
+    job.out.event(reason, _text(fact), node=node.rank)
+
+
+def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
+    """Return whether a choice is no news.
+
+    Of replicas that come and go another one may tell it where the first rank is lost: a lower step
+    is an older choice of theirs, and what they propose they find again and again. In a world of one
+    a lower step may be a script that has gone back.
+    """
+    repeats = not (message.made or last.made) and message.interval == last.interval
+    if world.replicas and (message.step <= last.step or repeats):
+        return True
+    return dataclasses.replace(message, round=last.round) == last
+
+
+def _text(fact: SyncChosen) -> str:
+    verb = "agree" if fact.made else "would agree"
+    return (
+        f"replicas {verb} {_often(fact.interval)} from step {fact.step} on, not "
+        f"{_often(fact.interval_before)}: {fact.reason}"
+    )
+
+
+def _often(interval: int) -> str:
+    return "in each step" if interval <= 1 else f"after each {interval} steps"

@@ -16,8 +16,7 @@ from holdfast_master.journal.segments import JournalError
 from holdfast_master.replay.codec import RecordedInputError
 from holdfast_master.replay.files import is_unbegun, read_opened, read_recording, recording_paths
 from holdfast_master.replay.inspect import fact_text
-from holdfast_master.replay.inspect.journal_files import job_uid_of
-from holdfast_master.replay.inspect.show import everything, of_incident
+from holdfast_master.replay.inspect.show import everything, job_uid_of, of_incident
 from holdfast_master.replay.replayer import ReplayedInput, ReplayError, redecide, split
 from holdfast_wire.messages import JournalRecord, RecordingOpened
 

@@ -126,7 +126,7 @@ def _acting(found: set[str]) -> set[str]:
     parts = ("job.", "policies.")
     values = ("job.state.", "policies.rendezvous")
     acting = {name for name in found if name.startswith(parts) and not name.startswith(values)}
-    return acting | (found & {"job.state.checkpoint_tracker"})
+    return acting | (found & {"job.state.checkpoints"})
 
 
 def test_a_commit_enters_only_the_modules_of_its_walk(training: Start) -> None:

@@ -23,7 +23,7 @@ from holdfast_master.journal.writer import Journal
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, NodeExcluded, SegmentOpened
 
-HEAD = SegmentOpened(format=2, epoch=1, incarnation="m1", job_uid="j1")
+HEAD = SegmentOpened(format=4, epoch=1, incarnation="m1", job_uid="j1")
 DEADLINE = 20.0
 
 

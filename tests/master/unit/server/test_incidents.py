@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_master.evidence import store
-from holdfast_master.evidence.store import EvidenceStore
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import KeepEvidence, Reply
+from holdfast_master.process import evidence_store
+from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_wire import evidence_file
 from holdfast_wire.messages import (
     GetIncidentRequest,
@@ -96,14 +96,14 @@ async def test_a_store_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled, *, on_disk: bool
 ) -> None:
     """Beyond the number, then beyond the bytes, the oldest go; what is read is what was kept."""
-    monkeypatch.setattr(store, "MOST_INCIDENTS", 3)
+    monkeypatch.setattr(evidence_store, "MOST_INCIDENTS", 3)
     directory = tmp_path / "evidence" if on_disk else None
     names = [f"i1.{number}" for number in range(1, 6)]
     kept = settled(directory, *map(_evidence, names))
     assert kept.known() == ("i1.3", "i1.4", "i1.5")
     assert await kept.read("i1.5") == _evidence("i1.5").evidence
     assert await kept.read("i1.1") is None
-    monkeypatch.setattr(store, "MOST_BYTES", 1)
+    monkeypatch.setattr(evidence_store, "MOST_BYTES", 1)
     kept.keep(_evidence("i1.6"))
     kept.close()
     assert kept.known() == ("i1.6",)

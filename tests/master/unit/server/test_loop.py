@@ -24,8 +24,13 @@ from holdfast_master.inputs import (
 )
 from holdfast_master.instructions import Finished, Instruction, RefusalCode, Refuse, StepDown, Tell
 from holdfast_master.loop import loop as loop_module
-from holdfast_master.loop.loop import DeferredInput, MasterLoop
-from holdfast_master.loop.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
+from holdfast_master.loop.loop import (
+    LATE_SECONDS,
+    PERIOD_SECONDS,
+    DeferredInput,
+    MasterLoop,
+    Watchdog,
+)
 from holdfast_wire.messages import Heartbeat, StopJobRequest, SyncResponse
 from masters.scripted_core import ScriptedCore
 from masters.served import eventually

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.job.checkpoints import commits, interval
-from holdfast_master.job.state.checkpoint_tracker import PendingStep
+from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies import checkpoints as policy
 from simulation.planted.agent import Patch
