@@ -1,7 +1,6 @@
-"""The pure core of the job master: inputs in, instructions out.
+"""The pure core of the job master: dispatches inputs and deadlines, and serves views of the job.
 
-Belongs here: the one entry that dispatches inputs and deadlines, and the views that the shell
-serves. Does not belong here: decisions (see `policies`), clocks, I/O, logging, randomness.
+Decisions stand in `policies` and `job`. No clock, I/O, logging or randomness.
 """
 
 from __future__ import annotations

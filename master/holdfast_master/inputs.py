@@ -1,8 +1,4 @@
-"""Inputs of the core: all that can happen to a job master, as frozen values.
-
-Belongs here: the values that the shell hands to the core. Does not belong here: their sources
-(streams, files, clocks), and the core's decisions.
-"""
+"""Inputs of the core: all that can happen to a job master, as frozen values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Instructions of the core to its shell, as frozen values.
 
-Belongs here: one value for each thing that the shell does. Does not belong here: the means (queues,
-files, gRPC).
-
 A batch is carried out in order, after its records: the shell appends every Record of the batch in
 order, calls fsync once if any of them is durable, and only then performs the rest.
 """

@@ -1,7 +1,5 @@
 """Decides the next step from the state alone, after every input that may have changed it.
 
-Belongs here: the order in which the policies are asked. Does not belong here: the policies.
-
 It is level-triggered on purpose: handlers note what they were told and do not act, so the order in
 which messages arrive cannot lead to different ends. A policy that has nothing to do in most looks
 is asked here only where the state says that it may have.

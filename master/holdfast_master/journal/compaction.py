@@ -1,9 +1,5 @@
 """Compaction of a journal: a base stands for the oldest facts, and the files before it go.
 
-Belongs here: writing a base, checking it, and removing what nobody needs any more. Does not belong
-here: the time to do so (see `compaction_policy`), reading a history, the content of a base
-(`snapshot`).
-
 Order is everything: a base gets its name only when the disk holds all of it and it was read back
 and found equal, and files go only when the disk holds that name.
 """

@@ -1,8 +1,4 @@
-"""Compaction policy: decides by the bytes written since the last base.
-
-Belongs here: the thread that compacts, and telling people when that does not work. Does not belong
-here: writing a base and removing files (see `compaction`).
-"""
+"""Compaction policy: decides by the bytes written since the last base."""
 
 from __future__ import annotations
 

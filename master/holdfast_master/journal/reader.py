@@ -1,8 +1,4 @@
-"""Reads the records of earlier masters: the newest base and the facts after it, in sequence.
-
-Belongs here: choosing the base, joining segments, and saying what is missing. Does not belong here:
-reading one file (see `segments`), writing, and the meaning of facts (the core applies them).
-"""
+"""Reads the records of earlier masters: the newest base and the facts after it, in sequence."""
 
 from __future__ import annotations
 

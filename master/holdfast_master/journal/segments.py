@@ -1,8 +1,4 @@
-"""One file of a journal: its name, its head, and the intact records that it holds.
-
-Belongs here: reading a file, and saying what is wrong with it. Does not belong here: several files
-as one history (see `reader`), writing (see `writer` and `compaction`).
-"""
+"""One file of a journal: its name, its head, and the intact records that it holds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The journal's writer: the files of this master's epoch, group commit, trouble survived.
 
-Belongs here: blocking writes, meant for a thread of their own. Does not belong here: reading old
-files (see `reader`), bases (see `compaction`), and the choice of facts (the core decides).
-
 A job must not stop because a disk does: what cannot be written is kept, bounded, and tried again
 each second; the master goes on meanwhile, and says so. Then an effect may precede its record, and
 a master that is restarted in this state learns from the agents what the journal does not hold.

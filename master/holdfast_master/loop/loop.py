@@ -1,7 +1,7 @@
 """The one task that owns the core: inputs, records, effects, deadlines, in this order.
 
-Belongs here: batching, the clock, and noticing that this process itself stood still. Does not
-belong here: the sources of inputs, carrying out instructions, and any decision.
+It notices that this process itself stood still. Sources of inputs, carrying out instructions and
+decisions do not belong here.
 """
 
 from __future__ import annotations

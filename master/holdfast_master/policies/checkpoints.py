@@ -1,8 +1,4 @@
-"""Checkpoint choice: what memory may release, what a world restores, who commits a step.
-
-Belongs here: the rules, with nodes named by their ranks. Does not belong here: messages, the
-records of memory (`job.state.checkpoints`), and the rules within a node: its agent has them.
-"""
+"""Checkpoint choice: what memory may release, what a world restores, who commits a step."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The failure policy: the root cause, the rule that applies, the budget to charge and its balance.
-
-Belongs here: ranking evidence, blame, the failure rules, the charge, counting charges in their
-windows. Does not belong here: the time of the next world (`rendezvous`), the pause before it
-(`backoff`).
-"""
+"""The failure policy: root cause, rule, budget and its balance, pause before a restart."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Failure rate of a job, by the tier of checkpoints that it then restores from.
-
-Belongs here: the rate that is assumed at first, and the one that is learned. Does not belong here:
-the definition of a failure (`failure`), the intervals that follow (`interval`).
-"""
+"""Failure rate of a job, by the tier of checkpoints that it then restores from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Flush policy: the checkpoints written to storage before nodes leave, and the time it may take.
-
-Belongs here: the rules, with nodes named by rank and agent. Does not belong here: messages,
-deadlines that run, the records of memory (`job.state.checkpoints`).
-"""
+"""Flush policy: the checkpoints written to storage before nodes leave, and the time it may take."""
 
 from __future__ import annotations
 

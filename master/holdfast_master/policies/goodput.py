@@ -1,8 +1,5 @@
 """Goodput accounting: every second of every node in exactly one class, in microseconds.
 
-Belongs here: the classes, what a node's activity counts as, sums. Does not belong here: the
-accounts of the nodes (`goodput`), when an incident begins or ends.
-
 Times are whole microseconds, so that sums are exact and replay gives the same figures.
 """
 

@@ -1,8 +1,5 @@
 """Steps that agents guess from collectives: the age of the first one, a world without any.
 
-Belongs here: judgements from the newest reports of a world's ranks. Does not belong here: the guess
-itself (the agent's `policies.collective_steps`), what follows from a judgement.
-
 A guess counts from 0 in each process. So it is compared with nothing but 0, and never with a step
 of another round, of a checkpoint or of a barrier.
 """

@@ -1,8 +1,5 @@
 """The cause of a hang: which ranks are odd, what they do, what helps.
 
-Belongs here: comparison of the ranks' evidence. Does not belong here: when a world hangs
-(`hang_limit`), what one rank does (`rank_activity`), the restart.
-
 Three rules bear the verdict. A rank that is stuck by itself is odd, whatever the others do. A rank
 that only does something else is odd where it is behind: the sequence number of its newest
 collective is the lowest of the group, while it does not wait for its peers. Without the evidence of

@@ -1,8 +1,4 @@
-"""The time without progress after which a world counts as hanging, learned from its own past.
-
-Belongs here: durations of steps and sections in a bounded sketch, the limit of each section, the
-judgement. Does not belong here: the cause of a hang (`hang`), what is done about it.
-"""
+"""The time without progress after which a world counts as hanging, learned from its own past."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Verdict on a hang, and the response to it: the smallest thing that helps.
-
-Belongs here: causes, what helps against each, the verdict's remedy for these nodes, and the bounds.
-Does not belong here: how a cause is found (`hang`), the budget that decides on hangs that come back
-(`failure`).
-"""
+"""Verdict on a hang, and the response to it: the smallest thing that helps."""
 
 from __future__ import annotations
 

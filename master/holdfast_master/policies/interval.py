@@ -1,9 +1,5 @@
 """Checkpoint interval per tier: the cost of saving against the cost of a failure.
 
-Belongs here: the interval of Young and Daly for several tiers, its bounds, when a change is worth
-it. Does not belong here: how often the job fails (`failure_rate`), from which step a schedule holds
-(`barrier`), who is told.
-
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974): with
 a save that costs d and a mean time M between failures, save every sqrt(2 d M). J. T. Daly, "A
 higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006): for M

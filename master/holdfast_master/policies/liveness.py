@@ -1,7 +1,5 @@
 """Liveness of a node: alive, away, silent or lost; and its heartbeat interval.
 
-Belongs here: the limits and the judgement. Does not belong here: the consequences of a loss.
-
 The order of limits is what makes it safe: an agent's lease ends before the silence limit, so the
 workers of an agent that merely stands still are dead before anybody starts a new round.
 """

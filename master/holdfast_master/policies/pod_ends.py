@@ -1,8 +1,4 @@
-"""Classifies the end of a pod: by its own program, by its limits, or by a preemption.
-
-Belongs here: reading a pod's reason and conditions as Kubernetes 1.30 to 1.37 writes them, and the
-kind of evidence that its end is. Does not belong here: its cost, and the rule for it (`failure`).
-"""
+"""Classifies the end of a pod: by its own program, by its limits, or by a preemption."""
 
 from __future__ import annotations
 

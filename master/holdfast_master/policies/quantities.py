@@ -1,7 +1,4 @@
-"""Quantities in words: a number of things, a time in the unit that a person would choose.
-
-Belongs here: the form of a quantity in a sentence. Does not belong here: the sentences.
-"""
+"""Quantities in words: a number of things, a time in the unit that a person would choose."""
 
 from __future__ import annotations
 

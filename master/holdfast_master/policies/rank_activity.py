@@ -1,8 +1,4 @@
-"""Activity of one rank that makes no progress, from its evidence alone.
-
-Belongs here: the state of its process, the frames of its main thread, the tables of files and
-kernel functions by which an activity is known. Does not belong here: other ranks (`hang`).
-"""
+"""Activity of one rank that makes no progress, from its evidence alone."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Rendezvous: the time at which a world is formed, its size, and the order of its nodes.
-
-Belongs here: sizes, the join window, the order of ranks. Does not belong here: the
-liveness of nodes (`liveness`), changes of a running world (`scaling`).
-"""
+"""Rendezvous: the time at which a world is formed, its size, and the order of its nodes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Replicas of a job under local SGD: which nodes make one up, and which of them synchronise.
 
-Belongs here: seats in replicas, the roster of an epoch, the replica that keeps others waiting. Does
-not belong here: the number of nodes (`rendezvous`), what becomes of units (the ranks decide that),
-sending a roster.
-
 A replica is the unit of membership: its nodes have a world of their own, and a loss in it restarts
 it alone. Its number is never given again, so others see by it that a member was replaced.
 """

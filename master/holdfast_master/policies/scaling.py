@@ -1,8 +1,4 @@
-"""Scaling: decides a change of a running world's members, and its time.
-
-Belongs here: growing, shrinking, draining and swapping while the world trains. Does not belong
-here: worlds that are broken (`rendezvous`), how ranks are stopped together (`barrier`).
-"""
+"""Scaling: decides a change of a running world's members, and its time."""
 
 from __future__ import annotations
 

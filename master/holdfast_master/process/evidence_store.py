@@ -1,8 +1,5 @@
 """The evidence of the newest incidents: on disk beside the journal, else in memory.
 
-Belongs here: writing, reading and removing it in one thread, so that no disk holds the loop up.
-Does not belong here: a file's form (`holdfast_wire.evidence_file`), what is collected.
-
 A file has its name only once it is whole. What a disk does not take stays in memory, where a
 successor does not find it.
 """

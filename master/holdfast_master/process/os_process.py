@@ -1,8 +1,4 @@
-"""This process as a whole: its parent's death, its open files, its files, its memory.
-
-Belongs here: calls to the kernel, malloc and the collector. Does not belong here: signals that
-asyncio handles.
-"""
+"""This process as a whole: parent, files, memory, collector, and gRPC's environment."""
 
 from __future__ import annotations
 

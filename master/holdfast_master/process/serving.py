@@ -1,7 +1,4 @@
-"""The master process put together: core, loop, services, server; its life from open to exit.
-
-Belongs here: wiring, start and end. Does not belong here: the work of any part.
-"""
+"""The master process put together: core, loop, services, server; its life from open to exit."""
 
 from __future__ import annotations
 

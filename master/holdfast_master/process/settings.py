@@ -1,8 +1,4 @@
-"""Settings of a master process, read once at its start.
-
-Belongs here: the one file that `holdfast-master --config` names, read and checked. Does not belong
-here: the meaning of the core's time limits (see `settings`), and anything that changes later.
-"""
+"""Settings of a master process, read once at its start."""
 
 from __future__ import annotations
 

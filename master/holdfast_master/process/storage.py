@@ -1,7 +1,4 @@
-"""Storage of a master on disk: journal, bases, recording.
-
-Belongs here: putting the three together from the configuration. Does not belong here: any of them.
-"""
+"""Storage of a master on disk: journal, bases, recording; the watch for a newer master."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Inputs of the core as messages of the wire, and back: for the recording and for the replay.
-
-Belongs here: every kind of input, there and back without a loss. Does not belong here: files (see
-`recorder` and `files`).
-"""
+"""Inputs of the core as messages of the wire, and back: for the recording and for the replay."""
 
 from __future__ import annotations
 

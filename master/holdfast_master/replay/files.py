@@ -1,7 +1,5 @@
 """Files of recorded inputs: their names, their blocks, and reading them.
 
-Belongs here: the format on disk. Does not belong here: recording (see `recorder`).
-
 A file is frames as in a journal: a RecordingOpened, then blocks. A block is deflated frames, each
 with one InputRecorded. Nothing of it is synced: a recording explains, it is not relied upon.
 """

@@ -1,8 +1,5 @@
 """Recording of the core's inputs beside the journal, so that they can be decided again.
 
-Belongs here: the core that records, and the thread that writes. Does not belong here: the format
-(see `files`), deciding again (see `replayer`).
-
 A recording begins with its master and ends when its bound is met. Nothing waits for it: the loop
 puts a tuple in a queue; a thread encodes, deflates and writes. A crash of this process loses the
 last half second.

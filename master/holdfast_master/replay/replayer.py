@@ -1,9 +1,5 @@
 """Deciding a master's inputs again with the code of today, and comparing.
 
-Belongs here: setting a core up as it was when its master began, feeding it, and the first
-difference. Does not belong here: reading files (see `journal.reader`, `files`), and text for people
-(see `inspect`).
-
 A core is deterministic: the same code gives the same facts. So a difference is the work of changed
 code, of a changed setting, or a defect.
 """

@@ -1,8 +1,4 @@
-"""AgentService: the agents' streams between gRPC and the loop.
-
-Belongs here: the first message and its identity check, reading, writing, ending. Does not belong
-here: the meaning of a message (the core decides).
-"""
+"""AgentService: the agents' streams between gRPC and the loop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Authorization: one interceptor before every method of every service.
-
-Belongs here: the look at `holdfast_wire.roles` and the refusal. Does not belong here: checks of
-one method beyond the role, such as the rank in a hello.
-"""
+"""Authorization: one interceptor before every method of every service."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""JobService: requests of people and programs to a running job.
-
-Belongs here: methods, their messages and deadlines. Does not belong here: watching (see
-`watch_service`), and the answer to a request (the core decides).
-"""
+"""JobService: requests of people and programs to a running job."""
 
 from __future__ import annotations
 

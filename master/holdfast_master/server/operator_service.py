@@ -1,8 +1,4 @@
-"""OperatorService: the operator's stream between gRPC and the loop.
-
-Belongs here: the one current stream, its queue, reading and writing. Does not belong here: the
-meaning of a spec or a pod for the job (the core decides).
-"""
+"""OperatorService: the operator's stream between gRPC and the loop."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Requests that wait for the core's answer.
-
-Belongs here: ids, futures, deadlines. Does not belong here: gRPC methods and their messages.
-"""
+"""Requests that wait for the core's answer."""
 
 from __future__ import annotations
 

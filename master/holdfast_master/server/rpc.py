@@ -1,7 +1,4 @@
-"""One gRPC call: its caller, refusals with their counter, messages between bytes and twins.
-
-Belongs here: the common needs of all services. Does not belong here: any one service.
-"""
+"""One gRPC call: its caller, refusals with their counter, messages between bytes and twins."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The agents' open streams, by the core's number of each, and the messages that wait for a peer.
 
-Belongs here: queues towards agents and the operator, bounded, with stale messages replaced by their
-successors; the end of a stream from this side. Does not belong here: reading and writing of streams
-(see `agent_service`, `operator_service`).
+Queues are bounded, and a stale message is replaced by its successor.
 """
 
 from __future__ import annotations

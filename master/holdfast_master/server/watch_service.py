@@ -1,8 +1,4 @@
-"""JobService.WatchJob: a snapshot, then every event and incident, and the status now and then.
-
-Belongs here: the ring of recent news that all watchers share, their cursors, resume tokens. Does
-not belong here: the text of an event.
-"""
+"""JobService.WatchJob: a snapshot, then every event and incident, and the status now and then."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Commits: reports of agents about memory and storage, and the grant of a commit.
 
-Belongs here: one handler for each of these messages. Does not belong here: a world's restore
-(`restore`), the choice of a version (`policies.checkpoints`), the records (`state.checkpoints`),
-barriers (`rescale.barrier`).
-
 Nothing is committed without a grant, and only one agent has it at a time. A later grant names the
 attempt anew; the agent that takes that name leaves nothing to commit for the one before.
 """

@@ -1,9 +1,5 @@
 """Checkpoint intervals: computed from costs, changed on all ranks or on none.
 
-Belongs here: the offer of a schedule, the nodes' reports of it, its confirmation. Does not belong
-here: the intervals (`policies.interval`), their first step (`policies.barrier`), saves on demand
-(`on_demand`).
-
 A change has two parts. Ranks that were offered a schedule save, from its step on, what either asks
 for. Once every node has said that its ranks heard of it before that step, the change is written
 down and confirmed, and whoever hears that does without the old one. So at each step there is a

@@ -1,11 +1,7 @@
 """A checkpoint on demand: all ranks save after the same step and go on.
 
-Belongs here: setting the barrier, the nodes' reports of it, the answer to the users who wait. Does
-not belong here: the choice of the step (`policies.barrier`), the commit (`commits`), a save after
-which ranks stop (`rescale.barrier`). Nothing of it is in the journal: a user who waits asks the
-next master again.
-
-Of replicas one saves. What becomes of the others meanwhile is nothing to it.
+Nothing of it is in the journal: a user who waits asks the next master again. Of replicas one saves,
+whatever becomes of the others meanwhile.
 """
 
 from __future__ import annotations

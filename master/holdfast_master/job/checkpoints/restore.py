@@ -1,9 +1,5 @@
 """Restore coordination: nodes ask, the master chooses, all verify, then all start.
 
-Belongs here: the messages of a start and their order. Does not belong here: the choice of the
-version and of the nodes to read from (`policies.checkpoints`), reports about memory and storage
-(`commits`).
-
 Nobody begins before every node has found its share intact. A node that found damage after others
 had begun would mix two steps.
 """

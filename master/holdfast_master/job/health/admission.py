@@ -1,9 +1,5 @@
 """Admission of checked nodes: what the outcome of a check means for each of them.
 
-Belongs here: the verdicts' facts and events; under mode Act, the bad node's way out. Does not
-belong here: the check itself (`preflight`), the verdicts (`policies.preflight`), how a host is
-excluded (`nodes.rule_actions`).
-
 Under `Report` every node joins. Under `Act` a node that is slow or faulty stays outside. Its host
 is excluded and another pod is asked for, up to three agents in a row: after that, it is not the
 hosts. Where too few nodes would be left and nobody makes another, it joins all the same: a slow job

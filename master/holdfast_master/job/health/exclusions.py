@@ -1,9 +1,5 @@
 """Exclusion of slow nodes from the running world, where `spec.health.straggler.mode` is Act.
 
-Belongs here: the facts for the decision, and the way out of an excluded node. Does not belong here:
-the accusation (`stragglers`), gain against cost (`policies.straggler.exclusion`), the barrier and
-the next world (`rescale`, `worlds`).
-
 A node leaves as by every drain, with or without a standby: all ranks save and stop after the same
 step.
 """

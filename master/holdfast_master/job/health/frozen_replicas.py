@@ -1,8 +1,6 @@
 """Replicas that keep others waiting: found by their steps, reported, and restarted where hangs are.
 
-Belongs here: the pace of each replica, and what follows from a verdict. Does not belong here: the
-verdict (`policies.replicas`), hangs of a job that is one world (`hangs`): ranks of replicas are in
-worlds of their own, so their collectives cannot be compared.
+Their ranks are in worlds of their own, so collectives cannot be compared as in `hangs`.
 """
 
 from __future__ import annotations

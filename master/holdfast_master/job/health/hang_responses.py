@@ -1,8 +1,5 @@
 """Responses to hangs, where `spec.health.hang.mode` is Act.
 
-Belongs here: the incident of a hang, and the way out of a node that cannot stay. Does not belong
-here: when a world hangs and why (`hangs`), the choice of the response (`policies.hang_response`).
-
 A hang is a failure like others: its incident has the cause Hung, budgets and failure rules count,
 and the next round begins as after every failure. A master that is killed before the incident is in
 the journal leaves the world as it is, and its successor finds the hang anew.

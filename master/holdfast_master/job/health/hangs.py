@@ -1,8 +1,5 @@
 """Hangs of the running world: the watch, the evidence of all ranks, what people are told.
 
-Belongs here: when to look, asking the agents, events. Does not belong here: the limit
-(`policies.hang_limit`), the cause (`policies.hang`).
-
 Nobody waits for the time-out of a collective. Evidence comes before anything is ended.
 """
 

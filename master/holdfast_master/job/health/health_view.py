@@ -1,8 +1,4 @@
-"""The answer to GetHealth.
-
-Belongs here: ranks and verdicts as people are shown them. Does not belong here: verdicts
-(`stragglers`), other answers (`requests.views`).
-"""
+"""The answer to GetHealth."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Checks of nodes that are about to join a world, where `spec.health.preflight` says so.
 
-Belongs here: when a check begins, orders to the agents, their reports, the time of each round. Does
-not belong here: who measures with whom and the verdicts (`policies.preflight`), what follows from
-them (`admission`).
-
 One check is open at a time. Nodes of the running world take no part. Everything has a deadline, so
 a first world waits for `timeoutSeconds` at the most. A check dies with its master: the successor
 begins another one with the nodes that the journal has no verdict on.

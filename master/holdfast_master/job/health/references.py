@@ -1,8 +1,4 @@
-"""Reference figures of healthy nodes, between the journal's facts and the check's policy.
-
-Belongs here: both forms, and the fact that has what a check adds. Does not belong here: what is
-learned from a check (`policies.preflight`).
-"""
+"""Reference figures of healthy nodes, between the journal's facts and the check's policy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Samples of the ranks' collectives, and the clocks of the nodes.
-
-Belongs here: taking what agents send, within bounds. Does not belong here: judging it
-(`stragglers`).
-"""
+"""Samples of the ranks' collectives, and the clocks of the nodes."""
 
 from __future__ import annotations
 

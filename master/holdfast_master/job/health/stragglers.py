@@ -1,8 +1,4 @@
-"""Stragglers of the running world: windows of steps for the policy, events from its verdicts.
-
-Belongs here: when a window is whole, what people are told. Does not belong here: the verdict
-(`policies.straggler`).
-"""
+"""Stragglers of the running world: windows of steps for the policy, events from its verdicts."""
 
 from __future__ import annotations
 

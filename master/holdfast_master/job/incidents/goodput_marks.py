@@ -1,8 +1,4 @@
-"""Goodput that outlives the master: written down, and bridged to the next master's first second.
-
-Belongs here: the times at which accounts are written, and the class of the time between two
-masters. Does not belong here: counting (`state.goodput`), the classes (`policies.goodput`).
-"""
+"""Goodput that outlives the master: written down, and bridged to the next master's first second."""
 
 from __future__ import annotations
 

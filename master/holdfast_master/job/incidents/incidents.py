@@ -1,10 +1,4 @@
-"""Incidents: opened by evidence, blamed anew by better evidence, judged, charged, closed.
-
-Belongs here: the incident that evidence belongs to, breaking a world, judging open incidents,
-closing and charging each once, the end of the pause that follows on failures without progress. Does
-not belong here: the rank of evidence, the choice of the budget and its balance
-(`policies.failure`), the length of a pause (`policies.backoff`), the next world (`rounds`).
-"""
+"""Incidents: opened by evidence, blamed anew by better evidence, judged, charged, closed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Recovery from an incident: its progress and its cost.
-
-Belongs here: the times of an incident, repeated steps, the measured cost of a rescale. Does not
-belong here: forming the world (`rounds`), charging (`incidents`).
-"""
+"""Recovery from an incident: its progress and its cost."""
 
 from __future__ import annotations
 

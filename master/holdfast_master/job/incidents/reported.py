@@ -1,9 +1,4 @@
-"""Incidents that interrupt nothing: hangs that are only reported, with the evidence of their ranks.
-
-Belongs here: opening such an incident, once for each hang of a round, and closing it. Does not
-belong here: the verdict (`policies.hang`), incidents that end a world (`incidents`), the files of
-the evidence.
-"""
+"""Incidents that interrupt nothing: hangs that are only reported, with their evidence."""
 
 from __future__ import annotations
 

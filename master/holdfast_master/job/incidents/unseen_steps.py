@@ -1,8 +1,4 @@
-"""Worlds whose ranks report no steps: whether a guess may still come, whether there was none.
-
-Belongs here: the judgements that incidents need of such a world. Does not belong here: what the
-first guess changes (`worlds.guessed_steps`), the rule (`policies.guessed_steps`).
-"""
+"""Worlds whose ranks report no steps: whether a guess may still come, whether there was none."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Eligibility of the present nodes for a world.
-
-Belongs here: the one test of it, and the sets that spare everybody a scan. Does not belong here:
-choosing among candidates (`policies.rendezvous`).
-"""
+"""Eligibility of the present nodes for a world."""
 
 from __future__ import annotations
 

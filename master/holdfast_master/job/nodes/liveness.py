@@ -1,8 +1,4 @@
-"""Nodes that go: silent, disconnected, ended, superseded, or asked to leave.
-
-Belongs here: telling a blip from a loss, and the consequences for the node itself. Does not belong
-here: the limits (`policies.liveness`), consequences for the job (`incidents`, `rounds`).
-"""
+"""Nodes that go: silent, disconnected, ended, superseded, or asked to leave."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Pod observations of the operator, as evidence about the nodes whose agents run in them.
 
-Belongs here: the node of a pod, the meaning of the pod's state, pods that end before their agent
-has joined (a wrong command, a missing program, a broken node). Does not belong here: consequences
-for the node (`liveness`) and for the job (`incidents`, `rounds`).
+A pod may end before its agent joins: a wrong command, a missing program, a broken node.
 """
 
 from __future__ import annotations

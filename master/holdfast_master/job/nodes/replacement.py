@@ -1,8 +1,4 @@
-"""Requests to the operator about pods: make one anew, release one.
-
-Belongs here: issuing those decisions once and repeating them to a new operator stream. Does not
-belong here: the reason for a node to go, excluded hosts (`rule_actions`).
-"""
+"""Requests to the operator about pods: make one anew, release one."""
 
 from __future__ import annotations
 

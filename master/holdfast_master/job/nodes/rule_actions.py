@@ -1,8 +1,6 @@
-"""Actions of failure rules on a culprit, besides a new round.
+"""Actions of failure rules on a culprit besides a new round: it is replaced, its host excluded.
 
-Belongs here: replacing the culprit's node, excluding its host, and having the job's other nodes
-leave that host. Does not belong here: the choice of the rule (`policies.failure`), rules that end
-the job (`incidents`), the number of excluded hosts (the operator keeps to the spec).
+The operator bounds the number of excluded hosts, as the spec says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Orders to one agent to end processes: those of a round, or all of them and itself.
-
-Belongs here: how an order is numbered and sent. Does not belong here: the reasons for one.
-"""
+"""Orders to one agent to end processes: those of a round, or all of them and itself."""
 
 from __future__ import annotations
 

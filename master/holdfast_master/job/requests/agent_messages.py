@@ -1,8 +1,4 @@
-"""Reports of agents on their streams.
-
-Belongs here: one handler for each message. Does not belong here: hellos (`takeover.hello`), the
-ends of streams (`liveness`), the next step (`reconcile`).
-"""
+"""Reports of agents on their streams."""
 
 from __future__ import annotations
 

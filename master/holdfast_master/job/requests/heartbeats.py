@@ -1,8 +1,4 @@
-"""Heartbeats: what the ranks do, noted at a constant cost each.
-
-Belongs here: progress, pace, samples, the goodput class of a training node. Does not belong here:
-silence (`liveness`), anything that looks at all nodes.
-"""
+"""Heartbeats: what the ranks do, noted at a constant cost each."""
 
 from __future__ import annotations
 

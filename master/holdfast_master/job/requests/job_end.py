@@ -1,8 +1,4 @@
-"""The ways out: success, failure, stop, suspend.
-
-Belongs here: stopping what runs, telling everybody, and the last phases. Does not belong here:
-the verdict that the job has succeeded (`policies.success`) or failed (`incidents`).
-"""
+"""The ways out: success, failure, stop, suspend."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The operator's stream: specs, pods, answers, requests to stop.
-
-Belongs here: one handler for each of its messages. Does not belong here: the meaning of a pod's end
-(`nodes.pods`), decisions for the operator (`replacement`).
-"""
+"""The operator's stream: specs, pods, answers, requests to stop."""
 
 from __future__ import annotations
 

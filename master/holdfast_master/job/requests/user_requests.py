@@ -1,8 +1,4 @@
-"""Requests of users.
-
-Belongs here: one handler for each request, answered once. Does not belong here: requests that only
-read (`views`): they need no decision.
-"""
+"""Requests of users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Views of a job for people and programs.
-
-Belongs here: building the answers of JobService from the state. Does not belong here: changing it.
-"""
+"""Views of a job for people and programs."""
 
 from __future__ import annotations
 

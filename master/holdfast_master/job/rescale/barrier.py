@@ -1,9 +1,4 @@
-"""The barrier: all ranks save and stop after the same step, for a rescale, a suspension, an end.
-
-Belongs here: setting it, the nodes' reports of it, its failure, and taking up an earlier master's.
-Does not belong here: the choice of the step (`policies.barrier`), the reason to stop the ranks
-(`rescale`, `requests.job_end`).
-"""
+"""The barrier: all ranks save and stop after the same step, for a rescale, a suspension, an end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Planned changes of a world's members: grow, shrink, drain.
-
-Belongs here: the nodes that leave and that may come, and the incident of the change. Does not
-belong here: the verdict that a change pays (`policies.scaling`), stopping the ranks (`barrier`),
-the next world (`rounds`).
-"""
+"""Planned changes of a world's members: grow, shrink, drain."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Application of the journal's records to the durable state: one function per kind of fact.
-
-Belongs here: the change of `JobState` that a fact makes. Does not belong here: decisions; a record
-that is applied again after a restart must change the same fields in the same way.
-"""
+"""Application of the journal's records to the durable state: one function per kind of fact."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Changes: the reasons for another look at the decisions.
-
-Belongs here: the names of those reasons, and the ones that are pending. Does not belong here: the
-look itself (`reconcile`).
-"""
+"""Changes: the reasons for another look at the decisions."""
 
 from __future__ import annotations
 

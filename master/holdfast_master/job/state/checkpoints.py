@@ -1,7 +1,6 @@
-"""Checkpoints in memory, on their way to storage and at a start, as agents report; their schedule.
+"""Checkpoints as agents report them: in memory, on their way to storage, at a start.
 
-Belongs here: the records, and what follows from them without a message. Does not belong here:
-handlers (see the folder `checkpoints`), and fields that must survive the master (`job_state`).
+Fields that must survive the master stand in `job_state`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The job's context: the parts of its state, each with its owner, for all handlers.
-
-Belongs here: the parts by name, the values that follow from several of them, and the few changes
-that concern several of them. Does not belong here: decisions, and what concerns one part only.
-"""
+"""The parts of the job's state, for all handlers, and what concerns several of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The goodput accounts of all nodes.
-
-Belongs here: counting, moving seconds between classes afterwards, the cost of an incident. Does not
-belong here: the class of a node's time (`policies.goodput`, and the handlers of a node's reports).
-"""
+"""The goodput accounts of all nodes."""
 
 from __future__ import annotations
 

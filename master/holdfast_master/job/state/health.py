@@ -1,7 +1,6 @@
-"""The health of the running world, as this master knows it. Nothing of it survives the master.
+"""The health of the running world and the check before a node joins, as this master knows them.
 
-Belongs here: the newest collectives of each rank, the policies' records. Does not belong here:
-verdicts (`policies.straggler`), what follows from them (`job.health`).
+Nothing of it survives the master; verdicts that do stand in `job_state`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Open incidents: evidence, culprits, times.
-
-Belongs here: what is known of an interruption until its charge. Does not belong here: opening,
-closing and charging (`incidents`).
-"""
+"""Open incidents: evidence, culprits, times."""
 
 from __future__ import annotations
 

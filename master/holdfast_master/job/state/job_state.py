@@ -1,9 +1,4 @@
-"""The durable state of a job: everything that its journal rebuilds.
-
-Belongs here: the fields that must survive the master's process. Does not belong here: what a fact
-changes in them (see `apply`), their form on disk (see `snapshot`), and what agents report again
-when they reconnect (see `nodes`, `world`).
-"""
+"""The durable state of a job: everything that its journal rebuilds."""
 
 from __future__ import annotations
 

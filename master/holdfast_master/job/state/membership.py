@@ -1,8 +1,6 @@
-"""Membership: the present nodes, and the sets of them that decisions need without a scan.
+"""The present nodes, each as its agent presents itself now, and the sets that decisions need.
 
-Belongs here: sessions, presence, eligibility as it was last worked out. Does not belong here: one
-node (`nodes`), the test of eligibility (`nodes.eligibility`), the facts that survive the master
-(`job_state`).
+Facts that survive the master stand in `job_state`, the test of eligibility in `nodes.eligibility`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Reports of the operator, and the requests that it has not carried out yet.
-
-Belongs here: pods by node rank, outstanding decisions. Does not belong here: the consequences of a
-pod's end (`nodes.pods`).
-"""
+"""The operator as the master knows it: its reports, and the requests that are still open."""
 
 from __future__ import annotations
 

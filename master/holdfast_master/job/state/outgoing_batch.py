@@ -1,8 +1,4 @@
-"""The batch that is being written: records of facts, then messages and other instructions.
-
-Belongs here: the ways to change something durable, to tell people, to send; and the order of all of
-it. Does not belong here: decisions, and carrying a batch out (`loop`).
-"""
+"""The batch that is being written: records of facts, then messages and other instructions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Snapshots of the durable state: `JobState` as a sequence of `JobFolded` records, and back.
-
-Belongs here: the form of each field in a snapshot, found by the fields' names and types; copies and
-projections of the state. Does not belong here: what a fact changes (see `apply`), files, and when a
-base is written.
-"""
+"""Snapshots of the durable state: `JobState` as a sequence of `JobFolded` records, and back."""
 
 from __future__ import annotations
 

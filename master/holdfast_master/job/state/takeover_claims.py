@@ -1,8 +1,4 @@
-"""Reports of agents about a world that this master does not know.
-
-Belongs here: their claims and the newest digest. Does not belong here: the decision to adopt that
-world (`adoption`).
-"""
+"""Reports of agents about a world that this master does not know."""
 
 from __future__ import annotations
 

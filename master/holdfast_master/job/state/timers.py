@@ -1,9 +1,6 @@
-"""Deadlines of the core, in a heap.
+"""The core's time: its clocks, derived from the moments that the shell hands in, and its deadlines.
 
-Belongs here: setting, moving, cancelling and popping deadlines. Does not belong here: their
-consequences, and any clock.
-
-Times are on the patient clock: the monotonic clock without the time in which the master itself
+Deadlines are on the patient clock: the monotonic clock without the time in which the master itself
 stood still. So a stall puts off every deadline without touching one.
 """
 

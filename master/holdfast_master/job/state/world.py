@@ -1,9 +1,4 @@
-"""The job's worlds: the newest decided one, the newest assigned one, and their members' progress.
-
-Belongs here: which world runs, why it cannot go on, the barrier on its way; the members' reports
-about one round. Does not belong here: the decision for a world (`rounds`), fields that must survive
-the master (`job_state`).
-"""
+"""The newest decided and the newest assigned world, and the progress of their members."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """A master without a journal finds a running world: adopt it whole, or begin afresh.
 
-Belongs here: rebuilding a world from hellos and digests. Does not belong here: taking up
-from a journal (`from_journal`).
-
 Members of one world say so by the round and hash of their assignment. If all of them are back in
 time, the world goes on and nobody is restarted; otherwise one fresh round follows.
 

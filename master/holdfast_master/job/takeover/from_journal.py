@@ -1,8 +1,5 @@
 """Takes up a job that an earlier master left.
 
-Belongs here: the parts of the context as they follow from the journal. Does not belong here:
-reading it (`state.apply` applies the facts), decisions.
-
 Nothing here restarts anybody: known nodes are away until they say hello or their silence ends, and
 the world is taken to run until a member says otherwise.
 """

@@ -1,9 +1,4 @@
-"""Agents that say hello: new, back, taking over, or too late.
-
-Belongs here: admitting agents, the Welcome. Does not belong here: the choice between
-agents of one node rank (`policies.succession`), the processes of a member that was away
-(`returning`).
-"""
+"""Agents that say hello: new, back, taking over, or too late; and the Welcome."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Compares the processes of a returning agent with those that it should run.
-
-Belongs here: going on with a member of the world. Does not belong here: the identity of the agent
-(`hello`), processes that an earlier master started (`adoption`).
-"""
+"""Compares the processes of a returning agent with those that it should run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Telling every member of a decided world its place, and the others to stop.
-
-Belongs here: assignments, the checkpoint intervals that a world begins with, and ending the
-processes of an older round. Does not belong here: the choice of members (`rounds`), the start of
-the world (`start`), other intervals later on (`checkpoints.interval`).
-"""
+"""Telling every member of a decided world its place, and the others to stop."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""State digests: the part of the durable state that three agents keep for another master.
-
-Belongs here: building it, keeping it fresh, taking one over. Does not belong here: finding the
-newest (`takeover_claims`), adopting a world (`adoption`).
-"""
+"""State digests: the part of the durable state that three agents keep for another master."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Flush: memory-only checkpoints go to storage before their nodes leave, or leave each other.
 
-Belongs here: telling the nodes to write, the time that the end or the world waits, events. Does not
-belong here: the choice of checkpoints (`policies.flush`), the commit (`commits`).
-
 Nothing of it is in the journal. A master that takes over hears from the agents what they hold and
 what is on storage already, and begins anew where the job is to end; a world it forms at once.
 """

@@ -1,8 +1,4 @@
-"""Replicas of the running world: which of them go on, and who is in the next world.
-
-Belongs here: what the nodes' state means for a replica. Does not belong here: seats
-(`policies.replicas`), the roster (`roster`), the size of a world (`rounds`).
-"""
+"""Replicas of the running world: which of them go on, and who is in the next world."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The outer roster: which replicas synchronise with each other, told to their agents.
+"""What replicas synchronise with each other: the outer roster, and their choice how often.
 
-Belongs here: a new epoch when replicas are lost, come, or could not meet; its place in the journal
-before anybody hears of it. Does not belong here: who may be in it (`policies.replicas`), the worlds
-of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan that).
+A new epoch is in the journal before any agent hears of it. What units are given to whom, and the
+choice how to agree, the ranks decide, all alike after the same step: they wait for no answer.
 """
 
 from __future__ import annotations

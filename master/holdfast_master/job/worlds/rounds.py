@@ -1,8 +1,4 @@
-"""Rounds: forming a world, having its store, telling every member its place, seeing it train.
-
-Belongs here: the way of a world from its decision to its first step. Does not belong here: sizes
-and order (`policies.rendezvous`), the end of a world (`incidents`, `barrier`).
-"""
+"""Rounds: forming a world, having its store, telling every member its place, seeing it train."""
 
 from __future__ import annotations
 

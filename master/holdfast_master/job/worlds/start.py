@@ -1,8 +1,4 @@
-"""A world on its way from its assignments to its first step.
-
-Belongs here: the members' reports of their start, and the verdict that the world trains. Does not
-belong here: forming the world (`rounds`), the progress of an incident (`recovery`).
-"""
+"""A world on its way from its assignments to its first step, reported or guessed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stores: the first nodes keep a TCPStore process ready for the round to come.
-
-Belongs here: asking for stores and noting their outcome. Does not belong here: using one
-(`rounds`).
-"""
+"""Stores: the first nodes keep a TCPStore process ready for the round to come."""
 
 from __future__ import annotations
 

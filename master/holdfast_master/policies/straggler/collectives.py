@@ -1,9 +1,5 @@
 """Alignment of collectives: from times of issue to the local work of each rank in each step.
 
-Belongs here: segments, steps, and the rank that left the path, for one process group. Does not
-belong here: sampling and the clock's offset (the agent), judging a rank (`votes`), ranks that
-issue nothing more (`hang`).
-
 Ranks leave a synchronous collective together. Two neighbours k and k+1 are synchronised where no
 rank issues k+1 before the last rank has issued k. A segment ends with each collective that is
 synchronised with the next one. A rank's local time in a segment lasts from the last rank's issue of

@@ -1,9 +1,4 @@
-"""Exclusion of a straggler: whether a verdict is worth a rescale.
-
-Belongs here: gain against cost, the job's least size, and how many nodes may leave within a time.
-Does not belong here: the verdict (`verdict`), the rescale itself (`scaling`, `barrier`), nodes that
-are bad again and again.
-"""
+"""Exclusion of a straggler: whether a verdict is worth a rescale."""
 
 from __future__ import annotations
 

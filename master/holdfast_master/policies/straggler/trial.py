@@ -1,8 +1,5 @@
 """The outcome of a slow node's exclusion: the node was slow, or one of its ranks was.
 
-Belongs here: how far ranks lie above the others, and the outcome of an exclusion. Does not belong
-here: the exclusion itself (`exclusion`), what follows from the outcome (`job.health.trials`).
-
 A rank may have work of its own: rank 0 logs, gathers and saves. Whoever takes its place has that
 work, too. A slow node keeps its slowness, whatever ranks it has. So the ranks that were slow are
 looked at again on their next node: where they are slow there, no node was to blame.

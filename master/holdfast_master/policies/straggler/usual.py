@@ -1,8 +1,5 @@
 """The usual local time of each rank, and how far a window lies above it.
 
-Belongs here: a rank's own past, the change that all ranks share, and the noise. Does not belong
-here: votes (`votes`), the local times themselves (`collectives`).
-
 The model: log(local time) = level of the rank + change that all share + its own excess + noise. The
 level is the lower quartile of the rank's earliest windows without an excess: it needs no peers, so
 unequal ranks, two nodes, and half of the nodes slow are decided. The shared change is the middle of

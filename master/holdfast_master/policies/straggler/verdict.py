@@ -1,8 +1,4 @@
-"""Verdict on stragglers: the rank, node or link that is slower than usual.
-
-Belongs here: the verdict with its numbers, its beginning and the other causes. Does not belong
-here: the votes (`votes`), what follows from a verdict (`exclusion`).
-"""
+"""Verdict on stragglers: the rank, node or link that is slower than usual."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Votes of windows: the ranks that are slower than usual in one window.
 
-Belongs here: the excess of a rank, its vote, and the record of a world's votes. Does not belong
-here: the usual times (`usual`), what so many votes mean (`verdict`).
-
 A window votes against a rank whose excess is at least `slowdown_percent` of a step, at least 2.5
 times its noise and at least three times the clock's error. The excess is taken from the rank's own
 past, and from its peers where they do the same work by design. Where the work done is known, the

@@ -1,8 +1,4 @@
-"""The steps of one vote: each rank's usual step in them, and what else is known of the rank.
-
-Belongs here: windows, and their summary of steps. Does not belong here: the steps themselves
-(`collectives`), what is unusual about a window (`usual`, `votes`).
-"""
+"""The steps of one vote: each rank's usual step in them, and what else is known of the rank."""
 
 from __future__ import annotations
 

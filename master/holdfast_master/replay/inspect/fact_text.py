@@ -1,7 +1,4 @@
-"""Facts and inputs in words, and as plain values for JSON. Pure.
-
-Belongs here: one line for each kind. Does not belong here: the choice of lines.
-"""
+"""Facts and inputs in words, and as plain values for JSON. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`replay`: step through the inputs and decisions of a master, and decide them again.
-
-Belongs here: the choice of recordings, and the printed text. Does not belong here: deciding again
-(see `replayer`).
-"""
+"""`replay`: step through the inputs and decisions of a master, and decide them again."""
 
 from __future__ import annotations
 
