@@ -39,10 +39,10 @@ def steer(job: JobContext) -> None:
 
 
 def _settle_checkpoints(job: JobContext) -> None:
-    book = job.checkpoints.tracker
-    if book.pending or job.timers.running(Timer.COMMIT):
+    tracker = job.checkpoints.tracker
+    if tracker.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    if book.waits or any(one.waits for one in job.checkpoints.starts.values()):
+    if tracker.waits or any(one.waits for one in job.checkpoints.starts.values()):
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)
@@ -72,7 +72,7 @@ def _turn(job: JobContext) -> None:
 def _run(job: JobContext) -> None:
     if job.claims.settled and job.claims.held:
         agent_messages.hear_held(job)
-    if any(case.to_replace is not None for case in job.incidents.open()):
+    if any(incident.to_replace is not None for incident in job.incidents.open()):
         rule_actions.act(job)
     if job.membership.beyond:
         eligibility.settle_surplus(job)

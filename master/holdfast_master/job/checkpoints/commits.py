@@ -47,19 +47,19 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
         return
     if world.round_of(node.rank) != number or not world.saves(node.rank):
         return
-    book, size = job.checkpoints.tracker, len(world.savers)
-    book.enter(number, world.holders, world.saver_size)
+    tracker, size = job.checkpoints.tracker, len(world.savers)
+    tracker.enter(number, world.holders, world.saver_size)
     versions = frozenset(message.versions[:_MOST_VERSIONS])
     holder = (node.rank, node.agent_id)
-    (book.memory_only.add if message.memory_only else book.memory_only.discard)(holder)
-    (book.whole.add if message.whole else book.whole.discard)(node.rank)
-    changed = book.hold(node.rank, versions, size)
+    (tracker.memory_only.add if message.memory_only else tracker.memory_only.discard)(holder)
+    (tracker.whole.add if message.whole else tracker.whole.discard)(node.rank)
+    changed = tracker.hold(node.rank, versions, size)
     if job.worlds.broken:
         job.touch(Change.MEMORY_REPORTED)
     # Where there is one node, it sees for itself what is complete.
     if changed and size > 1 and job.worlds.running() is world:
         order = ReleaseCheckpoints(
-            complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
+            complete=tracker.complete, passed_over=tuple(sorted(tracker.passed_over, reverse=True))
         )
         for rank in world.savers:
             there = job.membership.nodes.get(rank)
@@ -75,13 +75,13 @@ def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None
     version = message.version
     if version is None or not message.attempt:
         return
-    book, key = job.checkpoints.tracker, (version, message.attempt)
-    if key in book.done:
-        _announce_to(job.out, node, version, book.done[key])
+    tracker, key = job.checkpoints.tracker, (version, message.attempt)
+    if key in tracker.done:
+        _announce_to(job.out, node, version, tracker.done[key])
         return
-    pending = book.pending.get(key)
+    pending = tracker.pending.get(key)
     if pending is None:
-        pending = book.pending[key] = PendingStep(
+        pending = tracker.pending[key] = PendingStep(
             version=version,
             attempt=message.attempt,
             world_size=message.world_size,
@@ -100,10 +100,10 @@ def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None
 
 def _limit(job: JobContext) -> None:
     """Give up the oldest step that no agent has been granted: its world is gone, or it is late."""
-    book = job.checkpoints.tracker
-    waiting = [key for key, pending in book.pending.items() if pending.coordinator is None]
-    if len(book.pending) > _MOST_PENDING and waiting:
-        _give_up(job, book.pending[min(waiting)], "newer steps waited to be committed too")
+    tracker = job.checkpoints.tracker
+    waiting = [key for key, pending in tracker.pending.items() if pending.coordinator is None]
+    if len(tracker.pending) > _MOST_PENDING and waiting:
+        _give_up(job, tracker.pending[min(waiting)], "newer steps waited to be committed too")
 
 
 def grant(job: JobContext) -> None:

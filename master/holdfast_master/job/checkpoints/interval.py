@@ -52,9 +52,9 @@ def heard(job: JobContext, node: Node, world: World, report: SavingReport | None
     node.saving = report
     if report is None or not world.saves(node.rank):
         return
-    book = _book(job, world)
+    schedule = _schedule(job, world)
     job.timers.ensure(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
-    offer = book.offer
+    offer = schedule.offer
     if offer is None or report.seen_id != offer.number or node.rank in offer.seen:
         return
     offer.passed = max(offer.passed, report.seen_step)
@@ -66,7 +66,7 @@ def heard(job: JobContext, node: Node, world: World, report: SavingReport | None
         _confirm(job, world, offer)
 
 
-def _book(job: JobContext, world: World) -> SaveSchedule:
+def _schedule(job: JobContext, world: World) -> SaveSchedule:
     """The book of the ranks that save in this world."""
     if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
@@ -91,9 +91,9 @@ def due(job: JobContext) -> None:
     if world is None or not any(node.saving for node in _members(job.membership, world)):
         return  # the next heartbeat of a world that follows sets the time anew
     job.timers.set(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
-    book = _book(job, world)
+    schedule = _schedule(job, world)
     trains = job.state.phase is JobPhase.TRAINING and job.worlds.barrier is None
-    if not trains or book.offer is not None or book.now is None or not world.fact.intervals:
+    if not trains or schedule.offer is not None or schedule.now is None or not world.fact.intervals:
         return
     reports = _reports(job.membership, world)
     if not reports:
@@ -102,12 +102,12 @@ def due(job: JobContext) -> None:
     measured = _costs(reports, pins)
     if measured is None:
         return
-    now = _over(pins, book.now)
+    now = _over(pins, schedule.now)
     wish = _over(pins, interval.wished(job.spec))
-    book.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
-    if book.verdict.changed or book.unsure:
-        offer = Offered(number=0, step=0, every=book.verdict.every)
-        book.offer = offer
+    schedule.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
+    if schedule.verdict.changed or schedule.unsure:
+        offer = Offered(number=0, step=0, every=schedule.verdict.every)
+        schedule.offer = offer
         _set(job, world, offer)
 
 
@@ -209,8 +209,8 @@ def _confirm(job: JobContext, world: World, offer: Offered) -> None:
         intervals=to_intervals(offer.every),
     )
     job.out.record(fact, durable=True)
-    book = job.checkpoints.schedule
-    book.now, book.offer, book.unsure = offer.every, None, False
+    schedule = job.checkpoints.schedule
+    schedule.now, schedule.offer, schedule.unsure = offer.every, None, False
     job.timers.cancel(Timer.SCHEDULE_SEEN)
     tiers = "; ".join(f"{word(one.tier)}: {_words(one)}" for one in intervals(job))
     job.out.event(EventReason.CHECKPOINT_SCHEDULED, f"from step {offer.step} on {tiers}")
@@ -224,9 +224,9 @@ def send(job: JobContext, node: Node) -> None:
     if world is None or not world.saves(node.rank):
         return
     _send_confirmed(job.state, job.out, node, world)
-    book = job.checkpoints.schedule
-    if book.offer is not None and book.is_of(world):
-        _send_offer(job.out, node, world, book.offer)
+    schedule = job.checkpoints.schedule
+    if schedule.offer is not None and schedule.is_of(world):
+        _send_offer(job.out, node, world, schedule.offer)
 
 
 def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
@@ -255,12 +255,12 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) ->
 
 def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
     """Return the interval in force of each tier; empty: no rank follows a schedule."""
-    world, book = job.worlds.running(), job.checkpoints.schedule
-    reports = _reports(job.membership, world) if world is not None and book.is_of(world) else []
-    if not reports or book.now is None:
+    world, schedule = job.worlds.running(), job.checkpoints.schedule
+    reports = _reports(job.membership, world) if world is not None and schedule.is_of(world) else []
+    if not reports or schedule.now is None:
         return ()
-    pins, verdict = reports[0], book.verdict
-    now = _over(pins, book.now)
+    pins, verdict = reports[0], schedule.verdict
+    now = _over(pins, schedule.now)
     reasons = verdict.reasons if verdict is not None else {}
     return tuple(_tier(tier, now[tier], pins, reasons.get(tier, "")) for tier in TIERS)
 

@@ -79,11 +79,11 @@ def _trains(job: JobContext, world: World) -> bool:
     return world.stepped.issuperset(world.savers)
 
 
-def _problem(membership: Membership, world: World, book: CheckpointTracker) -> str:
+def _problem(membership: Membership, world: World, tracker: CheckpointTracker) -> str:
     """Return why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
-    if book.round == world.saver_round and book.memory_only:
+    if tracker.round == world.saver_round and tracker.memory_only:
         return (
             "the ranks named no directory: this job's checkpoints live in memory only; give "
             "holdfast.Checkpointer a directory that all nodes see"
@@ -180,9 +180,13 @@ def sign_due(job: JobContext) -> None:
     _refuse_all(job, order, "CANNOT_SAVE", text, RefusalCode.FAILED_PRECONDITION)
 
 
-def _is_known(book: CheckpointTracker, step: int) -> bool:
+def _is_known(tracker: CheckpointTracker, step: int) -> bool:
     """Return whether a node has a part of a step from `step` on, in memory or being stored."""
-    versions = {*book.counts, *(one for one, _ in book.pending), *(one for one, _ in book.done)}
+    versions = {
+        *tracker.counts,
+        *(one for one, _ in tracker.pending),
+        *(one for one, _ in tracker.done),
+    }
     return any(version.step >= step for version in versions)
 
 

@@ -38,7 +38,7 @@ _MOST_PARTS = 8
 class _Start:
     """Nodes that start together: those of a world, or of one of its replicas."""
 
-    book: CheckpointTracker
+    tracker: CheckpointTracker
     ranks: tuple[int, ...]
     """Node ranks, in rank order."""
     round: int
@@ -56,8 +56,8 @@ def _start_of(job: JobContext, world: World, rank: int) -> _Start:
     if replica.number not in kept:
         for number in kept.keys() - world.by_replica.keys():
             del kept[number]
-    book = kept.setdefault(replica.number, CheckpointTracker())
-    return _Start(book, world.members_of(replica), replica.round, world)
+    tracker = kept.setdefault(replica.number, CheckpointTracker())
+    return _Start(tracker, world.members_of(replica), replica.round, world)
 
 
 def _world_of(job: JobContext, node: Node, number: int) -> World | None:
@@ -76,13 +76,13 @@ def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> 
     if world is None:
         return
     start = _start_of(job, world, node.rank)
-    book, places = start.book, world.places
+    tracker, places = start.tracker, world.places
     holders = tuple((rank, places[rank].member.agent_id) for rank in start.ranks)
-    book.enter(number, holders, places[node.rank].size)
-    before = book.asked.get(node.rank)
-    book.asked[node.rank] = message
-    if before is not None and book.origin is not None and message.told is None:
-        _tell(job, start, node, book.origin)  # it may not have heard of it
+    tracker.enter(number, holders, places[node.rank].size)
+    before = tracker.asked.get(node.rank)
+    tracker.asked[node.rank] = message
+    if before is not None and tracker.origin is not None and message.told is None:
+        _tell(job, start, node, tracker.origin)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
@@ -100,15 +100,15 @@ def choose(job: JobContext) -> None:
 
 
 def _consider(job: JobContext, start: _Start) -> None:
-    book = start.book
-    if book.origin is not None or start.round != book.round:
+    tracker = start.tracker
+    if tracker.origin is not None or start.round != tracker.round:
         return
-    if any(rank not in book.asked for rank in start.ranks):
+    if any(rank not in tracker.asked for rank in start.ranks):
         return
-    told = next((one.told for one in book.asked.values() if one.told is not None), None)
+    told = next((one.told for one in tracker.asked.values() if one.told is not None), None)
     if told is not None:  # an earlier master has told some of them
         if told.tier is Tier.MEMORY:
-            book.sources = _sources(job, _offers(job, book), told.version)
+            tracker.sources = _sources(job, _offers(job, tracker), told.version)
         _go(job, start, told)
         return
     if any(pending.whole for pending in job.checkpoints.tracker.pending.values()):
@@ -117,32 +117,32 @@ def _consider(job: JobContext, start: _Start) -> None:
 
 
 def _choose(job: JobContext, start: _Start) -> None:
-    book = start.book
-    offers = _offers(job, book)
+    tracker = start.tracker
+    offers = _offers(job, tracker)
     fact = job.state.checkpoint
     announced = fact.version if fact is not None else None
-    choice = policy.origin(offers, book.damaged, announced, job.settings.gather_ranks)
+    choice = policy.origin(offers, tracker.damaged, announced, job.settings.gather_ranks)
     if choice.older and fact is not None and fact.version is not None:
         lost = f"step {fact.version.step} was durable and is not to be had"
-        book.notes.append(lost)
+        tracker.notes.append(lost)
         job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
-    book.reason, book.checked = choice.reason, set()
-    book.sources = _sources(job, offers, choice.version) if choice.gathered else {}
-    book.origin = RestorePlan(
+    tracker.reason, tracker.checked = choice.reason, set()
+    tracker.sources = _sources(job, offers, choice.version) if choice.gathered else {}
+    tracker.origin = RestorePlan(
         plan_id=job.out.command("origin", 0),
         version=choice.version,
         tier=choice.tier,
         partial=choice.partial,
         go=choice.version is None,
-        notes=tuple(book.notes[-_MOST_NOTES:]),
+        notes=tuple(tracker.notes[-_MOST_NOTES:]),
     )
-    if book.origin.go:
-        _go(job, start, book.origin)
+    if tracker.origin.go:
+        _go(job, start, tracker.origin)
     else:
-        _tell_all(job, start, book.origin)
+        _tell_all(job, start, tracker.origin)
 
 
-def _offers(job: JobContext, book: CheckpointTracker) -> dict[int, RestoreOffer]:
+def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOffer]:
     """Return, by node, the versions that it could start from and lend to others."""
     return {
         rank: RestoreOffer(
@@ -159,7 +159,7 @@ def _offers(job: JobContext, book: CheckpointTracker) -> dict[int, RestoreOffer]
             },
             gathers=bool(_address(job.membership, rank)),
         )
-        for rank, one in book.asked.items()
+        for rank, one in tracker.asked.items()
     }
 
 
@@ -186,12 +186,12 @@ def _sources(
 
 
 def _versions(
-    state: JobState, book: CheckpointTracker, said: RestoreRequest
+    state: JobState, tracker: CheckpointTracker, said: RestoreRequest
 ) -> dict[Tier, frozenset[CheckpointVersion]]:
     """Return what a node could take by tier, with what was committed since it looked."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
     fact = state.checkpoint
-    if fact is not None and fact.version is not None and book.committed_since(fact.version):
+    if fact is not None and fact.version is not None and tracker.committed_since(fact.version):
         found[Tier.STORAGE] |= {fact.version}
     return found
 
@@ -211,7 +211,7 @@ def _tell_all(job: JobContext, start: _Start, origin: RestorePlan) -> None:
 
 def _part(start: _Start, origin: RestorePlan, rank: int, share: int) -> RestorePlan:
     """An origin as one node is told it: its share of the files, and whose memory it reads."""
-    sources = start.book.sources.get(rank, ())
+    sources = start.tracker.sources.get(rank, ())
     shares = len(start.ranks)
     return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
 
@@ -222,31 +222,33 @@ def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerifi
     if world is None:
         return
     start = _start_of(job, world, node.rank)
-    book, origin = start.book, start.book.origin
+    tracker, origin = start.tracker, start.tracker.origin
     if origin is None or origin.go or message.plan_id != origin.plan_id:
         return
     if message.error and origin.version is not None:
         text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
         job.out.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
-        book.notes.append(short(text))
-        book.damaged.add((origin.version, origin.tier))
-        book.origin = None
+        tracker.notes.append(short(text))
+        tracker.damaged.add((origin.version, origin.tier))
+        tracker.origin = None
         job.touch(Change.RESTORE_REFUSED)
         return
-    book.checked.add(node.rank)
-    if all(rank in book.checked for rank in start.ranks):
+    tracker.checked.add(node.rank)
+    if all(rank in tracker.checked for rank in start.ranks):
         _go(job, start, dataclasses.replace(origin, go=True))
 
 
 def _go(job: JobContext, start: _Start, origin: RestorePlan) -> None:
-    book = start.book
+    tracker = start.tracker
     origin = dataclasses.replace(origin, go=True)
-    book.origin = origin
-    book.started(origin)
+    tracker.origin = origin
+    tracker.started(origin)
     _tell_all(job, start, origin)
     if origin.version is not None:
         where = word(origin.tier)
         who = start.world.places[start.ranks[0]].replica.number
         name = f"replica {who}" if who else f"round {start.round}"
         text = f"{name} starts from step {origin.version.step} in {where}"
-        job.out.event(EventReason.CHECKPOINT_RESTORED, f"{text} ({book.reason or 'told before'})")
+        job.out.event(
+            EventReason.CHECKPOINT_RESTORED, f"{text} ({tracker.reason or 'told before'})"
+        )

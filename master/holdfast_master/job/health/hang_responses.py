@@ -149,11 +149,11 @@ def _is_free(job: JobContext) -> bool:
 def _tried(job: JobContext, world: World) -> bool:
     """Return whether this world follows such a hang with nobody to blame, and got no further."""
     return any(
-        case.cause == Cause.HUNG
-        and not case.culprit_node
-        and case.to_round == world.round
-        and world.reached <= job.state.ended_steps.get(case.from_round, 0)
-        for case in job.state.incidents.values()
+        incident.cause == Cause.HUNG
+        and not incident.culprit_node
+        and incident.to_round == world.round
+        and world.reached <= job.state.ended_steps.get(incident.from_round, 0)
+        for incident in job.state.incidents.values()
     )
 
 

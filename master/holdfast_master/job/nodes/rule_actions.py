@@ -17,19 +17,19 @@ from holdfast_wire.reasons import EventReason
 
 def act(job: JobContext) -> None:
     """Carry the rules' answers to the open incidents out."""
-    for case in job.incidents.open():
-        rank = case.to_replace
+    for incident in job.incidents.open():
+        rank = incident.to_replace
         if rank is not None:
-            case.replaced.add(rank)
-            _replace(job, case, rank)
+            incident.replaced.add(rank)
+            _replace(job, incident, rank)
 
 
-def _replace(job: JobContext, case: OpenIncident, rank: int) -> None:
-    elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
-    why = case.response.reason
+def _replace(job: JobContext, incident: OpenIncident, rank: int) -> None:
+    elsewhere = incident.response.action is FailureAction.REPLACE_ON_OTHER_NODE
+    why = incident.response.reason
     host = exclude(job, rank, why) if elsewhere else ""
     node = job.membership.nodes.get(rank)
-    if node is None or node.agent_id != case.best.agent_id:
+    if node is None or node.agent_id != incident.best.agent_id:
         return  # it is gone already, and its replacement asked for
     if replacement.ask(job, rank, node.pod_uid, why, avoid_node=host):
         node.condemned = True

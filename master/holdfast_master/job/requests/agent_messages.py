@@ -117,7 +117,7 @@ def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
     node.over = node.over or message.final
     if incidents.concerns(job.worlds, job.incidents, node, number):
         _failed(job, node, number, message)
-    if message.final and not any(case.given_up for case in job.incidents.open()):
+    if message.final and not any(incident.given_up for incident in job.incidents.open()):
         # Nobody's incident: the world goes on without it.
         text = f"the torchrun of node {node.rank} has no restarts left and ended"
         liveness.lose(job, node, EvidenceKind.AGENT_FAILED, text)
@@ -142,8 +142,8 @@ def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
         matched=tuple(rules[index] for index in message.matched_rules if index < len(rules)),
         final=message.final,
     )
-    case = job.incidents.current
-    if case is None or case.count < _SHOWN_EXITS:
+    incident = job.incidents.current
+    if incident is None or incident.count < _SHOWN_EXITS:
         job.out.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
     incidents.report_process(
         job, _laid_to_who_left(job.worlds, node, number, message, item), number

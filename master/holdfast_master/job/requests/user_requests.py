@@ -198,10 +198,10 @@ def _restart(job: JobContext, event: UserCall, request: RestartWorkerRequest) ->
 def _restart_together(job: JobContext, world: World, item: Evidence) -> None:
     """Have all ranks save and stop; a barrier that is on its way ends in a new round as well."""
     if job.worlds.barrier is None:
-        incidents.open_case(job, item, world)
+        incidents.open_incident(job, item, world)
     if job.incidents.current is not None:
         # A successor must know what was granted, also where it hears of no barrier.
-        job.out.record(job.incidents.current.fact(opened=True, charged=None, cost=()), durable=True)
+        job.out.record(job.incidents.current.fact(), durable=True)
     if job.worlds.barrier is None:
         barrier.stop(job, world, item.text, job.settings.barrier_seconds)
 

@@ -249,9 +249,9 @@ def _guess(members: list[Node]) -> int:
     return min(item.step for item in ranks) if ranks and all(map(is_guess, ranks)) else 0
 
 
-def _restored(book: CheckpointTracker, number: int) -> int | None:
+def _restored(tracker: CheckpointTracker, number: int) -> int | None:
     """Return the step that a round starts from; None: it is not decided, or the script decides."""
-    origin = book.origin if book.round == number else None
+    origin = tracker.origin if tracker.round == number else None
     if origin is None or not origin.go:
         return None
     return origin.version.step if origin.version is not None else 0
@@ -381,10 +381,8 @@ def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, 
 def listed_incidents(job: JobContext) -> tuple[Incident, ...]:
     """Every incident that is remembered, oldest first, each with its cost so far."""
     open_now = {
-        case.id: case.fact(
-            opened=True, charged=None, cost=job.ledger.cost(case.id, job.clock.micros)
-        )
-        for case in job.incidents.open()
+        incident.id: incident.fact(cost=job.ledger.cost(incident.id, job.clock.micros))
+        for incident in job.incidents.open()
     }
     return tuple(open_now.get(key, fact) for key, fact in job.state.incidents.items())
 

@@ -73,7 +73,7 @@ def _why_leaving(leaving: list[Node]) -> str:
     return f"node {names} leaves" if len(leaving) == 1 else f"nodes {names} leave"
 
 
-def _stop_again(job: JobContext, world: World, case: OpenIncident, leaving: list[Node]) -> None:
+def _stop_again(job: JobContext, world: World, incident: OpenIncident, leaving: list[Node]) -> None:
     """Go on with a change whose barrier was torn off the journal of an earlier master.
 
     Members that were shown a barrier say so when they are back; this is for when none was.
@@ -81,12 +81,12 @@ def _stop_again(job: JobContext, world: World, case: OpenIncident, leaving: list
     nodes = [job.membership.nodes.get(rank) for rank in world.places]
     if any(node is None or node.session is None for node in nodes):
         return
-    intended = case.best.kind in _INTENDED and case.from_round == world.round
-    if intended and not case.terminal and world.replicas:
-        incidents.break_world(job, case.best.text)
-    elif intended and not case.terminal:
+    intended = incident.best.kind in _INTENDED and incident.from_round == world.round
+    if intended and not incident.terminal and world.replicas:
+        incidents.break_world(job, incident.best.text)
+    elif intended and not incident.terminal:
         shrinks = any(node.draining is None for node in leaving)
-        barrier.stop(job, world, case.best.text, _patience(job, slow=shrinks))
+        barrier.stop(job, world, incident.best.text, _patience(job, slow=shrinks))
 
 
 def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
@@ -160,8 +160,8 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
         job, verdict.size - len(world.places)
     )
     job.out.event(EventReason.RESCALING, text)
-    case = incidents.open_case(job, item, world, asked=asked)
-    if case.terminal:
+    incident = incidents.open_incident(job, item, world, asked=asked)
+    if incident.terminal:
         return
     if world.replicas:  # those that stay train on, and are given another roster
         incidents.break_world(job, text)

@@ -118,7 +118,11 @@ class OpenIncident:
         return True
 
     def fact(
-        self, *, opened: bool, charged: BudgetKind | None, cost: tuple[GoodputEntry, ...]
+        self,
+        *,
+        opened: bool = True,
+        charged: BudgetKind | None = None,
+        cost: tuple[GoodputEntry, ...] = (),
     ) -> Incident:
         """The incident as the journal and people see it."""
         best = self.best
@@ -165,14 +169,14 @@ class Incidents:
         """Return every incident that is not closed, the oldest first."""
         return [*self.cooling, *([self.current] if self.current else [])]
 
-    def cool(self, case: OpenIncident) -> None:
+    def cool(self, incident: OpenIncident) -> None:
         """Note that the world which follows the current incident trains."""
         self.current = None
-        self.cooling.append(case)
+        self.cooling.append(incident)
 
-    def forget(self, case: OpenIncident) -> None:
+    def forget(self, incident: OpenIncident) -> None:
         """Forget an incident that is closed."""
-        if self.current is case:
+        if self.current is incident:
             self.current = None
         else:
-            self.cooling.remove(case)
+            self.cooling.remove(incident)

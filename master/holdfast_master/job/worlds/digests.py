@@ -86,7 +86,7 @@ def keep_fresh(job: JobContext) -> None:
         len(state.charges),
         len(state.excluded),
         # What opens an incident may have taken a keeper away: the others get the newest.
-        tuple(case.id for case in job.incidents.open()),
+        tuple(incident.id for incident in job.incidents.open()),
         _ended(job.state),
         min(len(state.draining) + len(state.promised), _DRAINING),
     )

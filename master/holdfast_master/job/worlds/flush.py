@@ -58,8 +58,8 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
     """
     if job.worlds.assigned is None:
         return False
-    book, settings = job.checkpoints.tracker, job.settings
-    stock = _stock(job.state, book)
+    tracker, settings = job.checkpoints.tracker, job.settings
+    stock = _stock(job.state, tracker)
     nodes = job.membership.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in job.membership.candidates}
     most = settings.gather_ranks if _all_gather(job.membership, members or tuple(candidates)) else 0
@@ -73,7 +73,7 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
         unknown=settings.barrier_seconds,
         most=settings.rescue_seconds,
     )
-    if not seconds and book.rescue is None:
+    if not seconds and tracker.rescue is None:
         return False
     new = Rescue(begun=job.now, seconds=seconds, ending=False)
     return _goes_on(job, new, "the next world has other nodes", 0.0)
@@ -87,14 +87,14 @@ def _all_gather(membership: Membership, members: tuple[Holder, ...]) -> bool:
 
 def _unheard(job: JobContext) -> bool:
     """Return whether a member has not yet told a new master what it has in memory."""
-    world, book = job.worlds.assigned, job.checkpoints.tracker
+    world, tracker = job.worlds.assigned, job.checkpoints.tracker
     if world is None or not world.fact.keeps_checkpoints:
         return False
     if job.now >= job.membership.returned_at + job.settings.adopt_seconds:
         return False
-    if (world.round, True) in book.rescued:
+    if (world.round, True) in tracker.rescued:
         return False
-    told = book.held if book.round == world.saver_round else {}
+    told = tracker.held if tracker.round == world.saver_round else {}
     return any(
         (node := job.membership.nodes.get(rank)) is not None
         and world.holds(rank, node.agent_id)
@@ -103,13 +103,13 @@ def _unheard(job: JobContext) -> bool:
     )
 
 
-def _stock(state: JobState, book: CheckpointTracker) -> Stock:
+def _stock(state: JobState, tracker: CheckpointTracker) -> Stock:
     fact = state.checkpoint
     return Stock(
-        memory=book.memory,
+        memory=tracker.memory,
         committed=fact.version if fact is not None else None,
-        whole=[pending.version for pending in book.pending.values() if pending.whole],
-        failed=book.failed,
+        whole=[pending.version for pending in tracker.pending.values() if pending.whole],
+        failed=tracker.failed,
     )
 
 
@@ -122,23 +122,23 @@ def _present(state: JobState, membership: Membership) -> Collection[Holder]:
 
 def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
     """Do what is to be done now; False: it is over, or there is nothing to do."""
-    book, world = job.checkpoints.tracker, job.worlds.assigned
+    tracker, world = job.checkpoints.tracker, job.worlds.assigned
     number = world.round if world is not None else 0
-    verdict = policy.decide(_stock(job.state, book), _present(job.state, job.membership))
-    version, over = verdict.version, (number, new.ending) in book.rescued
+    verdict = policy.decide(_stock(job.state, tracker), _present(job.state, job.membership))
+    version, over = verdict.version, (number, new.ending) in tracker.rescued
     if version is None or over or verdict.step is FlushStep.LOST:
         _end(job)
         if version is not None:
             _lost(job, version, "nobody waits for it" if over else verdict.reason)
         return False
-    if book.rescue is None:
-        book.rescue = new
+    if tracker.rescue is None:
+        tracker.rescue = new
         _tell_begin(job.state, job.out, version, verdict, why)
         _stop_ranks(job, why, grace, ending=new.ending)
-    rescue = book.rescue
+    rescue = tracker.rescue
     rescue.awaited = version
     if job.now >= rescue.begun + rescue.seconds:
-        book.rescued.add((number, rescue.ending))
+        tracker.rescued.add((number, rescue.ending))
         _end(job)
         _lost(job, version, f"it was not on storage within {max(0.0, rescue.seconds):.3g} s")
         return False
@@ -181,21 +181,21 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
 
 def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
     """Tell every holder; parts that a rank had asked for are not written twice."""
-    book = job.checkpoints.tracker
-    begun = [one.attempt for one in book.pending.values() if one.version == version]
+    tracker = job.checkpoints.tracker
+    begun = [one.attempt for one in tracker.pending.values() if one.version == version]
     number = job.out.command("rescue", 0)
     rescue.ordered = version
     rescue.attempt = begun[0] if begun else f"h{job.identity.epoch}c{number}"
-    memory = book.memory
+    memory = tracker.memory
     for rank, _ in memory.holders if memory is not None else ():
         node = job.membership.nodes.get(rank)
         if node is not None:
-            send(book, job.out, node)
+            send(tracker, job.out, node)
 
 
-def send(book: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
+def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
     """Send a holder the order, again after it was away."""
-    rescue, memory = book.rescue, book.memory
+    rescue, memory = tracker.rescue, tracker.memory
     if rescue is None or rescue.ordered is None or memory is None:
         return
     if (node.rank, node.agent_id) in memory.holders:
@@ -217,12 +217,12 @@ def _end(job: JobContext) -> None:
 
 def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
     """Steps that only memory had will not be on storage; said once."""
-    book = job.checkpoints.tracker
-    if book.lost is not None and book.lost >= version:
+    tracker = job.checkpoints.tracker
+    if tracker.lost is not None and tracker.lost >= version:
         return
-    book.lost = version
+    tracker.lost = version
     # A job that ends needs its memory no more; a suspended one is to go on from there.
-    wanted = book.memory is not None and book.memory.memory_only and not job.spec.suspend
+    wanted = tracker.memory is not None and tracker.memory.memory_only and not job.spec.suspend
     severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
@@ -235,9 +235,9 @@ def hurry(job: JobContext) -> None:
         job.touch(Change.FLUSH_GIVEN_UP)
 
 
-def memory_step(membership: Membership, book: CheckpointTracker) -> int:
+def memory_step(membership: Membership, tracker: CheckpointTracker) -> int:
     """Newest step that is in the memory of every node of its world; 0: none that is known."""
-    memory: Copy | None = book.memory
+    memory: Copy | None = tracker.memory
     if memory is None:
         return 0
     nodes = membership.nodes

@@ -113,10 +113,10 @@ def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
     """
     if replicas.going(job):
         return False
-    book = job.checkpoints.tracker
-    memory = book.memory
+    tracker = job.checkpoints.tracker
+    memory = tracker.memory
     stays = memory is None or memory.holders == members
-    return not (stays and book.rescue is None) and flush.for_world(job, members)
+    return not (stays and tracker.rescue is None) and flush.for_world(job, members)
 
 
 def _attendance(job: JobContext) -> Attendance:
@@ -169,15 +169,15 @@ def _may_grow(job: JobContext, present: int) -> bool:
 
 def _is_ending(job: JobContext) -> bool:
     """Return whether the open incident is about to end the job."""
-    case = job.incidents.current
-    return case is not None and bool(case.terminal)
+    incident = job.incidents.current
+    return incident is not None and bool(incident.terminal)
 
 
 def _held(job: JobContext) -> str:
     """Return why a recovery is held back; empty: it is not."""
-    case = job.incidents.current
-    if case is not None and case.terminal:
-        return f"the job is about to end: {case.terminal}"
+    incident = job.incidents.current
+    if incident is not None and incident.terminal:
+        return f"the job is about to end: {incident.terminal}"
     return _unsure(job.membership, job.worlds) or _awaited(job)
 
 
@@ -186,8 +186,8 @@ def _awaited(job: JobContext) -> str:
 
     Without it a smaller world would begin from storage, and have to grow again.
     """
-    last, book = job.worlds.assigned, job.checkpoints.tracker
-    if last is None or not (book.asked or book.held):
+    last, tracker = job.worlds.assigned, job.checkpoints.tracker
+    if last is None or not (tracker.asked or tracker.held):
         return ""
     found = next((rank for rank in last.places if job.timers.running(Timer.REJOIN, rank)), None)
     if found is None:

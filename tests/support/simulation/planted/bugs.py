@@ -186,13 +186,13 @@ def _survivor_blamed() -> list[Patch]:
 
 
 def _charges_forgotten() -> list[Patch]:
-    right = incidents.open_case
+    right = incidents.open_incident
 
-    def open_case(context: Any, *args: Any, **more: Any) -> Any:
+    def open_incident(context: Any, *args: Any, **more: Any) -> Any:
         context.state.charges = context.state.charges[1:]
         return right(context, *args, **more)
 
-    return [(incidents, "open_case", open_case)]
+    return [(incidents, "open_incident", open_incident)]
 
 
 # ----------------------------------------------------------------------------- liveness and success
