@@ -43,7 +43,7 @@ many to a new master; the steps that wait can still be passed over for newer one
 def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -> None:
     """Note the versions in a node's memory: once all nodes have a newer one, the older may go."""
     world = job.worlds.assigned  # also one that has ended: it is what can still be saved
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     if world.round_of(node.rank) != number or not world.saves(node.rank):
         return

@@ -16,16 +16,14 @@ import dataclasses
 import itertools
 from typing import Final
 
-from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoints import Offered, SaveSchedule
+from holdfast_master.job.state.checkpoints import OfferedSchedule, SaveSchedule
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies import failure_rate, interval
 from holdfast_master.policies.failure_rate import Observed, Rates
 from holdfast_master.policies.interval import Cost, Costs, Every
@@ -55,19 +53,19 @@ def heard(job: JobContext, node: Node, world: World, report: SavingReport | None
     schedule = _schedule(job, world)
     job.timers.ensure(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
     offer = schedule.offer
-    if offer is None or report.seen_id != offer.number or node.rank in offer.seen:
+    if offer is None or report.seen_id != offer.number or node.rank in offer.acked:
         return
     offer.passed = max(offer.passed, report.seen_step)
     if report.seen_step > offer.step:
         _again(job, world, offer)
         return
-    offer.seen.add(node.rank)
-    if world.covers(offer.seen):
+    offer.acked.add(node.rank)
+    if world.covers(offer.acked):
         _confirm(job, world, offer)
 
 
 def _schedule(job: JobContext, world: World) -> SaveSchedule:
-    """The book of the ranks that save in this world."""
+    """Return the schedule of the ranks that save in this world."""
     if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
     fact, told = world.fact, job.state.schedule
@@ -88,7 +86,7 @@ def _schedule(job: JobContext, world: World) -> SaveSchedule:
 def due(job: JobContext) -> None:
     """Look whether another schedule would be better by now."""
     world = job.worlds.running()
-    if world is None or not any(node.saving for node in _members(job.membership, world)):
+    if world is None or not any(node.saving for node in job.membership.present(world.savers)):
         return  # the next heartbeat of a world that follows sets the time anew
     job.timers.set(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
     schedule = _schedule(job, world)
@@ -106,7 +104,7 @@ def due(job: JobContext) -> None:
     wish = _over(pins, interval.wished(job.spec))
     schedule.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
     if schedule.verdict.changed or schedule.unsure:
-        offer = Offered(number=0, step=0, every=schedule.verdict.every)
+        offer = OfferedSchedule(every=schedule.verdict.every)
         schedule.offer = offer
         _set(job, world, offer)
 
@@ -114,14 +112,9 @@ def due(job: JobContext) -> None:
 # ------------------------------------------------------------------------------------ what is known
 
 
-def _members(membership: Membership, world: World) -> list[Node]:
-    nodes = membership.nodes
-    return [nodes[rank] for rank in world.savers if rank in nodes]
-
-
 def _reports(membership: Membership, world: World) -> list[SavingReport]:
     """Return the reports of all members; empty: not every rank follows a schedule."""
-    found = [node.saving for node in _members(membership, world) if node.saving is not None]
+    found = [node.saving for node in membership.present(world.savers) if node.saving is not None]
     return found if len(found) == len(world.savers) else []
 
 
@@ -173,24 +166,15 @@ def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
 # ------------------------------------------------------------------------------------- the exchange
 
 
-def _set(job: JobContext, world: World, offer: Offered) -> None:
-    latency = barrier.latency(job)
-    choice = barrier_policy.choose(
-        incidents.sightings(job.now, job.membership, world),
-        latency=latency,
-        tries=min(offer.tries, _MOST_TRIES),
-        not_before=max(world.reached, offer.passed),
-    )
-    offer.number = job.out.command("schedule", 0)
-    offer.step = choice.step
-    offer.seen.clear()
-    for node in _members(job.membership, world):
+def _set(job: JobContext, world: World, offer: OfferedSchedule) -> None:
+    choice = barrier.set_step(job, world, offer, "schedule")
+    for node in job.membership.present(world.savers):
         _send_offer(job.out, node, world, offer)
-    job.timers.set(Timer.SCHEDULE_SEEN, job.now + choice.expected_seconds + 2 * latency + 0.5)
+    job.timers.set(Timer.SCHEDULE_SEEN, barrier.seen_by(job, choice))
 
 
-def _again(job: JobContext, world: World, offer: Offered) -> None:
-    offer.tries += 1
+def _again(job: JobContext, world: World, offer: OfferedSchedule) -> None:
+    offer.tries = min(offer.tries + 1, _MOST_TRIES)
     _set(job, world, offer)
 
 
@@ -201,7 +185,7 @@ def seen_due(job: JobContext) -> None:
         _again(job, world, offer)
 
 
-def _confirm(job: JobContext, world: World, offer: Offered) -> None:
+def _confirm(job: JobContext, world: World, offer: OfferedSchedule) -> None:
     fact = ScheduleConfirmed(
         round=world.saver_round,
         schedule_id=offer.number,
@@ -214,7 +198,7 @@ def _confirm(job: JobContext, world: World, offer: Offered) -> None:
     job.timers.cancel(Timer.SCHEDULE_SEEN)
     tiers = "; ".join(f"{word(one.tier)}: {_words(one)}" for one in intervals(job))
     job.out.event(EventReason.CHECKPOINT_SCHEDULED, f"from step {offer.step} on {tiers}")
-    for node in _members(job.membership, world):
+    for node in job.membership.present(world.savers):
         _send_confirmed(job.state, job.out, node, world)
 
 
@@ -241,7 +225,7 @@ def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: Worl
         out.send(node, message, world.round_of(node.rank))
 
 
-def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) -> None:
+def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSchedule) -> None:
     message = SetSchedule(
         schedule_id=offer.number,
         step=offer.step,

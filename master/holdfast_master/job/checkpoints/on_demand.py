@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker, SaveOrder
 from holdfast_master.job.state.context import JobContext
@@ -16,7 +15,6 @@ from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
     BarrierAck,
@@ -98,23 +96,12 @@ def _problem(membership: Membership, world: World, tracker: CheckpointTracker) -
 
 
 def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
-    latency = barrier.latency(job)
-    choice = barrier_policy.choose(
-        incidents.sightings(job.now, job.membership, world),
-        latency=latency,
-        tries=order.tries,
-        not_before=max(world.reached, order.passed),
-    )
-    order.barrier_id = job.out.command("save", 0)
-    order.step = choice.step
-    order.acked.clear()
+    choice = barrier.set_step(job, world, order, "save")
     text = f"all ranks save after step {choice.step}: {order.reason} ({choice.reason})"
     job.out.event(EventReason.CHECKPOINT_BARRIER_SET, text)
-    for rank in world.savers:
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            send(job, node)
-    job.timers.set(Timer.SAVE_ACK, job.now + choice.expected_seconds + 2 * latency + 0.5)
+    for node in job.membership.present(world.savers):
+        send(job, node)
+    job.timers.set(Timer.SAVE_ACK, barrier.seen_by(job, choice))
 
 
 def send(job: JobContext, node: Node) -> None:
@@ -125,7 +112,7 @@ def send(job: JobContext, node: Node) -> None:
     if not world.saves(node.rank):
         return
     message = SetBarrier(
-        barrier_id=order.barrier_id, step=order.step, reason=order.reason, goes_on=True
+        barrier_id=order.number, step=order.step, reason=order.reason, goes_on=True
     )
     job.out.send(node, message, world.round_of(node.rank))
 
@@ -133,7 +120,7 @@ def send(job: JobContext, node: Node) -> None:
 def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
     """A member's ranks have seen a barrier at which they go on; an earlier one does not count."""
     world, order = job.worlds.saving(), job.checkpoints.order
-    if world is None or order is None or message.barrier_id != order.barrier_id:
+    if world is None or order is None or message.barrier_id != order.number:
         return
     order.acked.add(node.rank)
     order.passed = max(order.passed, message.seen_at_step)
@@ -167,7 +154,7 @@ def sign_due(job: JobContext) -> None:
     world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None:
         return
-    nodes = [node for node in map(job.membership.nodes.get, world.savers) if node is not None]
+    nodes = job.membership.present(world.savers)
     if any(node.saving for node in nodes) or _is_known(job.checkpoints.tracker, order.step):
         return  # the script has a Checkpointer: its storage may be slow
     if min((node.step for node in nodes), default=0) <= order.step:

@@ -13,7 +13,6 @@ from typing import Final
 from holdfast_master.job.health import admission, references
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility
-from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import OFF, CheckedNode, OpenCheck, Preflight, preflight_mode
 from holdfast_master.job.state.membership import Node
@@ -384,9 +383,9 @@ def look_for_suspects(job: JobContext) -> None:
 
 def _stop_ranks(job: JobContext, node: Node) -> None:
     assigned = job.worlds.assigned
-    if assigned is not None and assigned.holds(node.rank, node.agent_id):
+    if assigned is not None and assigned.has(node):
         reason = f"node {node.rank} is checked before it joins a world again"
-        stop_round(job.out, node, assigned.round_of(node.rank), reason)
+        job.out.stop_round(node, assigned.round_of(node.rank), reason)
         assigned.disturb(node.rank)
 
 

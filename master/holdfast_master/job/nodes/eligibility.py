@@ -19,7 +19,7 @@ def refresh(job: JobContext, node: Node) -> None:
         node.rank,
         fit=fit,
         within=node.rank < job.wanted,
-        spare=world is None or not world.holds(node.rank, node.agent_id),
+        spare=world is None or not world.has(node),
     )
     if changed:
         job.touch(Change.CANDIDATES_CHANGED)
@@ -29,7 +29,7 @@ def refresh(job: JobContext, node: Node) -> None:
 
 def _is_candidate(job: JobContext, node: Node) -> bool:
     world = job.worlds.newest
-    member = world is not None and world.assigned and world.holds(node.rank, node.agent_id)
+    member = world is not None and world.assigned and world.has(node)
     ready = node.warm or member
     marked = node.rank in job.state.draining or node.rank in job.state.released
     marked |= node.rank in job.membership.surplus
@@ -46,7 +46,7 @@ def is_admitted(job: JobContext, node: Node) -> bool:
     if judged is not None and judged.agent_id == node.agent_id:
         return judged.admitted
     assigned = job.worlds.assigned
-    return assigned is not None and assigned.holds(node.rank, node.agent_id)
+    return assigned is not None and assigned.has(node)
 
 
 def recount(job: JobContext) -> None:

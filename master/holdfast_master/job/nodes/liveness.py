@@ -108,7 +108,7 @@ def lose(
     job.out.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
     item = _evidence(node, kind, text, job.now if at is None else at, pod)
     world = job.worlds.newest
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         _report_outsider(job, node, item)
     elif node.rank in world.finished:
         return  # its work is done

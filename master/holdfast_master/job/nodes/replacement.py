@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_master.job.nodes import eligibility, stop_orders
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
@@ -107,9 +107,7 @@ def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool)
         mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
         job.out.record(mark, durable=True)
         eligibility.refresh(job, node)
-        stop_orders.leave(
-            job.out, node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds
-        )
+        job.out.leave(node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds)
     job.out.event(
         EventReason.NODE_RELEASED,
         f"{nodes_named(ranks)} {verb(len(ranks), 'is', 'are')} released: {reason}",

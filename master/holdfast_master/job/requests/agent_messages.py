@@ -238,7 +238,7 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopp
 def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
     """No process of a round is left on a node while no world runs: its replica does not go on."""
     last = job.worlds.assigned
-    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+    if last is None or not last.replicas or not last.has(node):
         return
     if last.round_of(node.rank) == number and node.rank not in last.finished:
         incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
@@ -288,7 +288,7 @@ def missing_due(job: JobContext, rank: int) -> None:
 def _missing_meanwhile(job: JobContext, node: Node) -> None:
     """A node of a replica that was to go on has not said why it has no processes."""
     last = job.worlds.assigned
-    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+    if last is None or not last.replicas or not last.has(node):
         return
     if last.unexplained.get(node.rank) and node.rank not in last.finished:
         text = f"node {node.rank} has no processes and did not say why"

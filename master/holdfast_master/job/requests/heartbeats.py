@@ -61,7 +61,7 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
 def _note_saver(job: JobContext, node: Node, message: Heartbeat) -> None:
     """Note the steps of the replica that saves while other replicas are made: users ask for one."""
     world = job.worlds.saving()
-    if world is None or not world.holds(node.rank, node.agent_id) or not world.saves(node.rank):
+    if world is None or not world.has(node) or not world.saves(node.rank):
         return
     own = [item for item in message.ranks if item.round == world.round_of(node.rank)]
     steps = [guessed_steps.reported_step(item) for item in own if _is_sane(item)]

@@ -6,7 +6,7 @@ import dataclasses
 
 from holdfast_master.instructions import Finished
 from holdfast_master.job.incidents import goodput_marks, incidents
-from holdfast_master.job.nodes import liveness, replacement, stop_orders
+from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext, JobEnd
@@ -111,9 +111,7 @@ def dismiss(job: JobContext, node: Node) -> None:
     """Tell an agent that the job has ended."""
     stop = job.state.stop
     if stop is not None:
-        stop_orders.leave(
-            job.out, node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop)
-        )
+        job.out.leave(node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop))
 
 
 def pursue(job: JobContext) -> None:

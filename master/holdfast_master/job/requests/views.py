@@ -339,7 +339,7 @@ def _state(state: JobState, node: Node, world: World | None) -> NodeState:
         return NodeState.DISCONNECTED
     if node.rank in state.draining or node.rank in state.released:
         return NodeState.DRAINING
-    if world is not None and world.holds(node.rank, node.agent_id):
+    if world is not None and world.has(node):
         return NodeState.FINISHED if node.rank in world.finished else NodeState.ACTIVE
     if not node.warm:
         return NodeState.WARMING

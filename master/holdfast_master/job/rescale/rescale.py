@@ -61,7 +61,7 @@ def _leaving(job: JobContext, world: World) -> list[Node]:
     return [
         node
         for node in nodes
-        if world.holds(node.rank, node.agent_id)
+        if world.has(node)
         and (node.rank in job.state.draining or node.rank in job.membership.surplus)
     ]
 

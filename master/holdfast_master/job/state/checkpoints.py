@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.world import StepOrder, World
 from holdfast_master.policies.flush import Copy, Holder
 from holdfast_master.policies.interval import Every, IntervalVerdict
 from holdfast_wire.messages import CheckpointVersion as Version
@@ -221,18 +221,10 @@ class CheckpointTracker:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Offered:
-    """A schedule that not all ranks are known to have heard of."""
+class OfferedSchedule(StepOrder):
+    """Intervals that are to hold from a step on, and that not all ranks are known to have seen."""
 
-    number: int
-    step: int
-    """The first step that it is to hold for."""
     every: Every
-    tries: int = 0
-    passed: int = 0
-    """Newest step that a rank had completed when it heard of it."""
-    seen: set[int] = dataclasses.field(default_factory=set)
-    """Node ranks whose ranks have all heard of it in time."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -247,7 +239,7 @@ class SaveSchedule:
     """Intervals that every rank follows."""
     unsure: bool = False
     """An earlier master may have told them something else."""
-    offer: Offered | None = None
+    offer: OfferedSchedule | None = None
     verdict: IntervalVerdict | None = None
     """The newest, of this round."""
 
@@ -257,7 +249,7 @@ class SaveSchedule:
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
-class SaveOrder:
+class SaveOrder(StepOrder):
     """All ranks are on their way to save after the same step, and to go on."""
 
     round: int
@@ -265,13 +257,6 @@ class SaveOrder:
     replica: int
     """Number of their replica; 0: the world has none."""
     reason: str
-    barrier_id: int = 0
-    step: int = 0
-    tries: int = 0
-    passed: int = 0
-    """Newest step that a rank had completed when it saw the barrier."""
-    acked: set[int] = dataclasses.field(default_factory=set)
-    """Node ranks whose ranks have all seen it."""
     requests: dict[int, int] = dataclasses.field(default_factory=dict)
     """Requests that wait for it, each with the newest step that was complete when it came: a
     checkpoint of any later one is what was wanted."""

@@ -6,12 +6,20 @@ Facts that survive the master stand in `job_state`, the test of eligibility in `
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
-from holdfast_master.policies.failure import EvidenceKind
+from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.guessed_steps import reported_step
 from holdfast_master.policies.liveness import Pulse
 from holdfast_master.policies.rendezvous import Candidate
-from holdfast_wire.messages import FailureRule, Hello, RankProgress, SavingReport, StorePrepared
+from holdfast_wire.messages import (
+    FailureRule,
+    Hello,
+    NodeMarked,
+    RankProgress,
+    SavingReport,
+    StorePrepared,
+)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -88,6 +96,16 @@ class Node:
             topology=tuple(sorted(topology.items())),
         )
 
+    def evidence(self, kind: EvidenceKind, text: str, at: float) -> Evidence:
+        """Return evidence about this node."""
+        return Evidence(kind=kind, text=text, at=at, node_rank=self.rank, agent_id=self.agent_id)
+
+    def marked(self, mark: str, cause: str = "") -> NodeMarked:
+        """Return the fact that a mark is set."""
+        return NodeMarked(
+            node_rank=self.rank, agent_id=self.agent_id, mark=mark, value=True, cause=cause
+        )
+
     def note(self, ranks: tuple[RankProgress, ...]) -> None:
         """Keep what its ranks do; nothing: they do not run."""
         self.ranks = ranks
@@ -155,6 +173,10 @@ class Membership:
             ranks.discard(node.rank)
         for ranks in (self.spares, self.beyond, self.within, self.surplus):
             ranks.discard(node.rank)
+
+    def present(self, ranks: Iterable[int]) -> list[Node]:
+        """Return the nodes of these ranks that are there."""
+        return [self.nodes[rank] for rank in ranks if rank in self.nodes]
 
     def by_session(self, session: int) -> Node | None:
         """Return the node whose stream this is."""

@@ -18,8 +18,11 @@ from holdfast_wire.messages import (
     EventSeverity,
     Fence,
     JobEvent,
+    Leave,
+    LeaveOutcome,
     NodeStruck,
     SessionResponse,
+    StopRound,
     StrikesReported,
     SyncResponse,
 )
@@ -119,6 +122,22 @@ class OutgoingBatch:
         """Send on a stream."""
         response = SessionResponse(fence=self.fence(round_number), message=message)  # type: ignore[arg-type]
         self._rest.append(Send(session, response))
+
+    def stop_round(self, node: Node, round_number: int, reason: str, grace: float = 0.0) -> None:
+        """Have an agent end the processes of a round; grace: SIGTERM to SIGKILL, s."""
+        if node.session is not None:
+            number = self.command("stop", node.rank)
+            message = StopRound(command_id=number, grace_seconds=grace, reason=reason)
+            self.send(node, message, round_number)
+
+    def leave(self, node: Node, outcome: LeaveOutcome, reason: str, grace: float) -> None:
+        """Tell an agent to end its processes and itself."""
+        if node.session is not None:
+            number = self.command("leave", node.rank)
+            self.send(
+                node,
+                Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome),
+            )
 
     def tell(self, message: object) -> None:
         """Send to the operator, if one is connected."""

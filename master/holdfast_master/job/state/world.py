@@ -19,22 +19,33 @@ from holdfast_wire.messages import (
 )
 
 
-@dataclasses.dataclass(slots=True)
-class Barrier:
-    """Ranks are on their way to save and stop after the same step."""
+@dataclasses.dataclass(slots=True, kw_only=True)
+class StepOrder:
+    """An order to all savers for one step, which they must see before they come to it."""
+
+    number: int = 0
+    """Of the newest try; 0: none was sent."""
+    step: int = 0
+    tries: int = 0
+    """That came too late."""
+    acked: set[int] = dataclasses.field(default_factory=set)
+    """Node ranks whose ranks have all seen it in time."""
+    passed: int = 0
+    """Newest step that a rank had completed when it saw an order."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Barrier(StepOrder):
+    """Ranks are on their way to save and stop after the same step.
+
+    Number 0: an earlier master set it, and what became of that is found out from the members.
+    """
 
     reason: str
-    barrier_id: int
-    """0: an earlier master set it, and what became of that is found out from the members."""
-    step: int
     patience: float
     """Time after the expected one that it may take, s."""
-    tries: int = 0
-    acked: set[int] = dataclasses.field(default_factory=set)
     found: dict[int, int] = dataclasses.field(default_factory=dict)
     """Node rank to the barrier of an earlier master that its ranks have seen."""
-    passed: int = 0
-    """Newest step that a rank had completed when it saw a barrier."""
 
     def is_apart(self, running: Iterable[int]) -> bool:
         """Return whether these nodes' ranks have seen different barriers of an earlier master."""
@@ -257,6 +268,10 @@ class World:
         place = self.places.get(rank)
         return place is not None and place.member.agent_id == agent_id
 
+    def has(self, node: Node) -> bool:
+        """Return whether a node's agent is a member."""
+        return self.holds(node.rank, node.agent_id)
+
     def finish(self, rank: int, local_rank: int) -> bool:
         """A process ended with exit code 0; True: it was the node's last."""
         place = self.places[rank]
@@ -456,7 +471,7 @@ class Worlds:
     def member(self, node: Node) -> World | None:
         """Return the running world, if this agent is in it."""
         world = self.running()
-        return world if world is not None and world.holds(node.rank, node.agent_id) else None
+        return world if world is not None and world.has(node) else None
 
     def running_with(self, node: Node, number: int) -> World | None:
         """Return the running world, if it is the one that a member of it speaks of."""

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility
-from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
@@ -236,7 +235,7 @@ def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> No
     for rank, hello in sorted(job.claims.hellos.items()):
         node = job.membership.nodes.get(rank)
         if node is not None and node.agent_id == hello.agent_id and rank not in but:
-            stop_round(job.out, node, hello.round, text)
+            job.out.stop_round(node, hello.round, text)
 
 
 def _adopt(job: JobContext, members: Claimed, fact: WorldDecided) -> None:

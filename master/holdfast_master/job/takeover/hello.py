@@ -8,7 +8,7 @@ import enum
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job.health import preflight
-from holdfast_master.job.nodes import eligibility, stop_orders
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.nodes import liveness as node_liveness
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.state.changes import Change
@@ -112,7 +112,7 @@ def _send_away(
 
 
 def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:
-    stop_orders.leave(job.out, node, LeaveOutcome.REPLACED, reason, 0.0)
+    job.out.leave(node, LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
     node_liveness.lose(job, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
     mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
@@ -188,7 +188,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
     if job.state.phase in _OVER:
         job_end.dismiss(job, node)
     elif node.rank in job.state.released:
-        stop_orders.leave(job.out, node, LeaveOutcome.RELEASED, "released", job.end.grace)
+        job.out.leave(node, LeaveOutcome.RELEASED, "released", job.end.grace)
     else:
         returning.take_up(job, node, hello)
 

@@ -26,7 +26,7 @@ def round_to_keep(job: JobContext, node: Node) -> int:
     last = worlds.assigned
     given_up = bool(worlds.broken) and not worlds.recovering
     checked = CheckedNode(node.rank, node.agent_id) in job.preflight.suspects
-    if last is None or given_up or checked or not last.holds(node.rank, node.agent_id):
+    if last is None or given_up or checked or not last.has(node):
         return 0
     return last.round_of(node.rank)
 
@@ -34,7 +34,7 @@ def round_to_keep(job: JobContext, node: Node) -> int:
 def take_up(job: JobContext, node: Node, hello: Hello) -> None:
     """Compare what a member of a decided world runs with what it should run."""
     world = job.worlds.newest
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     number = world.round_of(node.rank)
     if job.worlds.broken or (number < world.round and not world.assigned):
@@ -61,7 +61,7 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
 def _ended_well(job: JobContext, node: Node) -> set[int]:
     """Return the local ranks of a member that are known to have ended with exit code 0."""
     worlds = (job.worlds.newest, job.worlds.assigned)
-    known = [one for one in worlds if one is not None and one.holds(node.rank, node.agent_id)]
+    known = [one for one in worlds if one is not None and one.has(node)]
     return {local for one in known for local in one.done.get(node.rank, ())}
 
 

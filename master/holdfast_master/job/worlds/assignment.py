@@ -6,7 +6,6 @@ import dataclasses
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
-from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
@@ -119,7 +118,7 @@ def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world:
         node = membership.nodes.get(rank)
         if node is not None and node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            stop_orders.stop_round(out, node, before.round_of(rank), reason)
+            out.stop_round(node, before.round_of(rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
@@ -197,6 +196,6 @@ def stop_survivors(job: JobContext, reason: str) -> None:
     for rank in assigned.places:
         node = job.membership.nodes.get(rank)
         if node is not None and assigned.holds(rank, node.agent_id):
-            stop_orders.stop_round(job.out, node, assigned.round_of(rank), reason)
+            job.out.stop_round(node, assigned.round_of(rank), reason)
             job.turn(rank, GoodputClass.WAITING, incident)
             assigned.disturb(rank)

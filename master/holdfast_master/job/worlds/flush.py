@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
 from holdfast_master.job.state.context import JobContext
@@ -173,7 +172,7 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
     for rank in world.places if world is not None else ():
         node = job.membership.nodes.get(rank)
         if node is not None and world is not None and world.holds(rank, node.agent_id):
-            stop_orders.stop_round(job.out, node, world.round_of(rank), why, grace)
+            job.out.stop_round(node, world.round_of(rank), why, grace)
             world.disturb(rank)
             if ending:
                 job.turn(rank, GoodputClass.WAITING)

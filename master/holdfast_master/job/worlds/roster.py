@@ -187,7 +187,7 @@ def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
 def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:
     """All ranks of a node wait to be named in a roster."""
     world = job.worlds.assigned
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     replica = world.places[node.rank].replica
     if (replica.number, replica.round) == (message.replica, number):
@@ -201,7 +201,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     One that was put out since it stood still, and says so, is there again.
     """
     last, world = job.state.roster, job.worlds.assigned
-    is_member = world is not None and world.holds(node.rank, node.agent_id)
+    is_member = world is not None and world.has(node)
     if world is not None and is_member:
         replica = world.places[node.rank].replica
         frozen = job.worlds.frozen.get(replica.number)
@@ -224,7 +224,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
 def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
     """Ranks of a node have sync_chosen; a report that is made again changes nothing."""
     world, last = job.worlds.assigned, job.state.sync
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     if not world.is_about(node.rank, number) or (last and _is_known(message, last, world)):
         return

@@ -83,7 +83,7 @@ def barrier_of(job: SteeredJob) -> tuple[int, int]:
     """Id and step of the barrier that is on its way."""
     barrier = job.core.inspect().worlds.barrier
     assert barrier is not None
-    return barrier.barrier_id, barrier.step
+    return barrier.number, barrier.step
 
 
 def test_a_barrier_that_came_too_late_is_set_anew_with_a_larger_margin(training: Start) -> None:

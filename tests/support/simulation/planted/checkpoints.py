@@ -100,7 +100,7 @@ def _half_confirmed() -> list[Patch]:
     def heard(context: Any, node: Any, world: Any, report: Any) -> None:
         right(context, node, world, report)
         offer = context.checkpoints.schedule.offer
-        if offer is not None and offer.seen and context.checkpoints.schedule.round == world.round:
+        if offer is not None and offer.acked and context.checkpoints.schedule.round == world.round:
             interval._confirm(context, world, offer)
 
     return [(interval, "heard", heard)]
