@@ -61,10 +61,8 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
         order = ReleaseCheckpoints(
             complete=tracker.complete, passed_over=tuple(sorted(tracker.passed_over, reverse=True))
         )
-        for rank in world.savers:
-            there = job.membership.nodes.get(rank)
-            if there is not None:
-                job.out.send(there, order, number)
+        for saver in job.membership.present(world.savers):
+            job.out.send(saver, order, number)
 
 
 # ----------------------------------------------------------------------------------------- storage
@@ -204,10 +202,8 @@ def _give_up(job: JobContext, pending: PendingStep, error: str) -> None:
 
 def _announce(job: JobContext, pending: PendingStep, error: str) -> None:
     job.checkpoints.tracker.end(pending, error)
-    for rank in sorted(pending.nodes):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            _announce_to(job.out, node, pending.version, error)
+    for node in job.membership.present(sorted(pending.nodes)):
+        _announce_to(job.out, node, pending.version, error)
     job.touch(Change.COMMIT_ENDED)
 
 

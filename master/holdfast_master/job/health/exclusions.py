@@ -87,8 +87,7 @@ def _redone(job: JobContext, world: World) -> tuple[float, str]:
 
 def _is_saved(job: JobContext, world: World) -> bool:
     """Return whether the script uses a Checkpointer."""
-    members = (job.membership.nodes.get(rank) for rank in world.savers)
-    follows = any(node is not None and node.saving is not None for node in members)
+    follows = any(node.saving is not None for node in job.membership.present(world.savers))
     return follows or job.state.checkpoint is not None or bool(job.checkpoints.tracker.held)
 
 

@@ -120,11 +120,10 @@ def _ask(job: JobContext, world: World, members: list[WorldReplica]) -> None:
     asked = Inquiry(number=job.out.command("frozen", 0))
     job.worlds.inquiry = asked
     order = CollectEvidence(command_id=asked.number, reason="no replica completes a step")
-    for rank in (rank for one in members for rank in world.members_of(one)):
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None:
-            asked.awaited.add(rank)
-            job.out.send(node, order, world.round_of(rank))
+    for node in job.membership.present(rank for one in members for rank in world.members_of(one)):
+        if node.session is not None:
+            asked.awaited.add(node.rank)
+            job.out.send(node, order, world.round_of(node.rank))
     job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
 
 
@@ -237,7 +236,7 @@ def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
 def _heard(job: JobContext, world: World, replica: WorldReplica) -> list[Node]:
     """Return the nodes whose ranks run; empty: one of them has not told what its ranks do."""
     ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
-    nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
+    nodes = job.membership.present(ranks)
     told = all(len(node.ranks) >= node.local_world_size for node in nodes)
     return nodes if told and len(nodes) == len(ranks) else []
 

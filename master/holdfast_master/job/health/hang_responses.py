@@ -105,8 +105,7 @@ def note_progress(job: JobContext, world: World) -> None:
     last = next(iter(job.health.answered[-1:]), None)
     if last is None or last.cost_seconds or world.round <= last.round:
         return
-    known = (job.membership.nodes.get(rank) for rank in world.places)
-    steps = [item.step for node in known if node is not None for item in node.ranks]
+    steps = (item.step for _, item in job.membership.reports(world.places))
     if max(steps, default=0) > last.reached:
         last.cost_seconds = job.now - last.began
 

@@ -135,12 +135,9 @@ _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
 
 def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, RankProgress]]:
     """Yield the newest reports of all ranks that still run."""
-    for rank in world.places:
-        node = job.membership.nodes.get(rank)
-        done = world.done.get(rank, set())
-        for item in node.ranks if node is not None else ():
-            if item.local_rank not in done and node is not None:
-                yield node, item
+    for node, item in job.membership.reports(world.places):
+        if item.local_rank not in world.done.get(node.rank, ()):
+            yield node, item
 
 
 def _section(item: RankProgress) -> RankSection:
@@ -223,11 +220,10 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     own = job.health.hang_watch
     own.asked += 1
     found.number, found.asking = own.asked, True
-    for rank in world.places:
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None and rank not in world.finished:
-            found.awaited.add(rank)
-            order = CollectEvidence(command_id=found.number, reason=found.reason)
+    order = CollectEvidence(command_id=found.number, reason=found.reason)
+    for node in job.membership.present(world.places):
+        if node.session is not None and node.rank not in world.finished:
+            found.awaited.add(node.rank)
             job.out.send(node, order, world.round)
     job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
     _settle(job, world, found)

@@ -126,20 +126,18 @@ def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterato
     local = {rank: one.local for rank, one in times.items()}
     # Of two ranks the faster one is the middle: the slower one shows its lag.
     middle = sorted(local.values())[(len(local) - 1) // 2] if local else 0.0
-    for node_rank, place in world.places.items():
-        node = job.membership.nodes.get(node_rank)
-        for item in node.ranks if node is not None else ():
-            rank = place.base_rank + item.local_rank
-            yield RankHealth(
-                rank=rank,
-                node_rank=node_rank,
-                local_rank=item.local_rank,
-                step=item.step,
-                step_guessed=item.step_source is StepSource.COLLECTIVES,
-                since_step_seconds=item.since_step_seconds,
-                local_seconds=local.get(rank, 0.0),
-                lag_seconds=local[rank] - middle if rank in local else 0.0,
-            )
+    for node, item in job.membership.reports(world.places):
+        rank = world.places[node.rank].base_rank + item.local_rank
+        yield RankHealth(
+            rank=rank,
+            node_rank=node.rank,
+            local_rank=item.local_rank,
+            step=item.step,
+            step_guessed=item.step_source is StepSource.COLLECTIVES,
+            since_step_seconds=item.since_step_seconds,
+            local_seconds=local.get(rank, 0.0),
+            lag_seconds=local[rank] - middle if rank in local else 0.0,
+        )
 
 
 def _slow(one: StragglerVerdict) -> SlowVerdict:

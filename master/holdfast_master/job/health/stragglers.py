@@ -141,12 +141,7 @@ def _window(
     job: JobContext, world: World, group: GroupHistory, steps: Sequence[Step]
 ) -> Slices[Window]:
     nodes = nodes_of(world)
-    marked = any(
-        item.section in _MARKED
-        for node in job.membership.nodes.values()
-        if node.rank in world.places
-        for item in node.ranks
-    )
+    marked = any(item.section in _MARKED for _, item in job.membership.reports(world.places))
     yield
     # Ranks may have come or gone between the looks that the steps are of.
     ranks = set(steps[0].local).intersection(*(step.local for step in steps))

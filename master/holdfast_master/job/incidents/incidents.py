@@ -259,17 +259,15 @@ def _reached(now: float, membership: Membership, world: World, item: Evidence) -
 
 def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
     """The last progress of every rank of the savers."""
-    for rank in world.savers:
-        node = membership.nodes.get(rank)
-        for item in node.ranks if node is not None else ():
-            if guessed_steps.is_guess(item):
-                continue  # it counts from 0 in each process
-            yield Sighting(
-                step=item.step,
-                step_seconds=item.step_seconds or world.step_seconds,
-                since_step_seconds=item.since_step_seconds,
-                age=max(0.0, now - node.ranks_at) if node is not None else 0.0,
-            )
+    for node, item in membership.reports(world.savers):
+        if guessed_steps.is_guess(item):
+            continue  # it counts from 0 in each process
+        yield Sighting(
+            step=item.step,
+            step_seconds=item.step_seconds or world.step_seconds,
+            since_step_seconds=item.since_step_seconds,
+            age=max(0.0, now - node.ranks_at),
+        )
 
 
 def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:

@@ -43,8 +43,6 @@ def is_stepless(job: JobContext, world: World) -> bool:
 
 def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
     """Yield the newest reports of a world's ranks."""
-    for rank in world.places:
-        node = membership.nodes.get(rank)
-        for item in node.ranks if node is not None else ():
-            if item.round == world.round_of(rank):
-                yield item
+    for node, item in membership.reports(world.places):
+        if item.round == world.round_of(node.rank):
+            yield item

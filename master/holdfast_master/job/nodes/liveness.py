@@ -22,7 +22,6 @@ from holdfast_wire.messages import (
     JobPhase,
     NodeGone,
     NodeGoodput,
-    NodeMarked,
     PodObservation,
 )
 from holdfast_wire.reasons import EventReason
@@ -157,8 +156,7 @@ def _went_early(job: JobContext, node: Node) -> None:
     What was promised with the drain holds: its agent is not taken back when it is heard again, and
     who asked for another pod gets it.
     """
-    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
-    job.out.record(mark, durable=True)
+    job.out.record(node.marked(RELEASED), durable=True)
     why = node.replace_why
     if not why and not job.bounds.fit(len(job.membership.nodes.keys() - job.state.draining)):
         why = "drained, and too few are left"
@@ -191,15 +189,9 @@ def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:
     if node.draining is not None:
         return
     node.draining = kind
-    mark = NodeMarked(
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-        mark=DRAINING,
-        value=True,
-        # A successor charges what this master would have charged.
-        cause=kind.value if kind is EvidenceKind.PREEMPTED else "",
-    )
-    job.out.record(mark, durable=True)
+    # A successor charges what this master would have charged.
+    cause = kind.value if kind is EvidenceKind.PREEMPTED else ""
+    job.out.record(node.marked(DRAINING, cause), durable=True)
     job.out.event(EventReason.NODE_DRAINING, text, node=node.rank)
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DRAINING)

@@ -15,7 +15,6 @@ from holdfast_wire.messages import (
     ExcludeDecision,
     JobPhase,
     LeaveOutcome,
-    NodeMarked,
     PodObservation,
     ReleaseDecision,
     ReplaceDecision,
@@ -104,8 +103,7 @@ def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool)
         number = job.out.command("release", ranks[0])
         job.out.tell(ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason))
     for node in nodes:
-        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
-        job.out.record(mark, durable=True)
+        job.out.record(node.marked(RELEASED), durable=True)
         eligibility.refresh(job, node)
         job.out.leave(node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds)
     job.out.event(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -42,7 +43,6 @@ from holdfast_wire.messages import (
     Hello,
     MemoryCheckpoints,
     NodeChecked,
-    NodeMarked,
     NoticeReceived,
     ReplicaReady,
     RestorePlanVerified,
@@ -96,24 +96,40 @@ def hear_held(job: JobContext) -> None:
 
 
 def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
-    world = job.worlds.member(node)
-    current = world is not None and world.round_of(node.rank) == number
+    world = job.worlds.running_with(node, number)
+    if world is not None:
+        _note_exit(job, node, world, message)
+    _EXITS[_classify(world, message)](job, node, number, message)
+
+
+def _note_exit(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
-    known = world is not None and current and explains
-    if world is not None and known and world.explain(node.rank, message.local_rank):
+    if explains and world.explain(node.rank, message.local_rank):
         job.timers.cancel(Timer.MISSING, node.rank)
+    if not message.barrier and world.saves(node.rank):
+        world.reached = max(world.reached, message.step)
+
+
+class _Exit(enum.Enum):
+    """The meaning of a process's end."""
+
+    AT_BARRIER = enum.auto()
+    FINISHED = enum.auto()
+    FINISHED_MEANWHILE = enum.auto()
+    """While its world does not run: its replica may go on."""
+    FAILED = enum.auto()
+
+
+def _classify(world: World | None, message: WorkerExited) -> _Exit:
     if message.barrier:
-        return
-    if world is not None and current:
-        if world.saves(node.rank):
-            world.reached = max(world.reached, message.step)
-        if message.exit_code == 0:
-            _finished(job, node, world, message)
-            return
-    if message.exit_code == 0:
-        _finished_meanwhile(job, node, number, message)
-        return
+        return _Exit.AT_BARRIER
+    if message.exit_code:
+        return _Exit.FAILED
+    return _Exit.FINISHED if world is not None else _Exit.FINISHED_MEANWHILE
+
+
+def _exited_badly(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
     node.over = node.over or message.final
     if incidents.concerns(job.worlds, job.incidents, node, number):
         _failed(job, node, number, message)
@@ -169,12 +185,17 @@ def _laid_to_who_left(
     )
 
 
-def _finished(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
+def _finished(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+    world = job.worlds.running_with(node, number)
+    if world is not None:
+        _finish(job, node, world, message)
+
+
+def _finish(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
     if not 0 <= message.local_rank < node.local_world_size:
         return
     if world.finish(node.rank, message.local_rank):
-        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=FINISHED, value=True)
-        job.out.record(mark)
+        job.out.record(node.marked(FINISHED))
         job.out.event(
             EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
         )
@@ -194,10 +215,18 @@ def _finished_meanwhile(job: JobContext, node: Node, number: int, message: Worke
     last, newest = worlds.assigned, worlds.newest
     if last is not None:
         last.explain(node.rank, message.local_rank)
-        _finished(job, node, last, message)
+        _finish(job, node, last, message)
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
+
+
+_EXITS: dict[_Exit, Callable[[JobContext, Node, int, WorkerExited], None]] = {
+    _Exit.AT_BARRIER: lambda *_: None,  # the barrier has a report of its own
+    _Exit.FINISHED: _finished,
+    _Exit.FINISHED_MEANWHILE: _finished_meanwhile,
+    _Exit.FAILED: _exited_badly,
+}
 
 
 def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
@@ -219,13 +248,8 @@ def _round_started(job: JobContext, node: Node, number: int, message: RoundStart
 
 def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopped) -> None:
     if message.lease_expired:
-        item = Evidence(
-            kind=EvidenceKind.LEASE_EXPIRED,
-            text=f"node {node.rank} stood still; its processes were killed at its lease's end",
-            at=job.now,
-            node_rank=node.rank,
-            agent_id=node.agent_id,
-        )
+        text = f"node {node.rank} stood still; its processes were killed at its lease's end"
+        item = node.evidence(EvidenceKind.LEASE_EXPIRED, text, job.now)
         incidents.report_process(job, item, number)
         return
     if job.worlds.running_with(node, number) is not None:
@@ -275,13 +299,8 @@ def missing_due(job: JobContext, rank: int) -> None:
         # Its processes were to stop: the word of it was lost with its stream.
         barrier.miss(job, f"node {rank} has no processes left and did not say that it saved")
         return
-    item = Evidence(
-        kind=EvidenceKind.WORKERS_MISSING,
-        text=f"node {rank} has no processes of round {world.round_of(rank)} and did not say why",
-        at=job.now,
-        node_rank=rank,
-        agent_id=node.agent_id,
-    )
+    text = f"node {rank} has no processes of round {world.round_of(rank)} and did not say why"
+    item = node.evidence(EvidenceKind.WORKERS_MISSING, text, job.now)
     incidents.report_process(job, item, world.round_of(rank))
 
 
@@ -293,10 +312,6 @@ def _missing_meanwhile(job: JobContext, node: Node) -> None:
     if last.unexplained.get(node.rank) and node.rank not in last.finished:
         text = f"node {node.rank} has no processes and did not say why"
         incidents.note_gone(job, node, text)
-
-
-def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
-    stores.prepared(job, node, message)
 
 
 def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
@@ -354,22 +369,18 @@ def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
         liveness.lose(job, node, kind, f"node {node.rank}{how}{why}")
 
 
-def _notice(job: JobContext, node: Node, _: int, message: NoticeReceived) -> None:
-    notices.received(job, node, message)
-
-
 _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     Heartbeat: heartbeats.heard,
     WorkerExited: _exited,
     RoundStarted: _round_started,
     RoundStopped: _round_stopped,
-    StorePrepared: _store,
+    StorePrepared: stores.prepared,
     BarrierReached: _barrier,
     BarrierAck: _ack,
     CommandDone: _command_done,
     Warmed: _warmed,
     Goodbye: _goodbye,
-    NoticeReceived: _notice,
+    NoticeReceived: lambda job, node, _, message: notices.received(job, node, message),
     MemoryCheckpoints: commits.held,
     ShardsPersisted: commits.shard,
     CommitResult: commits.committed,

@@ -129,17 +129,15 @@ def _standing_still(job: JobContext) -> str:
 
     One of them keeps the others waiting, and is not put out yet. Empty: they go on.
     """
-    world, nodes = job.worlds.running(), job.membership.nodes
+    world = job.worlds.running()
     if world is None or job.state.phase is not JobPhase.TRAINING:
         return ""
     still: dict[int, tuple[float, int]] = {}
     for one in world.replicas:
         if _synchronises(job, world, one.number):
-            present = [nodes[rank] for rank in world.members_of(one) if rank in nodes]
             times = [
                 (item.since_step_seconds + job.now - node.ranks_at, item.step)
-                for node in present
-                for item in node.ranks
+                for node, item in job.membership.reports(world.members_of(one))
             ]
             still[one.number] = max(times, default=(0.0, 0))
     if len(still) < 2:
@@ -169,9 +167,7 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
         if _synchronises(job, world, one.number)
         for rank in world.members_of(one)
     ]
-    known = trains or list(world.places)
-    nodes = job.membership.nodes
-    return [nodes[rank] for rank in known if rank in nodes]
+    return job.membership.present(trains or world.places)
 
 
 def _synchronises(job: JobContext, world: World, number: int) -> bool:

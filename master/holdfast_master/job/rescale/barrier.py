@@ -43,10 +43,9 @@ def blind(membership: Membership, world: World) -> str:
     """Return the reason why the ranks cannot be stopped together; empty: they can."""
     if world.degraded:
         return "no rank reports steps"
-    for rank in world.savers:
-        node = membership.nodes.get(rank)
-        if node is not None and any(not item.has_sdk for item in node.ranks):
-            return f"node {rank} runs a process without the SDK"
+    for node, item in membership.reports(world.savers):
+        if not item.has_sdk:
+            return f"node {node.rank} runs a process without the SDK"
     return ""
 
 

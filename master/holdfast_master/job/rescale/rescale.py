@@ -57,10 +57,9 @@ def _leaving(job: JobContext, world: World) -> list[Node]:
     found = {rank for rank in job.state.draining if rank in world.places}
     if world.highest >= job.wanted:
         found.update(rank for rank in world.places if rank >= job.wanted)
-    nodes = [job.membership.nodes[rank] for rank in sorted(found) if rank in job.membership.nodes]
     return [
         node
-        for node in nodes
+        for node in job.membership.present(sorted(found))
         if world.has(node)
         and (node.rank in job.state.draining or node.rank in job.membership.surplus)
     ]

@@ -6,7 +6,7 @@ Facts that survive the master stand in `job_state`, the test of eligibility in `
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.guessed_steps import reported_step
@@ -177,6 +177,10 @@ class Membership:
     def present(self, ranks: Iterable[int]) -> list[Node]:
         """Return the nodes of these ranks that are there."""
         return [self.nodes[rank] for rank in ranks if rank in self.nodes]
+
+    def reports(self, ranks: Iterable[int]) -> Iterator[tuple[Node, RankProgress]]:
+        """Yield the newest reports of the processes of these nodes."""
+        return ((node, item) for node in self.present(ranks) for item in node.ranks)
 
     def by_session(self, session: int) -> Node | None:
         """Return the node whose stream this is."""

@@ -31,7 +31,6 @@ from holdfast_wire.messages import (
     Leave,
     LeaveOutcome,
     NodeJoined,
-    NodeMarked,
     Welcome,
 )
 from holdfast_wire.reasons import EventReason
@@ -115,8 +114,7 @@ def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> N
     job.out.leave(node, LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
     node_liveness.lose(job, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
-    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
-    job.out.record(mark, durable=True)
+    job.out.record(node.marked(REPLACED), durable=True)
 
 
 def _joined(job: JobContext, session: int, hello: Hello) -> None:

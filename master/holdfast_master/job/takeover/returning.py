@@ -12,7 +12,7 @@ from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import assignment, roster, start
-from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import Hello
 
 
@@ -115,11 +115,5 @@ def _tell(job: JobContext, node: Node) -> None:
 
 
 def _lost_round(job: JobContext, node: Node, world: World, text: str) -> None:
-    item = Evidence(
-        kind=EvidenceKind.ROUND_LOST,
-        text=text,
-        at=job.now,
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-    )
+    item = node.evidence(EvidenceKind.ROUND_LOST, text, job.now)
     incidents.report_process(job, item, world.round_of(node.rank))

@@ -114,11 +114,10 @@ def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
 
 def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world: World) -> None:
     """End what runs on nodes that are not in the new world."""
-    for rank in before.places:
-        node = membership.nodes.get(rank)
-        if node is not None and node.rank not in world.places:
+    for node in membership.present(before.places):
+        if node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            out.stop_round(node, before.round_of(rank), reason)
+            out.stop_round(node, before.round_of(node.rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
@@ -193,9 +192,8 @@ def stop_survivors(job: JobContext, reason: str) -> None:
     if assigned is None:
         return
     incident = job.incidents.current.id if job.incidents.current else ""
-    for rank in assigned.places:
-        node = job.membership.nodes.get(rank)
-        if node is not None and assigned.holds(rank, node.agent_id):
-            job.out.stop_round(node, assigned.round_of(rank), reason)
-            job.turn(rank, GoodputClass.WAITING, incident)
-            assigned.disturb(rank)
+    for node in job.membership.present(assigned.places):
+        if assigned.has(node):
+            job.out.stop_round(node, assigned.round_of(node.rank), reason)
+            job.turn(node.rank, GoodputClass.WAITING, incident)
+            assigned.disturb(node.rank)

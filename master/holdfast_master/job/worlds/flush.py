@@ -169,13 +169,14 @@ def _newest(state: JobState) -> str:
 def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
     """Stop the remaining ranks of the ended world: they would go on to save."""
     world = job.worlds.assigned
-    for rank in world.places if world is not None else ():
-        node = job.membership.nodes.get(rank)
-        if node is not None and world is not None and world.holds(rank, node.agent_id):
-            job.out.stop_round(node, world.round_of(rank), why, grace)
-            world.disturb(rank)
+    if world is None:
+        return
+    for node in job.membership.present(world.places):
+        if world.has(node):
+            job.out.stop_round(node, world.round_of(node.rank), why, grace)
+            world.disturb(node.rank)
             if ending:
-                job.turn(rank, GoodputClass.WAITING)
+                job.turn(node.rank, GoodputClass.WAITING)
 
 
 def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
@@ -186,10 +187,8 @@ def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
     rescue.ordered = version
     rescue.attempt = begun[0] if begun else f"h{job.identity.epoch}c{number}"
     memory = tracker.memory
-    for rank, _ in memory.holders if memory is not None else ():
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            send(tracker, job.out, node)
+    for node in job.membership.present(rank for rank, _ in (memory.holders if memory else ())):
+        send(tracker, job.out, node)
 
 
 def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:

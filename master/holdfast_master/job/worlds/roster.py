@@ -141,10 +141,8 @@ def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | Non
 def _tell(
     job: JobContext, world: World, replica: WorldReplica, roster: OuterRoster, reason: str
 ) -> None:
-    for rank in world.members_of(replica):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            job.out.send(node, _message(replica, roster, reason), replica.round)
+    for node in job.membership.present(world.members_of(replica)):
+        job.out.send(node, _message(replica, roster, reason), replica.round)
 
 
 def _message(replica: WorldReplica, roster: OuterRoster, reason: str) -> WorldAssignment:

@@ -96,8 +96,8 @@ def start_due(job: JobContext) -> None:
 
 def _unknown(job: JobContext, world: World) -> str:
     costs = "its steps are guessed from its collectives, if it has any; a change of size rolls back"
-    members = (job.membership.nodes.get(rank) for rank in world.places)
-    if any(node is not None and node.hello and node.hello.unmanaged for node in members):
+    members = job.membership.present(world.places)
+    if any(node.hello and node.hello.unmanaged for node in members):
         return f"no rank reports steps: {costs}; steps can be reported where holdfast-run starts it"
     return (
         f"no rank has called holdfast.init() in the first {_unseen_seconds(job):g} s: until one "
