@@ -137,7 +137,7 @@ class CloseSession:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tell:
+class SendToOperator:
     """Send to the operator.
 
     Without an operator: drop it; the core repeats what is still wanted when one connects.
@@ -195,6 +195,14 @@ class StepDown:
 
 
 Instruction = (
-    Record | Send | CloseSession | Tell | Reply | Refuse | KeepEvidence | Finished | StepDown
+    Record
+    | Send
+    | CloseSession
+    | SendToOperator
+    | Reply
+    | Refuse
+    | KeepEvidence
+    | Finished
+    | StepDown
 )
 """What `Core.handle` returns."""

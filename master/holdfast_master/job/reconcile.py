@@ -71,7 +71,7 @@ def _turn(job: JobContext) -> None:
 
 def _run(job: JobContext) -> None:
     if job.claims.settled and job.claims.held:
-        agent_messages.hear_held(job)
+        agent_messages.take_deferred(job)
     if any(incident.to_replace is not None for incident in job.incidents.open()):
         rule_actions.act(job)
     if job.membership.beyond:
@@ -104,8 +104,8 @@ def _may_rescale(job: JobContext, world: World) -> bool:
         return True
     nodes = job.membership
     changes = bool(nodes.spares or nodes.surplus) or nodes.spare_since is not None
-    begun = job.incidents.current is not None
-    return job.state.phase is JobPhase.TRAINING and (changes or begun)
+    started = job.incidents.current is not None
+    return job.state.phase is JobPhase.TRAINING and (changes or started)
 
 
 def _let_go(job: JobContext) -> None:

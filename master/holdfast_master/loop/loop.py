@@ -212,18 +212,18 @@ class MasterLoop:
 
     async def run(self) -> None:
         """Run until cancelled, or until the core steps down."""
-        beside = [asyncio.create_task(self._watchdog.run(), name="watchdog")]
+        tasks = [asyncio.create_task(self._watchdog.run(), name="watchdog")]
         if self.lookout is not None:
-            beside.append(asyncio.create_task(self.lookout.run(), name="lookout"))
+            tasks.append(asyncio.create_task(self.lookout.run(), name="lookout"))
         try:
             await self._carry_out(self._core.open(now()))
             self.opened.set()
             while not self._stepped_down:
                 await self._turn()
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._writer.shutdown()
 
     async def _turn(self) -> None:

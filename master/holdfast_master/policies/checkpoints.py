@@ -90,13 +90,13 @@ def origin(
     best = max(found, key=lambda one: (one.version, -found.index(one)))
     rest = {one.version.step for one in found if one.version != best.version}
     have = "all nodes have" if len(offers) > 1 else "the node has"
-    beside = f"; the newest elsewhere is step {max(rest)}" if rest else ""
+    elsewhere = f"; the newest elsewhere is step {max(rest)}" if rest else ""
     return RestoreChoice(
         version=best.version,
         tier=best.tier,
         gathered=best.gathered,
         partial=best.gathered and _is_partial(best.version, offers),
-        reason=f"the newest that {have} is in {best.where}{beside}",
+        reason=f"the newest that {have} is in {best.where}{elsewhere}",
         older=announced is not None and best.version < announced,
     )
 

@@ -38,7 +38,7 @@ agent is gone, and what only its memory had with it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TierFailures:
     """What failures do to a tier."""
 
     survives: frozenset[EvidenceKind]
@@ -47,9 +47,9 @@ class Row:
     """What such a failure is that no nearer tier survives, to follow in a sentence."""
 
 
-ROWS: Mapping[Tier, Row] = {
-    Tier.MEMORY: Row(survives=_LEAVE_AGENTS, failure="a process fails"),
-    Tier.STORAGE: Row(survives=frozenset(EvidenceKind), failure="a node is lost"),
+BY_TIER: Mapping[Tier, TierFailures] = {
+    Tier.MEMORY: TierFailures(survives=_LEAVE_AGENTS, failure="a process fails"),
+    Tier.STORAGE: TierFailures(survives=frozenset(EvidenceKind), failure="a node is lost"),
 }
 """What failures do to each tier. The farthest survives all: what it has is durable."""
 
@@ -79,7 +79,7 @@ def counts(cause: str) -> Tier | None:
     kind = EvidenceKind(cause) if cause in _CAUSES else None
     if kind is None or kind in PLANNED:
         return None
-    return next(tier for tier in TIERS if kind in ROWS[tier].survives)
+    return next(tier for tier in TIERS if kind in BY_TIER[tier].survives)
 
 
 _CAUSES = frozenset(str(kind.value) for kind in EvidenceKind)

@@ -22,7 +22,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 
-from holdfast_master.policies.failure_rate import ROWS, Rates
+from holdfast_master.policies.failure_rate import BY_TIER, Rates
 from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import MasterSpec, Tier
 from holdfast_wire.tiers import by_tier, word
@@ -266,7 +266,7 @@ def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every, limits: Interv
     seconds, step = in_words(cost.stop), in_words(costs.step)
     nearest = tier is min(costs.tiers)
     stop = f"stops training for {seconds}" if nearest else f"costs {seconds} of training"
-    often = f"{ROWS[tier].failure} every {in_words(1 / rates.by_tier[tier])} {rates.reason}"
+    often = f"{BY_TIER[tier].failure} every {in_words(1 / rates.by_tier[tier])} {rates.reason}"
     text = f"a save {stop}, a step takes {step}, {often}"
     if cost.durable:
         text += f"; a write of {in_words(cost.durable)} has to fit"

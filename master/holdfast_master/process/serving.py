@@ -24,8 +24,8 @@ from holdfast_master.instructions import (
     Refuse,
     Reply,
     Send,
+    SendToOperator,
     StepDown,
-    Tell,
 )
 from holdfast_master.journal.reader import History
 from holdfast_master.journal.writer import Journal
@@ -135,7 +135,7 @@ class Master:
         return {
             Send: services.sessions.send,
             CloseSession: services.sessions.close,
-            Tell: services.operator.tell,
+            SendToOperator: services.operator.send,
             Reply: services.questions.reply,
             Refuse: services.questions.refuse,
             KeepEvidence: self._evidence.keep,
@@ -155,7 +155,7 @@ class Master:
             running.add_signal_handler(number, self.stop)
         loop_task = asyncio.create_task(self._loop.run(), name="loop")
         waits = [asyncio.create_task(self._begin(server, port)), loop_task]
-        beside = asyncio.create_task(self.connections.run(), name="connections")
+        counting = asyncio.create_task(self.connections.run(), name="connections")
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not loop_task.done():
@@ -163,10 +163,10 @@ class Master:
                 return await self._until_end(server, loop_task)
             return _ending_of(loop_task)
         finally:
-            for task in (*waits, beside):
+            for task in (*waits, counting):
                 task.cancel()
             await server.stop(0)
-            await asyncio.gather(*waits, beside, return_exceptions=True)
+            await asyncio.gather(*waits, counting, return_exceptions=True)
             await asyncio.to_thread(self._evidence.close)
 
     def stop(self) -> None:
@@ -199,7 +199,7 @@ class Master:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = f"{config.bind_host}:{config.port}"
         try:
-            credentials = channel.server_credentials(config.tls_dir, self.connections.begun)
+            credentials = channel.server_credentials(config.tls_dir, self.connections.opened)
             port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise ServeError(

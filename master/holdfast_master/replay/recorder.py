@@ -31,7 +31,7 @@ FLUSH_SECONDS = 0.5
 QUEUE_LIMIT = 50_000
 """Inputs that may wait for the thread; with more the recording ends."""
 
-Told = tuple[Input, Moment, int, int, bool]
+HandledInput = tuple[Input, Moment, int, int, bool]
 """An input, when it was handled, the newest record then, instructions, whether the core failed."""
 
 
@@ -92,7 +92,7 @@ class InputRecorder:
         self._directory = directory
         self._head = head
         self._limit = limit_bytes
-        self._queue: collections.deque[Told] = collections.deque()
+        self._queue: collections.deque[HandledInput] = collections.deque()
         self._wake = threading.Event()
         self._closed = False
         self._file: int | None = None
@@ -109,10 +109,10 @@ class InputRecorder:
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
-    def note(self, told: Told) -> None:
+    def note(self, handled: HandledInput) -> None:
         """Take one input; costs an append."""
         if not self.trouble:
-            self._queue.append(told)
+            self._queue.append(handled)
 
     def close(self, seconds: float = 5.0) -> None:
         """Write the inputs that wait, for at most this long."""
@@ -141,12 +141,12 @@ class InputRecorder:
         if len(self._queue) > QUEUE_LIMIT:
             self._stop(f"the disk does not keep up: more than {QUEUE_LIMIT} inputs wait")
             return
-        told = [self._queue.popleft() for _ in range(len(self._queue))]
+        handled = [self._queue.popleft() for _ in range(len(self._queue))]
         try:
             if self._file is None:
                 self._begin_file()
-            if told:
-                self._write(block_of(encode(item) for item in told))
+            if handled:
+                self._write(block_of(encode(item) for item in handled))
         except OSError as error:
             self._stop(str(error))
 
@@ -177,9 +177,9 @@ class InputRecorder:
         return sum(sizes)
 
 
-def encode(told: Told) -> bytes:
+def encode(handled: HandledInput) -> bytes:
     """Return an input as its InputRecorded."""
-    event, now, sequence, instructions, failed = told
+    event, now, sequence, instructions, failed = handled
     if isinstance(event, Received) and event.raw and not failed:
         moment = (now.mono, now.unix)
         return codec.encode_said(moment, sequence, instructions, event.session, event.raw)

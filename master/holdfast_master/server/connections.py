@@ -40,7 +40,7 @@ class ConnectionCounter:
         """Connections so far that have shown no identity; the newest may yet do so."""
         return self._due + len(self._waiting)
 
-    def begun(self) -> None:
+    def opened(self) -> None:
         """Take a new connection; gRPC calls this in threads of its own."""
         self._waiting.append(self._clock())
 

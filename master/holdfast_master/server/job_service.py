@@ -195,7 +195,7 @@ class KeptEvidence(Protocol):
         """Return the ids of the incidents that have some."""
 
     async def read(self, incident_id: str) -> IncidentEvidence | None:
-        """Return that of _incident incident."""
+        """Return that of one incident."""
 
 
 def _listed(incidents: Iterable[Incident], kept: KeptEvidence) -> ListIncidentsResponse:
@@ -203,14 +203,14 @@ def _listed(incidents: Iterable[Incident], kept: KeptEvidence) -> ListIncidentsR
     every, known = tuple(incidents), set(kept.known())
     return ListIncidentsResponse(
         incidents=every,
-        with_evidence=tuple(_incident.id for _incident in every if _incident.id in known),
+        with_evidence=tuple(one.id for one in every if one.id in known),
     )
 
 
 async def _incident(
     incidents: Iterable[Incident], kept: KeptEvidence, request: GetIncidentRequest
 ) -> GetIncidentResponse:
-    """Return _incident incident, with as much of its evidence as fits.
+    """Return one incident, with as much of its evidence as fits.
 
     Raises:
         CallRefusedError: no incident has that id.

@@ -17,7 +17,7 @@ from holdfast_master.inputs import (
     OperatorMessage,
     SyncMessage,
 )
-from holdfast_master.instructions import Tell
+from holdfast_master.instructions import SendToOperator
 from holdfast_master.server import rpc
 from holdfast_master.server.close_connection import finish_writing
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
@@ -79,7 +79,7 @@ class OperatorService:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Sync": method})
 
-    def tell(self, instruction: Tell) -> None:
+    def send(self, instruction: SendToOperator) -> None:
         """Queue a message for the operator; without one it is dropped."""
         if self._current is None:
             return

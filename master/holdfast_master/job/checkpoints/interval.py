@@ -45,7 +45,7 @@ _NEVER: Final = 1e-12
 _SCRIPT: Final = "the script says so"
 
 
-def heard(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
+def received(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
     """Note the report of a member's ranks on their saves and on the schedule that they know."""
     node.saving = report
     if report is None or not world.saves(node.rank):
@@ -68,16 +68,16 @@ def _schedule(job: JobContext, world: World) -> SaveSchedule:
     """Return the schedule of the ranks that save in this world."""
     if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
-    fact, told = world.fact, job.state.schedule
+    fact, last = world.fact, job.state.schedule
     now = by_tier(fact.intervals)
-    confirmed = told is not None and told.round == world.saver_round
+    confirmed = last is not None and last.round == world.saver_round
     # Of a world that an earlier master made, only a journal would tell what was confirmed; of a
     # replica that went on before it saved, nobody knows what it began with.
     known = world.bounds is not None and world.saver_round == world.round
     job.checkpoints.schedule = SaveSchedule(
         round=world.saver_round,
         replica=world.saver_replica,
-        now=by_tier(told.intervals) if confirmed and told is not None else now,
+        now=by_tier(last.intervals) if confirmed and last is not None else now,
         unsure=not (known or confirmed),
     )
     return job.checkpoints.schedule

@@ -105,11 +105,11 @@ def _consider(job: JobContext, start: _Start) -> None:
         return
     if any(rank not in tracker.asked for rank in start.ranks):
         return
-    told = next((one.told for one in tracker.asked.values() if one.told is not None), None)
-    if told is not None:  # an earlier master has told some of them
-        if told.tier is Tier.MEMORY:
-            tracker.sources = _sources(job, _offers(job, tracker), told.version)
-        _go(job, start, told)
+    given = next((one.told for one in tracker.asked.values() if one.told is not None), None)
+    if given is not None:  # an earlier master has told some of them
+        if given.tier is Tier.MEMORY:
+            tracker.sources = _sources(job, _offers(job, tracker), given.version)
+        _go(job, start, given)
         return
     if any(pending.whole for pending in job.checkpoints.tracker.pending.values()):
         return  # it is being committed, and would be the newest

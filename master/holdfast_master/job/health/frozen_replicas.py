@@ -237,8 +237,8 @@ def _heard(job: JobContext, world: World, replica: WorldReplica) -> list[Node]:
     """Return the nodes whose ranks run; empty: one of them has not told what its ranks do."""
     ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
     nodes = job.membership.present(ranks)
-    told = all(len(node.ranks) >= node.local_world_size for node in nodes)
-    return nodes if told and len(nodes) == len(ranks) else []
+    reported = all(len(node.ranks) >= node.local_world_size for node in nodes)
+    return nodes if reported and len(nodes) == len(ranks) else []
 
 
 def _respond(

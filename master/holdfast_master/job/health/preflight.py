@@ -129,14 +129,14 @@ def _gathered(job: JobContext, waiting: list[Node]) -> bool:
 
 def _begin(job: JobContext, waiting: list[Node]) -> None:
     own, settings = job.preflight, _settings(job)
-    own.begun += 1
+    own.started += 1
     own.gather_until = None
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
     nodes = {**_named(job, waiting), **_named(job, _trusted(job))}
     new = {node.rank for node in waiting}
     check = policy.begin(
         # Reports to an earlier master belong to none of these numbers.
-        (job.identity.epoch << EPOCH_BITS) + own.begun,
+        (job.identity.epoch << EPOCH_BITS) + own.started,
         [
             Participant(
                 node=name,
@@ -329,9 +329,12 @@ def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
     _look(job, own)
 
 
-def _figure(told: CheckFigure) -> Figure:
+def _figure(figure: CheckFigure) -> Figure:
     return Figure(
-        resource=Resource(told.resource), value=told.value, subject=told.subject, error=told.error
+        resource=Resource(figure.resource),
+        value=figure.value,
+        subject=figure.subject,
+        error=figure.error,
     )
 
 

@@ -28,7 +28,7 @@ def probed(job: JobContext, node: Node, _: int, message: ClockProbe) -> None:
     job.out.send(node, reply)
 
 
-def heard(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
+def received(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
     """Take the newest collectives of a member's ranks."""
     world = job.worlds.running_with(node, number)
     # Replicas meet in groups that are made anew, and a slow one costs the others nothing.
@@ -42,7 +42,7 @@ def heard(job: JobContext, node: Node, number: int, message: CollectiveSamples) 
         if one.local_rank < place.member.local_world_size:
             for group in one.groups:
                 rank = place.base_rank + one.local_rank
-                health.hear(rank, job.now)
+                health.note_sample(rank, job.now)
                 _take(health, rank, group, message.clock_offset_seconds, job.now)
     stragglers.look(job, world)
     exclusions.consider(job, world)

@@ -56,8 +56,8 @@ def _is_gathered(job: JobContext, world: World) -> bool:
     Nobody knows the members of a group before: its first two ranks are no group.
     """
     health = job.health
-    late = job.now - health.heard_since >= GATHER_SECONDS
-    return len(health.heard) >= world.size or late
+    late = job.now - health.sampled_since >= GATHER_SECONDS
+    return len(health.sampled) >= world.size or late
 
 
 def _is_due(job: JobContext, group: GroupHistory) -> bool:

@@ -92,7 +92,7 @@ STACK_CHARACTERS: Final = 16 * 1024 * 1024
 ranks are kept whole; packed they take a tenth."""
 WHOLE_RANKS: Final = 16
 """Odd ranks whose stacks are kept whole however many ranks there are: people look at these."""
-_CUT: Final = "\n... (cut_evidence: the stacks of all ranks are too long)"
+_CUT: Final = "\n... (cut: the stacks of all ranks are too long)"
 
 
 def cut_evidence(
@@ -100,7 +100,7 @@ def cut_evidence(
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence in the order of ranks, with stacks of at most about `most` characters.
 
-    Each rank has an equal share; the first odd ranks are not cut_evidence.
+    Each rank has an equal share; the first odd ranks are not cut.
     """
     whole = set(sorted(odd)[:WHOLE_RANKS])
     share = max(len(_CUT), most // max(1, len(ranks)))

@@ -47,7 +47,7 @@ def ask(job: JobContext, rank: int, pod_uid: str, reason: str, avoid_node: str =
     job.out.event(
         EventReason.REPLACE_REQUESTED, f"node {rank} is to be replaced: {reason}", node=rank
     )
-    job.out.tell(decision)
+    job.out.send_operator(decision)
     return True
 
 
@@ -76,15 +76,17 @@ def settle(operator: OperatorView, out: OutgoingBatch, pod: PodObservation) -> N
 def repeat(job: JobContext) -> None:
     """A new operator stream: say again what is still wanted."""
     for rank in sorted(job.operator.replacing):
-        job.out.tell(job.operator.replacing[rank])
+        job.out.send_operator(job.operator.replacing[rank])
     for host, reason in job.state.excluded.items():  # the newest last: the oldest is forgotten
-        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=reason))
+        job.out.send_operator(ExcludeDecision(decision_id=0, node=host, reason=reason))
     for host in _lifted(job):
         text = "its rank was as slow elsewhere"
-        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=text, lifted=True))
+        job.out.send_operator(ExcludeDecision(decision_id=0, node=host, reason=text, lifted=True))
     ranks = tuple(sorted(job.state.released))
     if ranks:
-        job.out.tell(ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before"))
+        job.out.send_operator(
+            ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before")
+        )
 
 
 def _lifted(job: JobContext) -> list[str]:
@@ -101,7 +103,9 @@ def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool)
     ranks = sorted(node.rank for node in nodes)
     if free_pods:
         number = job.out.command("release", ranks[0])
-        job.out.tell(ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason))
+        job.out.send_operator(
+            ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason)
+        )
     for node in nodes:
         job.out.record(node.marked(RELEASED), durable=True)
         eligibility.refresh(job, node)

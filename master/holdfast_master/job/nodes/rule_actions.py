@@ -56,7 +56,7 @@ def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = Tru
             EventReason.NODE_EXCLUDED, f"{host} is avoided from now on: {reason}", node=rank
         )
         number = job.out.command("exclude", rank)
-        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason))
+        job.out.send_operator(ExcludeDecision(decision_id=number, node=host, reason=reason))
     if others_leave:
         _move(job, rank, host)
     return host
@@ -67,7 +67,9 @@ def lift(job: JobContext, host: str, reason: str) -> None:
     if host in job.state.excluded:
         job.out.record(NodeExcluded(node=host, reason=reason, lifted=True), durable=True)
         number = job.out.command("exclude", 0)
-        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason, lifted=True))
+        job.out.send_operator(
+            ExcludeDecision(decision_id=number, node=host, reason=reason, lifted=True)
+        )
 
 
 def _move(job: JobContext, culprit: int, host: str) -> None:

@@ -75,7 +75,7 @@ _OLDEST = 600.0
 
 def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMessage) -> None:
     """Any message of a known agent; its fence names the round that it is about."""
-    if job.membership.heard(node, job.now):
+    if job.membership.note_received(node, job.now):
         job.touch(Change.NODE_HEARD)
     number = fence.round if fence is not None else 0
     claimed = job.claims.hellos and not job.claims.settled
@@ -86,7 +86,7 @@ def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMes
     _HANDLERS[type(message)](job, node, number, message)
 
 
-def hear_held(job: JobContext) -> None:
+def take_deferred(job: JobContext) -> None:
     """Take the deferred reports about an adopted world: it may have ended since."""
     reports, job.claims.held = job.claims.held, []
     for report in reports:
@@ -370,7 +370,7 @@ def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
 
 
 _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
-    Heartbeat: heartbeats.heard,
+    Heartbeat: heartbeats.received,
     WorkerExited: _exited,
     RoundStarted: _round_started,
     RoundStopped: _round_stopped,
@@ -387,7 +387,7 @@ _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
     RestoreRequest: restore.asked,
     RestorePlanVerified: restore.checked,
     ClockProbe: samples.probed,
-    CollectiveSamples: samples.heard,
+    CollectiveSamples: samples.received,
     EvidenceCollected: hangs.collected,
     CheckListening: preflight.listening,
     NodeChecked: preflight.measured,

@@ -27,7 +27,7 @@ _STALL_STEPS = 20.0
 _COUNTED = frozenset({GoodputClass.PRODUCTIVE, GoodputClass.CHECKPOINT, GoodputClass.HANG})
 
 
-def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
+def received(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
     """Note what the ranks of a member do."""
     world = job.worlds.member(node)
     if world is None or not message.ranks:
@@ -49,7 +49,7 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
         world.sdk_ranks += item.has_sdk
     if world.degraded and world.sdk_ranks:
         world.sdk_since = min(world.sdk_since, now)
-    interval.heard(job, node, world, message.saving)
+    interval.received(job, node, world, message.saving)
     hangs.watch(job)
     _note_start(job, node, world)
     start.guessed(job, node, world)

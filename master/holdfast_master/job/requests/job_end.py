@@ -165,7 +165,7 @@ def tell_finish(job: JobContext) -> None:
         decision = FinishDecision(
             decision_id=number, succeeded=stop.succeeded, reason=stop.reason, text=job.state.text
         )
-        job.out.tell(decision)
+        job.out.send_operator(decision)
 
 
 def check_success(job: JobContext, world: World) -> None:

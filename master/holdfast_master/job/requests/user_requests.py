@@ -96,10 +96,10 @@ def _scale(job: JobContext, event: UserCall, request: ScaleRequest) -> None:
     job.timers.set(Timer.REQUEST, job.now + _SCALE_SECONDS, event.request_id)
     text = f"{event.who} asks for {counted(request.replicas, 'replica')}{_because(request.reason)}"
     job.out.event(EventReason.SCALE_REQUESTED, text)
-    told = ScaleDecision(
+    decision = ScaleDecision(
         decision_id=number, replicas=request.replicas, reason=short(request.reason)
     )
-    job.out.tell(told)
+    job.out.send_operator(decision)
 
 
 def _same_size(job: JobContext, event: UserCall, request: ScaleRequest) -> str:

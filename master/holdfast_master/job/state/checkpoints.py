@@ -49,7 +49,7 @@ class PendingStep:
 class Rescue:
     """Steps that are being written out of memory before its nodes go, or go apart."""
 
-    begun: float
+    started: float
     """Patient clock, s."""
     seconds: float
     """Time that it may take, s."""

@@ -225,9 +225,9 @@ class Health:
 
     round: int = 0
     groups: dict[str, GroupHistory] = dataclasses.field(default_factory=dict)
-    heard: set[int] = dataclasses.field(default_factory=set)
+    sampled: set[int] = dataclasses.field(default_factory=set)
     """Global ranks that have sent a sample."""
-    heard_since: float = math.inf
+    sampled_since: float = math.inf
     """Patient clock at which the first of them has, s."""
     clock_errors: dict[int, float] = dataclasses.field(default_factory=dict)
     """Bound of the error of a node's clock, s, by node rank."""
@@ -249,18 +249,18 @@ class Health:
         found = self.hang_watch.hang if self.round == round_number else None
         return found is not None and found.verdict is not None
 
-    def hear(self, rank: int, now: float) -> None:
+    def note_sample(self, rank: int, now: float) -> None:
         """Note that a rank has sent a sample."""
-        if not self.heard:
-            self.heard_since = now
-        self.heard.add(rank)
+        if not self.sampled:
+            self.sampled_since = now
+        self.sampled.add(rank)
 
     def begin(self, round_number: int) -> None:
         """Forget the round before: its ranks and their groups are gone."""
         if round_number != self.round:
             self.round = round_number
             self.groups, self.clock_errors = {}, {}
-            self.heard, self.heard_since = set(), math.inf
+            self.sampled, self.sampled_since = set(), math.inf
             longest = self.hang_watch.learned.longest_pause
             self.hang_watch = HangWatch(learned=LearnedTimes(longest_pause=longest))
             self.kept, self.considered_at = set(), -math.inf
@@ -307,7 +307,7 @@ class Preflight:
     """Checks of this master, one at a time."""
 
     open: OpenCheck | None = None
-    begun: int = 0
+    started: int = 0
     """Checks so far."""
     gather_until: float | None = None
     """Patient clock until which nodes wait for others to be checked with, s; None: nobody does."""

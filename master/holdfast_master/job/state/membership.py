@@ -187,7 +187,7 @@ class Membership:
         rank = self.sessions.get(session)
         return None if rank is None else self.nodes[rank]
 
-    def heard(self, node: Node, now: float) -> bool:
+    def note_received(self, node: Node, now: float) -> bool:
         """Note a message of a node; return whether it had been silent for long."""
         node.last_heard = now
         was = node.rank in self.quiet

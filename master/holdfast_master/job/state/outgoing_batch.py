@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
+from holdfast_master.instructions import Fact, Instruction, Record, Send, SendToOperator
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
@@ -71,7 +71,7 @@ class OutgoingBatch:
         node: int | None = None,
         incident: str = "",
     ) -> None:
-        """Tell people."""
+        """Write an event for people."""
         event = JobEvent(
             sequence=max(self.state.event_sequence, self.claims.event_floor) + 1,
             unix_time=self.clock.moment.unix,
@@ -131,7 +131,7 @@ class OutgoingBatch:
             self.send(node, message, round_number)
 
     def leave(self, node: Node, outcome: LeaveOutcome, reason: str, grace: float) -> None:
-        """Tell an agent to end its processes and itself."""
+        """Have an agent end its processes and itself."""
         if node.session is not None:
             number = self.command("leave", node.rank)
             self.send(
@@ -139,11 +139,11 @@ class OutgoingBatch:
                 Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome),
             )
 
-    def tell(self, message: object) -> None:
+    def send_operator(self, message: object) -> None:
         """Send to the operator, if one is connected."""
         if self.operator.connected:
             response = SyncResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
-            self._rest.append(Tell(response))
+            self._rest.append(SendToOperator(response))
 
     def strike(self, fact: NodeStruck) -> None:
         """Write a strike down, and tell the operator: those of one batch in one message.
@@ -175,4 +175,4 @@ class OutgoingBatch:
         if not self._strikes or not self.operator.connected:
             return []
         message = StrikesReported(strikes=tuple(self._strikes))
-        return [Tell(SyncResponse(fence=self.fence(), message=message))]
+        return [SendToOperator(SyncResponse(fence=self.fence(), message=message))]

@@ -231,11 +231,11 @@ class World:
         replicas = self.replicas
         return not replicas or self.places[rank].replica.number == replicas[0].number
 
-    def covers(self, told: Collection[int]) -> bool:
+    def covers(self, ranks: Collection[int]) -> bool:
         """Return whether every saver has told, or has finished."""
         if not self.replicas:
-            return self._all_in(told)
-        return all(rank in told or rank in self.finished for rank in self.savers)
+            return self._all_in(ranks)
+        return all(rank in ranks or rank in self.finished for rank in self.savers)
 
     @property
     def saver_round(self) -> int:
@@ -363,12 +363,12 @@ class World:
             self.first_step = before.reached + 1 if self.stepped else 0
             self.step_seconds, self.degraded = before.step_seconds, before.degraded
 
-    def _all_in(self, told: Collection[int]) -> bool:
+    def _all_in(self, ranks: Collection[int]) -> bool:
         """Return whether every node is in `ranks` or has finished."""
         # Asked at each word of ten thousand nodes: they are united only where they may suffice.
-        if len(told) + len(self.finished) < len(self.places):
+        if len(ranks) + len(self.finished) < len(self.places):
             return False
-        return len(self.finished.union(told)) == len(self.places)
+        return len(self.finished.union(ranks)) == len(self.places)
 
     def learn_pace(self, step_seconds: float) -> None:
         """Smooth the step time with one more report."""

@@ -87,9 +87,8 @@ def pending(job: JobContext) -> str:
         gone = _gone(job, _missing(job)) if job.operator.unreachable else []
         if gone:
             do = verb(len(gone), "does", "do")
-            told = f"{nodes_named(gone)} of round {number} {do} not answer"
-            text = f"{told}; a fresh round follows"
-            _end(job, text)
+            silent = f"{nodes_named(gone)} of round {number} {do} not answer"
+            _end(job, f"{silent}; a fresh round follows")
             return ""
         count = len(claims.hellos)
         runs = f"{counted(count, 'node')} {verb(count, 'runs', 'run')} round {number}"
@@ -302,22 +301,22 @@ def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
 
 
 def _replicas_of(found: Mapping[int, Claimed]) -> WorldDecided:
-    """Return the decision of a _world_of of _replicas_of, which began in rounds of their own."""
-    told = tuple(_replica(number, members) for number, members in sorted(found.items()))
+    """Return the decision of a world of replicas, which began in rounds of their own."""
+    recorded = tuple(_replica(number, members) for number, members in sorted(found.items()))
     nodes = [one for _, members in sorted(found.items()) for one in members]
     _, place = nodes[0]
     return WorldDecided(
         group=0,
-        round=max(one.round for one in told),
+        round=max(one.round for one in recorded),
         members=tuple(_member(hello) for hello, _ in nodes),
         restart_count=max(one.restart_count for _, one in nodes),
-        reason="_replicas_of that an earlier master had made",
+        reason="replicas that an earlier master had made",
         world_hash=place.world_hash,
         store_host=place.store_host,
         store_port=place.store_port,
         keeps_checkpoints=all(one.keeps_checkpoints for _, one in nodes),
         intervals=place.intervals,
-        _replicas_of=told,
+        replicas=recorded,
     )
 
 

@@ -55,7 +55,7 @@ def connected(job: JobContext, event: Connected) -> None:
         _send_away(job.state, job.out, event.session, hello, verdict.reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
-    roster.heard(job, hello.assignment)
+    roster.note_known(job, hello.assignment)
     job.membership.cap(hello.max_restarts)
     if verdict.arrival is Arrival.RETURNED and node is not None:
         _returned(job, node, event.session, hello)
@@ -260,7 +260,7 @@ def restore_nodes(job: JobContext) -> None:
 
 
 class Arrival(enum.Enum):
-    """The arrival that a hello gives an agent."""
+    """What a hello makes of its agent."""
 
     NEW = "new"
     """Nobody held the rank."""
@@ -282,7 +282,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Succession:
-    """The arrival of the agent that said hello, with the reason."""
+    """The verdict on the agent that said hello, with the reason."""
 
     arrival: Arrival
     reason: str

@@ -43,11 +43,11 @@ def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bo
     seconds = job.settings.rescue_seconds
     rescue = job.checkpoints.tracker.rescue
     if rescue is not None and not rescue.ending:  # a world waited for it: the end may longer
-        rescue.ending, rescue.begun, rescue.seconds = True, job.now, seconds
+        rescue.ending, rescue.started, rescue.seconds = True, job.now, seconds
     if rescue is not None and latest is not None:
-        rescue.seconds = min(rescue.seconds, latest - rescue.begun)
+        rescue.seconds = min(rescue.seconds, latest - rescue.started)
     seconds = seconds if latest is None else min(seconds, latest - job.now)
-    return _goes_on(job, Rescue(begun=job.now, seconds=seconds, ending=True), why, grace)
+    return _goes_on(job, Rescue(started=job.now, seconds=seconds, ending=True), why, grace)
 
 
 def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
@@ -74,7 +74,7 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
     )
     if not seconds and tracker.rescue is None:
         return False
-    new = Rescue(begun=job.now, seconds=seconds, ending=False)
+    new = Rescue(started=job.now, seconds=seconds, ending=False)
     return _goes_on(job, new, "the next world has other nodes", 0.0)
 
 
@@ -93,11 +93,11 @@ def _unheard(job: JobContext) -> bool:
         return False
     if (world.round, True) in tracker.rescued:
         return False
-    told = tracker.held if tracker.round == world.saver_round else {}
+    reported = tracker.held if tracker.round == world.saver_round else {}
     return any(
         (node := job.membership.nodes.get(rank)) is not None
         and world.holds(rank, node.agent_id)
-        and rank not in told
+        and rank not in reported
         for rank in world.savers
     )
 
@@ -136,7 +136,7 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
         _stop_ranks(job, why, grace, ending=new.ending)
     rescue = tracker.rescue
     rescue.awaited = version
-    if job.now >= rescue.begun + rescue.seconds:
+    if job.now >= rescue.started + rescue.seconds:
         tracker.rescued.add((number, rescue.ending))
         _end(job)
         _lost(job, version, f"it was not on storage within {max(0.0, rescue.seconds):.3g} s")
@@ -144,7 +144,7 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
     if verdict.step is FlushStep.SAVE and rescue.ordered != version:
         _order(job, rescue, version)
     _hold(job, f"{why}; step {version.step} is written from memory to storage first")
-    job.timers.set(Timer.RESCUE, rescue.begun + rescue.seconds)
+    job.timers.set(Timer.RESCUE, rescue.started + rescue.seconds)
     return True
 
 
@@ -182,10 +182,10 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
 def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
     """Tell every holder; parts that a rank had asked for are not written twice."""
     tracker = job.checkpoints.tracker
-    begun = [one.attempt for one in tracker.pending.values() if one.version == version]
+    started = [one.attempt for one in tracker.pending.values() if one.version == version]
     number = job.out.command("rescue", 0)
     rescue.ordered = version
-    rescue.attempt = begun[0] if begun else f"h{job.identity.epoch}c{number}"
+    rescue.attempt = started[0] if started else f"h{job.identity.epoch}c{number}"
     memory = tracker.memory
     for node in job.membership.present(rank for rank, _ in (memory.holders if memory else ())):
         send(tracker, job.out, node)
@@ -209,7 +209,7 @@ def _end(job: JobContext) -> None:
     job.timers.cancel(Timer.RESCUE)
     done = fact.version if fact is not None else None
     if done is not None and rescue.awaited is not None and done >= rescue.awaited:
-        text = f"step {done.step} is on storage, {job.now - rescue.begun:.3g} s later"
+        text = f"step {done.step} is on storage, {job.now - rescue.started:.3g} s later"
         job.out.event(EventReason.CHECKPOINT_RESCUED, text)
 
 

@@ -83,7 +83,7 @@ def present(job: JobContext) -> int:
     return len(kept) + len(job.membership.candidates - kept) // nodes * nodes
 
 
-def told(
+def recorded(
     job: JobContext, number: int, chosen: tuple[SeatedReplica, ...]
 ) -> tuple[WorldReplica, ...]:
     """Return the replicas of a world as the journal has them; `number`: the world's round."""

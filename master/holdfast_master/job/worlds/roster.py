@@ -168,7 +168,7 @@ def send(job: JobContext, node: Node) -> None:
         job.out.send(node, message, replica.round)
 
 
-def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
+def note_known(job: JobContext, assignment: WorldAssignment | None) -> None:
     """Note the roster that an agent's ranks were told, and whether it is of another history.
 
     The journal has lost its end, or an earlier master that lives has made epochs, too.
@@ -220,7 +220,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
 
 
 def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
-    """Ranks of a node have sync_chosen; a report that is made again changes nothing."""
+    """Ranks of a node have chosen how often to agree; a report that is made again changes nothing."""
     world, last = job.worlds.assigned, job.state.sync
     if world is None or not world.has(node):
         return

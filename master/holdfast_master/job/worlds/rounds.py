@@ -257,15 +257,15 @@ def _decide(
     """Decide the round's number and write its members down."""
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
-    told = tuple(replicas.as_member(one) for one in members)
+    recorded = tuple(replicas.as_member(one) for one in members)
     fact = WorldDecided(
-        replicas=replicas.told(job, number, chosen),
+        replicas=replicas.recorded(job, number, chosen),
         group=0,
         round=number,
-        members=told,
+        members=recorded,
         restart_count=_restarts(job.state, job.claims),
         reason=_why(job, verdict.reason),
-        world_hash=world_hash(job.identity.epoch, 0, number, told),
+        world_hash=world_hash(job.identity.epoch, 0, number, recorded),
     )
     job.out.record(fact)
     world = World(fact, job.bounds)

@@ -22,7 +22,7 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
+from holdfast_master.instructions import Instruction, Refuse, Reply, Send, SendToOperator
 from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import (
     BudgetCharge,
@@ -244,7 +244,7 @@ def order_lines(orders: Iterable[Instruction]) -> list[str]:
         if isinstance(order, Send):
             name = type(order.response.message).__name__
             streams.setdefault(name, []).append(order.session)
-        elif isinstance(order, Tell):
+        elif isinstance(order, SendToOperator):
             others.append(f"{_short(order.response.message)} to the operator")
         elif isinstance(order, Reply | Refuse):
             others.append(f"{type(order).__name__} to request {order.request_id}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import OperatorConnected, Received
-from holdfast_master.instructions import Finished, Refuse, Reply, Tell
+from holdfast_master.instructions import Finished, Refuse, Reply, SendToOperator
 from holdfast_wire.messages import (
     DrainNodeRequest,
     EventSeverity,
@@ -207,7 +207,7 @@ def test_an_operator_that_comes_after_the_end_is_told(training: Start) -> None:
     job.run(1.0)
     assert job.finish_told is None
     batch = job.take(OperatorConnected())
-    told = [item.response.message for item in batch if isinstance(item, Tell)]
+    told = [item.response.message for item in batch if isinstance(item, SendToOperator)]
     assert [type(message) for message in told].count(FinishDecision) == 1
 
 

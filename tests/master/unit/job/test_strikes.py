@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_master.instructions import Tell
+from holdfast_master.instructions import SendToOperator
 from holdfast_wire.messages import (
     AvoidedHost,
     Budget,
@@ -33,7 +33,7 @@ def crashed() -> SteeredJob:
 
 def reported(job: SteeredJob) -> list[StrikesReported]:
     """What the operator was told of strikes."""
-    told = (one.response.message for one in job.instructions if isinstance(one, Tell))
+    told = (one.response.message for one in job.instructions if isinstance(one, SendToOperator))
     return [one for one in told if isinstance(one, StrikesReported)]
 
 
@@ -65,7 +65,7 @@ def test_the_strikes_of_one_moment_are_one_report() -> None:
     job.run_until("TRAINING")
     job.agents[1].crash_worker()
     job.run(20.0)
-    told = [one.response.message for one in job.instructions if isinstance(one, Tell)]
+    told = [one.response.message for one in job.instructions if isinstance(one, SendToOperator)]
     assert [type(one) for one in told if not isinstance(one, JobStatus)][-2:] == [
         StrikesReported,
         FinishDecision,
@@ -73,7 +73,7 @@ def test_the_strikes_of_one_moment_are_one_report() -> None:
     batch = job.core._job.out
     for host in ("k8s-0", "k8s-1"):
         batch.strike(NodeStruck(host=host, cause="Hang", unix_time=job.moment().unix))
-    tells = [one.response.message for one in batch.finish() if isinstance(one, Tell)]
+    tells = [one.response.message for one in batch.finish() if isinstance(one, SendToOperator)]
     (report,) = [one for one in tells if isinstance(one, StrikesReported)]
     assert [one.host for one in report.strikes] == ["k8s-0", "k8s-1"]
 

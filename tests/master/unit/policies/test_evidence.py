@@ -1,4 +1,4 @@
-"""The cut_evidence of evidence that is too much to keep."""
+"""The cut of evidence that is too much to keep."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def test_evidence_within_the_bound_is_whole_and_in_order() -> None:
 
 
 def test_too_long_stacks_are_cut_but_for_the_odd_ranks() -> None:
-    """Each of the others keeps its share, and says that it was cut_evidence."""
+    """Each of the others keeps its share, and says that it was cut."""
     ranks = [RankEvidence(rank=rank, stack="x" * 1000) for rank in range(10)]
     kept = cut_evidence(ranks, [3], most=2000)
     assert [len(one.stack) for one in kept] == [200] * 3 + [1000] + [200] * 6
-    assert kept[0].stack.endswith("(cut_evidence: the stacks of all ranks are too long)")
+    assert kept[0].stack.endswith("(cut: the stacks of all ranks are too long)")
 
 
 def test_the_odd_ranks_of_a_world_that_is_odd_as_a_whole_are_bounded() -> None:

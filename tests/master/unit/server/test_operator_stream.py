@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
-from holdfast_master.instructions import Instruction, Tell
+from holdfast_master.instructions import Instruction, SendToOperator
 from holdfast_master.server import operator_service
 from holdfast_wire.messages import (
     CheckpointPolicy,
@@ -194,7 +194,7 @@ async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path
             JobStatus(step=2),
             ReplaceDecision(decision_id=2),
         ]
-        return [Tell(SyncResponse(message=message)) for message in told]
+        return [SendToOperator(SyncResponse(message=message)) for message in told]
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.sync_stream()
@@ -229,7 +229,7 @@ async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) ->
     """The core repeats what is still wanted; nothing piles up here."""
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        return [Tell(SyncResponse(message=JobStatus(step=len(core.inputs))))]
+        return [SendToOperator(SyncResponse(message=JobStatus(step=len(core.inputs))))]
 
     core = ScriptedCore(react)
     async with serve(tmp_path, core) as served:
@@ -251,7 +251,9 @@ async def test_an_operator_that_does_not_read_is_cut_off(
     def react(event: Any, _now: Any) -> list[Instruction]:
         if not isinstance(_said(event), PodListDone):
             return []
-        return [Tell(SyncResponse(message=ReplaceDecision(decision_id=at))) for at in range(6)]
+        return [
+            SendToOperator(SyncResponse(message=ReplaceDecision(decision_id=at))) for at in range(6)
+        ]
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.sync_stream()
@@ -270,7 +272,7 @@ async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Pa
             return []
         decisions: list[Any] = [ReplaceDecision(decision_id=at) for at in range(200)]
         return [
-            Tell(SyncResponse(message=message))
+            SendToOperator(SyncResponse(message=message))
             for message in (*decisions, FinishDecision(decision_id=200, reason="Stopped"))
         ]
 

@@ -287,7 +287,7 @@ def _roster_late() -> list[Patch]:
 
 def _epoch_again() -> list[Patch]:
     """What agents were told of rosters that the journal has lost is nothing to a new master."""
-    return [(outer_roster, "heard", lambda *_: None)]
+    return [(outer_roster, "note_known", lambda *_: None)]
 
 
 def _digest_ignored() -> list[Patch]:
