@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_master.policies.hang_response import (
-    SHARED,
     HangKind,
     HangVerdict,
     OddRank,
     Remedy,
+    comes_again,
     remedy_of,
 )
 from holdfast_master.policies.quantities import verb
@@ -424,7 +424,7 @@ def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy
     """
     over = any(one.kind is HangKind.OVER for one in ranks)
     midway = any(_waits(world, rank) and not _leaves(world, rank) for rank in world.seen)
-    everybody = len(ranks) == world.size and all(one.kind in SHARED for one in ranks)
+    everybody = len(ranks) == world.size and all(comes_again(one.kind) for one in ranks)
     if (
         world.ended
         or (over and not midway)

@@ -38,12 +38,12 @@ from holdfast_master.server import agent_service, job_service, operator_service
 from holdfast_master.server.agent_service import AgentService
 from holdfast_master.server.authz import RoleGate
 from holdfast_master.server.connections import ConnectionCounter
-from holdfast_master.server.job_service import JobService, Views
+from holdfast_master.server.job_service import JobService
 from holdfast_master.server.operator_service import OperatorService
 from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters
 from holdfast_master.server.sessions import SessionTable
-from holdfast_master.server.watch_service import WatchService
+from holdfast_master.server.watch_service import Views, WatchService
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire import __version__, channel
 from holdfast_wire.messages import Fence, SpecAccepted

@@ -22,10 +22,14 @@ from holdfast_wire import codec
 from holdfast_wire.errors import Refusal
 from holdfast_wire.messages import (
     EventRecorded,
+    GetGoodputResponse,
+    GetHealthResponse,
+    HostHistory,
     Incident,
     JobEvent,
     JobSnapshot,
     JobStatus,
+    MasterSpec,
     NodeInfo,
     WatchJobRequest,
     WatchJobResponse,
@@ -89,11 +93,14 @@ class Snapshot:
     body: bytes
 
 
-class WatchViews(Protocol):
-    """The views of the core that watchers are shown."""
+class Views(Protocol):
+    """The views of the core that are shown; no view changes the core."""
 
     def status(self, now: Moment) -> JobStatus:
         """Return the status of the whole job."""
+
+    def history(self, now: Moment) -> tuple[HostHistory, ...]:
+        """Hosts that something spoke against."""
 
     def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
         """Return every known node."""
@@ -103,6 +110,18 @@ class WatchViews(Protocol):
 
     def newest_event(self) -> int:
         """Return the newest event's sequence."""
+
+    def goodput(self, now: Moment) -> GetGoodputResponse:
+        """Return node-seconds by class."""
+
+    def health(self, now: Moment) -> GetHealthResponse:
+        """Return the ranks of the running world, who is slow, and the hang that holds."""
+
+    def incidents(self, now: Moment) -> tuple[Incident, ...]:
+        """Return every incident that is remembered."""
+
+    def spec(self) -> MasterSpec | None:
+        """Return the spec in force."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -121,7 +140,7 @@ class WatchService:
 
     def __init__(
         self,
-        views: WatchViews,
+        views: Views,
         own: tuple[int, str],
         ancestors: Mapping[tuple[int, str], int],
         clock: Callable[[], Moment],
