@@ -10,71 +10,14 @@ import dataclasses
 import enum
 from typing import Final
 
-from holdfast_wire.messages import (
-    BudgetCharge,
-    CheckpointCommitted,
-    CommandFinished,
-    CommandIssued,
-    EventRecorded,
-    GoodputMarked,
-    Incident,
-    IncidentEvidence,
-    JobFolded,
-    JournalRecord,
-    NodeExcluded,
-    NodeGone,
-    NodeJoined,
-    NodeJudged,
-    NodeMarked,
-    NodeStruck,
-    OuterRoster,
-    PhaseChanged,
-    ReferencesLearned,
-    ScheduleConfirmed,
-    SegmentOpened,
-    SessionResponse,
-    SpecAccepted,
-    StopRequested,
-    StragglerTrial,
-    SyncChosen,
-    SyncResponse,
-    WorldDecided,
-    WorldEnded,
-    WorldTraining,
-)
+from holdfast_wire.messages import IncidentEvidence, JournalRecord, SessionResponse, SyncResponse
 from holdfast_wire.messages.job import JobServiceResponse
+from holdfast_wire.messages.journal import JournalRecordFact
 
 JOURNAL_FORMAT: Final = 4
 """Format of the facts in the journal; a release reads no other."""
 
-Fact = (
-    SegmentOpened
-    | SpecAccepted
-    | NodeJoined
-    | NodeGone
-    | WorldDecided
-    | WorldTraining
-    | WorldEnded
-    | Incident
-    | BudgetCharge
-    | EventRecorded
-    | PhaseChanged
-    | CommandIssued
-    | CommandFinished
-    | GoodputMarked
-    | NodeExcluded
-    | NodeJudged
-    | NodeStruck
-    | OuterRoster
-    | SyncChosen
-    | ReferencesLearned
-    | StragglerTrial
-    | NodeMarked
-    | StopRequested
-    | JobFolded
-    | CheckpointCommitted
-    | ScheduleConfirmed
-)
+Fact = JournalRecordFact
 """What a journal record can hold."""
 
 UserResponse = JobServiceResponse

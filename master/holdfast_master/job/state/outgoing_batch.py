@@ -26,6 +26,8 @@ from holdfast_wire.messages import (
     StrikesReported,
     SyncResponse,
 )
+from holdfast_wire.messages.agent import SessionResponseMessage
+from holdfast_wire.messages.operator import SyncResponseMessage
 
 Warn = EventSeverity.WARNING
 EPOCH_BITS = 32
@@ -107,20 +109,22 @@ class OutgoingBatch:
             round=round_number,
         )
 
-    def send(self, node: Node, message: object, round_number: int = 0) -> None:
+    def send(self, node: Node, message: SessionResponseMessage, round_number: int = 0) -> None:
         """Send to a node's agent, if it has a stream."""
         if node.session is not None:
             self.send_session(node.session, message, round_number)
 
-    def send_first(self, node: Node, message: object) -> None:
+    def send_first(self, node: Node, message: SessionResponseMessage) -> None:
         """Send to a node's agent before the rest of this batch, in the order of the calls."""
         if node.session is not None:
-            response = SessionResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
+            response = SessionResponse(fence=self.fence(), message=message)
             self._first.append(Send(node.session, response))
 
-    def send_session(self, session: int, message: object, round_number: int = 0) -> None:
+    def send_session(
+        self, session: int, message: SessionResponseMessage, round_number: int = 0
+    ) -> None:
         """Send on a stream."""
-        response = SessionResponse(fence=self.fence(round_number), message=message)  # type: ignore[arg-type]
+        response = SessionResponse(fence=self.fence(round_number), message=message)
         self._rest.append(Send(session, response))
 
     def stop_round(self, node: Node, round_number: int, reason: str, grace: float = 0.0) -> None:
@@ -139,10 +143,10 @@ class OutgoingBatch:
                 Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome),
             )
 
-    def send_operator(self, message: object) -> None:
+    def send_operator(self, message: SyncResponseMessage) -> None:
         """Send to the operator, if one is connected."""
         if self.operator.connected:
-            response = SyncResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
+            response = SyncResponse(fence=self.fence(), message=message)
             self._rest.append(SendToOperator(response))
 
     def strike(self, fact: NodeStruck) -> None:

@@ -106,10 +106,12 @@ def _place(job: JobContext) -> bool:
         if (node := job.membership.nodes.get(member.node_rank)) is not None and node.session
     )
     keepers = list(itertools.islice(there, _KEEPERS))
-    digest = build(job) if keepers else None
+    if not keepers:
+        return False
+    digest = build(job)
     for node in keepers:
         job.out.send_first(node, digest)
-    return bool(keepers)
+    return True
 
 
 def take(job: JobContext) -> None:
