@@ -47,26 +47,7 @@ from holdfast_master.job.state.timers import Subject, Timer
 from holdfast_master.job.takeover import adoption, from_journal, hello
 from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    ClusterStrikes,
-    Fence,
-    GetGoodputResponse,
-    GetHealthResponse,
-    HostHistory,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    JournalRecord,
-    MasterSpec,
-    NodeInfo,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    SegmentOpened,
-    StateDigest,
-    StopRequest,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 
@@ -85,7 +66,7 @@ class Core:
     @classmethod
     def restore(
         cls,
-        records: Iterable[JournalRecord],
+        records: Iterable[wire.JournalRecord],
         identity: CoreIdentity,
         settings: CoreSettings,
     ) -> Core:
@@ -104,7 +85,7 @@ class Core:
         job.clock.open(now, job.state.job_seconds)
         identity = job.identity
         job.out.record(
-            SegmentOpened(
+            wire.SegmentOpened(
                 format=JOURNAL_FORMAT,
                 epoch=identity.epoch,
                 incarnation=identity.incarnation,
@@ -120,7 +101,7 @@ class Core:
             from_journal.take_up(job)
         else:
             job.out.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
-        if identity.epoch > 1 and not job.state.round and job.state.phase is JobPhase.WAITING:
+        if identity.epoch > 1 and not job.state.round and job.state.phase is wire.JobPhase.WAITING:
             # A journal without a world may be of one that had lost another, and was still asking.
             adoption.expect(job)
         job.timers.set(Timer.MARK, job.now + job.settings.goodput_mark_seconds)
@@ -160,22 +141,22 @@ class Core:
         """Sequence of the newest record; 0: there is none."""
         return self._job.state.sequence
 
-    def status(self, now: Moment) -> JobStatus:
+    def status(self, now: Moment) -> wire.JobStatus:
         """The whole small truth, for JobService and the operator."""
         self._job.clock.moment = now
         return views.status(self._job)
 
-    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
+    def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known or expected node, in node rank order."""
         self._job.clock.moment = now
         return views.nodes(self._job)
 
-    def history(self, now: Moment) -> tuple[HostHistory, ...]:
+    def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against, the worst first."""
         self._job.clock.moment = now
         return strikes.history(self._job)
 
-    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+    def events_after(self, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
         """Events after this sequence, oldest first, at most `limit`."""
         return views.events_after(self._job.state, sequence, limit)
 
@@ -183,27 +164,27 @@ class Core:
         """Sequence of the newest event; 0: none yet."""
         return self._job.state.event_sequence
 
-    def goodput(self, now: Moment) -> GetGoodputResponse:
+    def goodput(self, now: Moment) -> wire.GetGoodputResponse:
         """Node-seconds by class, whole and by node, and every incident with its cost."""
         self._job.clock.moment = now
         return views.goodput(self._job)
 
-    def incidents(self, now: Moment) -> tuple[Incident, ...]:
+    def incidents(self, now: Moment) -> tuple[wire.Incident, ...]:
         """Every incident that is remembered, oldest first."""
         self._job.clock.moment = now
         return views.listed_incidents(self._job)
 
-    def health(self, now: Moment) -> GetHealthResponse:
+    def health(self, now: Moment) -> wire.GetHealthResponse:
         """The ranks of the running world, who is slow, and the hang that holds."""
         self._job.clock.moment = now
         return health_view.health(self._job)
 
-    def digest(self, now: Moment) -> StateDigest:
+    def digest(self, now: Moment) -> wire.StateDigest:
         """Return the digest: the state that a master without a journal needs."""
         self._job.clock.moment = now
         return digests.build(self._job)
 
-    def spec(self) -> MasterSpec | None:
+    def spec(self) -> wire.MasterSpec | None:
         """The spec in force; None: none has come yet."""
         return self._job.state.spec
 
@@ -215,7 +196,7 @@ def _blank(settings: CoreSettings) -> JobState:
 # ---------------------------------------------------------------------------------------- inputs
 
 
-def _superseded(job: JobContext, fence: Fence | None) -> bool:
+def _superseded(job: JobContext, fence: wire.Fence | None) -> bool:
     """Return whether the sender has heard of a newer master: then this one steps down."""
     identity = job.identity
     if fence is None or fence.epoch < identity.epoch:
@@ -244,17 +225,17 @@ def _received(job: JobContext, event: Received) -> None:
 
 def _operator_said(job: JobContext, event: OperatorMessage) -> None:
     match event.message:
-        case MasterSpec() as spec:
+        case wire.MasterSpec() as spec:
             operator_messages.spec_arrived(job, spec)
-        case PodObservation() as pod:
+        case wire.PodObservation() as pod:
             pods.pod_seen(job, pod)
-        case PodListDone():
+        case wire.PodListDone():
             pods.pods_listed(job)
-        case ScaleResult() as result:
+        case wire.ScaleResult() as result:
             user_requests.scale_answered(job, result)
-        case ClusterStrikes() as told:
+        case wire.ClusterStrikes() as told:
             job.operator.cluster = told
-        case StopRequest() as wish:
+        case wire.StopRequest() as wish:
             operator_messages.stop_requested(job, wish)
 
 

@@ -14,21 +14,9 @@ from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.watch_service import Views, WatchService
 from holdfast_wire import messages
+from holdfast_wire import messages as wire
 from holdfast_wire.errors import Refusal
 from holdfast_wire.evidence_file import EvidenceFileError
-from holdfast_wire.messages import (
-    METHODS,
-    GetIncidentRequest,
-    GetIncidentResponse,
-    GetJobResponse,
-    IncidentEvidence,
-    ListEventsRequest,
-    ListEventsResponse,
-    ListIncidentsRequest,
-    ListIncidentsResponse,
-    ListNodesRequest,
-    ListNodesResponse,
-)
 from holdfast_wire.reasons import Cause
 
 SERVICE = "holdfast.v1.JobService"
@@ -55,7 +43,7 @@ class KeptEvidence(Protocol):
     def known(self) -> tuple[str, ...]:
         """Return the ids of the incidents that have some."""
 
-    async def read(self, incident_id: str) -> IncidentEvidence | None:
+    async def read(self, incident_id: str) -> wire.IncidentEvidence | None:
         """Return that of one incident."""
 
 
@@ -87,7 +75,7 @@ class JobService:
         """
         views = self._views
         shown: dict[str, Callable[[Any], object]] = {
-            "GetJob": lambda _: GetJobResponse(
+            "GetJob": lambda _: wire.GetJobResponse(
                 status=views.status(self._clock()), spec=views.spec()
             ),
             "ListNodes": self._nodes,
@@ -103,7 +91,7 @@ class JobService:
         made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "WatchJob": grpc.unary_stream_rpc_method_handler(self._watch_job)
         }
-        for method, (request, _) in METHODS.items():
+        for method, (request, _) in wire.METHODS.items():
             _, service, name = method.split("/")
             if service == SERVICE and name not in made:
                 answer = answers.get(name, self._ask)
@@ -119,26 +107,26 @@ class JobService:
 
         return answer
 
-    def _nodes(self, _: ListNodesRequest) -> ListNodesResponse:
+    def _nodes(self, _: wire.ListNodesRequest) -> wire.ListNodesResponse:
         now = self._clock()
         nodes, history = fitting(self._views.nodes(now)), self._views.history(now)
-        return ListNodesResponse(nodes=nodes, history=history)
+        return wire.ListNodesResponse(nodes=nodes, history=history)
 
-    def _events(self, request: ListEventsRequest) -> ListEventsResponse:
+    def _events(self, request: wire.ListEventsRequest) -> wire.ListEventsResponse:
         limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
         events = events_fitting(self._views.events_after(request.after_sequence, limit))
-        return ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
+        return wire.ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
 
-    def _incidents(self, _: ListIncidentsRequest) -> ListIncidentsResponse:
+    def _incidents(self, _: wire.ListIncidentsRequest) -> wire.ListIncidentsResponse:
         every = self._views.incidents(self._clock())
         known = set(self._evidence.known())
-        return ListIncidentsResponse(
+        return wire.ListIncidentsResponse(
             incidents=every, with_evidence=tuple(one.id for one in every if one.id in known)
         )
 
     async def _get_incident(
-        self, request: GetIncidentRequest, context: Context
-    ) -> GetIncidentResponse:
+        self, request: wire.GetIncidentRequest, context: Context
+    ) -> wire.GetIncidentResponse:
         """Return one incident, with as much of its evidence as fits."""
         await self._on_disk()
         every = {fact.id: fact for fact in self._views.incidents(self._clock())}
@@ -148,12 +136,12 @@ class JobService:
         try:
             evidence = await self._evidence.read(fact.id)
         except EvidenceFileError as error:
-            return GetIncidentResponse(incident=fact, evidence_missing=str(error))
+            return wire.GetIncidentResponse(incident=fact, evidence_missing=str(error))
         if evidence is None:
             why = _MISSING.get(fact.cause, NOT_COLLECTED)
-            return GetIncidentResponse(incident=fact, evidence_missing=why)
+            return wire.GetIncidentResponse(incident=fact, evidence_missing=why)
         page, more = ranks_fitting(evidence, request.skip_ranks)
-        return GetIncidentResponse(incident=fact, evidence=page, more=more)
+        return wire.GetIncidentResponse(incident=fact, evidence=page, more=more)
 
     async def _watch_job(self, data: bytes, context: Context) -> None:
         await self._on_disk()  # a watch begins with all of the state, as if it had been asked for

@@ -26,54 +26,25 @@ from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.job.worlds import roster, start, stores
 from holdfast_master.policies import failure
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_wire.messages import (
-    BarrierAck,
-    BarrierReached,
-    CheckListening,
-    ClockProbe,
-    CollectiveSamples,
-    CommandDone,
-    CommandFinished,
-    CommitResult,
-    EvidenceCollected,
-    Fence,
-    Goodbye,
-    GoodputClass,
-    Heartbeat,
-    Hello,
-    MemoryCheckpoints,
-    NodeChecked,
-    NoticeReceived,
-    ReplicaReady,
-    RestorePlanVerified,
-    RestoreRequest,
-    RosterFailed,
-    RoundStarted,
-    RoundStopped,
-    ShardsPersisted,
-    StorePrepared,
-    SyncChosen,
-    Warmed,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _ABOUT_ROUND = (
-    WorkerExited,
-    RoundStarted,
-    RoundStopped,
-    BarrierReached,
-    BarrierAck,
-    MemoryCheckpoints,
-    RestoreRequest,
-    RestorePlanVerified,
+    wire.WorkerExited,
+    wire.RoundStarted,
+    wire.RoundStopped,
+    wire.BarrierReached,
+    wire.BarrierAck,
+    wire.MemoryCheckpoints,
+    wire.RestoreRequest,
+    wire.RestorePlanVerified,
 )
 _SHOWN_EXITS = 20
 _OLDEST = 600.0
 """s: an exit is not reported later than agents live without a master."""
 
 
-def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMessage) -> None:
+def received(job: JobContext, node: Node, fence: wire.Fence | None, message: AgentMessage) -> None:
     """Any message of a known agent; its fence names the round that it is about."""
     if job.membership.note_received(node, job.now):
         job.touch(Change.NODE_HEARD)
@@ -95,14 +66,14 @@ def take_deferred(job: JobContext) -> None:
             received(job, node, report.fence, report.message)
 
 
-def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _exited(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     world = job.worlds.running_with(node, number)
     if world is not None:
         _note_exit(job, node, world, message)
     _EXITS[_classify(world, message)](job, node, number, message)
 
 
-def _note_exit(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
+def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
     if explains and world.explain(node.rank, message.local_rank):
@@ -121,7 +92,7 @@ class _Exit(enum.Enum):
     FAILED = enum.auto()
 
 
-def _classify(world: World | None, message: WorkerExited) -> _Exit:
+def _classify(world: World | None, message: wire.WorkerExited) -> _Exit:
     if message.barrier:
         return _Exit.AT_BARRIER
     if message.exit_code:
@@ -129,7 +100,7 @@ def _classify(world: World | None, message: WorkerExited) -> _Exit:
     return _Exit.FINISHED if world is not None else _Exit.FINISHED_MEANWHILE
 
 
-def _exited_badly(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _exited_badly(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     node.over = node.over or message.final
     if incidents.concerns(job.worlds, job.incidents, node, number):
         _failed(job, node, number, message)
@@ -139,7 +110,7 @@ def _exited_badly(job: JobContext, node: Node, number: int, message: WorkerExite
         liveness.lose(job, node, EvidenceKind.AGENT_FAILED, text)
 
 
-def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _failed(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     job.worlds.disturb(node.rank, node.agent_id, number)
     rules = node.rules
     text = worker_end(message, node.rank, message.rank)
@@ -167,7 +138,7 @@ def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
 
 
 def _laid_to_who_left(
-    worlds: Worlds, node: Node, number: int, message: WorkerExited, item: Evidence
+    worlds: Worlds, node: Node, number: int, message: wire.WorkerExited, item: Evidence
 ) -> Evidence:
     """Lay a broken connection to the process that ended well before, not to the survivor."""
     world = worlds.running_with(node, number)
@@ -185,13 +156,13 @@ def _laid_to_who_left(
     )
 
 
-def _finished(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _finished(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     world = job.worlds.running_with(node, number)
     if world is not None:
         _finish(job, node, world, message)
 
 
-def _finish(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
+def _finish(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     if not 0 <= message.local_rank < node.local_world_size:
         return
     if world.finish(node.rank, message.local_rank):
@@ -199,7 +170,7 @@ def _finish(job: JobContext, node: Node, world: World, message: WorkerExited) ->
         job.out.event(
             EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
         )
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
         job.touch(Change.NODE_FINISHED)
     job_end.check_success(job, world)
     if job.state.stop is None and job.worlds.running() is world:
@@ -207,7 +178,9 @@ def _finish(job: JobContext, node: Node, world: World, message: WorkerExited) ->
         barrier.check_complete(job, world)
 
 
-def _finished_meanwhile(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _finished_meanwhile(
+    job: JobContext, node: Node, number: int, message: wire.WorkerExited
+) -> None:
     """A process of a replica that goes on ended well while no world runs."""
     worlds = job.worlds
     if not worlds.in_replica(node.rank, node.agent_id, number):
@@ -221,7 +194,7 @@ def _finished_meanwhile(job: JobContext, node: Node, number: int, message: Worke
         newest.finish(node.rank, message.local_rank)
 
 
-_EXITS: dict[_Exit, Callable[[JobContext, Node, int, WorkerExited], None]] = {
+_EXITS: dict[_Exit, Callable[[JobContext, Node, int, wire.WorkerExited], None]] = {
     _Exit.AT_BARRIER: lambda *_: None,  # the barrier has a report of its own
     _Exit.FINISHED: _finished,
     _Exit.FINISHED_MEANWHILE: _finished_meanwhile,
@@ -229,7 +202,7 @@ _EXITS: dict[_Exit, Callable[[JobContext, Node, int, WorkerExited], None]] = {
 }
 
 
-def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
+def _round_started(job: JobContext, node: Node, number: int, message: wire.RoundStarted) -> None:
     world = job.worlds.running_with(node, number)
     if world is None:
         return
@@ -246,7 +219,7 @@ def _round_started(job: JobContext, node: Node, number: int, message: RoundStart
         start.started(job, world, node.rank)
 
 
-def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopped) -> None:
+def _round_stopped(job: JobContext, node: Node, number: int, message: wire.RoundStopped) -> None:
     if message.lease_expired:
         text = f"node {node.rank} stood still; its processes were killed at its lease's end"
         item = node.evidence(EvidenceKind.LEASE_EXPIRED, text, job.now)
@@ -268,7 +241,7 @@ def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
         incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
 
 
-def absent(local_world_size: int, hello: Hello, number: int) -> frozenset[int]:
+def absent(local_world_size: int, hello: wire.Hello, number: int) -> frozenset[int]:
     """Return the local ranks of round `number` that do not run according to a hello."""
     running = {worker.local_rank for worker in hello.workers if worker.round == number}
     return frozenset(range(local_world_size)) - running
@@ -314,14 +287,14 @@ def _missing_meanwhile(job: JobContext, node: Node) -> None:
         incidents.note_gone(job, node, text)
 
 
-def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
+def _barrier(job: JobContext, node: Node, number: int, message: wire.BarrierReached) -> None:
     if job.worlds.running_with(node, number) is not None:
         barrier.saved(job, node, message)
     else:
         _gone_meanwhile(job, node, number)
 
 
-def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
+def _ack(job: JobContext, node: Node, number: int, message: wire.BarrierAck) -> None:
     runs = job.worlds.running_with(node, number) is not None  # else it is said again
     if message.goes_on and (runs or job.worlds.in_replica(node.rank, node.agent_id, number)):
         on_demand.acked(job, node, message)
@@ -329,13 +302,13 @@ def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
         barrier.acked(job, node, message)
 
 
-def _command_done(job: JobContext, node: Node, _: int, message: CommandDone) -> None:
+def _command_done(job: JobContext, node: Node, _: int, message: wire.CommandDone) -> None:
     if message.command_id in job.state.commands:
-        job.out.record(CommandFinished(command_id=message.command_id, ok=message.ok))
+        job.out.record(wire.CommandFinished(command_id=message.command_id, ok=message.ok))
     user_requests.stacks_arrived(job, node, message)
 
 
-def _warmed(job: JobContext, node: Node, _: int, message: Warmed) -> None:
+def _warmed(job: JobContext, node: Node, _: int, message: wire.Warmed) -> None:
     if node.warm:
         return
     node.warm = True
@@ -353,7 +326,7 @@ def _note_cold(out: OutgoingBatch, node: Node, reason: str) -> None:
     out.event(EventReason.NODE_COLD, text, node=node.rank)
 
 
-def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
+def _goodbye(job: JobContext, node: Node, _: int, message: wire.Goodbye) -> None:
     why = f": {short(message.reason)}" if message.reason else ""
     if node.rank in job.state.released:
         liveness.lose(job, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
@@ -370,28 +343,28 @@ def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
 
 
 _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
-    Heartbeat: heartbeats.received,
-    WorkerExited: _exited,
-    RoundStarted: _round_started,
-    RoundStopped: _round_stopped,
-    StorePrepared: stores.prepared,
-    BarrierReached: _barrier,
-    BarrierAck: _ack,
-    CommandDone: _command_done,
-    Warmed: _warmed,
-    Goodbye: _goodbye,
-    NoticeReceived: lambda job, node, _, message: notices.received(job, node, message),
-    MemoryCheckpoints: commits.held,
-    ShardsPersisted: commits.shard,
-    CommitResult: commits.committed,
-    RestoreRequest: restore.asked,
-    RestorePlanVerified: restore.checked,
-    ClockProbe: samples.probed,
-    CollectiveSamples: samples.received,
-    EvidenceCollected: hangs.collected,
-    CheckListening: preflight.listening,
-    NodeChecked: preflight.measured,
-    ReplicaReady: roster.ready,
-    RosterFailed: roster.failed,
-    SyncChosen: roster.sync_chosen,
+    wire.Heartbeat: heartbeats.received,
+    wire.WorkerExited: _exited,
+    wire.RoundStarted: _round_started,
+    wire.RoundStopped: _round_stopped,
+    wire.StorePrepared: stores.prepared,
+    wire.BarrierReached: _barrier,
+    wire.BarrierAck: _ack,
+    wire.CommandDone: _command_done,
+    wire.Warmed: _warmed,
+    wire.Goodbye: _goodbye,
+    wire.NoticeReceived: lambda job, node, _, message: notices.received(job, node, message),
+    wire.MemoryCheckpoints: commits.held,
+    wire.ShardsPersisted: commits.shard,
+    wire.CommitResult: commits.committed,
+    wire.RestoreRequest: restore.asked,
+    wire.RestorePlanVerified: restore.checked,
+    wire.ClockProbe: samples.probed,
+    wire.CollectiveSamples: samples.received,
+    wire.EvidenceCollected: hangs.collected,
+    wire.CheckListening: preflight.listening,
+    wire.NodeChecked: preflight.measured,
+    wire.ReplicaReady: roster.ready,
+    wire.RosterFailed: roster.failed,
+    wire.SyncChosen: roster.sync_chosen,
 }
