@@ -66,15 +66,7 @@ class Housekeeper:
         tail_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing runs yet.
-
-        Args:
-            habits: when and where.
-            head: what the files of this master begin with.
-            masters: earlier masters, oldest first.
-            tail_bytes: what had been written after the newest base when this master began.
-            clock: monotonic, s.
-        """
+        """Prepare; tail_bytes: written after the newest base when this master began."""
         self._habits = habits
         self._head = head
         self._masters = tuple(masters)[-_KEPT_MASTERS:]

@@ -159,13 +159,7 @@ class MasterLoop:
         journal: Recorder | None,
         after_batch: Callable[[Sequence[Record]], None],
     ) -> None:
-        """Prepare a loop.
-
-        Args:
-            core: decides.
-            journal: takes the records; None: nothing is recorded.
-            after_batch: told of a batch's records once they are written.
-        """
+        """Prepare a loop; `after_batch` gets a batch's records once they are written."""
         self._core = core
         self._journal = journal
         self.effects: Mapping[type, Effect] = {}

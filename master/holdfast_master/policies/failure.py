@@ -348,14 +348,12 @@ class Pause:
 
 
 def pause(in_a_row: int, schedule: BackoffSchedule) -> Pause:
-    """Decide the pause before a restart.
+    """The pause before the restart with this number in a row without a new step; 0: it made one.
 
-    Args:
-        in_a_row: Restarts without a new step so far, with this one; 0: there was a new step.
-        schedule: How the pause grows.
-
-    Returns:
-        The pause, s from the end of the failed round; 0: none.
+    It counts from the end of the failed round. The first restart without progress is at once, as
+    any other: a second fault can follow on the first one by chance. What fails twice in a row fails
+    for a reason that lasts, such as storage that is away; the budget should last until that is
+    over. There is no jitter: one job has one master, and nobody else restarts at its time.
     """
     doublings = in_a_row - _RESTARTS_AT_ONCE - 1
     if doublings < 0:

@@ -49,12 +49,9 @@ def judge_ended(
 ) -> Stepless:
     """Tell whether a world whose ranks report no steps ended without a guessed one.
 
-    Args:
-        ranks: the newest reports of its ranks.
-        guessed_before: steps of the same script were guessed in an earlier world.
-        seconds: how long it ran.
-        patience: longest time to the first step. A world that ran for longer may have trained
-            without collectives, or with ones that have no period.
+    guessed_before: steps of the same script were guessed in an earlier world. A world that ran for
+    more than `patience`, the longest time to the first step, may have trained without collectives,
+    or with ones that have no period.
     """
     if any(is_guess(item) and item.step for item in ranks):
         return Stepless(False, "a step was guessed")

@@ -106,12 +106,9 @@ class _World:
 def classify(
     evidence: Iterable[RankEvidence], *, world_size: int, ended: Iterable[int] = ()
 ) -> HangVerdict:
-    """Return the cause of a hang.
+    """Return the cause of a hang, from the evidence of each rank that has any.
 
-    Args:
-        evidence: Of each rank that has any, in any order.
-        world_size: Number of ranks of the world, by which missing evidence is known.
-        ended: Ranks whose process has ended well: they give no evidence, and are not silent.
+    ended: ranks whose process has ended well: they give no evidence, and are not silent.
     """
     world = _world(evidence, world_size, frozenset(ended))
     odd = _self_evident(world) | _mismatched(world)

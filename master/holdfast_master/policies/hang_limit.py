@@ -154,9 +154,7 @@ def learn_pause(
 def phases(sections: Iterable[RankSection], *, paused: bool) -> frozenset[Phase]:
     """Return the phases that the ranks of a world are in.
 
-    Args:
-        sections: The section of each rank.
-        paused: The master has the world wait: a barrier, a flush, a restore, a suspended job.
+    paused: the master has the world wait: a barrier, a flush, a restore, a suspended job.
     """
     if paused:
         return frozenset({Phase.PAUSED})

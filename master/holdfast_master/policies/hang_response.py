@@ -144,11 +144,7 @@ def is_shared(verdict: HangVerdict, nodes: Mapping[int, int]) -> bool:
     """Return whether half of the nodes or more, but not a single one, wait for what is outside.
 
     They share it, as a file system. A restart would wait for it again; it ends by itself, if at
-    all.
-
-    Args:
-        verdict: Its cause.
-        nodes: Node rank of each global rank of the world.
+    all. nodes: node rank of each global rank of the world.
     """
     waiting = {nodes[one.rank] for one in verdict.ranks if one.rank in nodes}
     outside = all(_NATURES.get(one.kind, _PLAIN).is_common for one in verdict.ranks)
@@ -156,15 +152,9 @@ def is_shared(verdict: HangVerdict, nodes: Mapping[int, int]) -> bool:
 
 
 def following_seconds(now: HangVerdict, before: HangVerdict, seconds: float) -> float:
-    """Return how long the odd ranks may take to follow those that went on since an earlier look.
+    """How long odd ranks may take to follow those that went on since an earlier look.
 
-    Args:
-        now: The verdict.
-        before: That of the earlier look.
-        seconds: Since the last progress.
-
-    Returns:
-        Seconds since the last progress; 0: nobody went on from what they do.
+    Both count from the last progress, s; 0: nobody went on from what they do.
     """
     left, were = ({one.rank for one in found.ranks} for found in (now, before))
     kinds, known = ({one.kind for one in found.ranks} for found in (now, before))

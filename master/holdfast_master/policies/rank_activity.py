@@ -191,10 +191,8 @@ def uses_device(operation: str) -> bool:
 def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
     """Return what the rank does, from its own evidence.
 
-    Args:
-        evidence: Of the rank.
-        on_device: Collectives of its world work on a device. Then a rank that waits for the device
-            looks like a loop or a lock.
+    on_device: collectives of its world work on a device. Then a rank that waits for the device
+    looks like a loop or a lock.
     """
     frames = _main_thread(evidence.stack)
     inner = _inner(frames)

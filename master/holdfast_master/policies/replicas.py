@@ -135,11 +135,8 @@ def memberships(
 ) -> tuple[int, ...]:
     """Return the epoch since which each replica is in all rosters, in their order.
 
-    Args:
-        replicas: Members of the roster of `epoch`.
-        known: Members of the roster before, to their epochs.
-        epoch: Of the roster.
-        anew: All of them leave the groups that they have, and meet in another one.
+    known: members of the roster before, to their epochs. anew: all of them leave the groups that
+    they have, and meet in another one.
     """
     return tuple(epoch if anew else known.get(number, epoch) for number in replicas)
 
@@ -238,10 +235,8 @@ def stuck_by_itself(
 ) -> list[FrozenReplica]:
     """Return the replicas whose ranks show why they stand still, by number; not all of them.
 
-    Args:
-        verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody
-            is: then the cause is not one replica's, such as a storage that all wait for.
-        starting: Replicas that have not completed a first step.
+    Where all would be out, nobody is: then the cause is not one replica's, such as a storage that
+    all wait for. starting: replicas that have not completed a first step.
     """
     found = [
         FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")
@@ -256,11 +251,8 @@ def never_started(
 ) -> list[FrozenReplica]:
     """Return the replicas without a first step for which all others have waited too long.
 
-    Args:
-        paces: Of the replicas that have completed a step.
-        starting: Replicas that have not.
-        limit: Allowed time until a first step, s. The wait counts, since a replica that begins
-            meanwhile keeps nobody waiting.
+    limit: allowed time until a first step, s. The wait counts, since a replica that begins
+    meanwhile keeps nobody waiting.
     """
     if not paces or any(one.still < limit or one.working for one in paces):
         return []

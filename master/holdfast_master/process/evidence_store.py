@@ -34,11 +34,9 @@ class EvidenceStore:
     """Evidence by incident; only its thread changes what it knows."""
 
     def __init__(self, directory: Path | None, writer: str = "") -> None:
-        """Take up what earlier masters kept; blocks.
+        """Take up what earlier masters kept; blocks. Without a directory all is kept in memory.
 
-        Args:
-            directory: where the files are; None: all is kept in memory.
-            writer: tells the temporary files of two masters apart.
+        writer: tells the temporary files of two masters apart.
         """
         self._directory, self._writer = directory, writer
         self._sizes: dict[str, int] = {}

@@ -35,8 +35,7 @@ FILES_BESIDE = 200
 def die_with_parent(expected: int = 0) -> bool:
     """Have the kernel kill this process when its parent ends; False where it has ended already.
 
-    Args:
-        expected: the parent's process id; 0: whoever is the parent now.
+    expected: the parent's process id; 0: that of the parent now.
     """
     parent = expected or os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)

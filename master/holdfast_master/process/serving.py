@@ -106,13 +106,7 @@ class Master:
     ) -> None:
         """Wire the parts; needs a running event loop. Nothing is started yet.
 
-        Args:
-            config: settings.
-            core: what is served.
-            journal: takes the records; None: nothing is recorded.
-            history: what earlier masters wrote.
-            decider: the core as the loop is to use it; None: as it is.
-            evidence: keeps that of incidents; None: in memory.
+        decider: the core as the loop is to use it, such as one that is recorded; None: as it is.
         """
         self._config, self._journal, self._notes = config, journal, history.notes
         self.counters = CallCounters()

@@ -114,7 +114,11 @@ PATIENCE_SECONDS = 1.0
 
 
 class JournalWatch:
-    """Looks for the files of newer masters."""
+    """Looks for the files of newer masters: beside one, this master is a zombie.
+
+    Agents tell a zombie too, but only where they still reach it: one that was stopped while its
+    successor got another address would wait for nodes that never come, and fail the job by itself.
+    """
 
     def __init__(self, directory: Path, epoch: int) -> None:
         """Look at `directory` for epochs above `epoch`."""

@@ -84,10 +84,7 @@ class InputRecorder:
     def __init__(self, directory: Path, head: RecordingOpened, limit_bytes: int) -> None:
         """Prepare; the thread starts with `begin`.
 
-        Args:
-            directory: of the journal.
-            head: what the file begins with, without its moment.
-            limit_bytes: most that the recordings of the directory may take.
+        limit_bytes: most that all recordings of the directory may take.
         """
         self._directory = directory
         self._head = head

@@ -42,15 +42,7 @@ class AgentService:
         push: Callable[[Input], None],
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            job_uid: the job whose agents are served.
-            table: where sessions are kept for the loop.
-            put: hands an input to the loop, waiting while that is full.
-            push: hands it over at once.
-            counters: takes what is refused.
-        """
+        """Make the service; `put` waits while the loop is full, `push` does not."""
         self._job_uid = job_uid
         self._table = table
         self._put = put

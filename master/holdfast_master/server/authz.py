@@ -35,14 +35,7 @@ class RoleGate(grpc.aio.ServerInterceptor):
         connections: ConnectionCounter,
         report: Callable[[str], None],
     ) -> None:
-        """Make a gate for one job.
-
-        Args:
-            job_uid: of the job that a certificate must name.
-            counters: count the refused calls.
-            connections: take note of callers with an identity.
-            report: takes a text about a known peer in the wrong role.
-        """
+        """Make a gate for one job; `report` takes a text about a known peer in the wrong role."""
         self._job_uid = job_uid
         self._counters = counters
         self._connections = connections

@@ -56,15 +56,7 @@ class OperatorService:
         fence: Fence,
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            put: hands an input to the loop; waits for room.
-            push: hands it over at once.
-            status: the core's, now.
-            fence: this master's, for what the service says by itself.
-            counters: takes what is refused.
-        """
+        """Make the service; `put` waits while the loop is full, `push` does not."""
         self._put = put
         self._push = push
         self._status = status

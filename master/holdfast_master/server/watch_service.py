@@ -132,15 +132,7 @@ class WatchService:
         clock: Callable[[], Moment],
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            views: the core, which has been restored but not opened.
-            own: epoch and incarnation of this master.
-            ancestors: of each earlier master whose journal was read: its newest kept event.
-            clock: the loop's.
-            counters: takes what is refused.
-        """
+        """Make the service; ancestors: newest event of each earlier master of the journal."""
         self._views = views
         self._own = own
         self._ancestors = ancestors

@@ -365,7 +365,11 @@ def _conclude(job: JobContext, own: OpenCheck) -> None:
 
 
 def look_for_suspects(job: JobContext) -> None:
-    """Find the suspect nodes, once for each world that has ended."""
+    """Find the suspect nodes, once for each world that has ended, before the next one is formed.
+
+    A running world is never touched. The others may go on without a suspect node, which joins after
+    its check as a new one does.
+    """
     own, worlds = job.preflight, job.worlds
     running = worlds.newest is not None and not worlds.broken
     if running or own.looked_after == job.state.round:
@@ -385,6 +389,10 @@ def look_for_suspects(job: JobContext) -> None:
 
 
 def _stop_ranks(job: JobContext, node: Node) -> None:
+    """Stop ranks that may still live, in a collective without the others.
+
+    They would be measured along, and the agent would refuse.
+    """
     assigned = job.worlds.assigned
     if assigned is not None and assigned.has(node):
         reason = f"node {node.rank} is checked before it joins a world again"

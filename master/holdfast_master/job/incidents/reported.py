@@ -70,12 +70,9 @@ def _evidence(
 
 
 def close(job: JobContext, *, went_on: bool = False, since: float = 0.0) -> float:
-    """Close the open hang, if there is one, and return how long it lasted, s.
+    """Close the open hang, if there is one; its duration, s.
 
-    Args:
-        job: the job.
-        went_on: the ranks make progress again; else their world ended.
-        since: time since that, s.
+    went_on: the ranks make progress again, for `since` seconds; else their world ended.
     """
     fact, job.health.open_incident = current(job), ""
     if fact is None:

@@ -119,9 +119,7 @@ def project(state: JobState, kind: type) -> dict[str, Any]:
 def parts_of(state: JobState, masters: Iterable[PastMaster]) -> Iterator[JobFolded]:
     """Yield the state in parts; `load` of all of them into a blank state restores it.
 
-    Args:
-        state: the durable state.
-        masters: the masters whose records the snapshot stands for, oldest first.
+    masters: those whose records the snapshot stands for, oldest first.
     """
     head: dict[str, Any] = {"first": True, "masters": tuple(masters)}
     pieces: list[dict[str, Any]] = [head]

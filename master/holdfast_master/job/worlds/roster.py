@@ -220,7 +220,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
 
 
 def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
-    """Ranks of a node have chosen how often to agree; a report that is made again changes nothing."""
+    """Take a choice how often replicas agree; a report that is made again changes nothing."""
     world, last = job.worlds.assigned, job.state.sync
     if world is None or not world.has(node):
         return
