@@ -66,7 +66,7 @@ def period(signatures: Sequence[int]) -> int:
 
 def steps_of(recorded: Recorded) -> tuple[Step, ...]:
     """Return the steps of a run."""
-    return align(recorded.samples, period([one.signature for one in recorded.samples[0]])).steps
+    return align(recorded.samples, period([one.signature for one in recorded.samples[0]]))
 
 
 def trace_of(recorded: Recorded) -> Trace:

@@ -129,7 +129,7 @@ def _align(group: GroupHistory) -> Slices[None]:
     """Take the steps that the samples contain; what they were made of is of no more use."""
     samples = {rank: tuple(runs) for rank, runs in group.samples.items()}
     found = yield from collectives.aligning(samples, group.period)
-    for step in found.steps:
+    for step in found:
         if step.sequence > group.aligned:
             group.waiting.append(step)
             group.aligned = step.sequence

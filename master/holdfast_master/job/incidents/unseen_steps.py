@@ -33,12 +33,12 @@ def is_stepless(job: JobContext, world: World) -> bool:
         return False
     hang = job.spec.health.hang if job.spec.health is not None else None
     patience = job.settings.unseen_start_seconds
-    return guessed_steps.judge_ended(
+    return guessed_steps.is_stepless(
         tuple(_reports(job.membership, world)),
         guessed_before=state.steps_guessed,
         seconds=job.clock.job_seconds - state.trains_since,
         patience=patience if hang is None else max(patience, hang.first_step_seconds),
-    ).stepless
+    )
 
 
 def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
