@@ -15,7 +15,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, scaling
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_master.policies.scaling import Economy, Fleet, NotYet, Purpose, Rescale
+from holdfast_master.policies.scaling import Economy, Fleet, Purpose, Rescale
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EventReason
 
@@ -110,7 +110,7 @@ def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
     verdict = scaling.decide(fleet, economy, job.now)
     if isinstance(verdict, Rescale):
         _begin(job, world, leaving, verdict)
-    elif isinstance(verdict, NotYet):
+    elif verdict.until is not None:
         job.timers.set(Timer.GROW, verdict.until)
     else:
         job.timers.cancel(Timer.GROW)
