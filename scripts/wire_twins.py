@@ -144,17 +144,12 @@ def _unions(file: _File, service: ServiceDescriptorProto) -> Iterator[str]:
 
 def _alternatives(name: str, names: Sequence[str]) -> Iterator[str]:
     """Return a type's lines as the formatter writes them: one, if it fits."""
-    line = f"{name} = {' | '.join(names)}"
-    if len(line) <= WIDTH:
-        yield line
+    whole = " | ".join(names)
+    if len(f"{name} = {whole}") <= WIDTH:
+        yield f"{name} = {whole}"
         return
-    yield f"{name} = ("
-    yield from (f"    {mark}{one}" for mark, one in zip(_marks(names), names, strict=True))
-    yield ")"
-
-
-def _marks(names: Sequence[str]) -> list[str]:
-    return ["", *("| " for _ in names[1:])]
+    inside = [whole] if len(f"    {whole}") <= WIDTH else whole.replace(" |", "\n|").split("\n")
+    yield from (f"{name} = (", *(f"    {line}" for line in inside), ")")
 
 
 def _imports(file: _File) -> Iterator[str]:

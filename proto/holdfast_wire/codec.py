@@ -14,7 +14,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -67,17 +67,10 @@ _CONVERTERS: dict[str, _Converter] = {}
 
 
 def to_proto(twin: object) -> Any:
-    """Return the protobuf message of a twin.
-
-    Args:
-        twin: A message twin of any class in `messages`.
-
-    Returns:
-        A protobuf message of the class with the same name in `PROTO`.
+    """The protobuf message of a twin.
 
     Raises:
-        WireError: The argument is no twin, or a field has a value that protobuf refuses, for
-            example a negative count.
+        WireError: the argument is no twin, or protobuf refuses a value, such as a negative count.
     """
     name = type(twin).__name__
     try:
@@ -87,31 +80,19 @@ def to_proto(twin: object) -> Any:
 
 
 def from_proto(message: Message) -> Any:
-    """Return the twin of a protobuf message.
-
-    Args:
-        message: A message of any class in `PROTO`.
-
-    Returns:
-        A frozen twin of the class with the same name.
+    """The twin of a protobuf message.
 
     Raises:
-        NewerError: An enum has a number that this release does not know.
+        NewerError: an enum has a number that this release does not know.
     """
     return _converter(type(message).__name__).from_proto(message)
 
 
 def encode(twin: object) -> bytes:
-    """Return the wire bytes of a twin.
-
-    Args:
-        twin: A message twin of any class in `messages`.
-
-    Returns:
-        Protobuf's binary form.
+    """The wire bytes of a twin.
 
     Raises:
-        WireError: As for `to_proto`.
+        WireError: as for `to_proto`.
     """
     data: bytes = to_proto(twin).SerializeToString()
     return data
@@ -120,19 +101,13 @@ def encode(twin: object) -> bytes:
 def encode_said(
     moment: tuple[float, float], sequence: int, instructions: int, session: int, request: bytes
 ) -> bytes:
-    """Return the wire bytes of an InputRecorded with an agent's message, without a twin.
+    """The wire bytes of an InputRecorded with an agent's message, without a twin.
 
     There are a thousand per second, and this takes a quarter of the time.
 
-    Args:
-        moment: Monotonic and wall clock, s.
-        sequence: Number of the journal's newest record after the message.
-        instructions: Number of instructions that followed from it.
-        session: Number of the agent's stream.
-        request: Bytes of the SessionRequest, as received.
-
-    Returns:
-        Protobuf's binary form.
+    moment: monotonic and wall clock, s. sequence: of the journal's newest record after the message.
+    instructions: how many followed from it. session: number of the agent's stream. request: the
+    SessionRequest, as received.
     """
     proto: Any = PROTO["InputRecorded"]
     recorded: Message = proto(
@@ -146,17 +121,10 @@ def encode_said(
 
 
 def decode(kind: type[Twin], data: bytes) -> Twin:
-    """Return the twin in wire bytes.
-
-    Args:
-        kind: Class of the twin.
-        data: Protobuf's binary form.
-
-    Returns:
-        The twin; fields that this release does not know are left out.
+    """The twin in wire bytes, without fields that this release does not know.
 
     Raises:
-        NewerError: An enum has a number that this release does not know.
+        NewerError: an enum has a number that this release does not know.
         WireError: `data` is no such message.
     """
     twin: Twin = from_proto(parse(kind, data))
@@ -164,14 +132,7 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
 
 
 def parse(kind: type[Any], data: bytes) -> Any:
-    """Return the protobuf message in wire bytes.
-
-    Args:
-        kind: Class of its twin.
-        data: Protobuf's binary form.
-
-    Returns:
-        The message, not converted.
+    """The protobuf message in wire bytes, by the class of its twin.
 
     Raises:
         WireError: `data` is no such message.

@@ -1,8 +1,4 @@
-"""Files with the evidence of incidents: names and content, for the master and for tools.
-
-Belongs here: the form of one file, and the listing of a directory. Does not belong here: when one
-is written or removed (the master's `evidence`).
-"""
+"""Files with the evidence of incidents: names and content, for the master and for tools."""
 
 from __future__ import annotations
 

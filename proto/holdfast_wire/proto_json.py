@@ -1,8 +1,4 @@
-"""Protobuf's JSON of a twin, without protobuf: text for a variable of the environment.
-
-Belongs here: scalars but bytes, enums, messages, and lists of them. Does not belong here: oneofs,
-maps and bytes, which no such message has; what a value means.
-"""
+"""Protobuf's JSON of a twin, without protobuf: text for a variable of the environment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checkpoint tiers: their order, their words, and the steps between saves by tier.
-
-Belongs here: what every part needs to read a message by tier. Does not belong here: what a tier
-does (`holdfast.flash.server`), and which failures lose it (the master's `failure_rate`).
-"""
+"""Checkpoint tiers: their order, their words, and the steps between saves by tier."""
 
 from __future__ import annotations
 

@@ -186,12 +186,7 @@ class StrikesReported:
 
 
 SyncRequestMessage = (
-    MasterSpec
-    | PodObservation
-    | ScaleResult
-    | StopRequest
-    | PodListDone
-    | ClusterStrikes
+    MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone | ClusterStrikes
 )
 """What `SyncRequest.message` holds."""
 SyncResponseMessage = (
