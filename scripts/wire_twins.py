@@ -227,7 +227,9 @@ def _oneof(
     if len(line) > WIDTH:
         union = f"{kind.name}{name.title()}"
         line = f"    {name}: {union} | None = None"
-        file.unions.extend([*_alternatives(union, kinds), f'"""What `{kind.name}.{name}` holds."""'])
+        file.unions.extend(
+            [*_alternatives(union, kinds), f'"""What `{kind.name}.{name}` holds."""']
+        )
     own = file.comments.get((*path, _ONEOFS, index), "")
     said = (
         (each, file.comments.get((*path, _FIELDS, at)))

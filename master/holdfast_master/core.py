@@ -134,7 +134,7 @@ class Core:
         return tuple(self._job.changes.batch)
 
     def inspect(self) -> JobContext:
-        """Return the job's context for reading, for tests: it lives on with each input."""
+        """The job's context for reading, for tests: it lives on with each input."""
         return self._job
 
     def newest_record(self) -> int:
@@ -180,7 +180,7 @@ class Core:
         return health_view.health(self._job)
 
     def digest(self, now: Moment) -> wire.StateDigest:
-        """Return the digest: the state that a master without a journal needs."""
+        """The digest: the state that a master without a journal needs."""
         self._job.clock.moment = now
         return digests.build(self._job)
 
@@ -197,7 +197,7 @@ def _blank(settings: CoreSettings) -> JobState:
 
 
 def _superseded(job: JobContext, fence: wire.Fence | None) -> bool:
-    """Return whether the sender has heard of a newer master: then this one steps down."""
+    """Whether the sender has heard of a newer master: then this one steps down."""
     identity = job.identity
     if fence is None or fence.epoch < identity.epoch:
         return False

@@ -106,7 +106,7 @@ class JsonFormatter(logging.Formatter):
     """Time, level, logger, message, the fields of `extra`, and the trace of an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
+        """The line, without its end."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",

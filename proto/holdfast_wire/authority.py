@@ -143,7 +143,7 @@ class JobAuthority:
 
 
 def new_root_key() -> bytes:
-    """Return a fresh root key: 32 bytes of the kernel's randomness."""
+    """A fresh root key: 32 bytes of the kernel's randomness."""
     return os.urandom(ROOT_KEY_BYTES)
 
 

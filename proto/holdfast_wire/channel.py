@@ -166,14 +166,14 @@ class _Renewal:
         self._seen: tuple[int, int] = (0, 0)
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Return the files' present content; raises CredentialsError."""
+        """The files' present content; raises CredentialsError."""
         seen = self._mark()
         ca, certificate, key = _read(self._tls_dir)
         self._seen = seen
         return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return a changed certificate; None: no change, or it cannot be read now."""
+        """A changed certificate; None: no change, or it cannot be read now."""
         if self._on_connection is not None:
             self._on_connection()
         with contextlib.suppress(CredentialsError):

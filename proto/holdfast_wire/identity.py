@@ -26,12 +26,12 @@ class Identity:
     index: int | None = None
 
     def uri(self) -> str:
-        """Return the subject alternative name, for example `holdfast://6f1e/agent/3`."""
+        """The subject alternative name, for example `holdfast://6f1e/agent/3`."""
         tail = "" if self.index is None else f"/{self.index}"
         return f"{SCHEME}{quote(self.job_uid, safe='')}/{self.role}{tail}"
 
     def describe(self) -> str:
-        """Return the identity's text for logs and events."""
+        """The identity's text for logs and events."""
         return self.role if self.index is None else f"{self.role} {self.index}"
 
 

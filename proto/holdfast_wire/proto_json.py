@@ -21,7 +21,7 @@ class JsonError(ValueError):
 
 
 def to_json(twin: Any) -> str:
-    """Return the text of a twin; fields with their defaults are left out.
+    """The text of a twin; fields with their defaults are left out.
 
     Args:
         twin: of a class in `messages`.
@@ -36,7 +36,7 @@ def to_json(twin: Any) -> str:
 
 
 def from_json(kind: type[Twin], text: str) -> Twin:
-    """Return the twin that a text holds.
+    """The twin that a text holds.
 
     Args:
         kind: its class.

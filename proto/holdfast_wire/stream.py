@@ -65,7 +65,7 @@ class Peer(Protocol[Response_contra]):
     """Owner of a stream: it knows the messages. An exception in any method ends `run`."""
 
     def opening(self) -> Iterable[object]:
-        """Return the first requests of a new stream, as twins."""
+        """The first requests of a new stream, as twins."""
 
     def received(self, response: Response_contra) -> bool:
         """Take a message; False: hang up.
@@ -88,16 +88,16 @@ class Pace(Protocol):
     """Patience of a stream's owner. `attempt` counts failed tries since a greeted one."""
 
     def connect_seconds(self, attempt: int) -> float:
-        """Return the longest time for one attempt to connect, its handshake included, s."""
+        """The longest time for one attempt to connect, its handshake included, s."""
 
     def greeting_seconds(self) -> float | None:
-        """Return the longest time until the first message, s; `send` drops everything before that.
+        """The longest time until the first message, s; `send` drops everything before that.
 
         None: no limit, and requests are sent from the beginning.
         """
 
     def pause(self, attempt: int, *, refused: bool) -> float:
-        """Return the time until the next try, s; `refused` as in `StreamEnding`."""
+        """The time until the next try, s; `refused` as in `StreamEnding`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,12 +360,12 @@ def _give_up(writing: asyncio.Task[None], call: Any) -> None:
 
 
 def _why(writing: asyncio.Task[None]) -> BaseException:
-    """Return the reason why a call was cancelled, while this task was not."""
+    """The reason why a call was cancelled, while this task was not."""
     failed = writing.exception() if writing.done() and not writing.cancelled() else None
     return failed or AbandonedError("the stream was given up on this side")
 
 
 def _is_cancelled() -> bool:
-    """Return True if this task was cancelled, rather than a call in it."""
+    """Whether this task was cancelled, rather than a call in it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -95,7 +95,7 @@ def _run(job: JobContext) -> None:
 
 
 def _may_rescale(job: JobContext, world: World) -> bool:
-    """Return whether a world may get other members; one that does not train yet may only lose some.
+    """Whether a world may get other members; one that does not train yet may only lose some.
 
     It loses them where nodes are to leave, or where fewer are wanted than it has. It gets some
     where nodes are ready outside of it, or were a moment ago. A change that has begun goes on.
@@ -135,7 +135,7 @@ def _let_go(job: JobContext) -> None:
 
 
 def _settled(state: JobState, worlds: Worlds) -> bool:
-    """Return whether the world without the drained nodes is decided, or cannot be decided."""
+    """Whether the world without the drained nodes is decided, or cannot be decided."""
     return state.phase is not JobPhase.WAITING or not worlds.recovering
 
 

@@ -163,7 +163,7 @@ def choose_cut(
     now: float,
     written: Callable[[FileName], float],
 ) -> FileName | None:
-    """Return the base before which nothing is kept; None: everything is kept.
+    """The base before which nothing is kept; None: everything is kept.
 
     The choice is the newest base that is older than the time for which facts are kept. Where that
     base would keep more bytes than allowed, the choice is a newer base.

@@ -82,12 +82,12 @@ class Journal:
 
     @property
     def abandoned(self) -> bool:
-        """Return True when the journal of this epoch was given up and is not tried again."""
+        """Whether the journal of this epoch was given up and is not tried again."""
         return self._abandoned
 
     @property
     def bytes_written(self) -> int:
-        """Return the bytes of all records that this process has handed in so far."""
+        """The bytes of all records that this process has handed in so far."""
         return self._bytes
 
     @property
@@ -261,7 +261,7 @@ class Journal:
 
 
 def _newest_part(directory: Path, epoch: int) -> Path:
-    """Return the path that the epoch's records go to: the newest file, or the first one to be."""
+    """The path that the epoch's records go to: the newest file, or the first one to be."""
     mine = [name.path for name in _facts_of(directory, epoch)]
     return mine[-1] if mine else segment_path(directory, epoch)
 
@@ -271,7 +271,7 @@ def _facts_of(directory: Path, epoch: int) -> list[FileName]:
 
 
 def _next_head(path: Path, newest: JournalRecord) -> SegmentOpened:
-    """Return the head of the file after `path`.
+    """The head of the file after `path`.
 
     Raises:
         OSError: the file at `path` has no intact head to go on from.

@@ -75,10 +75,10 @@ class Decider(Protocol):
     """The core, as the loop needs it."""
 
     def open(self, now: Moment) -> list[Instruction]:
-        """Return the first batch."""
+        """The first batch."""
 
     def handle(self, event: Input, now: Moment) -> list[Instruction]:
-        """Return the batch that one input leads to."""
+        """The batch that one input leads to."""
 
     def next_deadline(self) -> float | None:
         """Return when a Ticked is due."""
@@ -92,7 +92,7 @@ class SuccessorWatch(Protocol):
 
     @property
     def newer(self) -> str:
-        """Return the newer master; empty: there is none."""
+        """The newer master; empty: there is none."""
 
     async def run(self) -> None:
         """Look again and again."""
@@ -134,7 +134,7 @@ class Watchdog:
         self._due = mono + PERIOD_SECONDS
 
     def take(self, mono: float) -> float:
-        """Return the seconds that were lost since the last call.
+        """The seconds that were lost since the last call.
 
         Looks at the clock itself: after a stall the caller may run before the periodic look does.
         """
@@ -252,7 +252,7 @@ class MasterLoop:
         return self._stepped_down
 
     def _tick_due(self) -> bool:
-        """Return whether a deadline has come and every input that arrived before it was taken."""
+        """Whether a deadline has come and every input that arrived before it was taken."""
         deadline = self._core.next_deadline()
         if deadline is None or deadline > time.monotonic():
             self._tick_after = None
@@ -271,7 +271,7 @@ class MasterLoop:
         return min(IDLE_SECONDS, max(0.0, deadline - time.monotonic()))
 
     async def _wait(self, seconds: float) -> bool:
-        """Return whether input is there that should not wait."""
+        """Whether input is there that should not wait."""
         if not self._arrived.is_set():
             try:
                 async with asyncio.timeout(seconds):
@@ -395,5 +395,5 @@ def _apology(event: Input) -> list[Instruction]:
 
 
 def now() -> Moment:
-    """Return the time on both clocks."""
+    """The time on both clocks."""
     return Moment(time.monotonic(), time.time())

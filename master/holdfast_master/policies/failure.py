@@ -104,7 +104,7 @@ _KILLED = (-9, 128 + 9)
 
 
 def worker_kind(exit_code: int, error_type: str, oom_kills: int = 0) -> EvidenceKind:
-    """Return the kind of evidence that a training process's end is.
+    """The kind of evidence that a training process's end is.
 
     oom_kills: processes of its container that the kernel ended for lack of memory in this round.
     """
@@ -129,13 +129,13 @@ _CLOSED = (
 
 
 def met_closed_connection(text: str) -> bool:
-    """Return True when an error says that another process has closed its connection."""
+    """Whether an error says that another process has closed its connection."""
     lowered = text.lower()
     return any(words in lowered for words in _CLOSED)
 
 
 def culprit(evidence: Sequence[Evidence]) -> Evidence:
-    """Return the evidence that counts as the incident's cause, whatever order it arrived in.
+    """The evidence that counts as the incident's cause, whatever order it arrived in.
 
     The strongest evidence wins, among equals the earliest; ties go to the lowest node and rank.
     """
@@ -166,7 +166,7 @@ class Charge:
 
 
 def charge(blamed: Evidence, action: FailureAction, *, progressed: bool, asked: bool) -> Charge:
-    """Return the budget that an incident with this culprit spends, with the reason.
+    """The budget that an incident with this culprit spends, with the reason.
 
     `progressed`: a new step was completed since the failure before. `asked`: a person wanted the
     change of size that this was.
@@ -199,7 +199,7 @@ DEFAULT_RESPONSE = Response(FailureAction.RESTART_IN_PLACE, "no failure rule mat
 
 
 def respond(item: Evidence, rules: Sequence[FailureRule]) -> Response:
-    """Return the action of the first rule that matches the evidence."""
+    """The action of the first rule that matches the evidence."""
     if item.kind in PLANNED:
         return DEFAULT_RESPONSE
     for number, rule in enumerate(rules):
@@ -231,7 +231,7 @@ def _match_code(item: Evidence, rule: FailureRule) -> str:
 
 
 def strongest(kinds: Sequence[EvidenceKind]) -> EvidenceKind:
-    """Return the kind of evidence that outranks the others."""
+    """The kind of evidence that outranks the others."""
     return max(kinds, key=lambda kind: (STRENGTH[kind], kind.value))
 
 
@@ -273,7 +273,7 @@ class Balance:
 
 
 def has_own_account(budgets: Sequence[Budget], failure_cap: int | None = None) -> bool:
-    """Return True when restarts without progress are counted apart from other failures.
+    """Whether restarts without progress are counted apart from other failures.
 
     They are not where the spec has no budget for them. Nor are they where `failure_cap` (the
     agents' --max-restarts) allows no more restarts than that budget: torchrun counts every restart,
@@ -298,7 +298,7 @@ def balance(
     job_seconds: float,
     failure_cap: int | None = None,
 ) -> Balance:
-    """Return the budget with the charges that count at `job_seconds` of the job's own time.
+    """The budget with the charges that count at `job_seconds` of the job's own time.
 
     `failure_cap` (the agents' --max-restarts) lowers the limit of failures and nothing else; where
     it bounds restarts without progress as well, those are failures like others (`has_own_account`).

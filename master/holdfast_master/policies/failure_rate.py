@@ -75,7 +75,7 @@ class Rates:
 
 
 def counts(cause: str) -> Tier | None:
-    """Return the tier that an incident of this cause goes back to; None: it is no failure."""
+    """The tier that an incident of this cause goes back to; None: it is no failure."""
     kind = EvidenceKind(cause) if cause in _CAUSES else None
     if kind is None or kind in PLANNED:
         return None
@@ -86,7 +86,7 @@ _CAUSES = frozenset(str(kind.value) for kind in EvidenceKind)
 
 
 def learn(observed: Observed, *, nodes: int, given: float = 0.0) -> Rates:
-    """Return the failure rates that follow from the observed failures.
+    """The failure rates that follow from the observed failures.
 
     given: the job's mean time between failures, s, where somebody knows it; 0: nobody does. The
     share of the failures that go back to each tier is learned either way.

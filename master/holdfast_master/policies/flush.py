@@ -113,7 +113,7 @@ def _problem(memory: Copy, stock: Stock, present: Collection[Holder]) -> str:
 def goes_apart(
     memory: Copy | None, candidates: Collection[Holder], members: tuple[Holder, ...], most: int
 ) -> bool:
-    """Return True when the world to come cannot start from memory, because its nodes differ.
+    """Whether the world to come cannot start from memory, because its nodes differ.
 
     Where nodes may read each other's memory, all holders in the world suffice, or one holder that
     has everything.

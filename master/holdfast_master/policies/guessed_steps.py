@@ -12,12 +12,12 @@ from holdfast_wire.messages import RankProgress, StepSource
 
 
 def is_guess(item: RankProgress) -> bool:
-    """Return whether a rank's step is guessed; step 0: its collectives show none yet."""
+    """Whether a rank's step is guessed; step 0: its collectives show none yet."""
     return item.step_source is StepSource.COLLECTIVES
 
 
 def reported_step(item: RankProgress) -> int:
-    """Return the step that a rank has reported itself; 0: none."""
+    """The step that a rank has reported itself; 0: none."""
     return 0 if is_guess(item) else item.step
 
 
@@ -38,7 +38,7 @@ def _age(item: RankProgress) -> float:
 def is_stepless(
     ranks: Collection[RankProgress], *, guessed_before: bool, seconds: float, patience: float
 ) -> bool:
-    """Return whether a world whose ranks report no steps ended without a guessed one.
+    """Whether a world whose ranks report no steps ended without a guessed one.
 
     guessed_before: steps of the same script were guessed in an earlier world. A world that ran for
     more than `patience`, the longest time to the first step, may have trained without collectives,

@@ -68,12 +68,12 @@ _PLAIN = _Nature()
 
 
 def remedy_of(kind: HangKind) -> Remedy:
-    """Return the smallest thing that helps against a hang of this kind."""
+    """The smallest thing that helps against a hang of this kind."""
     return _NATURES.get(kind, _PLAIN).remedy
 
 
 def comes_again(kind: HangKind) -> bool:
-    """Return whether all ranks at once can have it from outside, and would after a restart."""
+    """Whether all ranks at once can have it from outside, and would after a restart."""
     return _NATURES.get(kind, _PLAIN).comes_again
 
 
@@ -132,7 +132,7 @@ class HangVerdict:
         return not self.ended and (self.moves or alone)
 
     def confirms(self, other: HangVerdict) -> bool:
-        """Return whether it names the same ranks as an earlier one, and leads to the same.
+        """Whether it names the same ranks as an earlier one, and leads to the same.
 
         Where it does not, ranks have gone on since, or storage was slow at one of the two looks.
         """
@@ -141,7 +141,7 @@ class HangVerdict:
 
 
 def is_shared(verdict: HangVerdict, nodes: Mapping[int, int]) -> bool:
-    """Return whether half of the nodes or more, but not a single one, wait for what is outside.
+    """Whether half of the nodes or more, but not a single one, wait for what is outside.
 
     They share it, as a file system. A restart would wait for it again; it ends by itself, if at
     all. nodes: node rank of each global rank of the world.
@@ -217,7 +217,7 @@ def decide(
     waited_seconds: float = math.inf,
     excused_seconds: float = 0.0,
 ) -> HangResponse:
-    """Return the response to a hang.
+    """The response to a hang.
 
     Args:
         verdict: Its cause.

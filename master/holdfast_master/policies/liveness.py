@@ -84,7 +84,7 @@ def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Judgement:
 
 
 def next_look(until: float, heartbeat: float, now: float) -> float:
-    """Return the time of the next look at a node; time alone changes no judgement before `until`.
+    """The time of the next look at a node; time alone changes no judgement before `until`.
 
     The times lie on a grid and are never late: the master then looks at ten thousand nodes some
     thousands at a time, instead of waking up for each.
@@ -97,7 +97,7 @@ def next_look(until: float, heartbeat: float, now: float) -> float:
 def heartbeat_interval(
     nodes: int, *, usual: float, longest: float, crowd: int, messages_per_second: float
 ) -> float:
-    """Return the seconds between heartbeats with which `nodes` agents do not flood the master.
+    """The seconds between heartbeats with which `nodes` agents do not flood the master.
 
     Up to `crowd` nodes the interval is `usual`; above, it grows in half seconds up to `longest`.
     """

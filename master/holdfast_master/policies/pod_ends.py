@@ -68,20 +68,20 @@ ENDERS: Mapping[str, Ender] = {
 
 
 def ended_by(reason: str, conditions: Sequence[str]) -> Ender:
-    """Return the party that ended a pod with this reason and these conditions (Type=Status)."""
+    """The party that ended a pod with this reason and these conditions (Type=Status)."""
     if _DISRUPTED in conditions or reason.startswith(_NO_RESOURCE):
         return Ender.NODE
     return ENDERS.get(reason, Ender.PROGRAM)
 
 
 def exit_code(pod: PodObservation) -> int | None:
-    """Return the exit code of the pod's program; None: something else ended the pod."""
+    """The exit code of the pod's program; None: something else ended the pod."""
     own = ended_by(pod.reason, pod.conditions) is Ender.PROGRAM
     return pod.exit_code if own else None
 
 
 def pod_kind(pod: PodObservation) -> EvidenceKind:
-    """Return the kind of evidence that the end of a pod, or of its container, is."""
+    """The kind of evidence that the end of a pod, or of its container, is."""
     if pod.wanted:
         return EvidenceKind.NODE_REMOVED
     deleted = pod.phase is PodPhase.GONE and pod.exit_code == 0 and not pod.reason

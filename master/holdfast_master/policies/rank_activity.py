@@ -184,7 +184,7 @@ WAKES = 3
 
 
 def uses_device(operation: str) -> bool:
-    """Return whether a collective, such as nccl:all_reduce, works on a device beside the CPU."""
+    """Whether a collective, such as nccl:all_reduce, works on a device beside the CPU."""
     return operation.partition(":")[0] not in _HOST_BACKENDS
 
 
@@ -218,14 +218,14 @@ def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
 
 
 def _computes(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether a core is busy by work: in a package, or in one call that holds the GIL."""
+    """Whether a core is busy by work: in a package, or in one call that holds the GIL."""
     if activity is RankActivity.NATIVE_GIL:
         return _is_busy(evidence)
     return activity in _WORK and _is_busy_in_package(evidence)
 
 
 def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether what the rank waits for makes progress."""
+    """Whether what the rank waits for makes progress."""
     seconds = evidence.observed_seconds
     if seconds <= 0:
         return False
@@ -236,7 +236,7 @@ def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
 
 
 def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether something in its process or below works, perhaps not what it waits for."""
+    """Whether something in its process or below works, perhaps not what it waits for."""
     seconds = evidence.observed_seconds
     if seconds <= 0:
         return False
@@ -245,7 +245,7 @@ def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
 
 
 def _by_process(evidence: RankEvidence) -> RankActivity | None:
-    """Return the activity that the state of the process alone tells."""
+    """The activity that the state of the process alone tells."""
     state = evidence.process_state
     if state in {"", "Z", "X"}:
         return RankActivity.GONE
@@ -265,7 +265,7 @@ def _by_gil(evidence: RankEvidence) -> RankActivity | None:
 def _by_frames(
     frames: tuple[_Frame, ...], inner: _Frame | None, kernel: str
 ) -> RankActivity | None:
-    """Return the activity that a library's frame or a file system's function tells."""
+    """The activity that a library's frame or a file system's function tells."""
     if inner is not None and _PEERS.search(inner.file):
         initializes = any(frame.function in _INIT for frame in frames)
         return RankActivity.INIT if initializes else RankActivity.PEERS
@@ -284,7 +284,7 @@ def _by_frames(
 
 
 def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) -> RankActivity:  # noqa: FBT001 - private
-    """Return the activity where no library's file tells it."""
+    """The activity where no library's file tells it."""
     if inner is None:
         known = evidence.server_answered or evidence.stack
         return RankActivity.UNCLEAR if known else RankActivity.UNKNOWN
@@ -298,7 +298,7 @@ def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) ->
 
 
 def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
-    """Return whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
+    """Whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
     if inner is None or _WAITS.search(inner.file):
         return False
     return inner.file.endswith(BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
@@ -309,7 +309,7 @@ def _is_busy(evidence: RankEvidence) -> bool:
 
 
 def _is_busy_in_package(evidence: RankEvidence) -> bool:
-    """Return whether it keeps a core busy, in a package's code at any of the dumps."""
+    """Whether it keeps a core busy, in a package's code at any of the dumps."""
     if not _is_busy(evidence):
         return False
     found = (_inner(_main_thread(text)) for text in (evidence.stack, *evidence.later_stacks))
@@ -317,12 +317,12 @@ def _is_busy_in_package(evidence: RankEvidence) -> bool:
 
 
 def _inner(frames: tuple[_Frame, ...]) -> _Frame | None:
-    """Return the innermost frame that tells what is done."""
+    """The innermost frame that tells what is done."""
     return next((frame for frame in frames if not _PLUMBING.search(frame.file)), None)
 
 
 def _main_thread(stack: str) -> tuple[_Frame, ...]:
-    """Return the frames of the main thread, innermost first; none where the dump lacks them.
+    """The frames of the main thread, innermost first; none where the dump lacks them.
 
     faulthandler writes the newest thread first and the main thread last, and "..." for the rest
     of more than a hundred threads.
@@ -363,7 +363,7 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
 
 
 def _at(frames: tuple[_Frame, ...]) -> str:
-    """Return the place in the script, or else the innermost one, for a sentence."""
+    """The place in the script, or else the innermost one, for a sentence."""
     script = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     frame = script or next(iter(frames), None)
     if frame is None:
@@ -372,7 +372,7 @@ def _at(frames: tuple[_Frame, ...]) -> str:
 
 
 def _is_scripts(frames: tuple[_Frame, ...]) -> bool:
-    """Return whether a thread runs code of the script."""
+    """Whether a thread runs code of the script."""
     return any(not _LIBRARY.search(frame.file) for frame in frames)
 
 

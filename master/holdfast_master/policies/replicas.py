@@ -36,7 +36,7 @@ def seat(
     before: Mapping[int, int] | None = None,
     not_first: Collection[int] = (),
 ) -> tuple[SeatedReplica, ...]:
-    """Return the replicas of a world, by number: those that go on, then new ones.
+    """The replicas of a world, by number: those that go on, then new ones.
 
     Args:
         going: Replicas whose processes all run and may go on.
@@ -133,7 +133,7 @@ def roster(
 def memberships(
     replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, anew: bool = False
 ) -> tuple[int, ...]:
-    """Return the epoch since which each replica is in all rosters, in their order.
+    """The epoch since which each replica is in all rosters, in their order.
 
     known: members of the roster before, to their epochs. anew: all of them leave the groups that
     they have, and meet in another one.
@@ -142,7 +142,7 @@ def memberships(
 
 
 def follows(before: OuterRoster, after: OuterRoster) -> bool:
-    """Return whether ranks that were told one roster can be told another one, or the same again.
+    """Whether ranks that were told one roster can be told another one, or the same again.
 
     A newer one, and who is in since no later epoch than theirs is in theirs, too.
     """
@@ -194,7 +194,7 @@ class FrozenReplica:
 
 
 def frozen(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:
-    """Return the replica that keeps others waiting; None: none does, or it cannot be told.
+    """The replica that keeps others waiting; None: none does, or it cannot be told.
 
     One that is behind and stands still, while the others stand still at a later step: they wait in
     a sync. `limit`: the time for which all must have stood still, s. A replica that computes a long
@@ -233,7 +233,7 @@ _NO_START: Final = frozenset({HangKind.PROCESS_GONE, HangKind.STOPPED})
 def stuck_by_itself(
     verdicts: Mapping[int, HangVerdict], starting: Collection[int] = ()
 ) -> list[FrozenReplica]:
-    """Return the replicas whose ranks show why they stand still, by number; not all of them.
+    """The replicas whose ranks show why they stand still, by number; not all of them.
 
     Where all would be out, nobody is: then the cause is not one replica's, such as a storage that
     all wait for. starting: replicas that have not completed a first step.
@@ -249,7 +249,7 @@ def stuck_by_itself(
 def never_started(
     paces: Sequence[Pace], starting: Sequence[int], limit: float
 ) -> list[FrozenReplica]:
-    """Return the replicas without a first step for which all others have waited too long.
+    """The replicas without a first step for which all others have waited too long.
 
     limit: allowed time until a first step, s. The wait counts, since a replica that begins
     meanwhile keeps nobody waiting.

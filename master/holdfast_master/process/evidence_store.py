@@ -56,11 +56,11 @@ class EvidenceStore:
         self._thread.submit(self._keep, instruction.evidence)
 
     def known(self) -> tuple[str, ...]:
-        """Return the ids of the incidents whose evidence is kept or being written."""
+        """The ids of the incidents whose evidence is kept or being written."""
         return tuple({**dict.fromkeys(self._sizes), **dict.fromkeys(sorted(self._coming))})
 
     async def read(self, incident_id: str) -> IncidentEvidence | None:
-        """Return the evidence of an incident; None: none is kept.
+        """The evidence of an incident; None: none is kept.
 
         Raises:
             EvidenceFileError: it cannot be read, or is damaged.

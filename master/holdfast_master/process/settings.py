@@ -91,7 +91,7 @@ class MasterConfig:
 
 
 def load(path: Path) -> MasterConfig:
-    """Return the configuration that the JSON file at `path` holds.
+    """The configuration that the JSON file at `path` holds.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown, missing or out of bounds.
@@ -108,7 +108,7 @@ def load(path: Path) -> MasterConfig:
 
 
 def parse(document: Any) -> MasterConfig:
-    """Return the configuration that a parsed JSON `document` holds.
+    """The configuration that a parsed JSON `document` holds.
 
     Raises:
         ConfigError: a field is unknown, missing or out of bounds.
@@ -163,7 +163,7 @@ _STARTS: Final = "starts"
 
 
 def load_in_pod(environment: Mapping[str, str]) -> MasterConfig:
-    """Return the configuration of this start.
+    """The configuration of this start.
 
     Raises:
         ConfigError: a variable is missing or cannot be used.
@@ -208,7 +208,7 @@ def _own(journal: str, job_uid: str) -> Path | None:
 
 
 def _starts_before(folder: Path | None, first: str) -> int:
-    """Return the number of earlier starts of a container of this pod, which a file counts.
+    """The number of earlier starts of a container of this pod, which a file counts.
 
     It lies beside the journal, or where there is none in a volume of its own. A claim outlives
     pods, so the file names whose starts it counts: the pod's first epoch. Without either (an

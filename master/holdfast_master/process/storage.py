@@ -36,7 +36,7 @@ class Storage:
     evidence: EvidenceStore | None = None
 
     def decider(self, core: RecordableCore) -> Decider:
-        """Return the core as the loop is to use it: recorded, where that is wanted."""
+        """The core as the loop is to use it: recorded, where that is wanted."""
         return core if self.recorder is None else RecordedCore(core, self.recorder)
 
     def after_batch(self, state: Callable[[], JobState], note: Note) -> None:

@@ -35,7 +35,7 @@ def to_message(event: Input) -> Any:
 
 
 def from_message(recorded: wire.InputRecorded) -> Input:
-    """Return the input that was recorded.
+    """The input that was recorded.
 
     Raises:
         RecordedInputError: it is of a kind that this release does not know.

@@ -60,17 +60,17 @@ def _inputs_of(block: bytes) -> Iterator[InputRecorded]:
 
 
 def recording_path(directory: Path, epoch: int) -> Path:
-    """Return the file with the inputs of the master of `epoch`."""
+    """The file with the inputs of the master of `epoch`."""
     return directory / f"inputs-{epoch}.rec"
 
 
 def is_unbegun(path: Path) -> bool:
-    """Return whether the master was killed between the file's creation and its first write."""
+    """Whether the master was killed between the file's creation and its first write."""
     return path.is_file() and not path.stat().st_size
 
 
 def recording_paths(directory: Path) -> tuple[Path, ...]:
-    """Return the files of inputs in `directory`, oldest first.
+    """The files of inputs in `directory`, oldest first.
 
     Raises:
         JournalError: the directory cannot be read.
@@ -96,7 +96,7 @@ def block_of(inputs: Iterable[bytes]) -> bytes:
 
 
 def read_opened(path: Path) -> RecordingOpened | None:
-    """Return a file's head without its inputs; None where it is not intact.
+    """A file's head without its inputs; None where it is not intact.
 
     Raises:
         FileNotFoundError: it has been removed.
@@ -108,7 +108,7 @@ def read_opened(path: Path) -> RecordingOpened | None:
 
 
 def read_recording(path: Path) -> Recording | None:
-    """Return the file at `path`; None where not even its head is intact.
+    """The file at `path`; None where not even its head is intact.
 
     Raises:
         FileNotFoundError: it has been removed.

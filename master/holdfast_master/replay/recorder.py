@@ -39,7 +39,7 @@ class RecordableCore(Decider, Protocol):
     """The part of a core that recording needs."""
 
     def newest_record(self) -> int:
-        """Return the sequence of the newest record."""
+        """The sequence of the newest record."""
 
 
 class RecordedCore:
@@ -50,12 +50,12 @@ class RecordedCore:
         self._recorder = recorder
 
     def open(self, now: Moment) -> list[Instruction]:
-        """Return the first batch; the recording begins with it."""
+        """The first batch; the recording begins with it."""
         self._recorder.begin(now, self._core.newest_record())
         return self._core.open(now)
 
     def handle(self, event: Input, now: Moment) -> list[Instruction]:
-        """Return the batch that one input leads to."""
+        """The batch that one input leads to."""
         core, recorder = self._core, self._recorder
         try:
             batch = core.handle(event, now)
@@ -175,7 +175,7 @@ class InputRecorder:
 
 
 def encode(handled: HandledInput) -> bytes:
-    """Return an input as its InputRecorded."""
+    """An input as its InputRecorded."""
     event, now, sequence, instructions, failed = handled
     if isinstance(event, Received) and event.raw and not failed:
         moment = (now.mono, now.unix)

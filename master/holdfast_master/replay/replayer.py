@@ -183,7 +183,7 @@ def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> st
 def split(
     records: Sequence[JournalRecord], sequence: int, epoch: int
 ) -> tuple[list[JournalRecord], dict[int, JournalRecord]]:
-    """Return the part of a history that leads to `sequence`, and the facts of `epoch` after it.
+    """The part of a history that leads to `sequence`, and the facts of `epoch` after it.
 
     A successor counts on from the newest record that it finds. A master that was killed may have
     recorded an input whose facts it no longer wrote: the successor's own facts have their numbers.
@@ -202,7 +202,7 @@ def split(
 
 
 def _epoch_begun(record: JournalRecord) -> int:
-    """Return the epoch that a record begins; 0: it begins none."""
+    """The epoch that a record begins; 0: it begins none."""
     fact = record.fact
     if isinstance(fact, SegmentOpened) and not (fact.part or fact.base):
         return fact.epoch

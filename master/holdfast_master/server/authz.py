@@ -48,7 +48,7 @@ class RoleGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's handler behind the check."""
+        """The method's handler behind the check."""
         method = handler_call_details.method
         guarded = self._guarded.get(method)
         if guarded is None:

@@ -41,7 +41,7 @@ class KeptEvidence(Protocol):
     """The evidence that is kept."""
 
     def known(self) -> tuple[str, ...]:
-        """Return the ids of the incidents that have some."""
+        """The ids of the incidents that have some."""
 
     async def read(self, incident_id: str) -> wire.IncidentEvidence | None:
         """Return that of one incident."""
@@ -69,7 +69,7 @@ class JobService:
         self._counters = counters
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers of a server: for the views, the watch, and the core's methods.
+        """The handlers of a server: for the views, the watch, and the core's methods.
 
         Methods that no view answers go to the core, which has their handlers (`user_requests`).
         """

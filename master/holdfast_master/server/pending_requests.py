@@ -27,7 +27,7 @@ class Questions:
         self._waiting: dict[int, asyncio.Future[UserResponse]] = {}
 
     async def ask(self, request: UserRequest, who: str, seconds: float) -> UserResponse:
-        """Return the core's answer; `who` calls, for the event.
+        """The core's answer; `who` calls, for the event.
 
         Raises:
             CallRefusedError: the core refused, or did not answer in time.

@@ -43,12 +43,12 @@ class CallRefusedError(Exception):
 
 
 def malformed(text: str) -> CallRefusedError:
-    """Return the refusal of a message that is not what it must be."""
+    """The refusal of a message that is not what it must be."""
     return CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", text))
 
 
 def decode(kind: type[Twin], data: bytes) -> Twin:
-    """Return the twin that `data` holds.
+    """The twin that `data` holds.
 
     Raises:
         RefusedError: it holds none.
@@ -60,7 +60,7 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
 
 
 def parse(kind: type[Any], data: bytes) -> Any:
-    """Return the protobuf message of `kind` that `data` holds, for `converted`.
+    """The protobuf message of `kind` that `data` holds, for `converted`.
 
     Raises:
         RefusedError: it holds none.
@@ -72,7 +72,7 @@ def parse(kind: type[Any], data: bytes) -> Any:
 
 
 def understood(proto: Any, counters: CallCounters) -> Any:
-    """Return the twin of a protobuf message that carries one of several, None: it is passed over.
+    """The twin of a protobuf message that carries one of several, None: it is passed over.
 
     Its sender may be of a newer release, which goes on without an answer to what is new in it; to
     end its stream would only bring the same message again.
@@ -135,7 +135,7 @@ def unary(
     answer: Callable[[Request, Context], Awaitable[object]],
     counters: CallCounters,
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return a handler of a call with one request of class `kind` and one response."""
+    """A handler of a call with one request of class `kind` and one response."""
 
     async def handle(data: bytes, context: Context) -> bytes:
         try:

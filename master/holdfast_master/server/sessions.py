@@ -78,11 +78,11 @@ class Outbox(Generic[Item]):
         self._wake()
 
     def pop(self) -> Item | None:
-        """Return the oldest item; None where there is none."""
+        """The oldest item; None where there is none."""
         return self._entries.pop(0).item if self._entries else None
 
     async def get(self) -> Item | None:
-        """Return the oldest item; None once the queue is closed and empty."""
+        """The oldest item; None once the queue is closed and empty."""
         while not self._entries:
             if self._closed:
                 return None
@@ -183,7 +183,7 @@ class SessionTable:
         return len(self._sessions)
 
     def open(self) -> AgentStream:
-        """Return a new session with a number that was never used before."""
+        """A new session with a number that was never used before."""
         session = AgentStream(next(self._numbers))
         self._sessions[session.number] = session
         return session

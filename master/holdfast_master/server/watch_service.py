@@ -53,7 +53,7 @@ class Token:
 
 
 def parse_token(text: str) -> Token | None:
-    """Return the token that `text` spells; None where it spells none."""
+    """The token that `text` spells; None where it spells none."""
     match = _TOKEN.fullmatch(text)
     return Token(int(match[1]), match[2], int(match[3])) if match else None
 
@@ -83,31 +83,31 @@ class Views(Protocol):
     """The views of the core that are shown; no view changes the core."""
 
     def status(self, now: Moment) -> wire.JobStatus:
-        """Return the status of the whole job."""
+        """The status of the whole job."""
 
     def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against."""
 
     def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
-        """Return every known node."""
+        """Every known node."""
 
     def events_after(self, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
         """Return events, oldest first."""
 
     def newest_event(self) -> int:
-        """Return the newest event's sequence."""
+        """The newest event's sequence."""
 
     def goodput(self, now: Moment) -> wire.GetGoodputResponse:
         """Return node-seconds by class."""
 
     def health(self, now: Moment) -> wire.GetHealthResponse:
-        """Return the ranks of the running world, who is slow, and the hang that holds."""
+        """The ranks of the running world, who is slow, and the hang that holds."""
 
     def incidents(self, now: Moment) -> tuple[wire.Incident, ...]:
-        """Return every incident that is remembered."""
+        """Every incident that is remembered."""
 
     def spec(self) -> wire.MasterSpec | None:
-        """Return the spec in force."""
+        """The spec in force."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -287,7 +287,7 @@ class WatchService:
         await write
 
     def _position(self, text: str) -> tuple[int, int] | str:
-        """Return the cursor and sequence at which the token's holder goes on, or why it cannot."""
+        """The cursor and sequence at which the token's holder goes on, or why it cannot."""
         token = parse_token(text)
         if token is None:
             raise rpc.malformed(f"resume_token is {text!r}; take one from a WatchJobResponse")

@@ -133,7 +133,7 @@ def _grant(job: JobContext, pending: PendingStep) -> None:
 
 
 def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
-    """Return whether the agent that has the grant is there, and has not had it for too long."""
+    """Whether the agent that has the grant is there, and has not had it for too long."""
     if pending.coordinator is None:
         return False
     rank, agent_id = pending.coordinator

@@ -65,7 +65,7 @@ def received(job: JobContext, node: Node, world: World, report: SavingReport | N
 
 
 def _schedule(job: JobContext, world: World) -> SaveSchedule:
-    """Return the schedule of the ranks that save in this world."""
+    """The schedule of the ranks that save in this world."""
     if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
     fact, last = world.fact, job.state.schedule
@@ -113,13 +113,13 @@ def due(job: JobContext) -> None:
 
 
 def _reports(membership: Membership, world: World) -> list[SavingReport]:
-    """Return the reports of all members; empty: not every rank follows a schedule."""
+    """The reports of all members; empty: not every rank follows a schedule."""
     found = [node.saving for node in membership.present(world.savers) if node.saving is not None]
     return found if len(found) == len(world.savers) else []
 
 
 def _own(pins: SavingReport, tier: Tier) -> int | None:
-    """Return the script's own number for a tier; None: it leaves it to the master."""
+    """The script's own number for a tier; None: it leaves it to the master."""
     return costs_by_tier(pins)[tier].every
 
 
@@ -130,12 +130,12 @@ def _over(pins: SavingReport, every: Every) -> Every:
 
 
 def _left_out(pins: SavingReport) -> list[tuple[Tier, Tier]]:
-    """Return each tier that the script never saves to alone, with the one behind it."""
+    """Each tier that the script never saves to alone, with the one behind it."""
     return [pair for pair in itertools.pairwise(TIERS) if _own(pins, pair[0]) == 0]
 
 
 def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
-    """Return the cost of a save: the slowest node counts. None: too little was measured."""
+    """The cost of a save: the slowest node counts. None: too little was measured."""
     step = max(report.step_seconds for report in reports)
     known = [costs_by_tier(report) for report in reports]
     stops = {tier: max(one[tier].stop_seconds for one in known) for tier in TIERS}
@@ -238,7 +238,7 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSche
 
 
 def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
-    """Return the interval in force of each tier; empty: no rank follows a schedule."""
+    """The interval in force of each tier; empty: no rank follows a schedule."""
     world, schedule = job.worlds.running(), job.checkpoints.schedule
     reports = _reports(job.membership, world) if world is not None and schedule.is_of(world) else []
     if not reports or schedule.now is None:

@@ -71,7 +71,7 @@ def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -
 
 
 def _trains(job: JobContext, world: World) -> bool:
-    """Return whether the savers train; other replicas may be lost, or start."""
+    """Whether the savers train; other replicas may be lost, or start."""
     if not world.replicas or job.state.phase not in _OTHERS_START:
         return job.state.phase is JobPhase.TRAINING
     return world.stepped.issuperset(world.savers)
@@ -168,7 +168,7 @@ def sign_due(job: JobContext) -> None:
 
 
 def _is_known(tracker: CheckpointTracker, step: int) -> bool:
-    """Return whether a node has a part of a step from `step` on, in memory or being stored."""
+    """Whether a node has a part of a step from `step` on, in memory or being stored."""
     versions = {
         *tracker.counts,
         *(one for one, _ in tracker.pending),
@@ -209,7 +209,7 @@ def settle(job: JobContext, order: SaveOrder) -> None:
 
 
 def _is_of(order: SaveOrder, world: World) -> bool:
-    """Return whether the savers of a world are those that were told."""
+    """Whether the savers of a world are those that were told."""
     return (order.replica, order.round) == (world.saver_replica, world.saver_round)
 
 

@@ -46,7 +46,7 @@ class _Start:
 
 
 def _start_of(job: JobContext, world: World, rank: int) -> _Start:
-    """Return the start that a member takes part in. Each replica has a plan of its own.
+    """The start that a member takes part in. Each replica has a plan of its own.
 
     Others may start, or train, or fail beside it.
     """
@@ -61,7 +61,7 @@ def _start_of(job: JobContext, world: World, rank: int) -> _Start:
 
 
 def _world_of(job: JobContext, node: Node, number: int) -> World | None:
-    """Return the world of a member that starts in a round; None: it is none, or it is over.
+    """The world of a member that starts in a round; None: it is none, or it is over.
 
     A replica goes on with its start while no world runs because another one has failed.
     """
@@ -164,7 +164,7 @@ def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOff
 
 
 def _address(membership: Membership, rank: int) -> str:
-    """Return the address at which other agents read a node's memory; empty: there is none."""
+    """The address at which other agents read a node's memory; empty: there is none."""
     node = membership.nodes.get(rank)
     hello = node.hello if node is not None else None
     return hello.peer_address if hello is not None and hello.gathers else ""

@@ -33,7 +33,7 @@ MOST_IN_A_ROW: Final = 3
 
 
 def is_healthy(state: JobState, node: Node) -> bool:
-    """Return whether this agent's check found it healthy."""
+    """Whether this agent's check found it healthy."""
     judged = state.judged.get(node.rank)
     healthy = judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
     return healthy and judged is not None and judged.agent_id == node.agent_id

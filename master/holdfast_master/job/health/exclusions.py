@@ -47,7 +47,7 @@ def consider(job: JobContext, world: World) -> None:
 
 
 def _is_free(job: JobContext, world: World) -> bool:
-    """Return whether the world trains, and nothing is about to change it."""
+    """Whether the world trains, and nothing is about to change it."""
     changes = job.worlds.barrier is not None or job.incidents.current is not None
     leaves = bool(job.state.draining & world.places.keys())
     ends = job.state.stop is not None or job.spec.suspend or bool(world.finished)
@@ -69,7 +69,7 @@ def _prospects(job: JobContext, world: World) -> Prospects:
 
 
 def _redone(job: JobContext, world: World) -> tuple[float, str]:
-    """Return the training that a stop after a common step loses, s, and why.
+    """The training that a stop after a common step loses, s, and why.
 
     A Checkpointer saves at such a stop. Of any other script only its last stop tells.
     """
@@ -86,7 +86,7 @@ def _redone(job: JobContext, world: World) -> tuple[float, str]:
 
 
 def _is_saved(job: JobContext, world: World) -> bool:
-    """Return whether the script uses a Checkpointer."""
+    """Whether the script uses a Checkpointer."""
     follows = any(node.saving is not None for node in job.membership.present(world.savers))
     return follows or job.state.checkpoint is not None or bool(job.checkpoints.tracker.held)
 

@@ -71,7 +71,7 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
 
 
 def _members(job: JobContext, world: World) -> list[WorldReplica]:
-    """Return the replicas of the newest roster that have not ended."""
+    """The replicas of the newest roster that have not ended."""
     roster = job.state.roster
     known = roster.replicas if roster is not None else ()
     members = [one for one in world.replicas if one.number in known]
@@ -173,7 +173,7 @@ def _take_in(job: JobContext, world: World) -> None:
 
 
 def _ended(world: World, number: int) -> list[int]:
-    """Return the ranks of a replica whose processes have ended well: they keep nobody waiting."""
+    """The ranks of a replica whose processes have ended well: they keep nobody waiting."""
     return [
         world.places[node].base_rank + local
         for node in world.by_replica[number]
@@ -200,7 +200,7 @@ def come_back(job: JobContext, world: World, replica: WorldReplica) -> None:
 
 
 def _have_ended(job: JobContext, world: World, but: WorldReplica) -> bool:
-    """Return whether all others that could be in the roster have ended well, with a checkpoint."""
+    """Whether all others that could be in the roster have ended well, with a checkpoint."""
     ends = job.state.stop is not None or job.spec.suspend
     others = [one for one in world.replicas if one is not but]
     ended = [one for one in others if world.finished.issuperset(world.members_of(one))]
@@ -220,7 +220,7 @@ def _look_at_all(
 
 
 def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
-    """Return the progress of a replica; None: a rank of it has completed no step, or is unheard."""
+    """The progress of a replica; None: a rank of it has completed no step, or is unheard."""
     nodes = _heard(job, world, replica)
     ranks = [(item, job.now - node.ranks_at) for node in nodes for item in node.ranks]
     if not ranks or any(not item.step for item, _ in ranks):
@@ -234,7 +234,7 @@ def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
 
 
 def _heard(job: JobContext, world: World, replica: WorldReplica) -> list[Node]:
-    """Return the nodes whose ranks run; empty: one of them has not told what its ranks do."""
+    """The nodes whose ranks run; empty: one of them has not told what its ranks do."""
     ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
     nodes = job.membership.present(ranks)
     reported = all(len(node.ranks) >= node.local_world_size for node in nodes)

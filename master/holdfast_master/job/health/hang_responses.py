@@ -132,7 +132,7 @@ def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
 
 
 def _hosts(job: JobContext, world: World) -> dict[int, str]:
-    """Return the host of each member, or where none is known what tells it from its successor."""
+    """The host of each member, or where none is known what tells it from its successor."""
     return {
         rank: strikes.host_of(job, rank) or place.member.agent_id
         for rank, place in world.places.items()
@@ -140,13 +140,13 @@ def _hosts(job: JobContext, world: World) -> dict[int, str]:
 
 
 def _is_free(job: JobContext) -> bool:
-    """Return whether nothing else is about to end the world."""
+    """Whether nothing else is about to end the world."""
     ends = job.state.stop is not None or job.spec.suspend or job.worlds.barrier is not None
     return job.state.phase in _RUNNING and not ends
 
 
 def _tried(job: JobContext, world: World) -> bool:
-    """Return whether this world follows such a hang with nobody to blame, and got no further."""
+    """Whether this world follows such a hang with nobody to blame, and got no further."""
     return any(
         incident.cause == Cause.HUNG
         and not incident.culprit_node

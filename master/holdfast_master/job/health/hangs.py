@@ -110,7 +110,7 @@ def _answer(job: JobContext, world: World, found: Hang) -> None:
 
 
 def _waits(job: JobContext, found: Hang) -> bool:
-    """Return whether the ranks may still go on by themselves: that is told, and ended later.
+    """Whether the ranks may still go on by themselves: that is told, and ended later.
 
     A loop of the script's own code may be work.
     """
@@ -141,12 +141,12 @@ def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, RankProgress]]
 
 
 def _section(item: RankProgress) -> RankSection:
-    """Return the section that a rank has told; a script without the SDK tells none."""
+    """The section that a rank has told; a script without the SDK tells none."""
     return item.section if item.has_sdk else RankSection.UNSPECIFIED
 
 
 def _since(job: JobContext, world: World, own: HangWatch) -> float | None:
-    """Return the time since the newest progress of any rank, s; None: the world only starts.
+    """The time since the newest progress of any rank, s; None: the world only starts.
 
     As far as ranks have told: a node that is not heard may have gone on.
     """
@@ -257,7 +257,7 @@ def evidence_due(job: JobContext) -> None:
 
 
 def _asked_about(job: JobContext, world: World | None) -> Hang | None:
-    """Return the hang of this world; one of the world before has other ranks on other nodes."""
+    """The hang of this world; one of the world before has other ranks on other nodes."""
     if world is None or world.round != job.health.round:
         return None
     return job.health.hang_watch.hang
@@ -303,7 +303,7 @@ def _tell(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> N
 
 
 def _is_excused(found: Hang, verdict: HangVerdict, now: float, limit: float) -> bool:
-    """Return whether the odd ranks may be at work that nobody has told: look again later.
+    """Whether the odd ranks may be at work that nobody has told: look again later.
 
     A world without known steps stands still only where ranks wait for others, and have not issued
     a collective for as long as a first step may take.

@@ -25,7 +25,7 @@ _BAD: Final = frozenset(one.name for one in BAD)
 
 
 def health(job: JobContext) -> GetHealthResponse:
-    """Return the ranks of the running world, and the verdicts that hold."""
+    """The ranks of the running world, and the verdicts that hold."""
     world = job.worlds.running()
     if world is None:
         return GetHealthResponse(not_judged=_NO_WORLD)
@@ -43,7 +43,7 @@ def health(job: JobContext) -> GetHealthResponse:
 
 
 def summary(job: JobContext) -> tuple[HealthReason, str]:
-    """Return the worst of what holds, with words for people."""
+    """The worst of what holds, with words for people."""
     world, failed = job.worlds.running(), _failed_checks(job)
     if world is None:
         return (
@@ -87,7 +87,7 @@ def _nothing_found(job: JobContext, not_judged: str) -> tuple[HealthReason, str]
 
 
 def _hang(job: JobContext, world: World) -> HangStatus | None:
-    """Return the hang that holds; None: the world makes progress."""
+    """The hang that holds; None: the world makes progress."""
     found = job.health.hang_watch.hang
     if found is None:
         return None
@@ -103,7 +103,7 @@ def _hang(job: JobContext, world: World) -> HangStatus | None:
 
 
 def _judged(job: JobContext) -> GroupHistory | None:
-    """Return the group that most ranks are in, among those that have a whole window."""
+    """The group that most ranks are in, among those that have a whole window."""
     whole = [one for one in job.health.groups.values() if one.window is not None]
     return max(whole, key=lambda one: len(one.samples), default=None)
 

@@ -99,7 +99,7 @@ def _forget(job: JobContext) -> None:
 
 
 def _waiting(job: JobContext) -> list[Node]:
-    """Return the nodes that must be checked before they join, in the order of their ranks."""
+    """The nodes that must be checked before they join, in the order of their ranks."""
     state = job.state
     leaving = state.draining | state.released | job.membership.surplus
     return [
@@ -114,7 +114,7 @@ def _waiting(job: JobContext) -> list[Node]:
 
 
 def _gathered(job: JobContext, waiting: list[Node]) -> bool:
-    """Return whether no other node is expected to be checked with these, or the time is over."""
+    """Whether no other node is expected to be checked with these, or the time is over."""
     own = job.preflight
     kept_out = sum(eligibility.is_kept_out(job, node) for node in job.membership.nodes.values())
     if len(waiting) + len(job.membership.candidates) + kept_out >= job.wanted:
@@ -161,7 +161,7 @@ def _standing(own: Preflight, node: CheckedNode) -> CheckStanding:
 
 
 def _again(own: Preflight, check: OpenCheck) -> str:
-    """Return the words about nodes that are checked for the second time."""
+    """The words about nodes that are checked for the second time."""
     found = {check.nodes[name]: name for name in _tested_names(check)}
     words = [
         f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
@@ -188,7 +188,7 @@ def _trusted(job: JobContext) -> list[Node]:
 
 
 def _named(job: JobContext, nodes: list[Node]) -> dict[str, CheckedNode]:
-    """Return the nodes by names that stand for the same place in later checks, too."""
+    """The nodes by names that stand for the same place in later checks, too."""
     return {
         f"{node.rank} on {_machine(job, node.rank)}": CheckedNode(node.rank, node.agent_id)
         for node in nodes
@@ -260,7 +260,7 @@ def _order(job: JobContext, own: OpenCheck, name: str) -> None:
 
 
 def _is_awaited(job: JobContext, own: OpenCheck, name: str) -> bool:
-    """Return whether a node may report yet: it has a part, has not reported, and is not gone.
+    """Whether a node may report yet: it has a part, has not reported, and is not gone.
 
     A node that joins has no order until its partner listens. It may get none: its partner has
     refused, or is gone.
@@ -283,7 +283,7 @@ def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
 
 
 def _never_asked(own: OpenCheck) -> list[str]:
-    """Return the nodes that join and have no order, as their partner has not listened so far."""
+    """The nodes that join and have no order, as their partner has not listened so far."""
     pairs = own.check.current.pairs if own.check.current is not None else ()
     return [pair.joins for pair in pairs if pair.serves not in own.places]
 
@@ -416,7 +416,7 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
 
 
 def _judged_at(job: JobContext, node: Node) -> float:
-    """Return the time of this agent's verdict; 0: it joined before checks were wanted.
+    """The time of this agent's verdict; 0: it joined before checks were wanted.
 
     A journal of a release before has no time: nothing came later than that verdict.
     """

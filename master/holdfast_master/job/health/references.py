@@ -43,7 +43,7 @@ def known(state: JobState) -> References:
 def learned(
     before: References, after: References, forgotten: Collection[str]
 ) -> ReferencesLearned | None:
-    """Return the fact that makes `before` into `after`; None: nothing has changed."""
+    """The fact that makes `before` into `after`; None: nothing has changed."""
     changed = {node for (node, _), good in _new(before.own, after.own) if node not in forgotten}
     levels = tuple(
         ReferenceLevel(

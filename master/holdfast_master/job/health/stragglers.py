@@ -51,7 +51,7 @@ def look(job: JobContext, world: World) -> None:
 
 
 def _is_gathered(job: JobContext, world: World) -> bool:
-    """Return whether all ranks have sent a sample, or have had their time.
+    """Whether all ranks have sent a sample, or have had their time.
 
     Nobody knows the members of a group before: its first two ranks are no group.
     """
@@ -113,7 +113,7 @@ def _judged(
 
 
 def _references(job: JobContext, world: World) -> dict[str, float]:
-    """Return the time of each checked node over that of a healthy one, as its check judged it.
+    """The time of each checked node over that of a healthy one, as its check judged it.
 
     A node that was slow before it joined has no faster past here: its peers tell.
     """
@@ -157,27 +157,27 @@ def _window(
 
 
 def node_rank(verdict: StragglerVerdict) -> int | None:
-    """Return the accused node; None: the verdict accuses no node."""
+    """The accused node; None: the verdict accuses no node."""
     return rank_of(verdict.node) if verdict.node else None
 
 
 def rank_of(name: str) -> int:
-    """Return the node rank of a node as verdicts name it."""
+    """The node rank of a node as verdicts name it."""
     return int(name.removeprefix(_NODE))
 
 
 def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
-    """Return the ranks of the accused nodes."""
+    """The ranks of the accused nodes."""
     return frozenset(rank_of(one.node) for one in verdicts if one.node)
 
 
 def nodes_of(world: World) -> dict[int, int]:
-    """Return the node rank of each global rank."""
+    """The node rank of each global rank."""
     return world.nodes_by_rank()
 
 
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
-    """Return the node that all these ranks are on; None: there are several, or no ranks."""
+    """The node that all these ranks are on; None: there are several, or no ranks."""
     by_rank = nodes_of(world)
     nodes = {by_rank[rank] for rank in ranks if rank in by_rank}
     return nodes.pop() if len(nodes) == 1 else None

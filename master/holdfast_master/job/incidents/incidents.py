@@ -32,7 +32,7 @@ from holdfast_wire.strikes import StrikeCause
 
 
 def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int) -> bool:
-    """Return whether a node's evidence about its processes of a round still counts.
+    """Whether a node's evidence about its processes of a round still counts.
 
     Not if another world runs under that number: masters without a journal count anew.
     """
@@ -88,7 +88,7 @@ def _is_of(world: World, item: Evidence) -> bool:
 
 
 def _is_ack(incident: OpenIncident, item: Evidence) -> bool:
-    """Return whether a process failed because the master itself had ended its round.
+    """Whether a process failed because the master itself had ended its round.
 
     Agents kill the ranks of a round one after another: some rank sees its peers go and raises
     before its own end comes. Where the change was wanted, nobody is to be blamed for that.
@@ -152,7 +152,7 @@ def report_late(job: JobContext, item: Evidence, rank: int) -> None:
 
 
 def _shaken(membership: Membership, world: World) -> bool:
-    """Return whether a member has not started and may be dead: it would explain other failures."""
+    """Whether a member has not started and may be dead: it would explain other failures."""
     unsure = membership.away | membership.quiet
     return any(rank in world.places and rank not in world.started for rank in unsure)
 
@@ -235,7 +235,7 @@ def break_world(job: JobContext, why: str) -> None:
 
 
 def _rounds(world: World) -> set[int]:
-    """Return the rounds in which processes were started that a world's end concerns."""
+    """The rounds in which processes were started that a world's end concerns."""
     own = (world.round_of(rank) for rank in world.disturbed if rank in world.places)
     return {world.round, *own} if world.replicas else {world.round}
 
@@ -250,7 +250,7 @@ def note_assigned(job: JobContext, round_number: int) -> None:
 
 
 def _reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
-    """Return the newest step: a process that ended reported it, else the ranks went on a little."""
+    """The newest step: a process that ended reported it, else the ranks went on a little."""
     stood = bool(world.saved) and world.all_saved()
     if item.rank is not None or not world.training or stood:
         return world.reached
@@ -288,7 +288,7 @@ def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
 
 
 def cost_class(incident: OpenIncident | None) -> GoodputClass:
-    """Return the goodput class of the time between two worlds."""
+    """The goodput class of the time between two worlds."""
     if incident is None:
         return GoodputClass.WAITING
     return GoodputClass.RESCALE if incident.planned or incident.smooth else GoodputClass.RESTART
@@ -348,7 +348,7 @@ def judge_again(job: JobContext) -> None:
 
 
 def charge_of(job: JobContext, incident: OpenIncident) -> failure.Charge:
-    """Return the budget that the incident spends as it looks now.
+    """The budget that the incident spends as it looks now.
 
     Where restarts without progress have no account of their own, they are failures like others.
     """
@@ -362,12 +362,12 @@ def charge_of(job: JobContext, incident: OpenIncident) -> failure.Charge:
 
 
 def is_failure(job: JobContext, incident: OpenIncident) -> bool:
-    """Return whether something failed: the incident was neither wanted nor a node taken away."""
+    """Whether something failed: the incident was neither wanted nor a node taken away."""
     return charge_of(job, incident).kind in _FAILED
 
 
 def balance(job: JobContext, kind: BudgetKind) -> failure.Balance:
-    """Return the balance of a budget now."""
+    """The balance of a budget now."""
     return failure.balance(
         kind,
         job.spec.budgets,

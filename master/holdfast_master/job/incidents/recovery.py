@@ -55,7 +55,7 @@ def note_guessed(job: JobContext, world: World, at: float) -> None:
 
 
 def training_fact(world: World, *, start_seen: bool = False) -> WorldTraining:
-    """Return the fact that all ranks of the world have completed this step."""
+    """The fact that all ranks of the world have completed this step."""
     return WorldTraining(round=world.round, step=world.marked, start_seen=start_seen)
 
 

@@ -16,7 +16,7 @@ from holdfast_wire.reasons import Cause
 
 
 def current(job: JobContext) -> Incident | None:
-    """Return the hang that is open; None: there is none."""
+    """The hang that is open; None: there is none."""
     return job.state.incidents.get(job.health.open_incident)
 
 
@@ -95,7 +95,7 @@ _CUT: Final = "\n... (cut: the stacks of all ranks are too long)"
 def cut_evidence(
     ranks: Sequence[RankEvidence], odd: Collection[int], most: int = STACK_CHARACTERS
 ) -> tuple[RankEvidence, ...]:
-    """Return the evidence in the order of ranks, with stacks of at most about `most` characters.
+    """The evidence in the order of ranks, with stacks of at most about `most` characters.
 
     Each rank has an equal share; the first odd ranks are not cut.
     """

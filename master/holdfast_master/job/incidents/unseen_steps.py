@@ -12,7 +12,7 @@ from holdfast_wire.messages import RankProgress
 
 
 def are_awaited(job: JobContext, world: World) -> bool:
-    """Return whether a first guess may still come.
+    """Whether a first guess may still come.
 
     It may in a young world with collectives, or of a script whose steps were guessed before.
     """
@@ -25,7 +25,7 @@ def are_awaited(job: JobContext, world: World) -> bool:
 
 
 def is_stepless(job: JobContext, world: World) -> bool:
-    """Return whether a world that ends had no step, as far as collectives tell."""
+    """Whether a world that ends had no step, as far as collectives tell."""
     state = job.state
     if not world.is_unseen or state.best_step or state.trains_since is None:
         return False

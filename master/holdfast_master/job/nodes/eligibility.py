@@ -37,7 +37,7 @@ def _is_candidate(job: JobContext, node: Node) -> bool:
 
 
 def is_admitted(job: JobContext, node: Node) -> bool:
-    """Return whether the check before a node joins lets it; so do worlds that it was in before."""
+    """Whether the check before a node joins lets it; so do worlds that it was in before."""
     if preflight_mode(job.state.spec) in OFF:
         return True
     if CheckedNode(node.rank, node.agent_id) in job.preflight.suspects:
@@ -82,7 +82,7 @@ def _is_beyond(job: JobContext, node: Node) -> bool:
 
 
 def is_kept_out(job: JobContext, node: Node) -> bool:
-    """Return whether the check of this very agent found it bad, so that it does not join."""
+    """Whether the check of this very agent found it bad, so that it does not join."""
     judged = job.state.judged.get(node.rank)
     own = judged is not None and judged.agent_id == node.agent_id
     return own and judged is not None and not judged.admitted

@@ -165,7 +165,7 @@ def _went_early(job: JobContext, node: Node) -> None:
 
 
 def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
-    """Return the evidence in a node's end: for one that was to leave, the reason to leave."""
+    """The evidence in a node's end: for one that was to leave, the reason to leave."""
     if node.draining is EvidenceKind.DRAINED and not node.condemned:
         # It went before the barrier: that explains what breaks in the others.
         return EvidenceKind.NODE_REMOVED

@@ -154,7 +154,7 @@ def _end_of(pod: PodObservation, agent_id: str, now: float) -> Evidence:
 
 
 def taken_kind(operator: OperatorView, node: Node) -> EvidenceKind:
-    """Return the kind of a requested end: wanted by a person, or by somebody else."""
+    """The kind of a requested end: wanted by a person, or by somebody else."""
     pod = operator.pods.get(node.rank)
     wanted = pod is not None and pod.pod_uid == node.pod_uid and pod.wanted
     replacing = operator.replacing.get(node.rank)
@@ -239,7 +239,7 @@ def _incident(pod: PodObservation) -> str:
 
 
 def _answer(spec: MasterSpec, now: float, pod: PodObservation, text: str) -> Response:
-    """Return the answer of the failure rules. The operator makes another pod in any case."""
+    """The answer of the failure rules. The operator makes another pod in any case."""
     item = Evidence(
         kind=pod_kind(pod),
         text=text,

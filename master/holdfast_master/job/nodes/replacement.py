@@ -90,7 +90,7 @@ def repeat(job: JobContext) -> None:
 
 
 def _lifted(job: JobContext) -> list[str]:
-    """Return the hosts whose exclusion was taken back: an operator that was away excludes them."""
+    """The hosts whose exclusion was taken back: an operator that was away excludes them."""
     trials = job.state.straggler_trials.values()
     cleared = {one.host for one in trials if one.outcome is StragglerOutcome.RANK and one.host}
     return sorted(cleared - job.state.excluded.keys())

@@ -242,7 +242,7 @@ def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
 
 
 def absent(local_world_size: int, hello: wire.Hello, number: int) -> frozenset[int]:
-    """Return the local ranks of round `number` that do not run according to a hello."""
+    """The local ranks of round `number` that do not run according to a hello."""
     running = {worker.local_rank for worker in hello.workers if worker.round == number}
     return frozenset(range(local_world_size)) - running
 

@@ -69,12 +69,12 @@ def _note_saver(job: JobContext, node: Node, message: Heartbeat) -> None:
 
 
 def _is_sane(item: RankProgress) -> bool:
-    """Return whether the times are plausible: a page can be torn or written by any script."""
+    """Whether the times are plausible: a page can be torn or written by any script."""
     return 0 <= item.step_seconds < _FOREVER and 0 <= item.since_step_seconds < _FOREVER
 
 
 def _since_step(item: RankProgress) -> float:
-    """Return the time since a reported step; a guess says nothing of what lies between two."""
+    """The time since a reported step; a guess says nothing of what lies between two."""
     return 0.0 if guessed_steps.is_guess(item) else item.since_step_seconds
 
 

@@ -57,7 +57,7 @@ def _text(state: JobState, end: JobEnd, stop: StopRequested) -> str:
 
 
 def _at_barrier(job: JobContext, reason: str) -> bool:
-    """Return whether a barrier is on its way; set one if the ranks can stop together."""
+    """Whether a barrier is on its way; set one if the ranks can stop together."""
     world = job.worlds.running()
     if world is None or not world.training or world.finished:
         return False
@@ -87,7 +87,7 @@ def _end_now(job: JobContext, stop: StopRequested) -> None:
 
 
 def asked(stop: StopRequested) -> bool:
-    """Return whether somebody wanted the end."""
+    """Whether somebody wanted the end."""
     return stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
 
 
@@ -101,7 +101,7 @@ def grace(job: JobContext, stop: StopRequested) -> float:
 
 
 def outcome(stop: StopRequested) -> LeaveOutcome:
-    """Return the outcome that agents exit with."""
+    """The outcome that agents exit with."""
     if stop.succeeded:
         return LeaveOutcome.SUCCEEDED
     return LeaveOutcome.RELEASED if asked(stop) else LeaveOutcome.FAILED

@@ -99,7 +99,7 @@ def status(job: JobContext) -> JobStatus:
 
 
 def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
-    """Return the phase with its reason and text: replicas that train on make a job train.
+    """The phase with its reason and text: replicas that train on make a job train.
 
     The core's own phase is of the newest world, in which others may only begin.
     """
@@ -114,7 +114,7 @@ def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
 
 
 def _text(job: JobContext) -> str:
-    """Return the phase's reason in words; with too few nodes, also the time until the job fails."""
+    """The phase's reason in words; with too few nodes, also the time until the job fails."""
     if still := _standing_still(job):
         return f"{job.state.text}; {still}"
     due = job.timers.due(Timer.BELOW_MIN)
@@ -171,7 +171,7 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
 
 
 def _synchronises(job: JobContext, world: World, number: int) -> bool:
-    """Return whether a replica has stepped, and is one of those that agree with each other."""
+    """Whether a replica has stepped, and is one of those that agree with each other."""
     last = job.state.roster
     if last is None or number not in last.replicas:
         return False
@@ -226,7 +226,7 @@ def _step_at_end(job: JobContext) -> int:
 
 
 def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
-    """Return the largest limit of each node rank with which a rank of it ran out of memory."""
+    """The largest limit of each node rank with which a rank of it ran out of memory."""
     largest: dict[int, int] = {}
     for fact in state.incidents.values():
         if fact.memory_limit_bytes and fact.culprit_node:
@@ -238,7 +238,7 @@ def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
 
 
 def _guess(members: list[Node]) -> int:
-    """Return the guessed step that all ranks have completed in this world; 0: none is known."""
+    """The guessed step that all ranks have completed in this world; 0: none is known."""
     if not all(node.ranks for node in members):
         return 0
     ranks = [item for node in members for item in node.ranks]
@@ -246,7 +246,7 @@ def _guess(members: list[Node]) -> int:
 
 
 def _restored(tracker: CheckpointTracker, number: int) -> int | None:
-    """Return the step that a round starts from; None: it is not decided, or the script decides."""
+    """The step that a round starts from; None: it is not decided, or the script decides."""
     origin = tracker.origin if tracker.round == number else None
     if origin is None or not origin.go:
         return None
@@ -303,7 +303,7 @@ def _node(job: JobContext, rank: int) -> NodeInfo:
 
 
 def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
-    """Return the verdict of the check before the node joined, in a word, and its reason."""
+    """The verdict of the check before the node joined, in a word, and its reason."""
     if job.preflight.checks(node.rank, node.agent_id):
         return "checking", ""
     judged = job.state.judged.get(node.rank)
@@ -318,7 +318,7 @@ def _is_unfit(state: JobState, node: Node) -> bool:
 
 
 def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:
-    """Return the state of an expected node that is not there."""
+    """The state of an expected node that is not there."""
     gone = state.departed.get(rank)
     if gone is None:
         return NodeState.MISSING

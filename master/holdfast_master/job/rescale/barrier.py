@@ -27,7 +27,7 @@ def stop(job: JobContext, world: World, reason: str, patience: float) -> None:
 
 
 def _hopeless(job: JobContext, world: World) -> str:
-    """Return the reason not to try at all; empty: a barrier may be reached.
+    """The reason not to try at all; empty: a barrier may be reached.
 
     A drain and a rescale try: ranks that hang cost them the barrier's time, and ranks that were at
     work save. A job that a person ends is not kept for a step that no rank comes to.
@@ -40,7 +40,7 @@ def _hopeless(job: JobContext, world: World) -> str:
 
 
 def blind(membership: Membership, world: World) -> str:
-    """Return the reason why the ranks cannot be stopped together; empty: they can."""
+    """The reason why the ranks cannot be stopped together; empty: they can."""
     if world.degraded:
         return "no rank reports steps"
     for node, item in membership.reports(world.savers):
@@ -78,12 +78,12 @@ def _choose(job: JobContext, world: World, order: StepOrder) -> BarrierStep:
 
 
 def _latency(job: JobContext) -> float:
-    """Return the latency to a rank's page and back with the next heartbeat, s."""
+    """The latency to a rank's page and back with the next heartbeat, s."""
     return job.settings.latency_seconds + job.membership.heartbeat
 
 
 def seen_by(job: JobContext, choice: BarrierStep) -> float:
-    """Return the time by which every rank should have seen an order, patient clock, s."""
+    """The time by which every rank should have seen an order, patient clock, s."""
     return job.now + choice.expected_seconds + 2 * _latency(job) + 0.5
 
 

@@ -47,7 +47,7 @@ def consider(job: JobContext) -> None:
 
 
 def _cannot_begin(bounds: Bounds, state: JobState, world: World, leaving: list[Node]) -> bool:
-    """Return whether a world is given up before it trains; one that stands in may as well begin."""
+    """Whether a world is given up before it trains; one that stands in may as well begin."""
     drained = any(node.rank in state.draining for node in leaving)
     return drained or len(world.places) > bounds.largest
 
@@ -117,7 +117,7 @@ def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
 
 
 def _starts_until(job: JobContext, world: World) -> float | None:
-    """Return the time up to which a world counted as training may be starting; None: it trains."""
+    """The time up to which a world counted as training may be starting; None: it trains."""
     if world.first_step or (world.all_guessed() and not world.sdk_ranks):
         return None
     if world.sdk_ranks:
@@ -170,12 +170,12 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
 
 
 def _patience(job: JobContext, *, slow: bool) -> float:
-    """Return the time that a barrier may take, s; the spec sets it for a reduction."""
+    """The time that a barrier may take, s; the spec sets it for a reduction."""
     return job.spec.scale_down_grace_seconds if slow else job.settings.barrier_seconds
 
 
 def _growth_asked(job: JobContext, more: int) -> bool:
-    """Return whether a person wanted the growth, or it undoes a loss that was charged already."""
+    """Whether a person wanted the growth, or it undoes a loss that was charged already."""
     if job.spec.replicas != job.state.assigned_replicas:
         return True
     newcomers, unit = sorted(job.membership.spares)[:more], job.bounds.unit

@@ -144,20 +144,20 @@ def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:
 
 
 def _trains_on(state: JobState, fact: wire.WorldDecided) -> bool:
-    """Return whether replicas of this world have trained before it, and go on."""
+    """Whether replicas of this world have trained before it, and go on."""
     older = (one.round for one in fact.replicas if one.round < fact.round)
     return any(state.trained_rounds.get(number, False) for number in older)
 
 
 def _going_on(fact: wire.WorldDecided) -> set[int]:
-    """Return the node ranks of replicas whose processes began before this world."""
+    """The node ranks of replicas whose processes began before this world."""
     members = iter(fact.members)
     own = [(one, list(itertools.islice(members, one.nodes))) for one in fact.replicas]
     return {m.node_rank for one, nodes in own if one.round < fact.round for m in nodes}
 
 
 def _saves_now(world: wire.WorldDecided | None) -> int:
-    """Return the number of the replica whose checkpoints are the job's; 0: there is none."""
+    """The number of the replica whose checkpoints are the job's; 0: there is none."""
     return world.replicas[0].number if world is not None and world.replicas else 0
 
 

@@ -112,7 +112,7 @@ class CheckpointTracker:
 
     @property
     def waits(self) -> bool:
-        """Return whether ranks wait to be told what to start from, and no plan is made yet."""
+        """Whether ranks wait to be told what to start from, and no plan is made yet."""
         return bool(self.asked) and self.origin is None
 
     @property
@@ -163,7 +163,7 @@ class CheckpointTracker:
         return (self.complete, frozenset(self.passed_over)) != before
 
     def _floor(self) -> Version | None:
-        """Return the copy that stays in memory until a newer one is complete, with its holders."""
+        """The copy that stays in memory until a newer one is complete, with its holders."""
         if self.complete is not None or self.before is None:
             return self.complete
         return self.before.version
@@ -204,7 +204,7 @@ class CheckpointTracker:
 
     @property
     def failed(self) -> frozenset[Version]:
-        """Return the versions that could not be written or committed."""
+        """The versions that could not be written or committed."""
         return frozenset(one for (one, _), error in self.done.items() if error)
 
     def committed_since(self, version: Version) -> bool:
@@ -244,7 +244,7 @@ class SaveSchedule:
     """The newest, of this round."""
 
     def is_of(self, world: World) -> bool:
-        """Return whether it is the schedule of those that save in a world."""
+        """Whether it is the schedule of those that save in a world."""
         return (self.replica, self.round) == (world.saver_replica, world.saver_round)
 
 

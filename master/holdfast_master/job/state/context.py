@@ -195,7 +195,7 @@ class JobContext:
         return self.spec.replicas + self.spec.standbys
 
     def story(self) -> list[str]:
-        """Return the newest events, for the message of a fault."""
+        """The newest events, for the message of a fault."""
         events = self.state.events
         newest = [events[-back] for back in range(min(20, len(events)), 0, -1)]
         return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]

@@ -89,7 +89,7 @@ class GroupHistory:
         self.period = period
 
     def step_at(self, sequence: int) -> int:
-        """Return the number of the step that ends with a collective, as the script counts them."""
+        """The number of the step that ends with a collective, as the script counts them."""
         step, at = self.counted
         return max(1, step + round((sequence - at) / self.period))
 
@@ -245,7 +245,7 @@ class Health:
     """Id of the hang that was reported and is not over, of whatever round; empty: there is none."""
 
     def hangs(self, round_number: int) -> bool:
-        """Return whether a hang of the round was found and is not over."""
+        """Whether a hang of the round was found and is not over."""
         found = self.hang_watch.hang if self.round == round_number else None
         return found is not None and found.verdict is not None
 
@@ -297,7 +297,7 @@ class OpenCheck:
     """Time that the agents have in the open round, s."""
 
     def name_of(self, rank: int, agent_id: str) -> str:
-        """Return the name of an agent in this check; empty: it takes no part."""
+        """The name of an agent in this check; empty: it takes no part."""
         found = CheckedNode(rank, agent_id)
         return next((name for name, node in self.nodes.items() if node == found), "")
 
@@ -318,12 +318,12 @@ class Preflight:
     """Agents that were checked, and are to be checked again; with the reason."""
 
     def has_work(self, spec: MasterSpec | None) -> bool:
-        """Return whether nodes are to be checked, or something of earlier checks is left."""
+        """Whether nodes are to be checked, or something of earlier checks is left."""
         left = self.open is not None or self.gather_until is not None or bool(self.suspects)
         return left or preflight_mode(spec) not in OFF
 
     def checks(self, rank: int, agent_id: str) -> bool:
-        """Return whether this agent is being checked now; a partner is not."""
+        """Whether this agent is being checked now; a partner is not."""
         if self.open is None:
             return False
         name = self.open.name_of(rank, agent_id)

@@ -76,17 +76,17 @@ class OpenIncident:
 
     @property
     def planned(self) -> bool:
-        """Return whether it was wanted and nothing has failed."""
+        """Whether it was wanted and nothing has failed."""
         return self.best.kind in PLANNED
 
     @property
     def kind(self) -> EvidenceKind:
-        """Return the kind of the best evidence."""
+        """The kind of the best evidence."""
         return self.best.kind
 
     @property
     def to_replace(self) -> int | None:
-        """Return the culprit's node rank where a rule has it replaced and that is still to do."""
+        """The culprit's node rank where a rule has it replaced and that is still to do."""
         rank = self.best.node_rank
         due = self.response.action in _REPLACE and rank not in self.replaced
         return rank if due else None
@@ -166,7 +166,7 @@ class Incidents:
     """Failures in a row that were charged by this master without a new step between them."""
 
     def open(self) -> list[OpenIncident]:
-        """Return every incident that is not closed, the oldest first."""
+        """Every incident that is not closed, the oldest first."""
         return [*self.cooling, *([self.current] if self.current else [])]
 
     def cool(self, incident: OpenIncident) -> None:

@@ -139,7 +139,7 @@ class JobState:
     rescales: int = 0
 
     def progressed(self, ended_round: int) -> bool:
-        """Return whether that world got further than any world before that failed.
+        """Whether that world got further than any world before that failed.
 
         Where steps are not known, a world that trained at all did; where they are guessed, one that
         had a guessed step.
@@ -149,7 +149,7 @@ class JobState:
         return self.is_progress(self.ended_steps.get(ended_round, 0), trained=trained)
 
     def is_progress(self, step: int, *, trained: bool) -> bool:
-        """Return whether `step` lies behind every failure so far.
+        """Whether `step` lies behind every failure so far.
 
         Where steps are not known, a world that trained at all (`trained`) got further.
         """

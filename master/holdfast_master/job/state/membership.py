@@ -77,7 +77,7 @@ class Node:
 
     @property
     def pulse(self) -> Pulse:
-        """Return the values that liveness is judged by."""
+        """The values that liveness is judged by."""
         return Pulse(
             connected=self.session is not None,
             last_heard=self.last_heard,
@@ -101,7 +101,7 @@ class Node:
         return Evidence(kind=kind, text=text, at=at, node_rank=self.rank, agent_id=self.agent_id)
 
     def marked(self, mark: str, cause: str = "") -> NodeMarked:
-        """Return the fact that a mark is set."""
+        """The fact that a mark is set."""
         return NodeMarked(
             node_rank=self.rank, agent_id=self.agent_id, mark=mark, value=True, cause=cause
         )
@@ -175,7 +175,7 @@ class Membership:
             ranks.discard(node.rank)
 
     def present(self, ranks: Iterable[int]) -> list[Node]:
-        """Return the nodes of these ranks that are there."""
+        """The nodes of these ranks that are there."""
         return [self.nodes[rank] for rank in ranks if rank in self.nodes]
 
     def reports(self, ranks: Iterable[int]) -> Iterator[tuple[Node, RankProgress]]:
@@ -183,7 +183,7 @@ class Membership:
         return ((node, item) for node in self.present(ranks) for item in node.ranks)
 
     def by_session(self, session: int) -> Node | None:
-        """Return the node whose stream this is."""
+        """The node whose stream this is."""
         rank = self.sessions.get(session)
         return None if rank is None else self.nodes[rank]
 
@@ -195,7 +195,7 @@ class Membership:
         return was
 
     def connected(self) -> int:
-        """Return the number of open streams of present nodes."""
+        """The number of open streams of present nodes."""
         return len(self.sessions)
 
     def cap(self, limit: int | None) -> None:

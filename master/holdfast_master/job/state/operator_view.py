@@ -12,7 +12,7 @@ _OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
 
 
 def is_over(pod: PodObservation) -> bool:
-    """Return whether the pod's processes have ended for certain."""
+    """Whether the pod's processes have ended for certain."""
     return pod.phase in _OVER
 
 
@@ -94,21 +94,21 @@ class OperatorView:
             del self.ended_early[next(iter(self.ended_early))]
 
     def is_old(self, pod: PodObservation) -> bool:
-        """Return whether a newer pod of the rank is known."""
+        """Whether a newer pod of the rank is known."""
         return pod.pod_uid in self.superseded.get(pod.node_rank, ())
 
     def is_coming(self, rank: int) -> bool:
-        """Return whether the rank has a pod that lives and stays."""
+        """Whether the rank has a pod that lives and stays."""
         pod = self.pods.get(rank)
         return pod is not None and pod.phase in _COMING and not pod.terminating
 
     def ends_of(self, rank: int, pod_uid: str) -> int:
-        """Return the number of ends of the pod's container, each followed by a start in the pod."""
+        """The number of ends of the pod's container, each followed by a start in the pod."""
         pod = self.pods.get(rank)
         return pod.ends if pod is not None and pod.pod_uid == pod_uid else 0
 
     def starts_again(self, rank: int, pod_uid: str, known_ends: int) -> bool:
-        """Return whether the pod stays and its container ended after this number of ends."""
+        """Whether the pod stays and its container ended after this number of ends."""
         return self.is_coming(rank) and self.ends_of(rank, pod_uid) > known_ends
 
     def host_of(self, rank: int) -> str:

@@ -74,7 +74,7 @@ class OutgoingBatch:
         self.record(wire.EventRecorded(event=event))
 
     def command(self, kind: str, rank: int, *, durable: bool = False) -> int:
-        """Return a new command id; it is written down so that it is never used again.
+        """A new command id; it is written down so that it is never used again.
 
         It begins with the epoch: a master that knows nothing of another, before it or at the same
         time, gives out none of its numbers, which agents, ranks and operators have seen.
@@ -150,7 +150,7 @@ class OutgoingBatch:
         self._rest.append(instruction)
 
     def finish(self) -> list[Instruction]:
-        """Return the batch: records first, of which each but the last says that more follow.
+        """The batch: records first, of which each but the last says that more follow.
 
         A journal that is torn between them must not be believed half: a node that is gone, without
         the world that ended with it, is a state that no decision ever left behind.

@@ -102,7 +102,7 @@ class Claims:
             self.roster, self.roster_followed, self.size = roster, followed, place.group_world_size
 
     def members_of(self, roster: OuterRoster) -> dict[int, Claimed]:
-        """Return the replicas of a roster of which all nodes are back and know it, by number."""
+        """The replicas of a roster of which all nodes are back and know it, by number."""
         found: dict[tuple[int, int, str], dict[int, tuple[Hello, WorldAssignment]]] = {}
         for hello, place in self._places():
             if place.roster == roster and place.replica in roster.replicas:
@@ -116,7 +116,7 @@ class Claims:
         }
 
     def _is_newer(self, claimed: tuple[int, str], followed: int) -> bool:
-        """Return whether a world is the newer one by its number.
+        """Whether a world is the newer one by its number.
 
         Of two with one number an agent that knows no newer master cannot run the newer one.
         """

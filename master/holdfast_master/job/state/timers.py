@@ -120,7 +120,7 @@ class Timers:
         self._due.pop((timer, subject), None)
 
     def running(self, timer: Timer, subject: Subject = 0) -> bool:
-        """Return whether a deadline of this key is set."""
+        """Whether a deadline of this key is set."""
         return (timer, subject) in self._due
 
     def due(self, timer: Timer, subject: Subject = 0) -> float | None:

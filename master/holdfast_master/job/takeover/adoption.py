@@ -66,7 +66,7 @@ def claim(job: JobContext, hello: Hello) -> int:
 
 
 def _is_named(place: WorldAssignment) -> bool:
-    """Return whether a replica is in the roster that its node knows."""
+    """Whether a replica is in the roster that its node knows."""
     roster = place.roster
     whole = roster is not None and len(roster.replicas) == len(roster.since)
     return roster is not None and whole and place.replica in roster.replicas
@@ -166,7 +166,7 @@ def _maybe_more(job: JobContext) -> str:
 
 
 def _all_back(job: JobContext) -> bool:
-    """Return whether all nodes are back that may run the newest world: a world without is wrong.
+    """Whether all nodes are back that may run the newest world: a world without is wrong.
 
     Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
     """
@@ -178,7 +178,7 @@ def _all_back(job: JobContext) -> bool:
 
 
 def _gone(job: JobContext, missing: set[int]) -> list[int]:
-    """Return the missing nodes if all of them answer nothing: waiting for them is in vain.
+    """The missing nodes if all of them answer nothing: waiting for them is in vain.
 
     Where the others are too few for a world nothing is won by not waiting: the operator may err.
     """
@@ -188,7 +188,7 @@ def _gone(job: JobContext, missing: set[int]) -> list[int]:
 
 
 def _missing(job: JobContext) -> set[int]:
-    """Return the nodes that may run the newest world and are not back."""
+    """The nodes that may run the newest world and are not back."""
     digest, nodes = job.claims.digest, job.membership.nodes
     members = digest.world_members if digest is not None else ()
     expected = {*members, *range(job.wanted)}
@@ -210,7 +210,7 @@ def give_up(job: JobContext) -> None:
 
 
 def _was_ended(claims: Claims, number: int) -> bool:
-    """Return whether an earlier master ended this round, and was gone before it could say so."""
+    """Whether an earlier master ended this round, and was gone before it could say so."""
     digest = claims.digest
     if digest is None:
         return False
@@ -273,7 +273,7 @@ def _take_up_members(job: JobContext, world: World, members: Claimed) -> None:
 
 
 def hold(job: JobContext) -> bool:
-    """Return whether claims hold the first world back; adopt a claimed world that is whole."""
+    """Whether claims hold the first world back; adopt a claimed world that is whole."""
     text = pending(job)
     if text:
         rounds.hold(job, PhaseReason.AWAITING_EVIDENCE, text)
@@ -283,7 +283,7 @@ def hold(job: JobContext) -> bool:
 
 
 def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
-    """Return the decision of a world from the places of its members; `top`: its round and hash."""
+    """The decision of a world from the places of its members; `top`: its round and hash."""
     _, place = members[0]
     number, digest_hash = top
     return WorldDecided(
@@ -301,7 +301,7 @@ def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
 
 
 def _replicas_of(found: Mapping[int, Claimed]) -> WorldDecided:
-    """Return the decision of a world of replicas, which began in rounds of their own."""
+    """The decision of a world of replicas, which began in rounds of their own."""
     recorded = tuple(_replica(number, members) for number, members in sorted(found.items()))
     nodes = [one for _, members in sorted(found.items()) for one in members]
     _, place = nodes[0]

@@ -59,14 +59,14 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
 
 
 def _ended_well(job: JobContext, node: Node) -> set[int]:
-    """Return the local ranks of a member that are known to have ended with exit code 0."""
+    """The local ranks of a member that are known to have ended with exit code 0."""
     worlds = (job.worlds.newest, job.worlds.assigned)
     known = [one for one in worlds if one is not None and one.has(node)]
     return {local for one in known for local in one.done.get(node.rank, ())}
 
 
 def _is_anothers(world: World, node: Node, hello: Hello) -> bool:
-    """Return whether a master that did not know of its successor gave this round's number as well.
+    """Whether a master that did not know of its successor gave this round's number as well.
 
     Or one above it, while nobody has been told of this round.
     """

@@ -76,7 +76,7 @@ def _take_stores(job: JobContext, world: World) -> dict[int, StorePrepared]:
 
 
 def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared]) -> WorldDecided:
-    """Return the decision of a world with all that its members are told of it; it is assigned."""
+    """The decision of a world with all that its members are told of it; it is assigned."""
     # Who has finished may be gone.
     nodes = [job.membership.nodes.get(rank) for rank in world.places]
     hellos = [node.hello for node in nodes if node is not None]
@@ -106,7 +106,7 @@ def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared])
 
 
 def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
-    """Return the intervals of a new world: the spec's numbers, else the ones confirmed last."""
+    """The intervals of a new world: the spec's numbers, else the ones confirmed last."""
     known = _UNMEASURED if last is None else by_tier(last.intervals)
     wish = wished(spec)
     return {tier: wish[tier] or known[tier] for tier in TIERS}

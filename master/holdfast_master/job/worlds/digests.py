@@ -34,7 +34,7 @@ _DEPARTED = 200
 
 
 def build(job: JobContext) -> StateDigest:
-    """Return the digest as of now: a projection of the durable state, cut to what may be sent."""
+    """The digest as of now: a projection of the durable state, cut to what may be sent."""
     state = job.state
     members = state.assigned.members if state.assigned else ()
     durable = snapshot.project(state, StateDigest)

@@ -29,7 +29,7 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 
 def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bool:
-    """Return whether the end of the job waits for memory to be flushed; begin the flush.
+    """Whether the end of the job waits for memory to be flushed; begin the flush.
 
     why: what ends it, for people. grace: SIGTERM to SIGKILL for the ranks, s. latest: when nobody
     waits any more, patient clock, s; None: that is not known.
@@ -51,7 +51,7 @@ def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bo
 
 
 def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
-    """Return whether the next world waits for memory to be flushed: its nodes are others.
+    """Whether the next world waits for memory to be flushed: its nodes are others.
 
     members: its nodes in rank order; none: too few are there.
     """
@@ -79,13 +79,13 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
 
 
 def _all_gather(membership: Membership, members: tuple[Holder, ...]) -> bool:
-    """Return whether all of these agents read each other's memory."""
+    """Whether all of these agents read each other's memory."""
     hellos = [membership.nodes[rank].hello for rank, _ in members]
     return all(hello is not None and hello.gathers for hello in hellos)
 
 
 def _unheard(job: JobContext) -> bool:
-    """Return whether a member has not yet told a new master what it has in memory."""
+    """Whether a member has not yet told a new master what it has in memory."""
     world, tracker = job.worlds.assigned, job.checkpoints.tracker
     if world is None or not world.fact.keeps_checkpoints:
         return False

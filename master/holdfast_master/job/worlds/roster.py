@@ -121,7 +121,7 @@ def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
 
 
 def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
-    """Return whether all ranks of a replica ended well, some time ago."""
+    """Whether all ranks of a replica ended well, some time ago."""
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
         return True
@@ -130,7 +130,7 @@ def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
 
 
 def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | None:
-    """Return the time since which a replica is ready, while the newest roster has none that is."""
+    """The time since which a replica is ready, while the newest roster has none that is."""
     if not any(one.intact and one.ready for one in standings):
         job.worlds.ready_since = None
     elif job.worlds.ready_since is None:
@@ -233,7 +233,7 @@ def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -
 
 
 def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
-    """Return whether a choice is no news.
+    """Whether a choice is no news.
 
     Of replicas that come and go another one may tell it where the first rank is lost: a lower step
     is an older choice of theirs, and what they propose they find again and again. In a world of one

@@ -90,7 +90,7 @@ def _form(job: JobContext, verdict: Form) -> None:
 
 
 def _held_back(job: JobContext) -> tuple[str, str]:
-    """Return the reason why no world is formed from the candidates now, and its text; or none.
+    """The reason why no world is formed from the candidates now, and its text; or none.
 
     Where replicas go on nothing is waited for: they may wait for the lost one in a sync, and
     whoever comes later costs them nothing.
@@ -107,7 +107,7 @@ def _held_back(job: JobContext) -> tuple[str, str]:
 
 
 def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
-    """Return whether memory is flushed first; the nodes that hold it may go on with it as it is.
+    """Whether memory is flushed first; the nodes that hold it may go on with it as it is.
 
     While a replica trains, nobody needs a checkpoint.
     """
@@ -132,7 +132,7 @@ def _attendance(job: JobContext) -> Attendance:
 
 
 def _window(job: JobContext) -> float:
-    """Return the time that a world waits for more nodes, s.
+    """The time that a world waits for more nodes, s.
 
     A master without memory whose nodes tell of an earlier world does not begin the job: it waits
     for those of them that find their way to it, and not for what was lost together with its
@@ -153,7 +153,7 @@ def _warming(state: JobState, membership: Membership) -> int:
 
 
 def _may_grow(job: JobContext, present: int) -> bool:
-    """Return whether anybody else may still come: not a node that left and that nobody makes anew.
+    """Whether anybody else may still come: not a node that left and that nobody makes anew.
 
     Nor one whose Kubernetes node answers nothing to the operator.
     """
@@ -168,7 +168,7 @@ def _may_grow(job: JobContext, present: int) -> bool:
 
 
 def _is_ending(job: JobContext) -> bool:
-    """Return whether the open incident is about to end the job."""
+    """Whether the open incident is about to end the job."""
     incident = job.incidents.current
     return incident is not None and bool(incident.terminal)
 
@@ -182,7 +182,7 @@ def _held(job: JobContext) -> str:
 
 
 def _awaited(job: JobContext) -> str:
-    """Return a text about a member that comes back with its memory; empty: none does.
+    """A text about a member that comes back with its memory; empty: none does.
 
     Without it a smaller world would begin from storage, and have to grow again.
     """
@@ -196,7 +196,7 @@ def _awaited(job: JobContext) -> str:
 
 
 def _unsure(membership: Membership, worlds: Worlds) -> str:
-    """Return a text about a member of the last world that may be dead or alive; empty: none."""
+    """A text about a member of the last world that may be dead or alive; empty: none."""
     nodes, last = membership.nodes, worlds.assigned
     if last is None:
         return ""
@@ -281,7 +281,7 @@ def _decide(
 
 
 def _named(world: World) -> str:
-    """Return the members in words, by replica where there are some."""
+    """The members in words, by replica where there are some."""
     if not world.replicas:
         return nodes_named(list(world.places))
     parts = [
@@ -326,7 +326,7 @@ def advance(job: JobContext) -> None:
 
 
 def _able(membership: Membership, world: World, first: int) -> bool:
-    """Return whether another member could be in the first's place: its store has not failed."""
+    """Whether another member could be in the first's place: its store has not failed."""
     nodes = membership.nodes
     members = world.members_of(world.places[first].replica)
     return any(not nodes[rank].store_failed for rank in members if rank in nodes)

@@ -42,7 +42,7 @@ def _first_nodes(job: JobContext) -> list[int]:
 
 
 def hosts(world: World) -> list[int]:
-    """Return the nodes whose stores a decided world needs: the first of each part that starts."""
+    """The nodes whose stores a decided world needs: the first of each part that starts."""
     if not world.replicas:  # it may have ten thousand members
         return [world.fact.members[0].node_rank]
     return [rank for rank in world.starting if world.places[rank].group_rank == 0]

@@ -83,7 +83,7 @@ class Step:
 
 
 def align(samples: Samples, period: int) -> list[Step]:
-    """Return the steps of `period` collectives that all ranks of the group have sampled."""
+    """The steps of `period` collectives that all ranks of the group have sampled."""
     return finished(aligning({rank: runs_of(one) for rank, one in samples.items()}, period))
 
 
@@ -99,7 +99,7 @@ def runs_of(issued: Iterable[Issued]) -> tuple[IssuedRun, ...]:
 
 
 def aligning(samples: RunSamples, period: int) -> Slices[list[Step]]:
-    """Return the steps that all ranks of the group have sampled, in slices.
+    """The steps that all ranks of the group have sampled, in slices.
 
     They end where ranks issue different things: some have left the path, and nothing tells how.
     """
@@ -117,7 +117,7 @@ def aligning(samples: RunSamples, period: int) -> Slices[list[Step]]:
 
 
 def step_error(steps: Sequence[Step], clock_error: float) -> float:
-    """Return the bound of the error of a step's local time, s.
+    """The bound of the error of a step's local time, s.
 
     clock_error: bound of the error of the node's clock, s. A wrong offset shifts each segment the
     same way, so a step has it as many times as it has segments.
@@ -126,7 +126,7 @@ def step_error(steps: Sequence[Step], clock_error: float) -> float:
 
 
 def _common(tracks: Sequence[Sequence[IssuedRun]]) -> list[range]:
-    """Return the sequences that all ranks have, without those that one of them lacks."""
+    """The sequences that all ranks have, without those that one of them lacks."""
     found = [range(run.first, run.first + len(run.at)) for run in tracks[0]]
     for runs in tracks[1:]:
         if len(runs) == 1 and len(found) == 1:
@@ -165,7 +165,7 @@ class _Run:
     path: Sequence[_Path]
 
     def until(self, sequence: int) -> _Run:
-        """Return the part before a collective."""
+        """The part before a collective."""
         count = sequence - self.first
         # Of the run's last collective nobody knows yet if the next one is synchronised with it.
         synchronised = [*self.synchronised[: max(0, count - 1)], False][:count]
@@ -174,18 +174,18 @@ class _Run:
         )
 
     def regular(self, i: int) -> bool:
-        """Tell if the period from i on is like the one before it or the one behind it."""
+        """Whether the period from i on is like the one before it or the one behind it."""
         p, path = self.period, self.path
         mine = path[i : i + p]
         return mine == path[i + p : i + 2 * p] or (i >= p and mine == path[i - p : i])
 
     def local(self, i: int, left: float) -> list[float]:
-        """Return the time of each rank from a moment until it issued a collective, s."""
+        """The time of each rank from a moment until it issued a collective, s."""
         return [at[begin + i] - left for at, begin in self.columns.values()]
 
 
 def _measured(tracks: Mapping[int, Sequence[IssuedRun]], span: range, period: int) -> Slices[_Run]:
-    """Return the run of these sequences, in slices of some collectives."""
+    """The run of these sequences, in slices of some collectives."""
     own = [
         next(run for run in runs if span.start < run.first + len(run.at))
         for runs in tracks.values()
@@ -227,7 +227,7 @@ _Tracks = Mapping[int, Sequence[IssuedRun]]
 
 
 def _parting(tracks: _Tracks, run: _Run) -> Slices[int | None]:
-    """Return the first collective that some ranks issued and others did not, in slices.
+    """The first collective that some ranks issued and others did not, in slices.
 
     Sizes may differ between ranks by design, as in an uneven all-gather: then each rank issues what
     it issues there in each step.

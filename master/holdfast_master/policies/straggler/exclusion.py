@@ -100,7 +100,7 @@ def most_excluded(members: int) -> int:
 
 
 def _percents(verdicts: Iterable[StragglerVerdict]) -> dict[str, float]:
-    """Return the slowdown of each accused node."""
+    """The slowdown of each accused node."""
     found: dict[str, float] = {}
     for one in verdicts:
         found[one.node] = max(found.get(one.node, 0.0), one.percent)

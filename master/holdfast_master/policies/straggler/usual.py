@@ -40,7 +40,7 @@ class Past:
     """Their standard deviation."""
 
     def with_window(self, time: float) -> Past:
-        """Return the past with one more window, until it has enough."""
+        """The past with one more window, until it has enough."""
         if len(self.times) >= PAST_WINDOWS:
             return self
         times = (*self.times, time)
@@ -86,13 +86,13 @@ class Deviations:
 
 
 def middle(values: Iterable[float]) -> float:
-    """Return the low median: with an even number the lower of the two in the middle."""
+    """The low median: with an even number the lower of the two in the middle."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def shared_change(usual: Usual, changes: Mapping[int, float]) -> float:
-    """Return the middle of the ranks' changes.
+    """The middle of the ranks' changes.
 
     With an even number of ranks the middle is an interval. Its low end holds: half of the ranks may
     be slow. A low end that is suddenly elsewhere may be the end of a group: half of the ranks got
@@ -114,7 +114,7 @@ def _lower_quartile(values: Iterable[float]) -> float:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    """Return the low and the high median."""
+    """The low and the high median."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
 
@@ -124,13 +124,13 @@ def _nearest(value: float, low: float, high: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation by the median absolute deviation."""
+    """The standard deviation by the median absolute deviation."""
     centre = middle(values)
     return _SIGMA * middle([abs(one - centre) for one in values])
 
 
 def shortest_half(values: Iterable[float]) -> float:
-    """Return the standard deviation by the shortest interval that holds half of the values.
+    """The standard deviation by the shortest interval that holds half of the values.
 
     Half of the ranks may be slow; a median of deviations would then contain their excess.
     """
@@ -140,14 +140,14 @@ def shortest_half(values: Iterable[float]) -> float:
 
 
 def logarithms(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Return the logarithm of each rank's local time."""
+    """The logarithm of each rank's local time."""
     return {rank: math.log(max(one, _SHORTEST)) for rank, one in seconds.items()}
 
 
 def deviations(
     usual: Usual, times: Mapping[int, float], peers: Mapping[int, int]
 ) -> Slices[Deviations]:
-    """Return each rank's deviation in a window, in slices.
+    """Each rank's deviation in a window, in slices.
 
     times: logarithms of local times. peers: the set of peers of each rank.
     """
@@ -169,7 +169,7 @@ def deviations(
 
 
 def learned(usual: Usual, window: Deviations, quiet: Iterable[int]) -> Slices[Usual]:
-    """Return the pasts with this window added for the ranks that had no excess, in slices."""
+    """The pasts with this window added for the ranks that had no excess, in slices."""
     ranks = dict(usual.ranks)
     for count, rank in enumerate(quiet, 1):
         ranks[rank] = ranks.get(rank, Past()).with_window(window.times[rank] - window.shared)
@@ -179,7 +179,7 @@ def learned(usual: Usual, window: Deviations, quiet: Iterable[int]) -> Slices[Us
 
 
 def _noise(usual: Usual, now: Mapping[int, float], ranks: Iterable[int]) -> dict[int, float]:
-    """Return the noise of each rank: the greatest of its past, all pasts, and this window."""
+    """The noise of each rank: the greatest of its past, all pasts, and this window."""
     past = {rank: one.noise for rank, one in usual.ranks.items() if one.level is not None}
     common = middle(past.values()) if past else 0.0
     floor = max(common, shortest_half(now.values()) if len(now) > 2 else 0.0)

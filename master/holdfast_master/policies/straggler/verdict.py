@@ -112,7 +112,7 @@ class _Findings:
         self.nodes = len({one.node for one in tally.window.ranks.values()})
 
     def verdicts(self) -> Slices[tuple[StragglerVerdict, ...]]:
-        """Return the accusations, in slices; the finding about the whole job if there is none."""
+        """The accusations, in slices; the finding about the whole job if there is none."""
         slow: dict[str, list[int]] = {}
         there = collections.Counter[str]()
         for count, (rank, one) in enumerate(self.tally.ranks.items(), 1):
@@ -167,7 +167,7 @@ class _Findings:
         )
 
     def _of_all(self) -> tuple[StragglerVerdict, ...]:
-        """Return the finding that the job is slower than it was, and no rank stands out."""
+        """The finding that the job is slower than it was, and no rank stands out."""
         newest = [percent for _, percent in self.record.slower[-self.out_of :]]
         slow = [percent for percent in newest if percent >= self.percent]
         if len(slow) < self.enough:
@@ -218,7 +218,7 @@ def _series(votes: Sequence[Vote]) -> list[tuple[int, float]]:
 
 
 def change_point(series: Sequence[tuple[int, float]]) -> int:
-    """Return the first step of the part that differs most from the part before it.
+    """The first step of the part that differs most from the part before it.
 
     The split with the greatest sum of squares between both parts; the series' begin where no later
     part is higher.
@@ -239,7 +239,7 @@ def change_point(series: Sequence[tuple[int, float]]) -> int:
 
 
 def _link(tally: VoteTally, ranks: Sequence[int], excess: float) -> tuple[bool, str]:
-    """Tell if most of the excess is communication."""
+    """Whether most of the excess is communication."""
     usual, known = tally.usual_transfer, [tally.ranks[rank].transfer for rank in ranks]
     mine = [one for one in known if one is not None]
     if usual is None or len(mine) < len(known) or excess <= 0:
@@ -266,7 +266,7 @@ def _considered(tally: VoteTally, ranks: Sequence[int], there: int) -> Iterable[
 
 
 def _own_work(tally: VoteTally, ranks: Sequence[int]) -> str:
-    """Tell if the excess may be the work of the first rank, which logs, gathers and saves.
+    """Whether the excess may be the work of the first rank, which logs, gathers and saves.
 
     A slow processor shows in all parts of a step, in the node's other ranks, or in preflight.
     """
@@ -277,7 +277,7 @@ def _own_work(tally: VoteTally, ranks: Sequence[int]) -> str:
 
 
 def _spread(tally: VoteTally, ranks: Sequence[int]) -> float:
-    """Return the share of the excess that lies in the parts of a step as usual time does.
+    """The share of the excess that lies in the parts of a step as usual time does.
 
     0 where one part is nearly all of a step: nothing can be told then.
     """
@@ -291,14 +291,14 @@ def _spread(tally: VoteTally, ranks: Sequence[int]) -> float:
 def _by_place(
     tally: VoteTally, ranks: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the usual time of each segment, and what the ranks have above it, s."""
+    """The usual time of each segment, and what the ranks have above it, s."""
     usual = tally.usual_places
     mine = [middle(one) for one in zip(*(tally.ranks[rank].places for rank in ranks), strict=True)]
     return usual, tuple(max(one - other, 0.0) for one, other in zip(mine, usual, strict=False))
 
 
 def _place(tally: VoteTally, ranks: Sequence[int]) -> str:
-    """Tell if the excess lies in one place of the step, as that of a data loader does."""
+    """Whether the excess lies in one place of the step, as that of a data loader does."""
     usual, above = _by_place(tally, ranks)
     if len(usual) < 2:
         return "data loader: cannot tell, fewer than two segments of a step are known"

@@ -135,7 +135,7 @@ class VoteTally:
         return _Excess(seconds, mine.local * one.noise)
 
     def reference_is_slow(self, node: str) -> bool:
-        """Tell if preflight found the node slow, too: half the slowdown is enough beside it."""
+        """Whether preflight found the node slow, too: half the slowdown is enough beside it."""
         return self.ratios.get(node, 1.0) >= 1 + self.policy.slowdown_percent / 200
 
     def vote(self, rank: int) -> Vote:
@@ -162,7 +162,7 @@ class VoteTally:
         return middle(known) if known else None
 
     def recorded(self) -> Slices[VoteRecord]:
-        """Return the record with this window, in slices."""
+        """The record with this window, in slices."""
         before, keep = self.record, max(RECENT_WINDOWS, self.policy.votes_out_of)
         votes = {rank: before.votes.get(rank, ()) for rank in self.window.ranks}
         quiet = []
@@ -199,14 +199,14 @@ class VoteTally:
 
 
 def _for_work(times: Mapping[int, float], ranks: Mapping[int, RankTime]) -> dict[int, float]:
-    """Return the times for equal work; empty: the work of a rank is not known."""
+    """The times for equal work; empty: the work of a rank is not known."""
     if any(one.work <= 0 for one in ranks.values()):
         return {}
     return {rank: times[rank] - math.log(one.work) for rank, one in ranks.items()}
 
 
 def _ratios(ranks: Mapping[int, RankTime], references: Mapping[str, float]) -> dict[str, float]:
-    """Return each node's reference figure over the middle one."""
+    """Each node's reference figure over the middle one."""
     mine = {one.node: references[one.node] for one in ranks.values() if one.node in references}
     if len(mine) < 2:
         return {}

@@ -46,7 +46,7 @@ class Window:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: a few long steps do not move it."""
+    """The mean of the middle half: a few long steps do not move it."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     kept = ordered[cut : len(ordered) - cut]
@@ -59,7 +59,7 @@ def window_of(
     about: Mapping[int, RankTime],
     sections: Container[int] = (),
 ) -> Window:
-    """Return the window of some steps of one group.
+    """The window of some steps of one group.
 
     about: what else is known of each rank; its `local` and `places` are computed here. sections:
     sequences of the steps in which a checkpoint or an evaluation lay; they are left out.
@@ -73,7 +73,7 @@ def window_slices(
     about: Mapping[int, RankTime],
     sections: Container[int] = (),
 ) -> Slices[Window]:
-    """Return the window as `window_of` does, in slices of some ranks."""
+    """The window as `window_of` does, in slices of some ranks."""
     kept = [step for step in steps if step.sequence not in sections]
     few = len(kept) < max(1.0, LEAST_SHARE * len(steps))
     kept = list(steps) if few else kept

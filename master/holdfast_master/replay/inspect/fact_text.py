@@ -35,7 +35,7 @@ def clock(unix_time: float) -> str:
 
 
 def kind_of(record: wire.JournalRecord) -> str:
-    """Return the name of the fact."""
+    """The name of the fact."""
     return type(record.fact).__name__ if record.fact is not None else "Nothing"
 
 
@@ -51,7 +51,7 @@ def says(record: wire.JournalRecord) -> str:
 
 
 def round_of(record: wire.JournalRecord) -> int | None:
-    """Return the round that a fact is about; None: it is about none."""
+    """The round that a fact is about; None: it is about none."""
     fact: Any = record.fact
     if isinstance(fact, wire.WorldDecided | wire.WorldTraining | wire.WorldEnded):
         return fact.round
@@ -61,7 +61,7 @@ def round_of(record: wire.JournalRecord) -> int | None:
 
 
 def incident_of(record: wire.JournalRecord) -> str:
-    """Return the incident that a fact belongs to; empty: none."""
+    """The incident that a fact belongs to; empty: none."""
     fact: Any = record.fact
     if isinstance(fact, wire.Incident):
         return fact.id
@@ -79,7 +79,7 @@ def _last(fact: wire.WorldEnded) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a message as values that JSON knows; enums by name."""
+    """A message as values that JSON knows; enums by name."""
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -120,7 +120,7 @@ def _decided(fact: wire.WorldDecided) -> str:
 
 
 def _seats(fact: wire.WorldDecided) -> str:
-    """Return each replica with the round of its processes and its number of nodes."""
+    """Each replica with the round of its processes and its number of nodes."""
     parts = (f"{one.number} (round {one.round}, {one.nodes})" for one in fact.replicas)
     return f", replicas {', '.join(parts)}"
 

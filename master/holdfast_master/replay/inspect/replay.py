@@ -30,7 +30,7 @@ class Span:
     last: int = 0
 
     def holds(self, step: ReplayedInput, newest: int) -> bool:
-        """Return True when a step lies in the span; `newest` is the newest fact after the step."""
+        """Whether a step lies in the span; `newest` is the newest fact after the step."""
         return newest >= self.first and (not self.last or self._begins(step, newest) <= self.last)
 
     def _begins(self, step: ReplayedInput, newest: int) -> int:
@@ -193,7 +193,7 @@ class Player:
 
 
 def span_of(directory: Path, incident: str, first: int) -> Span:
-    """Return the span of facts that was asked for.
+    """The span of facts that was asked for.
 
     Raises:
         JournalError: there is no such incident; names those that there are.

@@ -30,7 +30,7 @@ class Filter:
     """Sequence; 0: to the end."""
 
     def takes(self, record: JournalRecord) -> bool:
-        """Return True when the fact is wanted."""
+        """Whether the fact is wanted."""
         return (
             (not self.kinds or fact_text.kind_of(record) in self.kinds)
             and (self.round is None or fact_text.round_of(record) == self.round)
@@ -68,7 +68,7 @@ def _json(record: JournalRecord) -> str:
 
 
 def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:
-    """Return the facts that belong to the incident.
+    """The facts that belong to the incident.
 
     Raises:
         IncidentError: there is no such incident; names those that there are.
@@ -103,7 +103,7 @@ def everything(directory: Path) -> JournalContent:
 
 
 def job_uid_of(directory: Path) -> str:
-    """Return the uid of the job whose journal lies in `directory`.
+    """The uid of the job whose journal lies in `directory`.
 
     Raises:
         JournalError: no file there has an intact head, or one is of a newer release.
