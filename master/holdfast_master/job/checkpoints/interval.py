@@ -17,10 +17,11 @@ import itertools
 from typing import Final
 
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoints import OfferedSchedule, SaveSchedule
+from holdfast_master.job.state.checkpoints import SaveSchedule
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import OfferedSchedule
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World

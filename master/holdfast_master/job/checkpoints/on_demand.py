@@ -9,9 +9,10 @@ from __future__ import annotations
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker, SaveOrder
+from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import SaveOrder
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World

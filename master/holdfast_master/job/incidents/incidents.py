@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-from holdfast_master.job.incidents import goodput_marks, reported, strikes, unseen_steps
+from holdfast_master.job.incidents import goodput_marks, rank_reports, reported, strikes
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import Incidents, OpenIncident
@@ -13,9 +12,7 @@ from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies import failure, guessed_steps, node_history
-from holdfast_master.policies.barrier import Sighting
+from holdfast_master.policies import failure, node_history
 from holdfast_master.policies.failure import BackoffSchedule, Evidence
 from holdfast_master.policies.goodput import micros
 from holdfast_master.policies.quantities import counted
@@ -190,7 +187,7 @@ def open_incident(
         count=1,
         detection=max(0.0, job.now - item.at),
     )
-    incident.remember(world, _reached(job.now, job.membership, world, item))
+    incident.remember(world, rank_reports.reached(job.now, job.membership, world, item))
     incident.involve(item)
     job.incidents.current = incident
     job.out.record(incident.fact())
@@ -221,7 +218,7 @@ def break_world(job: JobContext, why: str) -> None:
     job.worlds.recovering = True
     # Agents are told to stop, and users that they were heard: a successor must not take the world
     # for one that runs.
-    stepless = unseen_steps.is_stepless(job, world)
+    stepless = rank_reports.is_stepless(job, world)
     ended = WorldEnded(round=world.round, step=world.reached, reason=why, stepless=stepless)
     job.out.record(ended, durable=True)
     reported.close(job)
@@ -229,7 +226,7 @@ def break_world(job: JobContext, why: str) -> None:
         job.incidents.current.broken |= _rounds(world)
         job.incidents.current.broken_at = job.now
         job.incidents.current.remember(
-            world, _reached(job.now, job.membership, world, job.incidents.current.best)
+            world, rank_reports.reached(job.now, job.membership, world, job.incidents.current.best)
         )
         _count_cost(job, job.incidents.current, world)
 
@@ -247,27 +244,6 @@ def note_assigned(job: JobContext, round_number: int) -> None:
         if job.incidents.current.decided_at is None:
             job.incidents.current.decided_at = job.now
         job.out.record(job.incidents.current.fact())
-
-
-def _reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
-    """The newest step: a process that ended reported it, else the ranks went on a little."""
-    stood = bool(world.saved) and world.all_saved()
-    if item.rank is not None or not world.training or stood:
-        return world.reached
-    return barrier_policy.reach(sightings(now, membership, world), world.reached)
-
-
-def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
-    """The last progress of every rank of the savers."""
-    for node, item in membership.reports(world.savers):
-        if guessed_steps.is_guess(item):
-            continue  # it counts from 0 in each process
-        yield Sighting(
-            step=item.step,
-            step_seconds=item.step_seconds or world.step_seconds,
-            since_step_seconds=item.since_step_seconds,
-            age=max(0.0, now - node.ranks_at),
-        )
 
 
 def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
@@ -390,7 +366,7 @@ def end_evidence(job: JobContext, incident_id: str) -> None:
     for incident in job.incidents.open():
         if incident.id != incident_id:
             continue
-        if incident.unseen and world is not None and unseen_steps.are_awaited(job, world):
+        if incident.unseen and world is not None and rank_reports.are_awaited(job, world):
             job.timers.set(Timer.EVIDENCE, job.now + job.settings.evidence_seconds, incident.id)
         else:
             close(job, incident)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast_master.job.incidents import incidents
+from holdfast_master.job.incidents import incidents, rank_reports
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import Barrier, StepOrder
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import Barrier, StepOrder, World
+from holdfast_master.job.state.world import World
 from holdfast_master.policies import barrier as policy
 from holdfast_master.policies.barrier import BarrierStep
 from holdfast_master.policies.quantities import counted
@@ -70,7 +71,7 @@ def set_step(job: JobContext, world: World, order: StepOrder, command: str) -> B
 
 def _choose(job: JobContext, world: World, order: StepOrder) -> BarrierStep:
     return policy.choose(
-        incidents.sightings(job.now, job.membership, world),
+        rank_reports.sightings(job.now, job.membership, world),
         latency=_latency(job),
         tries=order.tries,
         not_before=max(world.reached, order.passed),

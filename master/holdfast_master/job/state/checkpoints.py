@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from holdfast_master.job.state.world import StepOrder, World
+from holdfast_master.job.state.orders import OfferedSchedule, SaveOrder
+from holdfast_master.job.state.world import World
 from holdfast_master.policies.flush import Copy, Holder
 from holdfast_master.policies.interval import Every, IntervalVerdict
 from holdfast_wire.messages import CheckpointVersion as Version
@@ -220,13 +221,6 @@ class CheckpointTracker:
             del self.done[next(iter(self.done))]
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class OfferedSchedule(StepOrder):
-    """Intervals that are to hold from a step on, and that not all ranks are known to have seen."""
-
-    every: Every
-
-
 @dataclasses.dataclass(slots=True)
 class SaveSchedule:
     """The schedule of the processes that save."""
@@ -246,20 +240,6 @@ class SaveSchedule:
     def is_of(self, world: World) -> bool:
         """Whether it is the schedule of those that save in a world."""
         return (self.replica, self.round) == (world.saver_replica, world.saver_round)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class SaveOrder(StepOrder):
-    """All ranks are on their way to save after the same step, and to go on."""
-
-    round: int
-    """In which the processes that are to save were started."""
-    replica: int
-    """Number of their replica; 0: the world has none."""
-    reason: str
-    requests: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Requests that wait for it, each with the newest step that was complete when it came: a
-    checkpoint of any later one is what was wanted."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from holdfast_master.job.state.membership import Node
+from holdfast_master.job.state.orders import Barrier
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_wire.messages import (
@@ -17,40 +18,6 @@ from holdfast_wire.messages import (
     WorldMember,
     WorldReplica,
 )
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class StepOrder:
-    """An order to all savers for one step, which they must see before they come to it."""
-
-    number: int = 0
-    """Of the newest try; 0: none was sent."""
-    step: int = 0
-    tries: int = 0
-    """That came too late."""
-    acked: set[int] = dataclasses.field(default_factory=set)
-    """Node ranks whose ranks have all seen it in time."""
-    passed: int = 0
-    """Newest step that a rank had completed when it saw an order."""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Barrier(StepOrder):
-    """Ranks are on their way to save and stop after the same step.
-
-    Number 0: an earlier master set it, and what became of that is found out from the members.
-    """
-
-    reason: str
-    patience: float
-    """Time after the expected one that it may take, s."""
-    found: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Node rank to the barrier of an earlier master that its ranks have seen."""
-
-    def is_apart(self, running: Iterable[int]) -> bool:
-        """Whether these nodes' ranks have seen different barriers of an earlier master."""
-        seen = {self.found.get(rank, 0) for rank in running}
-        return 0 in seen or len(seen) > 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Worlds whose ranks report no steps: whether a guess may still come, whether there was none."""
+"""What the newest reports of a world's ranks tell: how far they are, and steps that nobody sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
 from holdfast_master.job.state.world import World
+from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies import guessed_steps
+from holdfast_master.policies.barrier import Sighting
+from holdfast_master.policies.failure import Evidence
 from holdfast_wire.messages import RankProgress
 
 
@@ -46,3 +49,24 @@ def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
     for node, item in membership.reports(world.places):
         if item.round == world.round_of(node.rank):
             yield item
+
+
+def reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
+    """The newest step: a process that ended reported it, else the ranks went on a little."""
+    stood = bool(world.saved) and world.all_saved()
+    if item.rank is not None or not world.training or stood:
+        return world.reached
+    return barrier_policy.reach(sightings(now, membership, world), world.reached)
+
+
+def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
+    """The last progress of every rank of the savers."""
+    for node, item in membership.reports(world.savers):
+        if guessed_steps.is_guess(item):
+            continue  # it counts from 0 in each process
+        yield Sighting(
+            step=item.step,
+            step_seconds=item.step_seconds or world.step_seconds,
+            since_step_seconds=item.since_step_seconds,
+            age=max(0.0, now - node.ranks_at),
+        )
