@@ -58,7 +58,8 @@ class AgentService:
 
     async def _serve(self, _requests: object, context: Context) -> None:
         try:
-            request, raw = await self._first(context)
+            raw = await rpc.first_message(context, HELLO_SECONDS, "hello", "NO_HELLO")
+            request = rpc.decode(SessionRequest, raw)
             hello = _checked_hello(request, rpc.caller(context), self._job_uid)
         except CallRefusedError as error:
             await rpc.refuse(context, error.refusal, self._counters)
@@ -81,18 +82,6 @@ class AgentService:
             await finish_writing(writer.task, context)
         if ending.refusal is not None:
             await rpc.refuse(context, ending.refusal, self._counters)
-
-    async def _first(self, context: Context) -> tuple[SessionRequest, bytes]:
-        try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                data = await context.read()
-        except TimeoutError as error:
-            text = f"no hello within {HELLO_SECONDS} s"
-            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_HELLO", text)
-            raise CallRefusedError(refusal) from error
-        if data is grpc.aio.EOF:
-            raise rpc.malformed("the stream ended before its hello")
-        return rpc.decode(SessionRequest, data), data
 
     async def _listen(self, session: AgentStream, context: Context) -> StreamEnd:
         read = asyncio.create_task(self._read(session, context))

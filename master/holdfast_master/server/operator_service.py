@@ -190,15 +190,7 @@ async def _write(sync: _Sync, context: Context) -> None:
 
 
 async def _first(context: Context) -> MasterSpec:
-    try:
-        async with asyncio.timeout(FIRST_SECONDS):
-            data = await context.read()
-    except TimeoutError as error:
-        text = f"no spec within {FIRST_SECONDS} s"
-        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_SPEC", text)
-        raise CallRefusedError(refusal) from error
-    if data is grpc.aio.EOF:
-        raise rpc.malformed("the stream ended before its spec")
+    data = await rpc.first_message(context, FIRST_SECONDS, "spec", "NO_SPEC")
     spec = rpc.decode(SyncRequest, data).message
     if not isinstance(spec, MasterSpec):
         raise rpc.malformed("the first SyncRequest must carry a spec")

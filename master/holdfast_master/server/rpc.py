@@ -51,7 +51,7 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
     """The twin that `data` holds.
 
     Raises:
-        RefusedError: it holds none.
+        CallRefusedError: it holds none.
     """
     try:
         return codec.decode(kind, data)
@@ -63,7 +63,7 @@ def parse(kind: type[Any], data: bytes) -> Any:
     """The protobuf message of `kind` that `data` holds, for `converted`.
 
     Raises:
-        RefusedError: it holds none.
+        CallRefusedError: it holds none.
     """
     try:
         return codec.parse(kind, data)
@@ -97,7 +97,7 @@ def caller(context: Context) -> Identity:
     """Return who calls.
 
     Raises:
-        RefusedError: the certificate carries no name of ours.
+        CallRefusedError: the certificate carries no name of ours.
     """
     names: Any = context.auth_context()
     identity = channel.peer_identity(names or {})
@@ -110,6 +110,24 @@ def caller(context: Context) -> Identity:
             )
         )
     return identity
+
+
+async def first_message(context: Context, seconds: float, what: str, reason: str) -> bytes:
+    """The first message of a stream, which must bring `what` within `seconds`.
+
+    Raises:
+        CallRefusedError: it does not come, which is refused for `reason`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            data: Any = await context.read()
+    except TimeoutError as error:
+        text = f"no {what} within {seconds} s"
+        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, reason, text)
+        raise CallRefusedError(refusal) from error
+    if data is grpc.aio.EOF:
+        raise malformed(f"the stream ended before its {what}")
+    return bytes(data)
 
 
 async def refuse(context: Context, refusal: Refusal, counters: CallCounters) -> NoReturn:

@@ -36,21 +36,6 @@ class Subject(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerEvidence:
-    """The numbers of a verdict."""
-
-    votes: int
-    votes_out_of: int
-    excess: float
-    """s of each step."""
-    noise: float
-    """Standard deviation of the local time, s."""
-    clock_error: float
-    step: float
-    """Wall time of a step, s."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerVerdict:
     """One accusation, or the finding that the steps are longer and nobody stands out."""
 
@@ -63,7 +48,6 @@ class StragglerVerdict:
     """Slowdown in percent of a step."""
     node_seconds_per_hour: float
     """What the job loses by it, node-seconds in an hour."""
-    evidence: StragglerEvidence
     considered: tuple[str, ...]
     """Other causes, and what the data say of each."""
     reason: str
@@ -149,14 +133,6 @@ class _Findings:
             since_step=since,
             percent=percent,
             node_seconds_per_hour=self._lost(percent),
-            evidence=StragglerEvidence(
-                votes=len(votes),
-                votes_out_of=self.out_of,
-                excess=excess,
-                noise=middle(vote.noise for vote in middles),
-                clock_error=max(tally.ranks[rank].error for rank in ranks),
-                step=tally.window.step,
-            ),
             considered=(transfer, *_considered(tally, ranks, there)),
             own_work=_own_work(tally, ranks),
             reason=(
@@ -181,14 +157,6 @@ class _Findings:
             since_step=since,
             percent=percent,
             node_seconds_per_hour=self._lost(percent),
-            evidence=StragglerEvidence(
-                votes=len(slow),
-                votes_out_of=self.out_of,
-                excess=step * percent / (100 + percent),
-                noise=0.0,
-                clock_error=self.tally.error,
-                step=self.tally.window.step,
-            ),
             considered=(
                 "network, storage, power, longer samples: cannot tell, no rank stands out",
             ),

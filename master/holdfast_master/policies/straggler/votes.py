@@ -47,8 +47,6 @@ class Vote:
     percent: float
     """Of a step without the excess of the slowest rank."""
     slow: bool
-    noise: float
-    """Standard deviation of the local time, s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ class VoteTally:
         error = max(self.ranks[rank].error, self.error)
         floor = max(NOISE_FACTOR * one.noise, CLOCK_FACTOR * error)
         slow = percent >= self.policy.slowdown_percent and one.seconds >= floor
-        return Vote(self.window.first_step, one.seconds, percent, slow, one.noise)
+        return Vote(self.window.first_step, one.seconds, percent, slow)
 
     @functools.cached_property
     def usual_places(self) -> tuple[float, ...]:
