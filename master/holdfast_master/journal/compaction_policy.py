@@ -79,7 +79,6 @@ class Housekeeper:
         self._failed = ""
         self._troubled = False
         self._slow_said = False
-        self.compactions = 0
 
     def after_batch(
         self, journal: RotatingJournal, state: Callable[[], JobState], note: Note
@@ -142,7 +141,6 @@ class Housekeeper:
             return
         self._covered, self._base_bytes = written, done.size
         self._failed = ""
-        self.compactions += 1
         self._log(done, state)
 
     def _tell(self, trouble: str, note: Note) -> None:

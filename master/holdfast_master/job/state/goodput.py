@@ -18,10 +18,6 @@ class Account:
     since: int
     """Microseconds on the master's clock."""
     totals: Totals
-    opened: int
-    """Time at which this master began to count, microseconds."""
-    brought: int
-    """Sum of what was counted before, microseconds."""
     incident: str = ""
     """Incident that the running class is a cost of."""
     recent: int = 0
@@ -42,9 +38,7 @@ class GoodputLedger:
     def bring(self, totals: Mapping[int, Totals]) -> None:
         """Take over what an earlier master counted; the accounts stay closed."""
         for rank, classes in totals.items():
-            brought = sum(classes.values())
-            kind = GoodputClass.WAITING
-            self._closed[rank] = Account(kind, 0, dict(classes), 0, brought)
+            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes))
             self._add_all(classes)
 
     def _add_all(self, classes: Mapping[GoodputClass, int]) -> None:
@@ -57,7 +51,7 @@ class GoodputLedger:
             return
         before = self._closed.pop(rank, None)
         totals = before.totals if before is not None else {}
-        self._open[rank] = Account(kind, at, totals, at, sum(totals.values()))
+        self._open[rank] = Account(kind, at, totals)
         self._run(kind, 1, at)
 
     def _run(self, kind: GoodputClass, count: int, start: int) -> None:

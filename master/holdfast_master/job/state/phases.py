@@ -27,8 +27,6 @@ class InvalidPhaseTransitionError(Exception):
     """The state machine has no such step: a fault of the master itself."""
 
     def __init__(self, phase: str, trigger: str, story: Iterable[str] = ()) -> None:
-        self.phase = phase
-        self.trigger = trigger
         self.story = tuple(story)
         lines = "".join(f"\n  {line}" for line in self.story)
         super().__init__(

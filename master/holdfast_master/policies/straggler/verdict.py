@@ -149,7 +149,6 @@ class _Findings:
         if len(slow) < self.enough:
             return ()
         percent, since = middle(slow), change_point(self.record.slower)
-        step = self.tally.usual_step
         verdict = StragglerVerdict(
             subject=Subject.JOB,
             node="",

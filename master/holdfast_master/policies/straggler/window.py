@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 
 from holdfast_master.policies.straggler.collectives import Step
-from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices, finished
+from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices
 
 LEAST_SHARE = 0.2
 """Of a window's steps that must be without a checkpoint or an evaluation."""
@@ -53,27 +53,17 @@ def middle_mean(values: Sequence[float]) -> float:
     return math.fsum(kept) / len(kept)
 
 
-def window_of(
-    first_step: int,
-    steps: Sequence[Step],
-    about: Mapping[int, RankTime],
-    sections: Container[int] = (),
-) -> Window:
-    """The window of some steps of one group.
-
-    about: what else is known of each rank; its `local` and `places` are computed here. sections:
-    sequences of the steps in which a checkpoint or an evaluation lay; they are left out.
-    """
-    return finished(window_slices(first_step, steps, about, sections))
-
-
 def window_slices(
     first_step: int,
     steps: Sequence[Step],
     about: Mapping[int, RankTime],
     sections: Container[int] = (),
 ) -> Slices[Window]:
-    """The window as `window_of` does, in slices of some ranks."""
+    """The window of some steps of one group, in slices of some ranks.
+
+    about: what else is known of each rank; its `local` and `places` are computed here. sections:
+    sequences of the steps in which a checkpoint or an evaluation lay; they are left out.
+    """
     kept = [step for step in steps if step.sequence not in sections]
     few = len(kept) < max(1.0, LEAST_SHARE * len(steps))
     kept = list(steps) if few else kept

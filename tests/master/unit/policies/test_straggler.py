@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast_master.policies.straggler.collectives import Step, StepSegment
+from holdfast_master.policies.straggler.slices import finished
 from holdfast_master.policies.straggler.verdict import (
     StragglerVerdict,
     Subject,
@@ -19,7 +20,7 @@ from holdfast_master.policies.straggler.verdict import (
     judge,
 )
 from holdfast_master.policies.straggler.votes import VoteRecord
-from holdfast_master.policies.straggler.window import RankTime, Window, middle_mean, window_of
+from holdfast_master.policies.straggler.window import RankTime, Window, middle_mean, window_slices
 from holdfast_wire.messages import HealthMode, StragglerPolicy
 
 POLICY = StragglerPolicy(
@@ -373,16 +374,16 @@ def test_a_window_is_its_usual_step() -> None:
     """Pauses in few steps do not move it; steps with a checkpoint are left out."""
     steps = [_step(i, {0: 1.0, 1: 9.0 if i % 10 == 0 else 1.0}) for i in range(50)]
     about = {rank: RankTime(node=f"n{rank}", local=0.0) for rank in (0, 1)}
-    window = window_of(100, steps, about)
+    window = finished(window_slices(100, steps, about))
     assert window.first_step == 100
     assert window.step == pytest.approx(1.1)
     assert window.ranks[1].local == pytest.approx(1.0)
     assert window.ranks[1].places == pytest.approx((0.5, 0.5))
     slow = [_step(i, {0: 1.0, 1: 9.0 if i % 2 else 1.0}) for i in range(50)]
-    window = window_of(0, slow, about, sections=range(1, 50, 2))
+    window = finished(window_slices(0, slow, about, sections=range(1, 50, 2)))
     assert window.ranks[1].local == pytest.approx(1.0)
     assert not window.ranks[1].marked
-    assert window_of(0, slow, about, sections=range(45)).ranks[1].marked
+    assert finished(window_slices(0, slow, about, sections=range(45))).ranks[1].marked
 
 
 def test_the_middle_mean_ignores_a_quarter_at_each_end() -> None:
