@@ -15,16 +15,7 @@ from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.policies import checkpoints as policy
-from holdfast_wire.messages import (
-    CheckpointCommitted,
-    CheckpointVersion,
-    CommitAnnounced,
-    CommitGrant,
-    CommitResult,
-    MemoryCheckpoints,
-    ReleaseCheckpoints,
-    ShardsPersisted,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _MOST_VERSIONS = 16
@@ -40,7 +31,7 @@ many to a new master; the steps that wait can still be passed over for newer one
 # ------------------------------------------------------------------------------------------ memory
 
 
-def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -> None:
+def held(job: JobContext, node: Node, number: int, message: wire.MemoryCheckpoints) -> None:
     """Note the versions in a node's memory: once all nodes have a newer one, the older may go."""
     world = job.worlds.assigned  # also one that has ended: it is what can still be saved
     if world is None or not world.has(node):
@@ -58,7 +49,7 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
         job.touch(Change.MEMORY_REPORTED)
     # Where there is one node, it sees for itself what is complete.
     if changed and size > 1 and job.worlds.running() is world:
-        order = ReleaseCheckpoints(
+        order = wire.ReleaseCheckpoints(
             complete=tracker.complete, passed_over=tuple(sorted(tracker.passed_over, reverse=True))
         )
         for saver in job.membership.present(world.savers):
@@ -68,7 +59,7 @@ def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -
 # ----------------------------------------------------------------------------------------- storage
 
 
-def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None:
+def shard(job: JobContext, node: Node, _: int, message: wire.ShardsPersisted) -> None:
     """A node's part of a step is durable, or will not be. Older worlds' parts count too."""
     version = message.version
     if version is None or not message.attempt:
@@ -157,7 +148,7 @@ def _watch_grants(job: JobContext) -> None:
 
 
 def _send_grant(out: OutgoingBatch, pending: PendingStep, node: Node) -> None:
-    order = CommitGrant(
+    order = wire.CommitGrant(
         version=pending.version,
         world_size=pending.world_size,
         root=pending.root,
@@ -167,7 +158,7 @@ def _send_grant(out: OutgoingBatch, pending: PendingStep, node: Node) -> None:
     out.send(node, order)
 
 
-def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> None:
+def committed(job: JobContext, node: Node, _: int, message: wire.CommitResult) -> None:
     """The coordinator has done what it was granted. It is on disk before anybody hears of it."""
     found = [
         pending
@@ -179,7 +170,7 @@ def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> Non
         if message.error:
             _fail(job, pending, f"node {node.rank}: {message.error}")
             continue
-        fact = CheckpointCommitted(
+        fact = wire.CheckpointCommitted(
             version=pending.version, world_size=pending.world_size, root=pending.root
         )
         job.out.record(fact, durable=True)
@@ -207,5 +198,7 @@ def _announce(job: JobContext, pending: PendingStep, error: str) -> None:
     job.touch(Change.COMMIT_ENDED)
 
 
-def _announce_to(out: OutgoingBatch, node: Node, version: CheckpointVersion, error: str) -> None:
-    out.send(node, CommitAnnounced(version=version, error=error))
+def _announce_to(
+    out: OutgoingBatch, node: Node, version: wire.CheckpointVersion, error: str
+) -> None:
+    out.send(node, wire.CommitAnnounced(version=version, error=error))

@@ -28,14 +28,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure_rate, interval
 from holdfast_master.policies.failure_rate import Observed, Rates
 from holdfast_master.policies.interval import Cost, Costs, Every
-from holdfast_wire.messages import (
-    CheckpointInterval,
-    JobPhase,
-    SavingReport,
-    ScheduleConfirmed,
-    SetSchedule,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.tiers import TIERS, by_tier, costs_by_tier, to_intervals, word
 
@@ -46,7 +39,7 @@ _NEVER: Final = 1e-12
 _SCRIPT: Final = "the script says so"
 
 
-def received(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
+def received(job: JobContext, node: Node, world: World, report: wire.SavingReport | None) -> None:
     """Note the report of a member's ranks on their saves and on the schedule that they know."""
     node.saving = report
     if report is None or not world.saves(node.rank):
@@ -91,7 +84,7 @@ def due(job: JobContext) -> None:
         return  # the next heartbeat of a world that follows sets the time anew
     job.timers.set(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
     schedule = _schedule(job, world)
-    trains = job.state.phase is JobPhase.TRAINING and job.worlds.barrier is None
+    trains = job.state.phase is wire.JobPhase.TRAINING and job.worlds.barrier is None
     if not trains or schedule.offer is not None or schedule.now is None or not world.fact.intervals:
         return
     reports = _reports(job.membership, world)
@@ -113,29 +106,29 @@ def due(job: JobContext) -> None:
 # ------------------------------------------------------------------------------------ what is known
 
 
-def _reports(membership: Membership, world: World) -> list[SavingReport]:
+def _reports(membership: Membership, world: World) -> list[wire.SavingReport]:
     """The reports of all members; empty: not every rank follows a schedule."""
     found = [node.saving for node in membership.present(world.savers) if node.saving is not None]
     return found if len(found) == len(world.savers) else []
 
 
-def _own(pins: SavingReport, tier: Tier) -> int | None:
+def _own(pins: wire.SavingReport, tier: wire.Tier) -> int | None:
     """The script's own number for a tier; None: it leaves it to the master."""
     return costs_by_tier(pins)[tier].every
 
 
-def _over(pins: SavingReport, every: Every) -> Every:
+def _over(pins: wire.SavingReport, every: Every) -> Every:
     """Numbers with the script's own in their places."""
     own = {tier: _own(pins, tier) for tier in every}
     return {tier: steps if (pin := own[tier]) is None else pin for tier, steps in every.items()}
 
 
-def _left_out(pins: SavingReport) -> list[tuple[Tier, Tier]]:
+def _left_out(pins: wire.SavingReport) -> list[tuple[wire.Tier, wire.Tier]]:
     """Each tier that the script never saves to alone, with the one behind it."""
     return [pair for pair in itertools.pairwise(TIERS) if _own(pins, pair[0]) == 0]
 
 
-def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
+def _costs(reports: list[wire.SavingReport], pins: wire.SavingReport) -> Costs | None:
     """The cost of a save: the slowest node counts. None: too little was measured."""
     step = max(report.step_seconds for report in reports)
     known = [costs_by_tier(report) for report in reports]
@@ -151,7 +144,7 @@ def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
     )
 
 
-def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
+def _rates(job: JobContext, world: World, pins: wire.SavingReport) -> Rates:
     state, since = job.state, job.state.trains_since
     more = 0.0 if since is None else max(0.0, job.clock.job_seconds - since)
     seen = Observed(failures=state.tier_failures, seconds=state.trained_seconds + more)
@@ -187,7 +180,7 @@ def seen_due(job: JobContext) -> None:
 
 
 def _confirm(job: JobContext, world: World, offer: OfferedSchedule) -> None:
-    fact = ScheduleConfirmed(
+    fact = wire.ScheduleConfirmed(
         round=world.saver_round,
         schedule_id=offer.number,
         step=offer.step,
@@ -217,7 +210,7 @@ def send(job: JobContext, node: Node) -> None:
 def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
     fact = state.schedule
     if fact is not None and fact.round == world.saver_round:
-        message = SetSchedule(
+        message = wire.SetSchedule(
             schedule_id=fact.schedule_id,
             step=fact.step,
             intervals=fact.intervals,
@@ -227,7 +220,7 @@ def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: Worl
 
 
 def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSchedule) -> None:
-    message = SetSchedule(
+    message = wire.SetSchedule(
         schedule_id=offer.number,
         step=offer.step,
         intervals=to_intervals(offer.every),
@@ -238,7 +231,7 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSche
 # --------------------------------------------------------------------------------------- for people
 
 
-def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
+def intervals(job: JobContext) -> tuple[wire.CheckpointInterval, ...]:
     """The interval in force of each tier; empty: no rank follows a schedule."""
     world, schedule = job.worlds.running(), job.checkpoints.schedule
     reports = _reports(job.membership, world) if world is not None and schedule.is_of(world) else []
@@ -250,13 +243,15 @@ def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
     return tuple(_tier(tier, now[tier], pins, reasons.get(tier, "")) for tier in TIERS)
 
 
-def _tier(tier: Tier, every: int, pins: SavingReport, reason: str) -> CheckpointInterval:
+def _tier(
+    tier: wire.Tier, every: int, pins: wire.SavingReport, reason: str
+) -> wire.CheckpointInterval:
     why = reason or "unchanged until this round has measured a save"
     own = _own(pins, tier)
-    return CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
+    return wire.CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
 
 
-def _words(one: CheckpointInterval) -> str:
+def _words(one: wire.CheckpointInterval) -> str:
     steps = "step" if one.every == 1 else f"{one.every} steps"
     often = f"every {steps}" if one.every else "none of its own"
     return f"{often} ({one.reason})"

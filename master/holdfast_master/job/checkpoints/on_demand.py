@@ -17,15 +17,7 @@ from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.quantities import counted
-from holdfast_wire.messages import (
-    BarrierAck,
-    CheckpointCommitted,
-    CheckpointVersion,
-    JobPhase,
-    SetBarrier,
-    TriggerCheckpointRequest,
-    TriggerCheckpointResponse,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 PATIENCE_SECONDS = 300.0
@@ -36,11 +28,11 @@ SIGN_SECONDS = 10.0
 """After the step, until something shows that ranks save it: a copy that training does not wait for
 is in memory by then."""
 
-_OTHERS_START = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+_OTHERS_START = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
 """Phases in which some replicas may train while others are made."""
 
 
-def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -> None:
+def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointRequest) -> None:
     """A user wants a checkpoint of now."""
     seconds = request.timeout_seconds or PATIENCE_SECONDS
     world, number = job.worlds.saving(), event.request_id
@@ -74,7 +66,7 @@ def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -
 def _trains(job: JobContext, world: World) -> bool:
     """Whether the savers train; other replicas may be lost, or start."""
     if not world.replicas or job.state.phase not in _OTHERS_START:
-        return job.state.phase is JobPhase.TRAINING
+        return job.state.phase is wire.JobPhase.TRAINING
     return world.stepped.issuperset(world.savers)
 
 
@@ -112,13 +104,13 @@ def send(job: JobContext, node: Node) -> None:
         return
     if not world.saves(node.rank):
         return
-    message = SetBarrier(
+    message = wire.SetBarrier(
         barrier_id=order.number, step=order.step, reason=order.reason, goes_on=True
     )
     job.out.send(node, message, world.round_of(node.rank))
 
 
-def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
+def acked(job: JobContext, node: Node, message: wire.BarrierAck) -> None:
     """A member's ranks have seen a barrier at which they go on; an earlier one does not count."""
     world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or message.barrier_id != order.number:
@@ -178,12 +170,12 @@ def _is_known(tracker: CheckpointTracker, step: int) -> bool:
     return any(version.step >= step for version in versions)
 
 
-def committed(job: JobContext, order: SaveOrder, fact: CheckpointCommitted) -> None:
+def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted) -> None:
     """A step is on storage: whoever asked before it was done has what he wanted."""
     version = fact.version
     if version is None:
         return
-    answer = TriggerCheckpointResponse(
+    answer = wire.TriggerCheckpointResponse(
         step=version.step, path=f"{fact.root.rstrip('/')}/step_{version.step}"
     )
     for number in [one for one, since in order.requests.items() if since < version.step]:
@@ -194,7 +186,7 @@ def committed(job: JobContext, order: SaveOrder, fact: CheckpointCommitted) -> N
         _end(job.timers, job.checkpoints, order)
 
 
-def failed(job: JobContext, order: SaveOrder, version: CheckpointVersion, error: str) -> None:
+def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, error: str) -> None:
     """A step will not be on storage."""
     if version.step == order.step:
         _refuse_all(job, order, "CHECKPOINT_FAILED", f"step {version.step}: {error}")

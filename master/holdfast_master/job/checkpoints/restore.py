@@ -18,14 +18,7 @@ from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import checkpoints as policy
 from holdfast_master.policies.checkpoints import MemoryPart, RestoreOffer
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    PartSource,
-    RestorePlan,
-    RestorePlanVerified,
-    RestoreRequest,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.tiers import TIERS, offered, word
 
@@ -70,7 +63,7 @@ def _world_of(job: JobContext, node: Node, number: int) -> World | None:
     return job.worlds.running_with(node, number)
 
 
-def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> None:
+def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest) -> None:
     """All ranks of a node wait to be told what to start from."""
     world = _world_of(job, node, number)
     if world is None:
@@ -107,7 +100,7 @@ def _consider(job: JobContext, start: _Start) -> None:
         return
     given = next((one.told for one in tracker.asked.values() if one.told is not None), None)
     if given is not None:  # an earlier master has told some of them
-        if given.tier is Tier.MEMORY:
+        if given.tier is wire.Tier.MEMORY:
             tracker.sources = _sources(job, _offers(job, tracker), given.version)
         _go(job, start, given)
         return
@@ -128,7 +121,7 @@ def _choose(job: JobContext, start: _Start) -> None:
         job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
     tracker.reason, tracker.checked = choice.reason, set()
     tracker.sources = _sources(job, offers, choice.version) if choice.gathered else {}
-    tracker.origin = RestorePlan(
+    tracker.origin = wire.RestorePlan(
         plan_id=job.out.command("origin", 0),
         version=choice.version,
         tier=choice.tier,
@@ -171,14 +164,14 @@ def _address(membership: Membership, rank: int) -> str:
 
 
 def _sources(
-    job: JobContext, offers: dict[int, RestoreOffer], version: CheckpointVersion | None
-) -> dict[int, tuple[PartSource, ...]]:
+    job: JobContext, offers: dict[int, RestoreOffer], version: wire.CheckpointVersion | None
+) -> dict[int, tuple[wire.PartSource, ...]]:
     """By node, whose memory it reads what it lacks of a version."""
     most = job.settings.gather_ranks
     found = policy.sources(version, offers, most) if version is not None else None
     return {
         node: tuple(
-            PartSource(node_rank=holder, address=_address(job.membership, holder), ranks=ranks)
+            wire.PartSource(node_rank=holder, address=_address(job.membership, holder), ranks=ranks)
             for holder, ranks in by_holder.items()
         )
         for node, by_holder in (found or {}).items()
@@ -186,37 +179,37 @@ def _sources(
 
 
 def _versions(
-    state: JobState, tracker: CheckpointTracker, said: RestoreRequest
-) -> dict[Tier, frozenset[CheckpointVersion]]:
+    state: JobState, tracker: CheckpointTracker, said: wire.RestoreRequest
+) -> dict[wire.Tier, frozenset[wire.CheckpointVersion]]:
     """Return what a node could take by tier, with what was committed since it looked."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
     fact = state.checkpoint
     if fact is not None and fact.version is not None and tracker.committed_since(fact.version):
-        found[Tier.STORAGE] |= {fact.version}
+        found[wire.Tier.STORAGE] |= {fact.version}
     return found
 
 
-def _tell(job: JobContext, start: _Start, node: Node, origin: RestorePlan) -> None:
+def _tell(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
     if node.rank in start.ranks:
         share = start.ranks.index(node.rank)
         job.out.send(node, _part(start, origin, node.rank, share), start.round)
 
 
-def _tell_all(job: JobContext, start: _Start, origin: RestorePlan) -> None:
+def _tell_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     for share, rank in enumerate(start.ranks):
         node = job.membership.nodes.get(rank)
         if node is not None:
             job.out.send(node, _part(start, origin, rank, share), start.round)
 
 
-def _part(start: _Start, origin: RestorePlan, rank: int, share: int) -> RestorePlan:
+def _part(start: _Start, origin: wire.RestorePlan, rank: int, share: int) -> wire.RestorePlan:
     """An origin as one node is told it: its share of the files, and whose memory it reads."""
     sources = start.tracker.sources.get(rank, ())
     shares = len(start.ranks)
     return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
 
 
-def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerified) -> None:
+def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanVerified) -> None:
     """A node has looked at its share of the origin."""
     world = _world_of(job, node, number)
     if world is None:
@@ -238,7 +231,7 @@ def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerifi
         _go(job, start, dataclasses.replace(origin, go=True))
 
 
-def _go(job: JobContext, start: _Start, origin: RestorePlan) -> None:
+def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     tracker = start.tracker
     origin = dataclasses.replace(origin, go=True)
     tracker.origin = origin

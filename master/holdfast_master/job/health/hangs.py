@@ -21,15 +21,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit, hang_response
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase, learn
 from holdfast_master.policies.hang_response import HangVerdict
-from holdfast_wire.messages import (
-    CollectEvidence,
-    EvidenceCollected,
-    HangPolicy,
-    JobPhase,
-    RankProgress,
-    RankSection,
-    StepSource,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.strikes import StrikeCause
 
@@ -62,7 +54,7 @@ def due(job: JobContext) -> None:
     _look(job, world, policy)
 
 
-def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
+def _look(job: JobContext, world: World, policy: wire.HangPolicy) -> None:
     own = job.health.hang_watch
     if not own.since and world.all_started():
         own.since = job.now
@@ -88,7 +80,7 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
             began=job.now - since,
             reason=found.reason,
             excused_until=job.now - since + hang_limit.longest_work(policy).seconds,
-            unseen=set(sections) == {RankSection.UNSPECIFIED}
+            unseen=set(sections) == {wire.RankSection.UNSPECIFIED}
             and not any(item.step for _, item in _ranks(job, world)),
         )
         _ask(job, world, own.hang)
@@ -130,19 +122,19 @@ def _look_again(job: JobContext, world: World, found: Hang) -> None:
         _ask(job, world, found)
 
 
-_RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
+_RUNNING: Final = frozenset({wire.JobPhase.TRAINING, wire.JobPhase.STARTING})
 
 
-def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, RankProgress]]:
+def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, wire.RankProgress]]:
     """Yield the newest reports of all ranks that still run."""
     for node, item in job.membership.reports(world.places):
         if item.local_rank not in world.done.get(node.rank, ()):
             yield node, item
 
 
-def _section(item: RankProgress) -> RankSection:
+def _section(item: wire.RankProgress) -> wire.RankSection:
     """The section that a rank has told; a script without the SDK tells none."""
-    return item.section if item.has_sdk else RankSection.UNSPECIFIED
+    return item.section if item.has_sdk else wire.RankSection.UNSPECIFIED
 
 
 def _since(job: JobContext, world: World, own: HangWatch) -> float | None:
@@ -171,10 +163,10 @@ def _learn(job: JobContext, world: World, own: HangWatch) -> None:
         return
     times = first.step - max(own.step, first.first_step - 1, 0)
     own.step = first.step
-    if first.step_source is StepSource.COLLECTIVES:
+    if first.step_source is wire.StepSource.COLLECTIVES:
         pauses = learn(own.learned.pauses, first.step_seconds, times)
         own.learned = dataclasses.replace(own.learned, pauses=pauses)
-    elif section is RankSection.TRAIN:
+    elif section is wire.RankSection.TRAIN:
         steps = learn(own.learned.steps, first.step_seconds, times)
         own.learned = dataclasses.replace(own.learned, steps=steps)
 
@@ -205,9 +197,9 @@ def _learn_pause(job: JobContext, world: World, since: float, phases: frozenset[
 
 def _after_section(own: HangWatch, seconds: float) -> LearnedTimes:
     known = own.learned
-    if own.section is RankSection.EVAL:
+    if own.section is wire.RankSection.EVAL:
         return dataclasses.replace(known, evaluations=learn(known.evaluations, seconds))
-    if own.section is RankSection.CHECKPOINT:
+    if own.section is wire.RankSection.CHECKPOINT:
         return dataclasses.replace(known, checkpoints=learn(known.checkpoints, seconds))
     return known
 
@@ -220,7 +212,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     own = job.health.hang_watch
     own.asked += 1
     found.number, found.asking = own.asked, True
-    order = CollectEvidence(command_id=found.number, reason=found.reason)
+    order = wire.CollectEvidence(command_id=found.number, reason=found.reason)
     for node in job.membership.present(world.places):
         if node.session is not None and node.rank not in world.finished:
             found.awaited.add(node.rank)
@@ -229,7 +221,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     _settle(job, world, found)
 
 
-def collected(job: JobContext, node: Node, _: int, message: EvidenceCollected) -> None:
+def collected(job: JobContext, node: Node, _: int, message: wire.EvidenceCollected) -> None:
     """Take a node's evidence, if it is awaited."""
     world = job.worlds.member(node)
     if world is not None and world.replicas:

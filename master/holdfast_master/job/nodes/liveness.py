@@ -17,18 +17,12 @@ from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.goodput import entries
 from holdfast_master.policies.liveness import NodeHealth
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
-from holdfast_wire.messages import (
-    GoodputMarked,
-    JobPhase,
-    NodeGone,
-    NodeGoodput,
-    PodObservation,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _SECONDS_PER_HANDSHAKE = 0.005
 """Twice the time of one handshake in a crowd that comes back; agents that give up begin anew."""
-_QUIET_PHASES = frozenset({JobPhase.STOPPING, JobPhase.SUCCEEDED, JobPhase.FAILED})
+_QUIET_PHASES = frozenset({wire.JobPhase.STOPPING, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED})
 
 
 def disconnected(job: JobContext, session: int) -> None:
@@ -93,7 +87,7 @@ def lose(
     text: str,
     *,
     at: float | None = None,
-    pod: PodObservation | None = None,
+    pod: wire.PodObservation | None = None,
     followed: bool = False,
 ) -> None:
     """Forget a node that is gone. If it was in the world, that is an incident.
@@ -129,7 +123,7 @@ def _await_or_replace(job: JobContext, node: Node, text: str, *, followed: bool)
 
 
 def _evidence(
-    node: Node, kind: EvidenceKind, text: str, at: float, pod: PodObservation | None
+    node: Node, kind: EvidenceKind, text: str, at: float, pod: wire.PodObservation | None
 ) -> Evidence:
     return Evidence(
         kind=_why_lost(node, kind),
@@ -179,9 +173,9 @@ def _remove(job: JobContext, node: Node, text: str) -> None:
     for timer in (Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY):
         job.timers.cancel(timer, node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
-    marked = NodeGoodput(node_rank=node.rank, classes=entries(totals))
-    job.out.record(GoodputMarked(nodes=(marked,)))
-    job.out.record(NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
+    marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))
+    job.out.record(wire.GoodputMarked(nodes=(marked,)))
+    job.out.record(wire.NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
 
 
 def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:

@@ -19,28 +19,20 @@ from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    EventSeverity,
-    FinishDecision,
-    GoodputClass,
-    JobPhase,
-    LeaveOutcome,
-    StopRequested,
-    SuccessPolicy,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason, PhaseReason
 
 _PARTING = 5.0
 """s that an agent has to leave after its grace."""
 
 
-def toward_end(job: JobContext, stop: StopRequested) -> None:
+def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
     """The end is decided: at a barrier where there is time for one, else at once.
 
     What only memory has is written to storage before the agents that hold it are told to leave,
     also after a success: a script may end between two steps of its schedule.
     """
-    if job.state.phase is JobPhase.STOPPING:
+    if job.state.phase is wire.JobPhase.STOPPING:
         pursue(job)
         return
     text = _text(job.state, job.end, stop)
@@ -52,7 +44,7 @@ def toward_end(job: JobContext, stop: StopRequested) -> None:
         _end_now(job, stop)
 
 
-def _text(state: JobState, end: JobEnd, stop: StopRequested) -> str:
+def _text(state: JobState, end: JobEnd, stop: wire.StopRequested) -> str:
     return end.text or state.text or stop.reason
 
 
@@ -67,7 +59,7 @@ def _at_barrier(job: JobContext, reason: str) -> bool:
     return job.worlds.running() is not None
 
 
-def _end_now(job: JobContext, stop: StopRequested) -> None:
+def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
     text = _text(job.state, job.end, stop)
     job.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(job, text)
@@ -75,7 +67,7 @@ def _end_now(job: JobContext, stop: StopRequested) -> None:
     job.timers.cancel(Timer.BELOW_MIN)
     job.timers.cancel(Timer.ACTIVE_DEADLINE)
     for node in list(job.membership.nodes.values()):
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
         dismiss(job, node)
         if node.over:
             # It has ended by itself: nothing of it is left to wait for.
@@ -86,12 +78,12 @@ def _end_now(job: JobContext, stop: StopRequested) -> None:
     job.touch(Change.END_BEGUN)
 
 
-def asked(stop: StopRequested) -> bool:
+def asked(stop: wire.StopRequested) -> bool:
     """Whether somebody wanted the end."""
     return stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
 
 
-def grace(job: JobContext, stop: StopRequested) -> float:
+def grace(job: JobContext, stop: wire.StopRequested) -> float:
     """SIGTERM to SIGKILL at this end, s: what has failed already is killed at once."""
     if stop.succeeded:
         return job.settings.stop_grace_seconds
@@ -100,11 +92,11 @@ def grace(job: JobContext, stop: StopRequested) -> float:
     return job.end.grace if job.end.by is None else max(0.0, job.end.by - job.now)
 
 
-def outcome(stop: StopRequested) -> LeaveOutcome:
+def outcome(stop: wire.StopRequested) -> wire.LeaveOutcome:
     """The outcome that agents exit with."""
     if stop.succeeded:
-        return LeaveOutcome.SUCCEEDED
-    return LeaveOutcome.RELEASED if asked(stop) else LeaveOutcome.FAILED
+        return wire.LeaveOutcome.SUCCEEDED
+    return wire.LeaveOutcome.RELEASED if asked(stop) else wire.LeaveOutcome.FAILED
 
 
 def dismiss(job: JobContext, node: Node) -> None:
@@ -123,7 +115,7 @@ def pursue(job: JobContext) -> None:
 def conclude(job: JobContext) -> None:
     """The last step: write everything down and say so."""
     stop = job.state.stop
-    if stop is None or job.state.phase is not JobPhase.STOPPING:
+    if stop is None or job.state.phase is not wire.JobPhase.STOPPING:
         return
     goodput_marks.write(job)
     text = _text(job.state, job.end, stop)
@@ -134,7 +126,7 @@ def conclude(job: JobContext) -> None:
     elif asked(stop):
         job.out.event(EventReason.JOB_STOPPED, f"{stop.reason}: {text}")
     else:
-        job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", EventSeverity.ERROR)
+        job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", wire.EventSeverity.ERROR)
     job.move(trigger, stop.reason, text)
     job.timers.cancel(Timer.END)
     for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
@@ -154,7 +146,7 @@ def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
             f"{saved}: close({done}) of the script's Checkpointer saves the last step"
         )
-        out.event(EventReason.STEPS_NOT_SAVED, text, EventSeverity.WARNING)
+        out.event(EventReason.STEPS_NOT_SAVED, text, wire.EventSeverity.WARNING)
 
 
 def tell_finish(job: JobContext) -> None:
@@ -162,7 +154,7 @@ def tell_finish(job: JobContext) -> None:
     stop = job.state.stop
     if stop is not None and job.state.phase in ENDED and job.operator.connected:
         number = job.out.command("finish", 0)
-        decision = FinishDecision(
+        decision = wire.FinishDecision(
             decision_id=number, succeeded=stop.succeeded, reason=stop.reason, text=job.state.text
         )
         job.out.send_operator(decision)
@@ -178,7 +170,7 @@ def check_success(job: JobContext, world: World) -> None:
 
 def toward_suspend(job: JobContext) -> None:
     """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
-    if job.state.phase is JobPhase.SUSPENDED:
+    if job.state.phase is wire.JobPhase.SUSPENDED:
         return
     if _at_barrier(job, "the job is suspended"):
         return
@@ -194,7 +186,7 @@ def toward_suspend(job: JobContext) -> None:
     job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
     job.worlds.recovering = False
     for node in job.membership.nodes.values():
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
     replacement.release(
         job, list(job.membership.nodes.values()), "the job is suspended", free_pods=True
     )
@@ -221,7 +213,7 @@ def watch_deadline(job: JobContext) -> None:
 
 def deadline_due(job: JobContext) -> None:
     """The job has run longer than it may."""
-    if job.state.phase is JobPhase.SUSPENDED:
+    if job.state.phase is wire.JobPhase.SUSPENDED:
         return
     limit = job.spec.active_deadline_seconds
     text = f"the job ran longer than activeDeadlineSeconds {limit:g}"
@@ -257,13 +249,13 @@ class SuccessOutcome:
     reason: str
 
 
-def judge_success(policy: SuccessPolicy, tally: Tally) -> SuccessOutcome:
+def judge_success(policy: wire.SuccessPolicy, tally: Tally) -> SuccessOutcome:
     """Decide whether the policy is met; an unspecified policy means all workers."""
-    if policy is SuccessPolicy.ANY_WORKER:
+    if policy is wire.SuccessPolicy.ANY_WORKER:
         return SuccessOutcome(
             tally.ranks_done > 0, f"{_ranks_finished(tally.ranks_done)}, one is enough"
         )
-    if policy is SuccessPolicy.RANK0:
+    if policy is wire.SuccessPolicy.RANK0:
         text = "rank 0 has finished" if tally.rank0_done else "rank 0 has not finished"
         return SuccessOutcome(tally.rank0_done, text)
     met = 0 < tally.world_size <= tally.ranks_done

@@ -19,30 +19,18 @@ from holdfast_master.policies import failure
 from holdfast_master.policies.goodput import entries, ratio, summed
 from holdfast_master.policies.guessed_steps import is_guess
 from holdfast_master.policies.quantities import counted, in_words, verb
-from holdfast_wire.messages import (
-    BudgetState,
-    GetGoodputResponse,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    MemoryShortage,
-    NodeGoodput,
-    NodeInfo,
-    NodeState,
-    RankInfo,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
 
-_BEGINS: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
-_ENDED: Final = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.SUSPENDED})
+_BEGINS: Final = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
+_ENDED: Final = frozenset({wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED, wire.JobPhase.SUSPENDED})
 _STILL_SECONDS: Final = 3.0
 """s: least time without a step after which people read that replicas wait."""
 _STILL_STEPS: Final = 3.0
 """The same in steps of usual length."""
 
 
-def status(job: JobContext) -> JobStatus:
+def status(job: JobContext) -> wire.JobStatus:
     """The whole small truth about the job."""
     state, spec = job.state, job.spec
     world = job.worlds.running()
@@ -52,7 +40,7 @@ def status(job: JobContext) -> JobStatus:
     loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
     step = _step(job, members)
     guess = 0 if step else _guess(members)
-    return JobStatus(
+    return wire.JobStatus(
         name=job.identity.job_name,
         uid=job.identity.job_uid,
         phase=phase,
@@ -98,7 +86,7 @@ def status(job: JobContext) -> JobStatus:
     )
 
 
-def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
+def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
     """The phase with its reason and text: replicas that train on make a job train.
 
     The core's own phase is of the newest world, in which others may only begin.
@@ -109,7 +97,7 @@ def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
         if trains:
             count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"
             text = f"{count} {verb(len(trains), 'trains', 'train')} on; {state.text}"
-            return JobPhase.TRAINING, PhaseReason.TRAINING, text
+            return wire.JobPhase.TRAINING, PhaseReason.TRAINING, text
     return state.phase, state.reason, _text(job)
 
 
@@ -130,7 +118,7 @@ def _standing_still(job: JobContext) -> str:
     One of them keeps the others waiting, and is not put out yet. Empty: they go on.
     """
     world = job.worlds.running()
-    if world is None or job.state.phase is not JobPhase.TRAINING:
+    if world is None or job.state.phase is not wire.JobPhase.TRAINING:
         return ""
     still: dict[int, tuple[float, int]] = {}
     for one in world.replicas:
@@ -225,7 +213,7 @@ def _step_at_end(job: JobContext) -> int:
     return state.ended_steps.get(state.assigned.round, 0) or state.best_step
 
 
-def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
+def _shortages(state: JobState) -> tuple[wire.MemoryShortage, ...]:
     """The largest limit of each node rank with which a rank of it ran out of memory."""
     largest: dict[int, int] = {}
     for fact in state.incidents.values():
@@ -233,7 +221,8 @@ def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
             rank = int(fact.culprit_node)
             largest[rank] = max(largest.get(rank, 0), fact.memory_limit_bytes)
     return tuple(
-        MemoryShortage(node_rank=rank, limit_bytes=limit) for rank, limit in sorted(largest.items())
+        wire.MemoryShortage(node_rank=rank, limit_bytes=limit)
+        for rank, limit in sorted(largest.items())
     )
 
 
@@ -253,16 +242,18 @@ def _restored(tracker: CheckpointTracker, number: int) -> int | None:
     return origin.version.step if origin.version is not None else 0
 
 
-def _budgets(job: JobContext) -> tuple[BudgetState, ...]:
+def _budgets(job: JobContext) -> tuple[wire.BudgetState, ...]:
     balances = [incidents.balance(job, kind) for kind in failure.CHARGEABLE]
     return tuple(
-        BudgetState(kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window)
+        wire.BudgetState(
+            kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window
+        )
         for item in balances
         if item.limit is not None
     )
 
 
-def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
+def nodes(job: JobContext) -> tuple[wire.NodeInfo, ...]:
     """Every present or expected node, in node rank order."""
     spec = job.spec
     expected = set(range(job.wanted)) if spec.generation else set()
@@ -271,16 +262,16 @@ def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
     return tuple(_node(job, rank) for rank in ranks)
 
 
-def _node(job: JobContext, rank: int) -> NodeInfo:
+def _node(job: JobContext, rank: int) -> wire.NodeInfo:
     node = job.membership.nodes.get(rank)
     if node is None:
-        return NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
+        return wire.NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
     world = job.worlds.running()
     place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
     hello = node.hello
     known = job.state.nodes.get(rank)
     preflight, reason = _preflight(job, node)
-    return NodeInfo(
+    return wire.NodeInfo(
         node_rank=rank,
         pod_uid=node.pod_uid,
         agent_id=node.agent_id,
@@ -317,34 +308,34 @@ def _is_unfit(state: JobState, node: Node) -> bool:
     return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
 
 
-def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:
+def _absent(state: JobState, operator: OperatorView, rank: int) -> wire.NodeState:
     """The state of an expected node that is not there."""
     gone = state.departed.get(rank)
     if gone is None:
-        return NodeState.MISSING
+        return wire.NodeState.MISSING
     if rank in state.finished:
-        return NodeState.FINISHED
+        return wire.NodeState.FINISHED
     if state.dismissed.get(gone.agent_id) != RELEASED:
-        return NodeState.LOST
+        return wire.NodeState.LOST
     coming = rank in operator.replacing or operator.is_coming(rank)
-    return NodeState.MISSING if coming else NodeState.DRAINED
+    return wire.NodeState.MISSING if coming else wire.NodeState.DRAINED
 
 
-def _state(state: JobState, node: Node, world: World | None) -> NodeState:
+def _state(state: JobState, node: Node, world: World | None) -> wire.NodeState:
     if node.session is None:
-        return NodeState.DISCONNECTED
+        return wire.NodeState.DISCONNECTED
     if node.rank in state.draining or node.rank in state.released:
-        return NodeState.DRAINING
+        return wire.NodeState.DRAINING
     if world is not None and world.has(node):
-        return NodeState.FINISHED if node.rank in world.finished else NodeState.ACTIVE
+        return wire.NodeState.FINISHED if node.rank in world.finished else wire.NodeState.ACTIVE
     if not node.warm:
-        return NodeState.WARMING
-    return NodeState.READY if world is None else NodeState.STANDBY
+        return wire.NodeState.WARMING
+    return wire.NodeState.READY if world is None else wire.NodeState.STANDBY
 
 
-def _ranks(node: Node, base: int) -> tuple[RankInfo, ...]:
+def _ranks(node: Node, base: int) -> tuple[wire.RankInfo, ...]:
     return tuple(
-        RankInfo(
+        wire.RankInfo(
             rank=base + item.local_rank,
             local_rank=item.local_rank,
             pid=item.pid,
@@ -360,7 +351,7 @@ def _ranks(node: Node, base: int) -> tuple[RankInfo, ...]:
     )
 
 
-def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+def events_after(state: JobState, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
     """Events after this sequence, oldest first, at most `limit`."""
     events = state.events
     if not events:
@@ -374,7 +365,7 @@ def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, 
     return tuple(newest[: last - skip])
 
 
-def listed_incidents(job: JobContext) -> tuple[Incident, ...]:
+def listed_incidents(job: JobContext) -> tuple[wire.Incident, ...]:
     """Every incident that is remembered, oldest first, each with its cost so far."""
     open_now = {
         incident.id: incident.fact(cost=job.ledger.cost(incident.id, job.clock.micros))
@@ -383,14 +374,15 @@ def listed_incidents(job: JobContext) -> tuple[Incident, ...]:
     return tuple(open_now.get(key, fact) for key, fact in job.state.incidents.items())
 
 
-def goodput(job: JobContext) -> GetGoodputResponse:
+def goodput(job: JobContext) -> wire.GetGoodputResponse:
     """Node-seconds by class, whole and by node, and every incident with its cost."""
     totals = job.ledger.totals(job.clock.micros)
     whole = summed(totals.values())
     per_node = tuple(
-        NodeGoodput(node_rank=rank, classes=entries(classes)) for rank, classes in totals.items()
+        wire.NodeGoodput(node_rank=rank, classes=entries(classes))
+        for rank, classes in totals.items()
     )
-    return GetGoodputResponse(
+    return wire.GetGoodputResponse(
         totals=entries(whole),
         node_seconds=sum(entry.node_seconds for entry in entries(whole)),
         nodes=per_node,

@@ -21,19 +21,10 @@ from holdfast_master.job.state.world import Worlds
 from holdfast_master.policies.liveness import LivenessLimits
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    GoodputClass,
-    HangPolicy,
-    JobPhase,
-    MasterSpec,
-    NodeStacks,
-    PhaseChanged,
-    StopRequested,
-    StragglerPolicy,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
 
-Judging = TypeVar("Judging", StragglerPolicy, HangPolicy)
+Judging = TypeVar("Judging", wire.StragglerPolicy, wire.HangPolicy)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +55,7 @@ class PendingStacks:
     request_id: int
     commands: dict[int, int] = dataclasses.field(default_factory=dict)
     """Command id to node rank, those that have not answered."""
-    answers: list[NodeStacks] = dataclasses.field(default_factory=list)
+    answers: list[wire.NodeStacks] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -122,12 +113,12 @@ class JobContext:
         following = advance(self.state.phase, trigger, self.story)
         same = (self.state.phase, self.state.reason, self.state.text)
         if same != (following, reason, text):
-            self.out.record(PhaseChanged(phase=following, reason=reason, text=text))
+            self.out.record(wire.PhaseChanged(phase=following, reason=reason, text=text))
 
     def request_end(self, *, succeeded: bool, reason: str, text: str, now: bool = True) -> None:
         """Decide the job's end. The first decision stands, unless success comes before it."""
         before = self.state.stop
-        if self.state.phase in ENDED or self.state.phase is JobPhase.STOPPING:
+        if self.state.phase in ENDED or self.state.phase is wire.JobPhase.STOPPING:
             return
         if before is not None and not (succeeded and not before.succeeded):
             if now and not before.now:
@@ -136,7 +127,9 @@ class JobContext:
             return
         self.end.text = text
         self.touch(Change.END_REQUESTED)
-        self.out.record(StopRequested(reason=reason, succeeded=succeeded, now=now), durable=True)
+        self.out.record(
+            wire.StopRequested(reason=reason, succeeded=succeeded, now=now), durable=True
+        )
         if reason not in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}:
             return
         self.out.event(EventReason.STOP_REQUESTED, text)
@@ -146,7 +139,7 @@ class JobContext:
         self.membership.remove(node)
         self.touch(Change.NODE_GONE)
 
-    def turn(self, rank: int, kind: GoodputClass, incident: str = "") -> None:
+    def turn(self, rank: int, kind: wire.GoodputClass, incident: str = "") -> None:
         """Count the node's time from now on as this goodput class."""
         self.ledger.turn(rank, kind, self.clock.micros, incident)
 
@@ -164,17 +157,17 @@ class JobContext:
         return LivenessLimits(lease=settings.lease_seconds, reconnect=settings.reconnect_seconds)
 
     @property
-    def spec(self) -> MasterSpec:
+    def spec(self) -> wire.MasterSpec:
         """The spec in force; an empty one before the first has come."""
-        return self.state.spec or MasterSpec()
+        return self.state.spec or wire.MasterSpec()
 
     @property
-    def straggler_policy(self) -> StragglerPolicy | None:
+    def straggler_policy(self) -> wire.StragglerPolicy | None:
         """The spec's policy for slow ranks; None: nobody is judged."""
         return _enabled(self.spec.health.straggler) if self.spec.health is not None else None
 
     @property
-    def hang_policy(self) -> HangPolicy | None:
+    def hang_policy(self) -> wire.HangPolicy | None:
         """The spec's policy for hangs; None: they are not looked for."""
         return _enabled(self.spec.health.hang) if self.spec.health is not None else None
 

@@ -12,14 +12,7 @@ from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.guessed_steps import reported_step
 from holdfast_master.policies.liveness import Pulse
 from holdfast_master.policies.rendezvous import Candidate
-from holdfast_wire.messages import (
-    FailureRule,
-    Hello,
-    NodeMarked,
-    RankProgress,
-    SavingReport,
-    StorePrepared,
-)
+from holdfast_wire import messages as wire
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -30,7 +23,7 @@ class Node:
     agent_id: str
     pod_uid: str
     local_world_size: int
-    hello: Hello | None
+    hello: wire.Hello | None
     """None: known from the journal, not back yet."""
     session: int | None
     last_heard: float
@@ -54,19 +47,19 @@ class Node:
     """Ends of its pod's container that were known when it joined: a later one is its own."""
     pod_ended_at: float = float("-inf")
     """Time of a later one that was seen while its stream was open: perhaps its own end."""
-    rules: tuple[FailureRule, ...] = ()
+    rules: tuple[wire.FailureRule, ...] = ()
     """Failure rules of the Welcome that it got: its reports give indices into them."""
-    store: StorePrepared | None = None
+    store: wire.StorePrepared | None = None
     """A store that waits for a round."""
     store_asked: str = ""
     store_failed: bool = False
-    ranks: tuple[RankProgress, ...] = ()
+    ranks: tuple[wire.RankProgress, ...] = ()
     """Newest report of its ranks; set by `note`."""
     ranks_at: float = 0.0
     ready_replica: int = 0
     """Number of the replica that its ranks are ready to be named as in a roster; 0: they are not,
     or there are no replicas."""
-    saving: SavingReport | None = None
+    saving: wire.SavingReport | None = None
     """Newest report of its ranks on their checkpoints; None: they follow no schedule."""
     step: int = 0
     """Newest step that all its ranks have reported; 0: none or not known."""
@@ -100,13 +93,13 @@ class Node:
         """Return evidence about this node."""
         return Evidence(kind=kind, text=text, at=at, node_rank=self.rank, agent_id=self.agent_id)
 
-    def marked(self, mark: str, cause: str = "") -> NodeMarked:
+    def marked(self, mark: str, cause: str = "") -> wire.NodeMarked:
         """The fact that a mark is set."""
-        return NodeMarked(
+        return wire.NodeMarked(
             node_rank=self.rank, agent_id=self.agent_id, mark=mark, value=True, cause=cause
         )
 
-    def note(self, ranks: tuple[RankProgress, ...]) -> None:
+    def note(self, ranks: tuple[wire.RankProgress, ...]) -> None:
         """Keep what its ranks do; nothing: they do not run."""
         self.ranks = ranks
         self.step = min([reported_step(item) for item in ranks], default=0)
@@ -178,7 +171,7 @@ class Membership:
         """The nodes of these ranks that are there."""
         return [self.nodes[rank] for rank in ranks if rank in self.nodes]
 
-    def reports(self, ranks: Iterable[int]) -> Iterator[tuple[Node, RankProgress]]:
+    def reports(self, ranks: Iterable[int]) -> Iterator[tuple[Node, wire.RankProgress]]:
         """Yield the newest reports of the processes of these nodes."""
         return ((node, item) for node in self.present(ranks) for item in node.ranks)
 

@@ -27,19 +27,11 @@ from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.policies.goodput import from_class_seconds
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    Hello,
-    JobPhase,
-    OuterRoster,
-    WorldAssignment,
-    WorldDecided,
-    WorldMember,
-    WorldReplica,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
-def claim(job: JobContext, hello: Hello) -> int:
+def claim(job: JobContext, hello: wire.Hello) -> int:
     """Note what a newcomer runs; the round whose processes it may keep, 0: none."""
     claims = job.claims
     if job.state.assigned is not None or claims.settled:
@@ -55,7 +47,7 @@ def claim(job: JobContext, hello: Hello) -> int:
         return 0
     if hello.assignment.replica and not _is_named(hello.assignment):
         return 0  # it has synchronised with nobody, and nobody knows it
-    if job.state.phase is not JobPhase.WAITING:
+    if job.state.phase is not wire.JobPhase.WAITING:
         return 0
     claims.keep(hello)
     goodput_marks.bring(job, hello.node_rank, from_class_seconds(hello.goodput))
@@ -65,7 +57,7 @@ def claim(job: JobContext, hello: Hello) -> int:
     return hello.round
 
 
-def _is_named(place: WorldAssignment) -> bool:
+def _is_named(place: wire.WorldAssignment) -> bool:
     """Whether a replica is in the roster that its node knows."""
     roster = place.roster
     whole = roster is not None and len(roster.replicas) == len(roster.since)
@@ -103,7 +95,7 @@ def pending(job: JobContext) -> str:
     return ""
 
 
-def _pending_replicas(job: JobContext, roster: OuterRoster) -> str:
+def _pending_replicas(job: JobContext, roster: wire.OuterRoster) -> str:
     """Return why no world may be formed yet; adopt replicas once no other one is to be expected."""
     claims, there = job.claims, len(job.claims.hellos)
     known = job.state.spec is not None or (claims.digest is not None and claims.digest.spec)
@@ -117,13 +109,13 @@ def _pending_replicas(job: JobContext, roster: OuterRoster) -> str:
     return f"{runs}, in which there were {len(roster.replicas)}; waits for the others"
 
 
-def _replicas_back(job: JobContext, roster: OuterRoster) -> dict[int, Claimed]:
+def _replicas_back(job: JobContext, roster: wire.OuterRoster) -> dict[int, Claimed]:
     found = job.claims.members_of(roster)
     nodes = job.membership
     return {number: one for number, one in found.items() if _left(nodes, one) is None}
 
 
-def _adopt_replicas(job: JobContext, roster: OuterRoster, found: dict[int, Claimed]) -> None:
+def _adopt_replicas(job: JobContext, roster: wire.OuterRoster, found: dict[int, Claimed]) -> None:
     """Adopt replicas of a roster; the next epoch is without those that are not back."""
     digests.take(job)  # it may bring the spec
     sizes = {len(members) for members in found.values()}
@@ -237,7 +229,7 @@ def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> No
             job.out.stop_round(node, hello.round, text)
 
 
-def _adopt(job: JobContext, members: Claimed, fact: WorldDecided) -> None:
+def _adopt(job: JobContext, members: Claimed, fact: wire.WorldDecided) -> None:
     digests.take(job)
     job.out.record(fact, durable=True)
     text = f"round {fact.round} runs on {counted(len(members), 'node')} and goes on as it is"
@@ -282,11 +274,11 @@ def hold(job: JobContext) -> bool:
     return bool(text)
 
 
-def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
+def _world_of(top: tuple[int, str], members: Claimed) -> wire.WorldDecided:
     """The decision of a world from the places of its members; `top`: its round and hash."""
     _, place = members[0]
     number, digest_hash = top
-    return WorldDecided(
+    return wire.WorldDecided(
         group=0,
         round=number,
         members=tuple(_member(hello) for hello, _ in members),
@@ -300,12 +292,12 @@ def _world_of(top: tuple[int, str], members: Claimed) -> WorldDecided:
     )
 
 
-def _replicas_of(found: Mapping[int, Claimed]) -> WorldDecided:
+def _replicas_of(found: Mapping[int, Claimed]) -> wire.WorldDecided:
     """The decision of a world of replicas, which began in rounds of their own."""
     recorded = tuple(_replica(number, members) for number, members in sorted(found.items()))
     nodes = [one for _, members in sorted(found.items()) for one in members]
     _, place = nodes[0]
-    return WorldDecided(
+    return wire.WorldDecided(
         group=0,
         round=max(one.round for one in recorded),
         members=tuple(_member(hello) for hello, _ in nodes),
@@ -320,9 +312,9 @@ def _replicas_of(found: Mapping[int, Claimed]) -> WorldDecided:
     )
 
 
-def _replica(number: int, members: Claimed) -> WorldReplica:
+def _replica(number: int, members: Claimed) -> wire.WorldReplica:
     hello, place = members[0]
-    return WorldReplica(
+    return wire.WorldReplica(
         number=number,
         round=hello.round,
         nodes=len(members),
@@ -332,8 +324,8 @@ def _replica(number: int, members: Claimed) -> WorldReplica:
     )
 
 
-def _member(hello: Hello) -> WorldMember:
-    return WorldMember(
+def _member(hello: wire.Hello) -> wire.WorldMember:
+    return wire.WorldMember(
         node_rank=hello.node_rank,
         agent_id=hello.agent_id,
         local_world_size=hello.local_world_size,

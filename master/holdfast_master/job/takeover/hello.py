@@ -23,19 +23,10 @@ from holdfast_master.job.worlds import digests, flush, roster, stores
 from holdfast_master.policies import liveness
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.settings import CoreIdentity
-from holdfast_wire.messages import (
-    GoodputClass,
-    HeartbeatInterval,
-    Hello,
-    JobPhase,
-    Leave,
-    LeaveOutcome,
-    NodeJoined,
-    Welcome,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
-_OVER = ENDED | {JobPhase.STOPPING}
+_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def connected(job: JobContext, event: Connected) -> None:
@@ -67,7 +58,7 @@ def connected(job: JobContext, event: Connected) -> None:
     _joined(job, event.session, hello)
 
 
-def _refusal(identity: CoreIdentity, hello: Hello) -> str:
+def _refusal(identity: CoreIdentity, hello: wire.Hello) -> str:
     """Return why the agent cannot be of this job; empty: it can."""
     if hello.job_uid != identity.job_uid:
         return f"job_uid {hello.job_uid!r} is another job's; this one is {identity.job_uid!r}"
@@ -78,7 +69,7 @@ def _refusal(identity: CoreIdentity, hello: Hello) -> str:
     return ""
 
 
-def _knowledge(job: JobContext, hello: Hello) -> Knowledge:
+def _knowledge(job: JobContext, hello: wire.Hello) -> Knowledge:
     rank = hello.node_rank
     superseded = set(job.operator.superseded.get(rank, ()))
     replacing = job.operator.replacing.get(rank)
@@ -97,30 +88,30 @@ def _knowledge(job: JobContext, hello: Hello) -> Knowledge:
 
 
 def _send_away(
-    state: JobState, out: OutgoingBatch, session: int, hello: Hello, reason: str
+    state: JobState, out: OutgoingBatch, session: int, hello: wire.Hello, reason: str
 ) -> None:
     released = state.dismissed.get(hello.agent_id) == RELEASED
-    outcome = LeaveOutcome.RELEASED if released else LeaveOutcome.REPLACED
+    outcome = wire.LeaveOutcome.RELEASED if released else wire.LeaveOutcome.REPLACED
     if hello.agent_id in state.dismissed and state.stop is not None:
         outcome = job_end.outcome(state.stop)
     number = out.command("leave", hello.node_rank)
-    message = Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
+    message = wire.Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
     out.send_session(session, message)
     text = f"node {hello.node_rank}, agent {hello.agent_id}, is sent away: {reason}"
     out.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
 
 
 def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:
-    job.out.leave(node, LeaveOutcome.REPLACED, reason, 0.0)
+    job.out.leave(node, wire.LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
     node_liveness.lose(job, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
     job.out.record(node.marked(REPLACED), durable=True)
 
 
-def _joined(job: JobContext, session: int, hello: Hello) -> None:
+def _joined(job: JobContext, session: int, hello: wire.Hello) -> None:
     node = _new_node(job, session, hello)
     job.membership.add(node)
-    fact = NodeJoined(
+    fact = wire.NodeJoined(
         node_rank=node.rank,
         pod_uid=node.pod_uid,
         agent_id=node.agent_id,
@@ -130,7 +121,7 @@ def _joined(job: JobContext, session: int, hello: Hello) -> None:
     )
     job.out.record(fact)
     keeps = adoption.claim(job, hello)
-    job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+    job.ledger.open(node.rank, wire.GoodputClass.WAITING, job.clock.micros)
     text = f"node {node.rank} joined from {hello.host or 'an unnamed host'}"
     job.out.event(EventReason.NODE_JOINED, text, node=node.rank)
     _stretch_heartbeats(job)
@@ -144,7 +135,7 @@ def _joined(job: JobContext, session: int, hello: Hello) -> None:
         job_end.dismiss(job, node)
 
 
-def _new_node(job: JobContext, session: int, hello: Hello) -> Node:
+def _new_node(job: JobContext, session: int, hello: wire.Hello) -> Node:
     return Node(
         rank=hello.node_rank,
         agent_id=hello.agent_id,
@@ -160,7 +151,7 @@ def _new_node(job: JobContext, session: int, hello: Hello) -> Node:
     )
 
 
-def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
+def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> None:
     """The same agent on a new stream: nothing happened, unless its processes say otherwise."""
     if node.session is not None and node.session != session:
         text = f"agent {node.agent_id} opened another stream"
@@ -186,7 +177,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
     if job.state.phase in _OVER:
         job_end.dismiss(job, node)
     elif node.rank in job.state.released:
-        job.out.leave(node, LeaveOutcome.RELEASED, "released", job.end.grace)
+        job.out.leave(node, wire.LeaveOutcome.RELEASED, "released", job.end.grace)
     else:
         returning.take_up(job, node, hello)
 
@@ -195,7 +186,7 @@ def _welcome(job: JobContext, node: Node, round_number: int) -> None:
     settings = job.settings
     node.rules = job.spec.failure_rules
     node.heartbeat = job.membership.heartbeat
-    message = Welcome(
+    message = wire.Welcome(
         heartbeat_seconds=job.membership.heartbeat,
         lease_seconds=settings.lease_seconds,
         masterless_limit_seconds=settings.masterless_seconds,
@@ -225,7 +216,7 @@ def _stretch_heartbeats(job: JobContext) -> None:
     job.membership.heartbeat = interval
     for node in job.membership.nodes.values():
         node.heartbeat = interval
-        job.out.send(node, HeartbeatInterval(heartbeat_seconds=interval))
+        job.out.send(node, wire.HeartbeatInterval(heartbeat_seconds=interval))
 
 
 def restore_nodes(job: JobContext) -> None:
@@ -249,7 +240,7 @@ def restore_nodes(job: JobContext) -> None:
         if fact.node_rank in renewed:
             node.replace_why = "an earlier master was asked for a new agent of it"
         job.membership.add(node)
-        job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+        job.ledger.open(node.rank, wire.GoodputClass.WAITING, job.clock.micros)
     # A crowd's handshakes go on side by side: it takes long until the first of them is done.
     job.membership.returned_at = job.now
     _stretch_heartbeats(job)

@@ -22,15 +22,7 @@ from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.replicas import NewRoster, ReplicaStatus, SameRoster
-from holdfast_wire.messages import (
-    AssignmentMode,
-    OuterRoster,
-    ReplicaReady,
-    RosterFailed,
-    SyncChosen,
-    WorldAssignment,
-    WorldReplica,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 PARTING_SECONDS: Final = 10.0
@@ -79,7 +71,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     chosen = [one for one in world.replicas if one.number in verdict.replicas]
     # Another epoch meets in another store: the last one may be what kept the members apart.
     place = chosen[epoch % len(chosen)]
-    fact = OuterRoster(
+    fact = wire.OuterRoster(
         epoch=epoch,
         replicas=verdict.replicas,
         store_host=place.store_host,
@@ -120,7 +112,7 @@ def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
         yield ReplicaStatus(replica.number, intact, said or replica.number in known)
 
 
-def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
+def _has_parted(job: JobContext, replica: wire.WorldReplica) -> bool:
     """Whether all ranks of a replica ended well, some time ago."""
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
@@ -139,16 +131,18 @@ def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | Non
 
 
 def _tell(
-    job: JobContext, world: World, replica: WorldReplica, roster: OuterRoster, reason: str
+    job: JobContext, world: World, replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
 ) -> None:
     for node in job.membership.present(world.members_of(replica)):
         job.out.send(node, _message(replica, roster, reason), replica.round)
 
 
-def _message(replica: WorldReplica, roster: OuterRoster, reason: str) -> WorldAssignment:
-    return WorldAssignment(
+def _message(
+    replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
+) -> wire.WorldAssignment:
+    return wire.WorldAssignment(
         assignment_id=replica.round,
-        mode=AssignmentMode.RECONFIGURE,
+        mode=wire.AssignmentMode.RECONFIGURE,
         replica=replica.number,
         roster=roster,
         reason=reason,
@@ -168,7 +162,7 @@ def send(job: JobContext, node: Node) -> None:
         job.out.send(node, message, replica.round)
 
 
-def note_known(job: JobContext, assignment: WorldAssignment | None) -> None:
+def note_known(job: JobContext, assignment: wire.WorldAssignment | None) -> None:
     """Note the roster that an agent's ranks were told, and whether it is of another history.
 
     The journal has lost its end, or an earlier master that lives has made epochs, too.
@@ -182,7 +176,7 @@ def note_known(job: JobContext, assignment: WorldAssignment | None) -> None:
         job.touch(Change.REPLICA_READY)
 
 
-def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:
+def ready(job: JobContext, node: Node, number: int, message: wire.ReplicaReady) -> None:
     """All ranks of a node wait to be named in a roster."""
     world = job.worlds.assigned
     if world is None or not world.has(node):
@@ -193,7 +187,7 @@ def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> No
         job.touch(Change.REPLICA_READY)
 
 
-def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
+def failed(job: JobContext, node: Node, _: int, message: wire.RosterFailed) -> None:
     """Ranks of a node could not meet the others of an epoch, though nobody is known to be lost.
 
     One that was put out since it stood still, and says so, is there again.
@@ -219,7 +213,7 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     job.touch(Change.ROSTER_FAILED)
 
 
-def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -> None:
+def sync_chosen(job: JobContext, node: Node, number: int, message: wire.SyncChosen) -> None:
     """Take a choice how often replicas agree; a report that is made again changes nothing."""
     world, last = job.worlds.assigned, job.state.sync
     if world is None or not world.has(node):
@@ -232,7 +226,7 @@ def sync_chosen(job: JobContext, node: Node, number: int, message: SyncChosen) -
     job.out.event(reason, _text(fact), node=node.rank)
 
 
-def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
+def _is_known(message: wire.SyncChosen, last: wire.SyncChosen, world: World) -> bool:
     """Whether a choice is no news.
 
     Of replicas that come and go another one may tell it where the first rank is lost: a lower step
@@ -245,7 +239,7 @@ def _is_known(message: SyncChosen, last: SyncChosen, world: World) -> bool:
     return dataclasses.replace(message, round=last.round) == last
 
 
-def _text(fact: SyncChosen) -> str:
+def _text(fact: wire.SyncChosen) -> str:
     verb = "agree" if fact.made else "would agree"
     return (
         f"replicas {verb} {_often(fact.interval)} from step {fact.step} on, not "
