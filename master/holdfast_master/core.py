@@ -223,7 +223,7 @@ def _received(job: JobContext, event: Received) -> None:
         agent_messages.received(job, node, event.fence, event.message)
 
 
-def _operator_said(job: JobContext, event: OperatorMessage) -> None:
+def _note_operator(job: JobContext, event: OperatorMessage) -> None:
     match event.message:
         case wire.MasterSpec() as spec:
             operator_messages.spec_arrived(job, spec)
@@ -233,8 +233,8 @@ def _operator_said(job: JobContext, event: OperatorMessage) -> None:
             pods.pods_listed(job)
         case wire.ScaleResult() as result:
             user_requests.scale_answered(job, result)
-        case wire.ClusterStrikes() as told:
-            job.operator.cluster = told
+        case wire.ClusterStrikes() as strikes:
+            job.operator.cluster = strikes
         case wire.StopRequest() as wish:
             operator_messages.stop_requested(job, wish)
 
@@ -263,7 +263,7 @@ _INPUTS: dict[type, Callable[[JobContext, Any], None]] = {
     Received: _received,
     OperatorConnected: lambda job, _: operator_messages.connected(job),
     OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
-    OperatorMessage: _operator_said,
+    OperatorMessage: _note_operator,
     UserCall: user_requests.asked,
     JournalNoted: lambda job, event: job.out.event(event.reason, event.text, Warn),
     PeerRefused: lambda job, event: job.out.event(EventReason.PEER_REFUSED, event.text, Warn),

@@ -98,7 +98,7 @@ def encode(twin: object) -> bytes:
     return data
 
 
-def encode_said(
+def encode_received(
     moment: tuple[float, float], sequence: int, instructions: int, session: int, request: bytes
 ) -> bytes:
     """The wire bytes of an InputRecorded with an agent's message, without a twin.

@@ -72,7 +72,7 @@ class Journal:
         if self._path.exists():
             # Also where nothing can be written: a lost race is better found late than never.
             self._check_owner()
-        with self._minding_trouble():
+        with self._noting_trouble():
             self._take()
 
     @property
@@ -116,7 +116,7 @@ class Journal:
         if self._trouble and self._clock() < self._retry_at:
             self._give_up_beyond_bound()
             return
-        with self._minding_trouble():
+        with self._noting_trouble():
             file = self._take() if self._file is None else self._file
             self._write(file)
             if durable or self._trouble or self._written >= SYNC_BYTES:
@@ -126,7 +126,7 @@ class Journal:
     def _rotate(self, file: int) -> None:
         # The old file goes on being written when this fails: nothing depends on the new one.
         self._rotation_asked = False
-        with self._minding_trouble():
+        with self._noting_trouble():
             self._sync(file)
         if self._trouble or not self._newest_record:
             return
@@ -175,7 +175,7 @@ class Journal:
         self._abandoned = True
 
     @contextlib.contextmanager
-    def _minding_trouble(self) -> Iterator[None]:
+    def _noting_trouble(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -117,7 +117,7 @@ def classify(
         odd = _crossed(world) or _parted(world) or _left(world) or _apart(world) or _busy(world)
     if odd:
         return _verdict(world, odd)
-    return _nobody(world)
+    return _none_accused(world)
 
 
 def _world(evidence: Iterable[RankEvidence], world_size: int, ended: frozenset[int]) -> _World:
@@ -443,7 +443,7 @@ def _whole(world: _World, **fields: Any) -> HangVerdict:
     )
 
 
-def _nobody(world: _World) -> HangVerdict:
+def _none_accused(world: _World) -> HangVerdict:
     """The verdict where no rank is odd."""
     if not world.complete:
         text = f"unknown: {_named(world.silent)} gave no evidence, and nobody else is to blame"

@@ -237,7 +237,7 @@ def decide(
         text = "what the ranks wait for makes progress, and would begin anew"
         return HangResponse(HangAction.NOTHING, (), text)
     if not verdict.ranks:
-        return _of_nobody(tried=tried)
+        return _nobody_accused(tried=tried)
     if verdict.remedy is Remedy.NOTHING:
         return HangResponse(HangAction.NOTHING, (), "a restart would meet the same on all nodes")
     same = [one for one in past if one.kind is verdict.kind][-_REMEMBERED:]
@@ -282,7 +282,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{verb(len(ranks), 'rank', 'ranks')} {', '.join(map(str, ranks))}"
 
 
-def _of_nobody(*, tried: bool) -> HangResponse:
+def _nobody_accused(*, tried: bool) -> HangResponse:
     if tried:
         text = "no rank is to blame, and a restart has not helped"
         return HangResponse(HangAction.NOTHING, (), text)

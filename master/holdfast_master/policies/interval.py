@@ -135,7 +135,7 @@ class _Choice:
             if cost.stop is None and tier not in given:
                 # Its interval stays as it is until one has been measured; an hour at the most.
                 given[tier] = min(max(1, now[tier]), self._most())
-        return self._beside(given) if given else self._together()
+        return self._with_given(given) if given else self._together()
 
     def bound(self, fixed: Every) -> dict[Tier, str]:
         """The words for each tier that a farther one's given interval keeps nearer."""
@@ -155,7 +155,7 @@ class _Choice:
         cost = max(self._added(tier), _SHORTEST_STOP)
         return self._steps(daly(cost, 1 / self.rates.by_tier[tier]))
 
-    def _beside(self, given: Every) -> Every:
+    def _with_given(self, given: Every) -> Every:
         """The intervals where those of some tiers are given."""
         found = dict[Tier, int]()
         for tier in self.tiers:

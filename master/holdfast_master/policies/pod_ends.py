@@ -30,7 +30,7 @@ _SHUT_DOWN = ("NodeShutdown", "Terminated")
 _REBOOTED = ("ContainerStatusUnknown", "Unknown")
 """The kubelet (137) or containerd (255) does not find any more what ran before it began anew. The
 exit codes are made up."""
-_TURNED_AWAY = (
+_REJECTED = (
     "InvalidNodeInfo",
     "NodeAffinity",
     "NodeName",
@@ -61,7 +61,7 @@ _OWN_RULES = ("DeadlineExceeded", "RestartingAllContainers", _EVICTED)
 is evicted because its node runs out of something has the condition beside it."""
 
 ENDERS: Mapping[str, Ender] = {
-    **dict.fromkeys((*_TAKEN, *_SHUT_DOWN, *_REBOOTED, *_TURNED_AWAY), Ender.NODE),
+    **dict.fromkeys((*_TAKEN, *_SHUT_DOWN, *_REBOOTED, *_REJECTED), Ender.NODE),
     **dict.fromkeys((*_ASKS_TOO_MUCH, *_OWN_RULES), Ender.LIMIT),
 }
 """By the reason of the pod, or of its container's end. Any other is the program's."""

@@ -161,7 +161,7 @@ _LIBRARY = re.compile(r"-packages/|/lib/python3|^<frozen |/holdfast_agent/|/hold
 """Files that are not the user's."""
 _PACKAGE = re.compile(r"-packages/|/torch/")
 """Files of installed packages: a script that only waits polls by the standard library."""
-_KERNEL_TELLS = frozenset(
+_KERNEL_NAMED = frozenset(
     {RankActivity.UNINTERRUPTIBLE, RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UNCLEAR}
 )
 """Activities in whose text the kernel function helps a person."""
@@ -211,7 +211,7 @@ def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
         and _may_wait(evidence, inner),
         computes=activity is RankActivity.COMPILATION
         or (not on_device and _computes(activity, evidence))
-        or (activity not in _STILL and _works_beside(activity, evidence)),
+        or (activity not in _STILL and _works_elsewhere(activity, evidence)),
         moves=activity not in _STILL and _moves(activity, evidence),
         busy=activity not in _STILL and not on_device and _is_busy(evidence),
     )
@@ -235,7 +235,7 @@ def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
     return activity in _MOVERS and evidence.moved_bytes - beside >= MOVED_BYTES * seconds
 
 
-def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
+def _works_elsewhere(activity: RankActivity, evidence: RankEvidence) -> bool:
     """Whether something in its process or below works, perhaps not what it waits for."""
     seconds = evidence.observed_seconds
     if seconds <= 0:
@@ -350,7 +350,7 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
     if activity is RankActivity.UNCLEAR:
         words = _unclear(evidence, frames)
     kernel = evidence.kernel_function
-    named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
+    named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_NAMED else ""
     if activity is RankActivity.OVER:
         others = [frames for _, frames in _threads(evidence.stack)[:-1] if frames]
         left = [_at(frames) for frames in others if _is_scripts(frames)] or [*map(_at, others)]

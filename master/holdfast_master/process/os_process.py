@@ -28,7 +28,7 @@ COLLECT_AFTER = (25_000, 20, 20)
 Python's 700 has it go through a crowd's sessions several times a second and find nothing."""
 FILES_PER_NODE = 2
 """Open files for one agent: its stream, and a second one while it reconnects."""
-FILES_BESIDE = 200
+OTHER_FILES = 200
 """Open files for everything else: users, the journal, gRPC's own."""
 
 
@@ -86,7 +86,7 @@ def raise_file_limit() -> int:
 
 def warn_of_file_limit(limit: int, nodes: int) -> bool:
     """Log when `limit` open files are too few for `nodes` agents; return whether they are."""
-    needed = nodes * FILES_PER_NODE + FILES_BESIDE
+    needed = nodes * FILES_PER_NODE + OTHER_FILES
     if limit >= needed:
         return False
     log.warning(

@@ -53,14 +53,14 @@ def _hello(event: Connected) -> wire.AgentSaid:
     return wire.AgentSaid(session=event.session, request=raw)
 
 
-def _said(event: Received) -> wire.AgentSaid:
+def _received(event: Received) -> wire.AgentSaid:
     raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=event.message))
     return wire.AgentSaid(session=event.session, request=raw)
 
 
 _TO: dict[type, Callable[[Any], Any]] = {
     Connected: _hello,
-    Received: _said,
+    Received: _received,
     Disconnected: lambda event: wire.AgentDisconnected(
         session=event.session, cause=event.cause.value
     ),

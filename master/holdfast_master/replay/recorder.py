@@ -179,7 +179,7 @@ def encode(handled: HandledInput) -> bytes:
     event, now, sequence, instructions, failed = handled
     if isinstance(event, Received) and event.raw and not failed:
         moment = (now.mono, now.unix)
-        return codec.encode_said(moment, sequence, instructions, event.session, event.raw)
+        return codec.encode_received(moment, sequence, instructions, event.session, event.raw)
     recorded = InputRecorded(
         mono=now.mono,
         unix_time=now.unix,

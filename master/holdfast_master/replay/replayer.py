@@ -183,7 +183,7 @@ def split(
     recorded an input whose facts it no longer wrote: the successor's own facts have their numbers.
     """
     before = [record for record in records if record.sequence <= sequence]
-    ends = (record.sequence for record in records if _epoch_begun(record) > epoch)
+    ends = (record.sequence for record in records if _started_epoch(record) > epoch)
     end = min((number for number in ends if number > sequence), default=None)
     after = {
         record.sequence: record
@@ -195,7 +195,7 @@ def split(
     return before, after
 
 
-def _epoch_begun(record: wire.JournalRecord) -> int:
+def _started_epoch(record: wire.JournalRecord) -> int:
     """The epoch that a record begins; 0: it begins none."""
     fact = record.fact
     if isinstance(fact, wire.SegmentOpened) and not (fact.part or fact.base):

@@ -74,7 +74,7 @@ class AgentService:
             raise
         finally:
             self._table.remove(session)
-            if ending.tell_core:
+            if ending.reported:
                 self._push(Disconnected(session.number, ending.cause))
         session.outbox.on_item = None
         session.outbox.discard()

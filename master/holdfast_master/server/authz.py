@@ -76,13 +76,13 @@ class RoleGate(grpc.aio.ServerInterceptor):
         text = roles.refusal(method, identity.role)
         if text is None:
             return
-        self._tell(identity.describe(), method, text)
+        self._log_refusal(identity.describe(), method, text)
         metadata = {"method": method, "role": identity.role}
         raise CallRefusedError(
             Refusal(grpc.StatusCode.PERMISSION_DENIED, "WRONG_ROLE", text, metadata)
         )
 
-    def _tell(self, who: str, method: str, text: str) -> None:
+    def _log_refusal(self, who: str, method: str, text: str) -> None:
         now = time.monotonic()
         if now - self._reported.get((who, method), -REPEAT_SECONDS) < REPEAT_SECONDS:
             return

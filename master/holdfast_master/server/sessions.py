@@ -104,7 +104,7 @@ class StreamEnd:
     cause: DisconnectCause
     refusal: Refusal | None = None
     """Status for the agent; None: OK."""
-    tell_core: bool = True
+    reported: bool = True
 
 
 class AgentStream:
@@ -224,4 +224,4 @@ class SessionTable:
             return
         code = grpc.StatusCode[instruction.code.name]
         refusal = Refusal(code, instruction.reason, instruction.text)
-        session.end_after_queue(StreamEnd(DisconnectCause.REFUSED, refusal, tell_core=False))
+        session.end_after_queue(StreamEnd(DisconnectCause.REFUSED, refusal, reported=False))

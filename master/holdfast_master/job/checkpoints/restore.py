@@ -75,7 +75,7 @@ def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest
     before = tracker.asked.get(node.rank)
     tracker.asked[node.rank] = message
     if before is not None and tracker.origin is not None and message.told is None:
-        _tell(job, start, node, tracker.origin)  # it may not have heard of it
+        _send_origin(job, start, node, tracker.origin)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
@@ -132,7 +132,7 @@ def _choose(job: JobContext, start: _Start) -> None:
     if tracker.origin.go:
         _go(job, start, tracker.origin)
     else:
-        _tell_all(job, start, tracker.origin)
+        _send_to_all(job, start, tracker.origin)
 
 
 def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOffer]:
@@ -189,13 +189,13 @@ def _versions(
     return found
 
 
-def _tell(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
+def _send_origin(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
     if node.rank in start.ranks:
         share = start.ranks.index(node.rank)
         job.out.send(node, _part(start, origin, node.rank, share), start.round)
 
 
-def _tell_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
+def _send_to_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     for share, rank in enumerate(start.ranks):
         node = job.membership.nodes.get(rank)
         if node is not None:
@@ -236,7 +236,7 @@ def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     origin = dataclasses.replace(origin, go=True)
     tracker.origin = origin
     tracker.started(origin)
-    _tell_all(job, start, origin)
+    _send_to_all(job, start, origin)
     if origin.version is not None:
         where = word(origin.tier)
         who = start.world.places[start.ranks[0]].replica.number

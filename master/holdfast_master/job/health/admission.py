@@ -51,7 +51,7 @@ def settle(job: JobContext, own: OpenCheck) -> None:
     good = [(node, finding) for node, finding in present if finding.verdict not in BAD]
     for node, finding in good:
         _judge(job, node, finding, admitted=True)
-    _tell_good(job, good)
+    _report_good(job, good)
     bad = [(node, finding) for node, finding in present if finding.verdict in BAD]
     for node, finding in bad:
         _settle_bad(job, node, finding)
@@ -106,7 +106,7 @@ def _in_a_row(state: JobState, node: Node) -> int:
     return before.bad_in_a_row + (1 if before.agent_id != node.agent_id else 0) or 1
 
 
-def _tell_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
+def _report_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
     healthy = [node.rank for node, finding in good if finding.verdict is NodeVerdict.HEALTHY]
     if healthy:
         text = f"{nodes_named(healthy)} {verb(len(healthy), 'is', 'are')} healthy"
@@ -121,16 +121,16 @@ def _settle_bad(job: JobContext, node: Node, finding: NodeFinding) -> None:
     what = f"node {node.rank} is {finding.verdict.name.lower()}: {finding.reason}"
     if preflight_mode(job.state.spec) is not HealthMode.ACT:
         _judge(job, node, finding, admitted=True)
-        _tell_bad(job, node, f"{what}; it joins, as mode Report only says so")
+        _report_bad(job, node, f"{what}; it joins, as mode Report only says so")
         return
     _judge(job, node, finding, admitted=False)
     if _in_a_row(job.state, node) <= MOST_IN_A_ROW and _replaced(job, node, what):
         return
     if job.bounds.fit(len(job.membership.candidates)):
-        _tell_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
+        _report_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
         return
     _judge(job, node, finding, admitted=True)
-    _tell_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
+    _report_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
 
 
 def _replaced(job: JobContext, node: Node, what: str) -> bool:
@@ -139,7 +139,7 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     why = "it failed the check before it joined"
     if not replacement.ask(job, node.rank, node.pod_uid, why, avoid_node=host):
         return False
-    _tell_bad(job, node, f"{what}; it stays outside and is replaced")
+    _report_bad(job, node, f"{what}; it stays outside and is replaced")
     why_there = f"node {node.rank} failed the check there"
     # Nodes of the job on the same host are judged by themselves: they stay.
     rule_actions.exclude(job, node.rank, why_there, others_leave=False)
@@ -148,6 +148,6 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     return True
 
 
-def _tell_bad(job: JobContext, node: Node, text: str) -> None:
+def _report_bad(job: JobContext, node: Node, text: str) -> None:
     strikes.strike(job, node.rank, StrikeCause.PREFLIGHT, text)
     job.out.event(EventReason.PREFLIGHT_FAILED, text, Warn, node=node.rank)

@@ -39,7 +39,7 @@ def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> Non
     """
     _take_in(job, world)
     members = _members(job, world)
-    if job.worlds.barrier is not None or not all(_heard(job, world, one) for one in members):
+    if job.worlds.barrier is not None or not all(_reporting(job, world, one) for one in members):
         return
     paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
@@ -214,7 +214,7 @@ def _look_at_all(
 
 def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | None:
     """The progress of a replica; None: a rank of it has completed no step, or is unheard."""
-    nodes = _heard(job, world, replica)
+    nodes = _reporting(job, world, replica)
     ranks = [(item, job.now - node.ranks_at) for node in nodes for item in node.ranks]
     if not ranks or any(not item.step for item, _ in ranks):
         return None
@@ -226,7 +226,7 @@ def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | N
     )
 
 
-def _heard(job: JobContext, world: World, replica: wire.WorldReplica) -> list[Node]:
+def _reporting(job: JobContext, world: World, replica: wire.WorldReplica) -> list[Node]:
     """The nodes whose ranks run; empty: one of them has not told what its ranks do."""
     ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
     nodes = job.membership.present(ranks)

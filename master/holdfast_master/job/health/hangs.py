@@ -277,11 +277,11 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
             until = found.began + min(seconds, limit)
             found.following_until = max(found.following_until, until)
         if before is None or found.unsure or verdict.kind is not before.kind:
-            _tell(job, world, found, verdict)
+            _report(job, world, found, verdict)
     found.evidence.clear()  # stacks of all ranks: nobody reads them again
 
 
-def _tell(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> None:
+def _report(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> None:
     """Keep the evidence of a verdict; people hear of a hang once."""
     # Ranks that contradict each other on two nodes: nothing tells whose fault it is.
     node = stragglers.only_node(world, (one.rank for one in verdict.ranks))

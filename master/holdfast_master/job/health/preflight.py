@@ -74,7 +74,7 @@ def holds(job: JobContext) -> str:
     own = job.preflight.open
     if own is None or job.worlds.recovering or job.bounds.fit(len(job.membership.candidates)):
         return ""
-    return _told(_tested(own), "are checked before they join", "is checked before it joins")
+    return _checked(_tested(own), "are checked before they join", "is checked before it joins")
 
 
 def repeat(job: JobContext, node: Node) -> None:
@@ -151,7 +151,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
         _turn(job, nodes[name], GoodputClass.PREFLIGHT)
-    text = _told(_tested(own.open), "are checked before they join", "is checked before it joins")
+    text = _checked(_tested(own.open), "are checked before they join", "is checked before it joins")
     job.out.event(EventReason.PREFLIGHT_BEGUN, text + _again(own, own.open))
     _send(job, own.open)
 
@@ -208,7 +208,7 @@ def _tested(own: OpenCheck) -> list[int]:
     return [own.nodes[name].rank for name in _tested_names(own)]
 
 
-def _told(ranks: list[int], more: str, one: str) -> str:
+def _checked(ranks: list[int], more: str, one: str) -> str:
     return f"{nodes_named(ranks)} {verb(len(ranks), one, more)}"
 
 

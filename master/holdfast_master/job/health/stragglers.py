@@ -109,7 +109,7 @@ def _judged(
             group.record, made, policy, _references(job, world)
         )
         if not all(one.marked for one in made.ranks.values()):  # else it says nothing of anybody
-            _tell(job, group, trials.judged(job, world, group, found))
+            _report(job, group, trials.judged(job, world, group, found))
 
 
 def _references(job: JobContext, world: World) -> dict[str, float]:
@@ -183,7 +183,7 @@ def only_node(world: World, ranks: Iterable[int]) -> int | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _tell(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
+def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
     """Say what is new, and what is over; another group's verdict on the same is no news."""
     before = _accused(job.health.slow)
     gone, group.slow = group.slow, found

@@ -35,7 +35,7 @@ def disconnected(job: JobContext, session: int) -> None:
         return
     job.membership.attach(node, None)
     node.disconnected_at = job.now
-    node.away_told = False
+    node.away_noted = False
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DISCONNECTED)
     if node.rank in job.state.released or job.state.phase in _QUIET_PHASES:
@@ -63,8 +63,8 @@ def watch(job: JobContext, node: Node) -> None:
         return
     if judgement.health is NodeHealth.SUSPECT:
         job.membership.quiet.add(node.rank)
-    if judgement.health is NodeHealth.AWAY and not node.away_told:
-        node.away_told = True
+    if judgement.health is NodeHealth.AWAY and not node.away_noted:
+        node.away_noted = True
         text = f"node {node.rank} is {judgement.reason}"
         job.out.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
     until = judgement.until

@@ -47,7 +47,7 @@ _OLDEST = 600.0
 def received(job: JobContext, node: Node, fence: wire.Fence | None, message: AgentMessage) -> None:
     """Any message of a known agent; its fence names the round that it is about."""
     if job.membership.note_received(node, job.now):
-        job.touch(Change.NODE_HEARD)
+        job.touch(Change.NODE_RECEIVED)
     number = fence.round if fence is not None else 0
     claimed = job.claims.hellos and not job.claims.settled
     if claimed and isinstance(message, _ABOUT_ROUND):

@@ -75,7 +75,7 @@ def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
                 job, node, EvidenceKind.AGENT_FAILED, f"the torchrun of node {node.rank} ended"
             )
     job.timers.set(Timer.END, job.now + grace(job, stop) + _PARTING)
-    job.touch(Change.END_BEGUN)
+    job.touch(Change.END_STARTED)
 
 
 def asked(stop: wire.StopRequested) -> bool:
@@ -119,7 +119,7 @@ def conclude(job: JobContext) -> None:
         return
     goodput_marks.write(job)
     text = _text(job.state, job.end, stop)
-    _tell_unsaved(job.state, job.out)
+    _report_unsaved(job.state, job.out)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
         job.out.event(EventReason.JOB_SUCCEEDED, text)
@@ -131,11 +131,11 @@ def conclude(job: JobContext) -> None:
     job.timers.cancel(Timer.END)
     for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
         job.timers.cancel(timer)
-    tell_finish(job)
+    send_finish(job)
     job.out.put(Finished(stop.succeeded, stop.reason))
 
 
-def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
+def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
     """A script that saves here ended after steps that it did not save."""
     stop, fact, last = state.stop, state.checkpoint, state.assigned
     if stop is None or not stop.succeeded or fact is None or fact.version is None or last is None:
@@ -149,7 +149,7 @@ def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
         out.event(EventReason.STEPS_NOT_SAVED, text, wire.EventSeverity.WARNING)
 
 
-def tell_finish(job: JobContext) -> None:
+def send_finish(job: JobContext) -> None:
     """Tell the operator that the job has ended."""
     stop = job.state.stop
     if stop is not None and job.state.phase in ENDED and job.operator.connected:

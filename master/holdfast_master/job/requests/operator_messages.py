@@ -30,7 +30,7 @@ def connected(job: JobContext) -> None:
     view.cluster = ClusterStrikes()  # those of the new stream follow
     replacement.repeat(job)
     strikes.report(job)
-    job_end.tell_finish(job)
+    job_end.send_finish(job)
     if first:
         refresh_all(job, Change.OPERATOR_CONNECTED)
 

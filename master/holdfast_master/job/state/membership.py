@@ -31,7 +31,7 @@ class Node:
     heartbeat: float
     warm: bool = False
     cold_reason: str = ""
-    away_told: bool = False
+    away_noted: bool = False
     """The end of its stream was news."""
     draining: EvidenceKind | None = None
     """Reason why it is to leave; None: it is not."""

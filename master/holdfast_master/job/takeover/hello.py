@@ -165,8 +165,8 @@ def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> N
         # The journal knows the node and no world: its writer was lost while it was still asking.
         job.claims.keep_digest(hello.digest)
     stores.present(job.worlds, node, hello.store)
-    if node.away_told:
-        node.away_told = False
+    if node.away_noted:
+        node.away_noted = False
         job.out.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
     _welcome(job, node, returning.round_to_keep(job, node))
     node_liveness.watch(job, node)

@@ -43,7 +43,7 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
             text = f"node {node.rank} is back without processes of round {number}"
             incidents.note_gone(job, node, text)
         elif world.replicas and hello.round == number:
-            _tell(job, node)  # its replica goes on
+            _send_missed(job, node)  # its replica goes on
         return
     if _is_anothers(world, node, hello):
         _renumber(job, node, world, hello)
@@ -104,10 +104,10 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     if world.training:
         world.stepped.add(node.rank)
     barrier.send_barrier(job, node)
-    _tell(job, node)
+    _send_missed(job, node)
 
 
-def _tell(job: JobContext, node: Node) -> None:
+def _send_missed(job: JobContext, node: Node) -> None:
     """Tell a member what it may have missed."""
     on_demand.send(job, node)
     interval.send(job, node)

@@ -132,7 +132,7 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
         return False
     if tracker.rescue is None:
         tracker.rescue = new
-        _tell_begin(job.state, job.out, version, verdict, why)
+        _announce(job.state, job.out, version, verdict, why)
         _stop_ranks(job, why, grace, ending=new.ending)
     rescue = tracker.rescue
     rescue.awaited = version
@@ -152,7 +152,7 @@ def _hold(job: JobContext, text: str) -> None:
     job.move(Trigger.HELD, PhaseReason.RESCUE, text)
 
 
-def _tell_begin(
+def _announce(
     state: JobState, out: OutgoingBatch, version: CheckpointVersion, verdict: FlushVerdict, why: str
 ) -> None:
     text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"

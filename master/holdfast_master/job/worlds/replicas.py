@@ -89,10 +89,10 @@ def recorded(
     """The replicas of a world as the journal has them; `number`: the world's round."""
     assigned = job.state.assigned
     known = {one.number: one for one in assigned.replicas} if assigned is not None else {}
-    return tuple(known[one.number] if one.round else _begun(job, number, one) for one in chosen)
+    return tuple(known[one.number] if one.round else _started(job, number, one) for one in chosen)
 
 
-def _begun(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica:
+def _started(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica:
     """A replica whose processes are to be started in round `number`."""
     members = [as_member(one) for one in replica.members]
     return WorldReplica(

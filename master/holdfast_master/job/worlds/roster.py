@@ -83,7 +83,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
-        _tell(job, world, replica, fact, verdict.reason)
+        _send(job, world, replica, fact, verdict.reason)
 
 
 def note_alone(job: JobContext, world: World) -> None:
@@ -105,11 +105,11 @@ def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
     for replica in world.replicas:
         ranks = world.members_of(replica)
         nodes = [job.membership.nodes.get(rank) for rank in ranks]
-        said = all(node is not None and node.ready_replica == replica.number for node in nodes)
+        confirmed = all(node is not None and node.ready_replica == replica.number for node in nodes)
         intact = replica.number in going and replica.number not in job.worlds.frozen
         if world.finished.issuperset(ranks):  # its nodes may be gone, too
             intact = not _has_parted(job, replica)
-        yield ReplicaStatus(replica.number, intact, said or replica.number in known)
+        yield ReplicaStatus(replica.number, intact, confirmed or replica.number in known)
 
 
 def _has_parted(job: JobContext, replica: wire.WorldReplica) -> bool:
@@ -130,7 +130,7 @@ def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | Non
     return job.worlds.ready_since
 
 
-def _tell(
+def _send(
     job: JobContext, world: World, replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
 ) -> None:
     for node in job.membership.present(world.members_of(replica)):
@@ -167,11 +167,11 @@ def note_known(job: JobContext, assignment: wire.WorldAssignment | None) -> None
 
     The journal has lost its end, or an earlier master that lives has made epochs, too.
     """
-    told, last = assignment.roster if assignment is not None else None, job.state.roster
-    if told is None:
+    given, last = assignment.roster if assignment is not None else None, job.state.roster
+    if given is None:
         return
-    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, told.epoch)
-    if last is not None and not policy.follows(told, last):
+    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, given.epoch)
+    if last is not None and not policy.follows(given, last):
         job.worlds.strange_roster = True
         job.touch(Change.REPLICA_READY)
 

@@ -65,7 +65,7 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
     percents = _percents(one for one in accused if not one.own_work)
     stays = max(_percents(one for one in accused if one.own_work).values(), default=0.0)
     if not percents:
-        return NoExclusion(_nobody(accused))
+        return NoExclusion(_why_none(accused))
     slowest = sorted(percents, key=lambda node: (-percents[node], node))
     allowed = most_excluded(prospects.members) - prospects.excluded
     if allowed <= 0:
@@ -107,7 +107,7 @@ def _percents(verdicts: Iterable[StragglerVerdict]) -> dict[str, float]:
     return found
 
 
-def _nobody(accused: Sequence[StragglerVerdict]) -> str:
+def _why_none(accused: Sequence[StragglerVerdict]) -> str:
     if not accused:
         return "no node is accused"
     return (

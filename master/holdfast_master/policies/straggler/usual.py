@@ -159,12 +159,12 @@ def deviations(
     shared = shared_change(usual, changes) if changes else middle(times.values())
     yield
     own = {rank: change - shared for rank, change in changes.items()}
-    among = _beside(times, peers)
-    beside = {rank: one - among[peers[rank]] for rank, one in times.items()}
+    among = _against_peers(times, peers)
+    compared = {rank: one - among[peers[rank]] for rank, one in times.items()}
     yield
-    noise = _noise(usual, own or beside, times)
+    noise = _noise(usual, own or compared, times)
     yield
-    ranks = {rank: Deviation(own.get(rank), beside[rank], noise[rank]) for rank in times}
+    ranks = {rank: Deviation(own.get(rank), compared[rank], noise[rank]) for rank in times}
     return Deviations(times, shared, changes, ranks)
 
 
@@ -186,7 +186,7 @@ def _noise(usual: Usual, now: Mapping[int, float], ranks: Iterable[int]) -> dict
     return {rank: max(floor, past.get(rank, 0.0)) for rank in ranks}
 
 
-def _beside(times: Mapping[int, float], peers: Mapping[int, int]) -> Mapping[int, float]:
+def _against_peers(times: Mapping[int, float], peers: Mapping[int, int]) -> Mapping[int, float]:
     members: dict[int, list[float]] = {}
     for rank, one in times.items():
         members.setdefault(peers[rank], []).append(one)

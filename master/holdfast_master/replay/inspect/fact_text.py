@@ -42,10 +42,10 @@ def kind_of(record: wire.JournalRecord) -> str:
 def fact_line(record: wire.JournalRecord) -> str:
     """Return sequence, time, kind and what the fact says."""
     head = f"{record.sequence:>8}  {clock(record.unix_time)}  {kind_of(record):<16}"
-    return f"{head}  {says(record)}".rstrip()
+    return f"{head}  {words(record)}".rstrip()
 
 
-def says(record: wire.JournalRecord) -> str:
+def words(record: wire.JournalRecord) -> str:
     """Return what the fact says, with its reason where it has one."""
     return _FACTS[type(record.fact)](record.fact) if record.fact is not None else ""
 
