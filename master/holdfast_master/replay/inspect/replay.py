@@ -146,9 +146,8 @@ class Player:
         self._flush()
         self._print(f"{fact_text.clock(step.moment.unix)}  > {fact_text.input_line(step.event)}")
         for record in step.records:
-            self._print(
-                f"    {record.sequence:>7} {fact_text.kind_of(record):<16} {fact_text.words(record)}"
-            )
+            kind = fact_text.kind_of(record)
+            self._print(f"    {record.sequence:>7} {kind:<16} {fact_text.words(record)}")
         for line in fact_text.order_lines(step.orders):
             self._print(f"         -> {line}")
         if step.difference:
