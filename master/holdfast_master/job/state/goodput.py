@@ -18,6 +18,10 @@ class Account:
     since: int
     """Microseconds on the master's clock."""
     totals: Totals
+    opened: int
+    """Time at which this master began to count, microseconds."""
+    brought: int
+    """Sum of what was counted before, microseconds."""
     incident: str = ""
     """Incident that the running class is a cost of."""
     recent: int = 0
@@ -38,7 +42,8 @@ class GoodputLedger:
     def bring(self, totals: Mapping[int, Totals]) -> None:
         """Take over what an earlier master counted; the accounts stay closed."""
         for rank, classes in totals.items():
-            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes))
+            brought = sum(classes.values())
+            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes), 0, brought)
             self._add_all(classes)
 
     def _add_all(self, classes: Mapping[GoodputClass, int]) -> None:
@@ -51,7 +56,7 @@ class GoodputLedger:
             return
         before = self._closed.pop(rank, None)
         totals = before.totals if before is not None else {}
-        self._open[rank] = Account(kind, at, totals)
+        self._open[rank] = Account(kind, at, totals, at, sum(totals.values()))
         self._run(kind, 1, at)
 
     def _run(self, kind: GoodputClass, count: int, start: int) -> None:
