@@ -64,7 +64,7 @@ def period(signatures: Sequence[int]) -> int:
     return 0
 
 
-def steps_of(recorded: Recorded) -> tuple[Step, ...]:
+def steps_of(recorded: Recorded) -> Sequence[Step]:
     """Return the steps of a run."""
     return align(recorded.samples, period([one.signature for one in recorded.samples[0]]))
 

@@ -152,7 +152,7 @@ def test_a_rank_that_has_passed_the_step_makes_it_a_later_one(training: Start) -
         order = job.core.inspect().checkpoints.order
         assert order is not None
         late = order.step + 1
-        _say(job, 1, wire.BarrierAck(barrier_id=order.barrier_id, seen_at_step=late, goes_on=True))
+        _say(job, 1, wire.BarrierAck(barrier_id=order.number, seen_at_step=late, goes_on=True))
     assert _refusal(job, number).reason == "MISSED"
     steps = [order.step for order in job.agents[0].saves]
     assert steps == sorted(set(steps))
