@@ -64,9 +64,9 @@ def period(signatures: Sequence[int]) -> int:
     return 0
 
 
-def steps_of(recorded: Recorded) -> tuple[Step, ...]:
+def steps_of(recorded: Recorded) -> Sequence[Step]:
     """Return the steps of a run."""
-    return align(recorded.samples, period([one.signature for one in recorded.samples[0]])).steps
+    return align(recorded.samples, period([one.signature for one in recorded.samples[0]]))
 
 
 def trace_of(recorded: Recorded) -> Trace:

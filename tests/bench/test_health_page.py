@@ -21,9 +21,10 @@ from bench.health.recorder import compact, record, signature
 from bench.health.rules import PEERS, POLICY, RULES, oracle, seen
 from bench.health.score import Total, healthy_weeks, score, total
 from bench.record import ROOT, read
+from holdfast_master.policies.straggler.slices import finished
 from holdfast_master.policies.straggler.verdict import judge
 from holdfast_master.policies.straggler.votes import VoteRecord
-from holdfast_master.policies.straggler.window import RankTime, window_of
+from holdfast_master.policies.straggler.window import RankTime, window_slices
 
 SEEDS = range(3_000_000, 3_000_040)
 PUBLISHED = ROOT / "docs" / "benchmarks" / "health.jsonl"
@@ -226,7 +227,7 @@ def test_the_masters_own_way_accuses_the_slow_rank_of_a_recorded_run_only(path: 
     steps, memory, found = recorded.steps_of(one), VoteRecord(), set[int]()
     about = {rank: RankTime(node=f"n{rank}", local=0.0) for rank in one.samples}
     for first in range(0, len(steps) - WINDOW_STEPS + 1, WINDOW_STEPS):
-        window = window_of(first, steps[first : first + WINDOW_STEPS], about)
+        window = finished(window_slices(first, steps[first : first + WINDOW_STEPS], about))
         memory, verdicts = judge(memory, window, POLICY)
         found |= {rank for verdict in verdicts for rank in verdict.ranks}
     assert found == ({2} if one.cause == "slow rank" else set())

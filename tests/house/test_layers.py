@@ -147,7 +147,6 @@ MODULES = {f"{layer}/__init__": "" for layer in _named()} | {
     "holdfast_agent/checkpoint/parts": "",
     "holdfast_cli/client/__init__": "",
     "holdfast_master/process/serving": "",
-    "holdfast_master/server/reflection": "",
     "holdfast_operator/events/aggregation": "",
     "holdfast_operator/events/sources": "",
     "holdfast_operator/pods/__init__": "",

@@ -1,9 +1,5 @@
 """Admission of checked nodes: what the outcome of a check means for each of them.
 
-Belongs here: the verdicts' facts and events; under mode Act, the bad node's way out. Does not
-belong here: the check itself (`preflight`), the verdicts (`policies.preflight`), how a host is
-excluded (`nodes.rule_actions`).
-
 Under `Report` every node joins. Under `Act` a node that is slow or faulty stays outside. Its host
 is excluded and another pod is asked for, up to three agents in a row: after that, it is not the
 hosts. Where too few nodes would be left and nobody makes another, it joins all the same: a slow job
@@ -19,10 +15,10 @@ from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility, liveness, replacement, rule_actions
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies import preflight as policy
 from holdfast_master.policies.failure import EvidenceKind
@@ -37,7 +33,7 @@ MOST_IN_A_ROW: Final = 3
 
 
 def is_healthy(state: JobState, node: Node) -> bool:
-    """Return whether this agent's check found it healthy."""
+    """Whether this agent's check found it healthy."""
     judged = state.judged.get(node.rank)
     healthy = judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
     return healthy and judged is not None and judged.agent_id == node.agent_id
@@ -55,7 +51,7 @@ def settle(job: JobContext, own: OpenCheck) -> None:
     good = [(node, finding) for node, finding in present if finding.verdict not in BAD]
     for node, finding in good:
         _judge(job, node, finding, admitted=True)
-    _tell_good(job, good)
+    _report_good(job, good)
     bad = [(node, finding) for node, finding in present if finding.verdict in BAD]
     for node, finding in bad:
         _settle_bad(job, node, finding)
@@ -110,7 +106,7 @@ def _in_a_row(state: JobState, node: Node) -> int:
     return before.bad_in_a_row + (1 if before.agent_id != node.agent_id else 0) or 1
 
 
-def _tell_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
+def _report_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
     healthy = [node.rank for node, finding in good if finding.verdict is NodeVerdict.HEALTHY]
     if healthy:
         text = f"{nodes_named(healthy)} {verb(len(healthy), 'is', 'are')} healthy"
@@ -125,16 +121,16 @@ def _settle_bad(job: JobContext, node: Node, finding: NodeFinding) -> None:
     what = f"node {node.rank} is {finding.verdict.name.lower()}: {finding.reason}"
     if preflight_mode(job.state.spec) is not HealthMode.ACT:
         _judge(job, node, finding, admitted=True)
-        _tell_bad(job, node, f"{what}; it joins, as mode Report only says so")
+        _report_bad(job, node, f"{what}; it joins, as mode Report only says so")
         return
     _judge(job, node, finding, admitted=False)
     if _in_a_row(job.state, node) <= MOST_IN_A_ROW and _replaced(job, node, what):
         return
     if job.bounds.fit(len(job.membership.candidates)):
-        _tell_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
+        _report_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
         return
     _judge(job, node, finding, admitted=True)
-    _tell_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
+    _report_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
 
 
 def _replaced(job: JobContext, node: Node, what: str) -> bool:
@@ -143,7 +139,7 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     why = "it failed the check before it joined"
     if not replacement.ask(job, node.rank, node.pod_uid, why, avoid_node=host):
         return False
-    _tell_bad(job, node, f"{what}; it stays outside and is replaced")
+    _report_bad(job, node, f"{what}; it stays outside and is replaced")
     why_there = f"node {node.rank} failed the check there"
     # Nodes of the job on the same host are judged by themselves: they stay.
     rule_actions.exclude(job, node.rank, why_there, others_leave=False)
@@ -152,6 +148,6 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     return True
 
 
-def _tell_bad(job: JobContext, node: Node, text: str) -> None:
+def _report_bad(job: JobContext, node: Node, text: str) -> None:
     strikes.strike(job, node.rank, StrikeCause.PREFLIGHT, text)
     job.out.event(EventReason.PREFLIGHT_FAILED, text, Warn, node=node.rank)

@@ -38,7 +38,7 @@ def strike(job: JobContext, rank: int, cause: StrikeCause, text: str) -> None:
 def report(job: JobContext) -> None:
     """Tell the operator of all strikes of this job: its stream is new."""
     if job.state.strikes:
-        job.out.tell(StrikesReported(strikes=tuple(job.state.strikes)))
+        job.out.send_operator(StrikesReported(strikes=tuple(job.state.strikes)))
 
 
 def withdraw(job: JobContext, rank: int, cause: StrikeCause, since: float) -> None:

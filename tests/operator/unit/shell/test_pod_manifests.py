@@ -6,7 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
-from holdfast_master.process.in_pod import EPOCHS_PER_POD as MASTERS_OWN
+from holdfast_master.process.settings import EPOCHS_PER_POD as MASTERS_OWN
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED, avoided_by
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot

@@ -1,8 +1,4 @@
-"""Worlds whose ranks report no steps: whether a guess may still come, whether there was none.
-
-Belongs here: the judgements that incidents need of such a world. Does not belong here: what the
-first guess changes (`worlds.guessed_steps`), the rule (`policies.guessed_steps`).
-"""
+"""What the newest reports of a world's ranks tell: how far they are, and steps that nobody sees."""
 
 from __future__ import annotations
 
@@ -11,12 +7,15 @@ from collections.abc import Iterator
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
 from holdfast_master.job.state.world import World
+from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies import guessed_steps
+from holdfast_master.policies.barrier import Sighting
+from holdfast_master.policies.failure import Evidence
 from holdfast_wire.messages import RankProgress
 
 
 def are_awaited(job: JobContext, world: World) -> bool:
-    """Return whether a first guess may still come.
+    """Whether a first guess may still come.
 
     It may in a young world with collectives, or of a script whose steps were guessed before.
     """
@@ -29,7 +28,7 @@ def are_awaited(job: JobContext, world: World) -> bool:
 
 
 def is_stepless(job: JobContext, world: World) -> bool:
-    """Return whether a world that ends had no step, as far as collectives tell."""
+    """Whether a world that ends had no step, as far as collectives tell."""
     state = job.state
     if not world.is_unseen or state.best_step or state.trains_since is None:
         return False
@@ -37,18 +36,37 @@ def is_stepless(job: JobContext, world: World) -> bool:
         return False
     hang = job.spec.health.hang if job.spec.health is not None else None
     patience = job.settings.unseen_start_seconds
-    return guessed_steps.judge_ended(
+    return guessed_steps.is_stepless(
         tuple(_reports(job.membership, world)),
         guessed_before=state.steps_guessed,
         seconds=job.clock.job_seconds - state.trains_since,
         patience=patience if hang is None else max(patience, hang.first_step_seconds),
-    ).stepless
+    )
 
 
 def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
     """Yield the newest reports of a world's ranks."""
-    for rank in world.places:
-        node = membership.nodes.get(rank)
-        for item in node.ranks if node is not None else ():
-            if item.round == world.round_of(rank):
-                yield item
+    for node, item in membership.reports(world.places):
+        if item.round == world.round_of(node.rank):
+            yield item
+
+
+def reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
+    """The newest step: a process that ended reported it, else the ranks went on a little."""
+    stood = bool(world.saved) and world.all_saved()
+    if item.rank is not None or not world.training or stood:
+        return world.reached
+    return barrier_policy.reach(sightings(now, membership, world), world.reached)
+
+
+def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
+    """The last progress of every rank of the savers."""
+    for node, item in membership.reports(world.savers):
+        if guessed_steps.is_guess(item):
+            continue  # it counts from 0 in each process
+        yield Sighting(
+            step=item.step,
+            step_seconds=item.step_seconds or world.step_seconds,
+            since_step_seconds=item.since_step_seconds,
+            age=max(0.0, now - node.ranks_at),
+        )

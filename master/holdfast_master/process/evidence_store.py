@@ -1,8 +1,5 @@
 """The evidence of the newest incidents: on disk beside the journal, else in memory.
 
-Belongs here: writing, reading and removing it in one thread, so that no disk holds the loop up.
-Does not belong here: a file's form (`holdfast_wire.evidence_file`), what is collected.
-
 A file has its name only once it is whole. What a disk does not take stays in memory, where a
 successor does not find it.
 """
@@ -37,11 +34,9 @@ class EvidenceStore:
     """Evidence by incident; only its thread changes what it knows."""
 
     def __init__(self, directory: Path | None, writer: str = "") -> None:
-        """Take up what earlier masters kept; blocks.
+        """Take up what earlier masters kept; blocks. Without a directory all is kept in memory.
 
-        Args:
-            directory: where the files are; None: all is kept in memory.
-            writer: tells the temporary files of two masters apart.
+        writer: tells the temporary files of two masters apart.
         """
         self._directory, self._writer = directory, writer
         self._sizes: dict[str, int] = {}
@@ -61,11 +56,11 @@ class EvidenceStore:
         self._thread.submit(self._keep, instruction.evidence)
 
     def known(self) -> tuple[str, ...]:
-        """Return the ids of the incidents whose evidence is kept or being written."""
+        """The ids of the incidents whose evidence is kept or being written."""
         return tuple({**dict.fromkeys(self._sizes), **dict.fromkeys(sorted(self._coming))})
 
     async def read(self, incident_id: str) -> IncidentEvidence | None:
-        """Return the evidence of an incident; None: none is kept.
+        """The evidence of an incident; None: none is kept.
 
         Raises:
             EvidenceFileError: it cannot be read, or is damaged.
