@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -41,8 +40,3 @@ class Measured:
     values: Mapping[str, float]
     load: float = 0.0
     """Load average of the last minute."""
-
-
-def from_line(line: str) -> Measured:
-    """Read a result."""
-    return Measured(**json.loads(line))
