@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -160,7 +161,7 @@ class Log:
         if dist.get_rank():
             return
         with self._file.open("a") as file:
-            file.write(json.dumps({name: getattr(line, name) for name in Timed.__slots__}) + "\n")
+            file.write(json.dumps(dataclasses.asdict(line)) + "\n")
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

@@ -22,17 +22,17 @@ from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, KeeperError
 from holdfast_agent.checkpoint.places import place_of
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire import fd_messages
 
 _MOST_READ = 10_000
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
+def shelf() -> Iterator[FdStore]:
     """Make a runner's shelf. Check at the end that no descriptor of an arena is left open."""
     before = _open_arenas()
-    made = Shelf(0, close_all, lambda: True)
+    made = FdStore(0, close_all, lambda: True)
     yield made
     made.disconnect()
     made.clear()
@@ -45,15 +45,15 @@ def _open_arenas() -> list[str]:
     return [one.name for one in links if f"memfd:{fd_messages.ARENA}" in str(one.readlink())]
 
 
-def _stash(shelf: Shelf, job: str = "job") -> Stash:
+def _stash(shelf: FdStore, job: str = "job") -> Stash:
     return Stash(shelf.connect().detach(), job)
 
 
-def _keeper(shelf: Shelf, job: str = "job") -> ArenaStore:
+def _keeper(shelf: FdStore, job: str = "job") -> ArenaStore:
     return ArenaStore(lambda: PLENTY, volume=_stash(shelf, job))
 
 
-def _die(keeper: ArenaStore, shelf: Shelf) -> None:
+def _die(keeper: ArenaStore, shelf: FdStore) -> None:
     """Close what a SIGKILL closes, and have the runner see it."""
     stash = keeper._volume
     assert isinstance(stash, Stash)
@@ -65,14 +65,14 @@ def _die(keeper: ArenaStore, shelf: Shelf) -> None:
     shelf.disconnect()
 
 
-def _leave(shelf: Shelf, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> None:
+def _leave(shelf: FdStore, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> None:
     keeper = _keeper(shelf)
     fill(keeper, steps, hash_it=hash_it)
     _die(keeper, shelf)
     assert shelf.count == 2
 
 
-def _map(shelf: Shelf, number: int = 0) -> Arena:
+def _map(shelf: FdStore, number: int = 0) -> Arena:
     """Map one of the arenas that are held, as nobody should."""
     fd = os.open(f"/proc/self/fd/{list(shelf._items.values())[number]}", os.O_RDWR)
     arena = Arena(fd)
@@ -80,7 +80,7 @@ def _map(shelf: Shelf, number: int = 0) -> Arena:
     return arena
 
 
-def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: Shelf) -> None:
+def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: FdStore) -> None:
     """Handing over is no giving away."""
     _leave(shelf)
     _die(_keeper(shelf), shelf)
@@ -90,7 +90,7 @@ def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: Shelf) 
     keeper.close()
 
 
-def test_what_was_being_written_is_emptied(shelf: Shelf) -> None:
+def test_what_was_being_written_is_emptied(shelf: FdStore) -> None:
     """Half a step is none; an arena with nothing else is freed at the runner too."""
     _leave(shelf, steps=(6,))
     arena = _map(shelf)
@@ -108,7 +108,7 @@ def test_what_was_being_written_is_emptied(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_never_restored(shelf: Shelf, seed: int) -> None:
+def test_a_flipped_bit_is_never_restored(shelf: FdStore, seed: int) -> None:
     """Anywhere in an image: the slot is given up, with its step in the note."""
     rng = random.Random(seed)
     _leave(shelf, steps=(6,))
@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_never_restored(shelf: Shelf, seed: int) -> None:
     keeper.close()
 
 
-def test_foreign_jobs_and_older_formats_are_given_up(shelf: Shelf) -> None:
+def test_foreign_jobs_and_older_formats_are_given_up(shelf: FdStore) -> None:
     """Each with a note, and freed at the runner: nobody will ever ask for it."""
     _leave(shelf)
     arena = _map(shelf)
@@ -146,7 +146,7 @@ def test_foreign_jobs_and_older_formats_are_given_up(shelf: Shelf) -> None:
     keeper.close()
 
 
-def test_memory_that_could_shrink_is_given_up(shelf: Shelf) -> None:
+def test_memory_that_could_shrink_is_given_up(shelf: FdStore) -> None:
     """Its reader would be killed by SIGBUS."""
     stash = _stash(shelf)
     body = layout().table.encode()
@@ -165,7 +165,7 @@ def test_memory_that_could_shrink_is_given_up(shelf: Shelf) -> None:
 
 
 @pytest.fixture
-def mapped(shelf: Shelf) -> Iterator[subprocess.Popen[bytes]]:
+def mapped(shelf: FdStore) -> Iterator[subprocess.Popen[bytes]]:
     """Start a trainer that maps an arena and outlives the agent that made it."""
     keeper = _keeper(shelf)
     fill(keeper, (6,))
@@ -186,7 +186,7 @@ def mapped(shelf: Shelf) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_memory_that_a_dying_trainer_maps_is_waited_for(
-    shelf: Shelf, mapped: subprocess.Popen[bytes]
+    shelf: FdStore, mapped: subprocess.Popen[bytes]
 ) -> None:
     """It could still write; that the runner holds it too does not count."""
     threading.Timer(0.3, mapped.kill).start()
@@ -198,7 +198,7 @@ def test_memory_that_a_dying_trainer_maps_is_waited_for(
 
 
 def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
-    shelf: Shelf, mapped: subprocess.Popen[bytes]
+    shelf: FdStore, mapped: subprocess.Popen[bytes]
 ) -> None:
     """Once the patience is at its end, and the runner lets go of it."""
     stash = _stash(shelf)
@@ -214,7 +214,7 @@ def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
 
 
 def test_a_runner_that_reads_nothing_delays_nobody(
-    shelf: Shelf, caplog: pytest.LogCaptureFixture
+    shelf: FdStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An arena that the runner does not take stays with the agent. A warning says so once."""
     stash = _stash(shelf)
@@ -243,7 +243,7 @@ def test_a_runner_that_reads_nothing_delays_nobody(
     stash.close()
 
 
-def test_an_agent_whose_runner_is_gone_goes_on(shelf: Shelf) -> None:
+def test_an_agent_whose_runner_is_gone_goes_on(shelf: FdStore) -> None:
     """As before there were runners that held anything."""
     keeper = _keeper(shelf)
     shelf.disconnect()
@@ -268,7 +268,7 @@ def test_what_is_no_runner_is_left_alone() -> None:
 
 
 def test_memory_that_cannot_be_made_is_an_error_with_its_reason(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: FdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer is told, and the next try may succeed."""
     keeper = _keeper(shelf)

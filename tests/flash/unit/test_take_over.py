@@ -15,7 +15,7 @@ from holdfast.flash.memory.file_backend import Volume
 from holdfast.flash.memory.recovery import ArenaBackend
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 
 _MOST_READ = 10_000
 
@@ -57,7 +57,7 @@ class Files:
 class Runner:
     """A runner that holds descriptors."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: FdStore) -> None:
         """Take what it holds."""
         self._shelf = shelf
 
@@ -89,7 +89,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
             left.unlink()
         folder.rmdir()
     else:
-        shelf = Shelf(0, close_all, lambda: True)
+        shelf = FdStore(0, close_all, lambda: True)
         yield Runner(shelf)
         shelf.disconnect()
         shelf.clear()

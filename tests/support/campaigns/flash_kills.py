@@ -51,7 +51,7 @@ from holdfast.flash.server.protocol import (
 from holdfast.flash.storage.filesystem import PosixDisk
 from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import VerifiedStep, newest
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
 
@@ -254,7 +254,7 @@ class Campaign:
 
     def __init__(self, seed: int, folder: Path, *, files: bool, held: bool) -> None:
         """Begin with nothing."""
-        self._shelf = Shelf(0, close_all, lambda: True) if held else None
+        self._shelf = FdStore(0, close_all, lambda: True) if held else None
         # Not on a disk: a mapping's writes would wait for it.
         self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         self._rng = random.Random(seed)

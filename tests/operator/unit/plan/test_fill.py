@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_cli.runner.extra_roles import ExtraRoles
+from holdfast_cli.runner.local_job import ExtraRoles
 from holdfast_operator.plan.actions import CreatePod, DeletePod, ScaleJob
 from holdfast_operator.plan.history import (
     EXTRA_ATTEMPTS,

@@ -1,11 +1,12 @@
-"""Writes the results of a run as a Markdown page. Pure: results in, text out."""
+"""The page of a run: what is promised, then a section for each fault. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.recovery.bars import judge
+from bench.harness import machine
+from bench.harness.page import Verdict, at_most, judged, load_range, promises, ratio, table, times
 from bench.recovery.measure import Recovery
 from bench.recovery.results import OURS, RECOVERED, Result
 
@@ -76,7 +77,8 @@ def page(about: Mapping[str, Any], results: Sequence[Result]) -> str:
     """Return the whole page."""
     parts = [_INTRO, _machine(about, results)]
     if any(result.case.system == OURS for result in results):
-        parts.append(_promises(results))
+        columns = {"promise (medians)": "text", "at": "promised", "measured": "reached"}
+        parts.append(promises(judge(results), columns | {"trials": "times", "kept": "kept"}))
     for name, section in SECTIONS.items():
         of_it = [result for result in results if result.measured == name]
         if of_it:
@@ -93,52 +95,19 @@ def spread(values: Sequence[float]) -> str:
     return f"{seconds(median(values))} ({seconds(min(values))}–{seconds(max(values))})"
 
 
-def ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
-    """Return the ratio of theirs to ours: that of the medians, then the least and the greatest.
-
-    No pair of one trial of theirs and one of ours gives a ratio outside of the bounds.
-    """
-    if not theirs or not ours or min(ours) <= 0:
-        return "–"
-    middle = median(theirs) / median(ours)
-    least, greatest = min(theirs) / max(ours), max(theirs) / min(ours)
-    return f"{middle:.1f}× ({least:.1f}–{greatest:.1f})"
-
-
 def seconds(value: float) -> str:
     """Return ``value`` with as many digits as it carries."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def _machine(about: Mapping[str, Any], results: Sequence[Result]) -> str:
-    loads = [result.load for result in results if result.load]
-    load = f"{min(loads):.1f}–{max(loads):.1f}" if loads else "unknown"
+    loaded = [result for result in results if result.load]
+    load = load_range(loaded) if loaded else "unknown"
+    words = machine.words(about, "DLRover {dlrover}", plan=", plan {plan}")
     left_out = about.get("left_out") or {}
-    lines = [
-        (
-            f"{about.get('date')}, commit {about.get('commit')}, plan {about.get('plan')}: "
-            f"{about.get('cores')} × {about.get('cpu')}, {about.get('memory_gib')} GiB, Linux "
-            f"{about.get('kernel')}, Python {about.get('python')}, torch {about.get('torch')}, "
-            f"DLRover {about.get('dlrover')}; load average at the faults {load}."
-        ),
-        *(f"Left out: {name}: {reason}" for name, reason in sorted(left_out.items())),
-    ]
+    lines = [f"{words}; load average at the faults {load}."]
+    lines += [f"Left out: {name}: {reason}" for name, reason in sorted(left_out.items())]
     return "\n".join(lines) + "\n"
-
-
-def _promises(results: Sequence[Result]) -> str:
-    words = {True: "yes", False: "**no**", None: "–"}
-    rows = [
-        [v.bar.text, v.promised, v.reached, str(v.trials), words[v.kept]] for v in judge(results)
-    ]
-    header = ["promise (medians)", "at", "measured", "trials", "kept"]
-    return "## What is promised\n\n" + table(header, rows)
 
 
 def _section(section: _Section, results: Sequence[Result]) -> str:
@@ -210,7 +179,7 @@ def _row(
         spread([one.pause_s for one in found]),
         spread([one.restore_s for one in found]),
         f"{median(redone):.0f} ({min(redone)}–{max(redone)})" if redone else "–",
-        "1" if key.system == OURS else ratio(figures, ours),
+        "1" if key.system == OURS else times(ratio(figures, ours)),
     ]
 
 
@@ -240,3 +209,137 @@ def _stages(groups: Mapping[_Key, Sequence[Result]]) -> str:
     return "Where the total went, by what the slowest rank had reached (medians, s):\n\n" + table(
         header, rows
     )
+
+
+# --------------------------------------------------------------------------------------- the bars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A promise about the median of one figure."""
+
+    text: str
+    measured: str
+    restore: str = "torch"
+    figure: Callable[[Result], float | None] = field(default=lambda one: _of(one, "total_s"))
+    """Seconds; None where this result has no such figure."""
+    at_most_s: float | None = None
+    times_faster: float = 0.0
+    """At least so many times faster than the fastest peer that recovered."""
+    peers: str = ""
+    """The variant of the peers that the ratio is about; empty: all."""
+
+
+def _of(result: Result, name: str) -> float | None:
+    return getattr(result.recovery, name) if result.recovery else None
+
+
+def _alive_in_new_round(result: Result) -> float | None:
+    """Return the seconds that the frozen agent's worker lived beside the new round.
+
+    The value is negative where the worker was dead before the round, infinite where the worker was
+    never seen dead, and None where no new round started.
+    """
+    dead, started = result.notes.get("old worker dead"), result.notes.get("new round started")
+    if started is None:
+        return None
+    return float("inf") if dead is None else dead - started
+
+
+BARS = (
+    Bar(
+        text="worker killed → next step, without the script's restore",
+        measured="crash",
+        figure=lambda one: _of(one, "net_s"),
+        at_most_s=0.25,
+    ),
+    Bar(
+        text="worker killed → next step, whole, restored by DCP",
+        measured="crash",
+        restore="dcp",
+        at_most_s=0.45,
+    ),
+    Bar(
+        text="worker killed → next step, beside the fastest peer",
+        measured="crash",
+        times_faster=15,
+    ),
+    Bar(
+        text="node lost → next step",
+        measured="node-lost",
+        at_most_s=0.7,
+    ),
+    Bar(
+        text="node lost → next step, beside the fastest tuned peer",
+        measured="node-lost",
+        times_faster=8,
+        peers="tuned",
+    ),
+    Bar(
+        text="agent frozen → next step",
+        measured="agent-frozen",
+        at_most_s=6,
+    ),
+    Bar(
+        text="agent frozen: its worker's life beside the new round",
+        measured="agent-frozen",
+        figure=_alive_in_new_round,
+        at_most_s=0,
+    ),
+    Bar(
+        text="node back: pause, without the script's save and restore",
+        measured="rejoin",
+        figure=lambda one: _of(one, "net_pause_s"),
+        at_most_s=0.5,
+    ),
+    Bar(
+        text="node back: pause, whole, restored by DCP",
+        measured="rejoin",
+        restore="dcp",
+        figure=lambda one: _of(one, "pause_s"),
+        at_most_s=0.9,
+    ),
+)
+
+
+def judge(results: Sequence[Result]) -> list[Verdict]:
+    """Hold the results against every bar."""
+    return [_judge(bar, results) for bar in BARS]
+
+
+def _judge(bar: Bar, results: Sequence[Result]) -> Verdict:
+    ours = _measured(bar, [r for r in results if r.case.system == OURS])
+    if (limit := bar.at_most_s) is not None:
+        return judged(bar.text, f"≤ {limit:g} s", ours, at_most(limit), _median_seconds)
+    promised, fastest = f"≥ {bar.times_faster:g}×", _fastest_peer(bar, results)
+    if not ours or fastest is None:
+        return Verdict(bar.text, promised, times=len(ours))
+    peer, name = fastest
+    faster = peer / median(ours)
+    reached = f"{faster:.1f}× ({name})"
+    return Verdict(bar.text, promised, reached, faster >= bar.times_faster, len(ours))
+
+
+def _median_seconds(found: Sequence[float]) -> str:
+    return f"{median(found):.2f} s"
+
+
+def _fastest_peer(bar: Bar, results: Sequence[Result]) -> tuple[float, str] | None:
+    """Return the least median of a peer and variant, and whose it is."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        case = result.case
+        if case.system != OURS and bar.peers in {"", case.variant}:
+            groups.setdefault(f"{case.system} {case.variant}", []).append(result)
+    found = {name: figures for name, group in groups.items() if (figures := _measured(bar, group))}
+    return min(((median(figures), name) for name, figures in found.items()), default=None)
+
+
+def _measured(bar: Bar, results: Sequence[Result]) -> list[float]:
+    return [
+        figure
+        for result in results
+        if result.outcome == RECOVERED
+        and (result.measured, result.case.restore) == (bar.measured, bar.restore)
+        and (figure := bar.figure(result)) is not None
+    ]

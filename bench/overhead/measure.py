@@ -1,32 +1,39 @@
-"""Time that agent, master and SDK add to a training step, beside torchrun.
+"""CPU time of `job.step`, and the time that agent, master and SDK add to a training step.
 
-The same busy script in turns under torchrun, without the SDK, and under `holdfast-run` with its own
-master, with the SDK. Read from outside: the step's mean time, and the CPU time of what runs beside
-the ranks.
+The calls: CPU time of the calling thread in a training loop, so that other processes on the machine
+do not count, with the loop's own cost taken off: for a rank under an agent (page and lease), for
+one that has a barrier ahead (armed), and for a script that runs without an agent.
+
+The step: the same busy script in turns under torchrun, without the SDK, and under `holdfast-run`
+with its own master, with the SDK. Read from outside: the step's mean time, and the CPU time of what
+runs beside the ranks.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from bench.overhead.results import Trial
+from bench.harness.launch import HOLDFAST, LAUNCHERS
+from bench.harness.record import Note
+from holdfast.environment import Environment
+from holdfast.job import Job
+from holdfast.page import Page
+from holdfast.page_slot import SlotWriter
 
+CALLS = 20_000
+REPEATS = 50
 SCRIPT = Path(__file__).with_name("script.py")
-HOLDFAST, TORCHRUN = "holdfast", "torchrun"
-LAUNCHERS: Mapping[str, Sequence[str]] = {
-    TORCHRUN: ("-m", "torch.distributed.run", "--standalone"),
-    HOLDFAST: ("-c", "from holdfast_agent.main import main; main()"),
-}
 RANKS = 2
 TIMEOUT_SECONDS = 300.0
 _CPU_CLOCK = 2
@@ -36,14 +43,92 @@ SERVER = "pt_workerserver"
 """Beginning of the name that torch gives the threads of its worker server."""
 
 
-def measure(pairs: int, steps: int, folder: Path, add: Callable[[Trial], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class SdkCost:
+    """CPU time of one call of `job.step`, nanoseconds, over the repeats."""
+
+    case: str
+    median: float
+    p10: float
+    p90: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """One training run under one launcher."""
+
+    launcher: str
+    pair: int
+    step_us: float
+    """Mean wall time of a step, microseconds."""
+    launcher_us: float
+    """CPU time per step of the launcher and its helpers (agent and zygote), without the ranks."""
+    master_us: float
+    """CPU time per step of the job master; 0 under torchrun."""
+    cores: int
+    load: float
+    """Load average of the last minute, at the end."""
+    sampling_us: float | None = None
+    """CPU time per step of the threads that answer the agent's samples, in the rank with the most.
+    The ranks answer at the same time and then wait for each other. None: not measured."""
+
+    def share(self, cpu_us: float) -> float:
+        """Return CPU time per step as a share of the step.
+
+        Taken from one rank it delays all of them, so other cores do not make it less.
+        """
+        return cpu_us / self.step_us
+
+
+def calls(note: Note) -> None:
+    """Measure the three cases."""
+    page = Page.create(1)
+    try:
+        note(_cost(page, "under an agent"))
+        note(_cost(page, "under an agent, a barrier ahead", armed=True))
+        note(_cost(page, "without an agent", agent=False))
+    finally:
+        os.close(page.fd)
+
+
+def _cost(page: Page, case: str, *, agent: bool = True, armed: bool = False) -> SdkCost:
+    page.reset(0, 1)
+    job = Job(Environment(), SlotWriter(page, 0, 1) if agent else None)
+    if armed:
+        page.set_barrier(0, 1, 2**60)
+    costs = []
+    for repeat in range(REPEATS):
+        page.begin_lease(time.monotonic_ns())
+        costs.append(_loop_ns(job, 1 + repeat * CALLS) - _empty_ns())
+    tenths = statistics.quantiles(costs, n=10)
+    return SdkCost(case, statistics.median(costs), tenths[0], tenths[-1], max(costs))
+
+
+def _loop_ns(job: Job, first: int) -> float:
+    """Return CPU nanoseconds per call of `job.step` with everything given."""
+    begun = time.thread_time_ns()
+    for n in range(first, first + CALLS):
+        job.step(n, samples=32, loss=0.5)
+    return (time.thread_time_ns() - begun) / CALLS
+
+
+def _empty_ns() -> float:
+    """Return CPU nanoseconds per turn of the loop around it."""
+    begun = time.thread_time_ns()
+    for _n in range(CALLS):
+        pass
+    return (time.thread_time_ns() - begun) / CALLS
+
+
+def steps(pairs: int, count: int, folder: Path, note: Note) -> None:
     """Run the pairs; they begin with each launcher in turn."""
     for pair in range(pairs):
         for name in sorted(LAUNCHERS, reverse=bool(pair % 2)):
-            add(_trial(name, pair, steps, folder))
+            note(_trial(name, pair, count, folder))
 
 
-def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
+def _trial(launcher: str, pair: int, steps: int, folder: Path) -> TrainingRun:
     log = folder / f"{launcher}.{pair}.jsonl"
     words = [str(SCRIPT), str(log), str(steps), *(["--sdk"] if launcher == HOLDFAST else [])]
     with log.with_suffix(".out").open("wb") as out:
@@ -68,7 +153,7 @@ def _trial(launcher: str, pair: int, steps: int, folder: Path) -> Trial:
         for name in ("launcher", "master")
     }
     sampling = [cpu - before.sampling[rank] for rank, cpu in after.sampling.items()]
-    return Trial(
+    return TrainingRun(
         launcher=launcher,
         pair=pair,
         step_us=max(line["seconds"] for line in _lines(log) if line["what"] == "ended") * 1e6,

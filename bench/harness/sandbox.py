@@ -9,12 +9,17 @@ Run as a module, this is that first process: it starts the trial, reaps orphans 
 trial ends or when whoever started it is gone (end of file on standard input).
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench import ROOT
+from bench.harness import venvs
 
 
 class SandboxError(RuntimeError):
@@ -24,7 +29,7 @@ class SandboxError(RuntimeError):
 def enter(command: Sequence[str]) -> list[str]:
     """Return the command line that runs ``command`` in a fresh PID and mount namespace."""
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    first = [sys.executable, "-m", "bench.recovery.sandbox", *command]
+    first = [sys.executable, "-m", "bench.harness.sandbox", *command]
     return ["unshare", *as_root, "--pid", "--fork", "--kill-child", "--mount-proc", *first]
 
 
@@ -46,6 +51,33 @@ def check() -> None:
             f"unshare failed ({said or code}): run as root, or allow "
             "user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces)"
         )
+
+
+def run(
+    command: Sequence[str], log: Path, limit_s: float, variables: Mapping[str, str] | None = None
+) -> str:
+    """Run a command in a sandbox, its output in `log`; return what went wrong, or an empty text."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            enter(command),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**venvs.environment(), **(variables or {})},
+            cwd=ROOT,
+        )
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return f"was ended after {limit_s:.0f} s"
+    finally:
+        # The namespace's first process leaves at this end of file, and all others with it.
+        if process.stdin:
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    said = log.read_text(errors="replace").strip().splitlines()
+    return f"exited with {code}: {said[-1] if said else ''}" if code else ""
 
 
 def _leave_with_starter() -> None:

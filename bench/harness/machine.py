@@ -3,13 +3,21 @@
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[1]
+from bench import ROOT
+
+_WORDS = {
+    "cpu": "{cores} × {cpu}",
+    "memory_gib": "{memory_gib} GiB",
+    "kernel": "Linux {kernel}",
+    "python": "Python {python}",
+    "torch": "torch {torch}",
+}
 
 
 def about(plan: str, left_out: Any) -> dict[str, Any]:
@@ -30,18 +38,24 @@ def about(plan: str, left_out: Any) -> dict[str, Any]:
     }
 
 
+def words(
+    facts: Mapping[str, Any], *more: str, without: Collection[str] = (), plan: str = ""
+) -> str:
+    """Return a run's date, code and machine, then `more` about it; all of them formats."""
+    parts = [text for name, text in _WORDS.items() if name not in without]
+    text = f"{{date}}, commit {{commit}}{plan}: {', '.join([*parts, *more])}"
+    return text.format_map(facts)
+
+
 def sentence(facts: Mapping[str, Any]) -> str:
     """Return what a page says of a run's date, code and machine."""
-    return (
-        "{date}, commit {commit}: {cores} × {cpu}, {memory_gib} GiB, Linux {kernel}, "
-        "Python {python}, torch {torch}."
-    ).format_map(facts)
+    return f"{words(facts)}."
 
 
 def _commit() -> str:
     said = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
-        cwd=_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=10,

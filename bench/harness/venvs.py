@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from bench.recovery.systems.agents import free_port
+from bench.harness.launch import free_port
 
 TIMEOUT_SECONDS = 1800
 """For one installation: torch is 4.6 GB where nothing is cached."""
@@ -43,7 +43,7 @@ PEERS = {
 }
 """By system."""
 
-_SCRIPT = Path(__file__).with_name("script.py")
+_SCRIPT = Path(__file__).parents[1] / "recovery" / "script.py"
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
