@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from holdfast_master.policies.preflight import judge
+from holdfast_master.policies.preflight.rounds import judge
 from holdfast_wire.resources import Resource
 from nodes.simulated_nodes import COMPUTE, NETWORK, Cluster, Fault
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from holdfast_operator.plan.actions import CreatePod, Plan
 from holdfast_operator.plan.pods import Role
-from holdfast_operator.status.condition_rules import EXTRA_GIVEN_UP
+from holdfast_operator.status.conditions import EXTRA_GIVEN_UP
 
 
 class ExtraRoles:

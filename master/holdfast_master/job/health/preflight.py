@@ -23,8 +23,8 @@ from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
 from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, Preflight, preflight_mode
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies import preflight as policy
-from holdfast_master.policies.preflight import (
+from holdfast_master.policies.preflight import rounds
+from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
@@ -138,7 +138,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
     nodes = {**_named(job, waiting), **_named(job, _trusted(job))}
     new = {node.rank for node in waiting}
-    check = policy.begin(
+    check = rounds.begin(
         # Reports to an earlier master belong to none of these numbers.
         (job.identity.epoch << EPOCH_BITS) + own.begun,
         [
@@ -150,7 +150,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
             for name, node in nodes.items()
         ],
         references.known(job.state),
-        policy.PreflightSettings(network=settings.network_check),
+        rounds.PreflightSettings(network=settings.network_check),
     )
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
@@ -354,7 +354,7 @@ def round_due(job: JobContext) -> None:
 
 
 def _advance(job: JobContext, own: OpenCheck) -> None:
-    own.check = policy.conclude(own.check, own.reports.values(), _never_asked(own))
+    own.check = rounds.conclude(own.check, own.reports.values(), _never_asked(own))
     _send(job, own)
 
 

@@ -1,7 +1,7 @@
 """Second checks of nodes that something speaks against since their first one.
 
 Belongs here: when suspicion is looked for, and the nodes that it keeps from the next world until
-their check is over. Does not belong here: what makes a node suspect (`policies.preflight`), the
+their check is over. Does not belong here: what makes a node suspect (`policies.node_history`), the
 check itself (`preflight`).
 
 A running world is never touched. It is looked once after the end of a world, before the next one is
@@ -20,7 +20,7 @@ from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.nodes import Node
 from holdfast_master.job.state.preflight import CheckedNode
-from holdfast_master.policies.preflight import why_again
+from holdfast_master.policies.node_history import why_again
 
 
 def look(job: JobContext) -> None:
@@ -52,7 +52,7 @@ def _stop_ranks(job: JobContext, node: Node) -> None:
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:
-    noted, standings = strikes.of_nodes(job), strikes.standings(job)
+    noted, standings = strikes.own(job), strikes.standings(job)
     found = dict[CheckedNode, str]()
     for rank, node in sorted(job.membership.nodes.items()):
         host = strikes.host_of(job, rank)

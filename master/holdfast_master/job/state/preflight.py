@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.job.state.health import OFF
-from holdfast_master.policies.preflight import Check, FigureReport
+from holdfast_master.policies.preflight.figures import FigureReport
+from holdfast_master.policies.preflight.rounds import Check
 from holdfast_wire.messages import CheckListening, HealthMode, MasterSpec
 
 
