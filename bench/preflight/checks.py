@@ -28,7 +28,7 @@ from holdfast_agent.health.node_check.runner import (
     run,
     serve_task,
 )
-from holdfast_master.policies.preflight import judge
+from holdfast_master.policies.preflight.rounds import judge
 from holdfast_wire import loopback
 from holdfast_wire.resources import Resource
 from nodes.simulated_nodes import COMPUTE, NETWORK, Cluster, Fault

@@ -13,12 +13,11 @@ from holdfast_operator.master_spec import master_spec
 from holdfast_operator.plan.actions import CreatePod, Plan, ScaleJob
 from holdfast_operator.plan.history import History
 from holdfast_operator.plan.inputs import PlannedJob
-from holdfast_operator.plan.master_fence import KnownMaster
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
-from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
-from holdfast_operator.status.condition_rules import EXTRA_GIVEN_UP
+from holdfast_operator.status.conditions import EXTRA_GIVEN_UP
 from holdfast_wire.messages import (
     Fence,
     MasterSpec,

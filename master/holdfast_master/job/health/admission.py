@@ -20,9 +20,11 @@ from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies import preflight as policy
 from holdfast_master.policies.failure import EvidenceKind
-from holdfast_master.policies.preflight import BAD, NodeFinding, NodeVerdict, Outcome
+from holdfast_master.policies.preflight import rounds
+from holdfast_master.policies.preflight.references import forget
+from holdfast_master.policies.preflight.rounds import Outcome
+from holdfast_master.policies.preflight.verdicts import BAD, NodeFinding, NodeVerdict
 from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import HealthMode, NodeJudged
 from holdfast_wire.reasons import EventReason
@@ -41,7 +43,7 @@ def is_healthy(state: JobState, node: Node) -> bool:
 
 def settle(job: JobContext, own: OpenCheck) -> None:
     """Judge the nodes of a check that is over; one that is away will be checked again."""
-    outcome = policy.judge(own.check)
+    outcome = rounds.judge(own.check)
     _learn(job, own, outcome)
     present = [
         (node, finding)
@@ -70,7 +72,7 @@ def _present(job: JobContext, own: OpenCheck, name: str) -> Node | None:
 
 def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
     before = own.check.references
-    after = policy.references_after(own.check, outcome)
+    after = rounds.references_after(own.check, outcome)
     ranks = {node.rank for node in own.nodes.values()}
     # Another machine has the rank now: what the one before reached says nothing about it.
     moved = {
@@ -78,7 +80,7 @@ def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
         for node, _ in before.own
         if node not in own.nodes and int(node.partition(" ")[0]) in ranks
     }
-    fact = references.learned(before, policy.forget(after, moved), moved)
+    fact = references.learned(before, forget(after, moved), moved)
     if fact is not None:
         job.out.record(fact)
 

@@ -9,7 +9,7 @@ from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.preflight import BAD
+from holdfast_master.policies.preflight.verdicts import BAD
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
 from holdfast_wire import messages as wire
 

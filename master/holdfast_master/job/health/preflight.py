@@ -19,8 +19,9 @@ from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies import preflight as policy
-from holdfast_master.policies.preflight import (
+from holdfast_master.policies.node_history import why_again
+from holdfast_master.policies.preflight import rounds
+from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
@@ -134,7 +135,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
     nodes = {**_named(job, waiting), **_named(job, _trusted(job))}
     new = {node.rank for node in waiting}
-    check = policy.begin(
+    check = rounds.begin(
         # Reports to an earlier master belong to none of these numbers.
         (job.identity.epoch << EPOCH_BITS) + own.started,
         [
@@ -146,7 +147,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
             for name, node in nodes.items()
         ],
         references.known(job.state),
-        policy.PreflightSettings(network=settings.network_check),
+        rounds.PreflightSettings(network=settings.network_check),
     )
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
@@ -353,7 +354,7 @@ def round_due(job: JobContext) -> None:
 
 
 def _advance(job: JobContext, own: OpenCheck) -> None:
-    own.check = policy.conclude(own.check, own.reports.values(), _never_asked(own))
+    own.check = rounds.conclude(own.check, own.reports.values(), _never_asked(own))
     _send(job, own)
 
 
@@ -401,7 +402,7 @@ def _stop_ranks(job: JobContext, node: Node) -> None:
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:
-    noted, standings = strikes.of_nodes(job), strikes.standings(job)
+    noted, standings = strikes.own(job), strikes.standings(job)
     found = dict[CheckedNode, str]()
     for rank, node in sorted(job.membership.nodes.items()):
         host = strikes.host_of(job, rank)
@@ -409,7 +410,7 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
             continue
         # Its own also under another name: a new master hears late on which hosts its nodes are.
         known = [one for one in noted if one.host == host or one.node_rank == rank]
-        why = policy.why_again(rank, _judged_at(job, node), known, standings.get(host))
+        why = why_again(rank, _judged_at(job, node), known, standings.get(host))
         if why:
             found[CheckedNode(rank, node.agent_id)] = why
     return found

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.policies.preflight import Level, References
+from holdfast_master.policies.preflight.references import Level, References
 from holdfast_wire import messages as wire
 from holdfast_wire.resources import Resource
 

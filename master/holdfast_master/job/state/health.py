@@ -12,7 +12,8 @@ from typing import Final
 
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
-from holdfast_master.policies.preflight import Check, FigureReport
+from holdfast_master.policies.preflight.figures import FigureReport
+from holdfast_master.policies.preflight.rounds import Check
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
 from holdfast_master.policies.straggler.verdict import StragglerVerdict

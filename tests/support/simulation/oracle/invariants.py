@@ -19,7 +19,7 @@ from holdfast_agent.policies import master_messages
 from holdfast_agent.policies.master_messages import Accepted, Opening
 from holdfast_master.instructions import Instruction, Send, SendToOperator, StepDown
 from holdfast_master.job.state.job_state import JobState
-from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,

@@ -1,6 +1,6 @@
 """TCP probes of a job's pods: finds nodes whose kernels answer nothing, while one is in doubt.
 
-Transport only: `plan.node_reachability` chooses the pods and judges the answers. The probes need no
+Transport only: `reachability` chooses the pods and judges the answers. The probes need no
 right, no certificate and no word from the API server. The kernel of a living node refuses or
 accepts a connection, whatever runs in the pod; a dead node does not answer.
 """
@@ -18,12 +18,7 @@ from typing import Final
 
 import prometheus_client as prometheus
 
-from holdfast_operator.plan.node_reachability import (
-    NodeReachability,
-    ProbeTarget,
-    asked,
-    can_answer,
-)
+from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget, asked, can_answer
 
 _log = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 1.5

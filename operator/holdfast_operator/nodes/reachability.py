@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
+from holdfast_operator.plan.pods import Role
+from holdfast_operator.pods.record import PodRecord
 from holdfast_wire.messages import PodPhase
 
 MOST_NODES: Final = 256
@@ -29,6 +31,12 @@ class ProbeTarget:
     phase: PodPhase
     is_master: bool = False
     """True: its stream shows it; a silent connection would only appear in its log."""
+
+
+def target_of(pod: PodRecord) -> ProbeTarget:
+    """Return the pod as a target for the probe of its node."""
+    is_master = pod.slot.role is Role.MASTER
+    return ProbeTarget(pod.node, pod.address, pod.uid, pod.phase, is_master)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +59,10 @@ class NodeReachability:
     def hear(
         self, answers: Mapping[ProbeTarget, bool | None], suspects: Collection[str]
     ) -> NodeReachability:
-        """Return the knowledge after one more round of probes.
+        """Return the knowledge after one more round of probes; None: a probe was not possible.
 
         A node that was not suspect counts from its second silent round on: then all its pods were
         probed. If no other node answers, the knowledge before stays.
-
-        Args:
-            answers: Answer of each probed pod; None: the probe was not possible.
-            suspects: The suspect nodes.
         """
         heard = {target.uid for target, answer in answers.items() if answer}
         answered = self.answered | heard

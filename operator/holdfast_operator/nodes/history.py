@@ -1,7 +1,6 @@
 """Strikes against Kubernetes nodes of all jobs, and the ConfigMap that keeps them.
 
-Belongs here: reading it, writing it at most every few seconds, faults of it. Does not belong here:
-what is kept and what it means (`plan.node_strikes`).
+It is read once, and written at most every few seconds. `strikes` says what is kept.
 """
 
 from __future__ import annotations
@@ -16,19 +15,22 @@ from typing import Any, Final
 
 import prometheus_client as prometheus
 
-from holdfast_operator.events.config_map import ConfigMapEvents
+from holdfast_operator.events.news import notice
+from holdfast_operator.events.recorder import warn
 from holdfast_operator.kube.client import MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
-from holdfast_operator.plan.node_exclusion import ExcludedNode, exclude, with_room
-from holdfast_operator.plan.node_strikes import (
+from holdfast_operator.nodes.strikes import (
     DamagedHistoryError,
+    ExcludedNode,
     NodeStrike,
+    exclude,
     from_data,
     merge,
     to_data,
+    with_room,
 )
 from holdfast_operator.settings import OperatorSettings
-from holdfast_wire.messages import NodeStruck
+from holdfast_wire.messages import NodeStruck, NoticeReceived
 
 _log = logging.getLogger(__name__)
 SUFFIX: Final = "-node-history"
@@ -82,7 +84,7 @@ class NodeHistory:
 
         Args:
             client: The API server.
-            settings: The operator's namespace, Lease and identity.
+            settings: The operator's.
             changed: Called with the Kubernetes nodes that have a new strike.
             nodes: Returns the names of the cluster's nodes.
         """
@@ -90,7 +92,7 @@ class NodeHistory:
         self._client = client
         self._name = f"{settings.lease}{SUFFIX}"
         self._path = f"/api/v1/namespaces/{namespace}/configmaps"
-        self._events = ConfigMapEvents(client, namespace, self._name, settings.identity)
+        self._identity = settings.identity
         self._percent = settings.avoided_nodes_percent
         self._changed = changed
         self._nodes = nodes
@@ -111,26 +113,20 @@ class NodeHistory:
     def add(self, strikes: Iterable[NodeStrike]) -> None:
         """Take strikes, some of them again, or taken back; returns at once."""
         before = self._strikes
-        there = list(strikes)
-        self._strikes = merge(before, there, time.time())
+        new = list(strikes)
+        self._strikes = merge(before, new, time.time())
         known = {one.identity for one in before}
         hosts = {one.host for one in self._strikes if one.identity not in known}
-        hosts |= {one.host for one in there if one.withdrawn and one.identity in known}
+        hosts |= {one.host for one in new if one.withdrawn and one.identity in known}
         if hosts:
             self._unwritten = True
             self._judged = _Judged()
             self._changed(hosts)
 
-    def told(self, uid: str, hosts: Collection[str]) -> tuple[NodeStruck, ...]:
-        """Return what other jobs met on these hosts.
-
-        Args:
-            uid: Uid of the job that asks.
-            hosts: Kubernetes nodes.
-        """
-        wanted = frozenset(hosts)
-        chosen = (one for one in self._strikes if one.job_uid != uid and one.host in wanted)
-        return tuple(one.told() for one in chosen)
+    def elsewhere(self, uid: str, hosts: Collection[str]) -> tuple[NodeStruck, ...]:
+        """Return what jobs but that of a uid met on these Kubernetes nodes."""
+        chosen = (one for one in self._strikes if one.job_uid != uid and one.host in hosts)
+        return tuple(one.as_message() for one in chosen)
 
     def excluded(self, workers: int) -> tuple[ExcludedNode, ...]:
         """Return the nodes that new pods avoid, for a job of so many workers."""
@@ -176,11 +172,8 @@ class NodeHistory:
             _log.warning("the newest strikes against nodes were not written: no answer in time")
 
     async def _read(self) -> None:
-        try:
-            found = await self._client.call("GET", f"{self._path}/{self._name}")
-        except ApiRefusedError as error:
-            if error.code != 404:
-                raise
+        found = await self._client.find(f"{self._path}/{self._name}")
+        if found is None:
             self._map, self._version = _Map.MISSING, ""
             self._unwritten = bool(self._strikes)
             return
@@ -204,7 +197,15 @@ class NodeHistory:
             "made anew"
         )
         if self._note(text):
-            await self._events.warn(found["metadata"]["uid"], UNREADABLE, text)
+            about = {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "name": self._name,
+                "namespace": self._namespace,
+                "uid": found["metadata"]["uid"],
+            }
+            news = notice(UNREADABLE, text, time.time())
+            await warn(self._client, self._identity, about, news)
 
     async def _write(self) -> None:
         """Write all strikes; a newer version is read and merged first, at the next time."""
@@ -243,3 +244,14 @@ class NodeHistory:
             _log.warning("%s", fault)
         self._fault = fault
         return new
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClusterNodes:
+    """Knowledge of the cluster's nodes that no job has by itself."""
+
+    history: NodeHistory
+    notice: Callable[[str], NoticeReceived | None] = lambda _: None
+    """Returns the notice of a node."""
+    silent: Callable[[], frozenset[str]] = frozenset
+    """Returns the nodes of whose kubelet the cluster hears nothing."""

@@ -1,7 +1,6 @@
-"""Memory volume of a worker's checkpoints, and the container's restart rule. Pure.
+"""Memory of a worker's container: its limit and request, and the volume of its checkpoints. Pure.
 
-Belongs here: the volume, its place and size, the restart rule, and a template's own settings of
-them. Does not belong here: the agent's content of the volume.
+Does not belong here: the choice of a limit (`plan.memory_raise`), the content of the volume.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast_operator.pods.template import main_container
+from holdfast_operator.spec.quantities import in_mebibytes, to_bytes
 from holdfast_wire import keys
 
 ARENA_DIR: Final = "/var/run/holdfast/arena"
@@ -73,3 +73,28 @@ def fault(template: Mapping[str, Any]) -> str:
                 "medium: Memory, or give it another name"
             )
     return ""
+
+
+def limit_of(container: Mapping[str, Any]) -> int:
+    """Return a container's memory limit, bytes; 0: it has none."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return to_bytes(limits.get("memory")) or 0
+
+
+def raise_memory(container: dict[str, Any], limit: int) -> None:
+    """Give a container this limit, bytes, and a request in the same relation to it as before.
+
+    A template with as much or more keeps what it has, and so does one without a limit. Equal
+    request and limit stay equal: the pod keeps its quality of service.
+    """
+    before = limit_of(container)
+    if not 0 < before < limit:
+        return
+    resources = container["resources"]
+    wanted = in_mebibytes(limit)
+    resources["limits"]["memory"] = wanted
+    requests = resources.get("requests") or {}
+    request = to_bytes(requests.get("memory"))
+    if request is not None:  # without one it is the limit
+        more = min(limit, -(-request * limit // before))
+        requests["memory"] = wanted if request >= before else in_mebibytes(more)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator import node_history
 from holdfast_operator.kube.client import MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
-from holdfast_operator.node_history import NodeHistory
-from holdfast_operator.plan.node_strikes import NodeStrike, from_data, to_data
+from holdfast_operator.nodes.history import NodeHistory
+from holdfast_operator.nodes.strikes import NodeStrike, from_data, to_data
 from holdfast_operator.settings import OperatorSettings
 from holdfast_wire.strikes import StrikeCause
 
@@ -26,10 +25,9 @@ def strike(host: str = "a", uid: str = "u-1", age: float = 0.0) -> NodeStrike:
     return NodeStrike(
         host=host,
         cause=StrikeCause.FAILURE,
-        at=round(time.time() - age, 3),
+        unix_time=round(time.time() - age, 3),
         job=f"team/{uid}",
         job_uid=uid,
-        node_rank=0,
         text="it crashed",
     )
 
@@ -152,14 +150,14 @@ async def test_a_foreign_configmap_is_left_alone_and_said_once(
     data: dict[str, str],
 ) -> None:
     """In the log and as an event; strikes count until the operator ends."""
-    monkeypatch.setattr(node_history, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast_operator.nodes.history._LOOK_SECONDS", 0.0)
     server.put(data)
     history = NodeHistory(server, SETTINGS)
     history.add([strike()])
     for _ in range(3):
         await history.see_to_it()
     assert (server.data, set(server.asked)) == (data, {"GET"})
-    assert [one.host for one in history.told("u-2", ["a"])] == ["a"]
+    assert [one.host for one in history.elsewhere("u-2", ["a"])] == ["a"]
     said = [one.getMessage() for one in caplog.records if NAME in one.getMessage()]
     assert len(said) == 1
     assert "delete it to have it made anew" in said[0]
@@ -183,15 +181,15 @@ async def test_without_the_api_server_strikes_count_and_are_written_later(
     trouble: Exception,
 ) -> None:
     """Also without the right to ConfigMaps, which an older chart does not give: said once."""
-    monkeypatch.setattr(node_history, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(node_history, "WRITE_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast_operator.nodes.history._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast_operator.nodes.history.WRITE_SECONDS", 0.0)
     server.trouble = trouble
     history = NodeHistory(server, SETTINGS)
     history.add([strike()])
     for _ in range(3):
         await history.see_to_it()
     assert len([one for one in caplog.records if "strikes against nodes" in one.message]) == 1
-    assert len(history.told("u-2", ["a"])) == 1
+    assert len(history.elsewhere("u-2", ["a"])) == 1
     server.trouble = None
     await history.see_to_it()
     assert server.hosts == ["a"]
@@ -210,8 +208,8 @@ def test_a_job_is_told_of_others_on_its_nodes_only(server: ConfigMaps) -> None:
     """Its own strikes its master has; those elsewhere are no concern of it."""
     history = NodeHistory(server, SETTINGS)
     history.add([strike("a", "u-1"), strike("a", "u-2"), strike("b", "u-2")])
-    assert [(one.host, one.job) for one in history.told("u-1", ["a"])] == [("a", "team/u-2")]
-    assert history.told("u-1", []) == ()
+    assert [(one.host, one.job) for one in history.elsewhere("u-1", ["a"])] == [("a", "team/u-2")]
+    assert history.elsewhere("u-1", []) == ()
 
 
 async def test_nodes_with_trouble_in_several_jobs_are_excluded(server: ConfigMaps) -> None:

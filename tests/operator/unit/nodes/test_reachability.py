@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_operator.plan.node_reachability import (
-    MOST_NODES,
-    NodeReachability,
-    ProbeTarget,
-    asked,
-)
+from holdfast_operator.nodes.reachability import MOST_NODES, NodeReachability, ProbeTarget, asked
 from holdfast_wire.messages import PodPhase
 
 KNOWN = NodeReachability(own_node="own", answered=frozenset(f"uid-{number}" for number in range(9)))

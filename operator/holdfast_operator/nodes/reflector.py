@@ -10,9 +10,14 @@ from typing import Any
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
-from holdfast_operator.plan.node_notices import notice_of
-from holdfast_operator.plan.node_strikes import NodeStrike
-from holdfast_operator.plan.node_trouble import conditions_of, cordon_of, is_cordoned, is_silent
+from holdfast_operator.nodes.conditions import (
+    conditions_of,
+    cordon_of,
+    is_cordoned,
+    is_silent,
+    notice_of,
+)
+from holdfast_operator.nodes.strikes import NodeStrike
 from holdfast_wire.messages import NoticeReceived
 
 _log = logging.getLogger(__name__)

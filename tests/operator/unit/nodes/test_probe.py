@@ -12,9 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast_operator import node_probe
-from holdfast_operator.node_probe import NodeProbe, answers_at
-from holdfast_operator.plan.node_reachability import NodeReachability, ProbeTarget
+from holdfast_operator.nodes.probe import (
+    AGAIN_SECONDS,
+    ANSWER_SECONDS,
+    FREE_PORT,
+    NodeProbe,
+    answers_at,
+)
+from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget
 from holdfast_wire.messages import PodPhase
 from masters.served import eventually
 
@@ -54,8 +59,8 @@ async def test_a_kernel_answers_whether_or_not_somebody_listens(deaf: tuple[str,
     assert await answers_at("127.0.0.1", [port]) is True
     began = time.monotonic()
     assert await answers_at(deaf[0], [deaf[1]]) is False
-    assert time.monotonic() - began >= node_probe.ANSWER_SECONDS - 0.1
-    assert await answers_at(deaf[0], [deaf[1], node_probe.FREE_PORT]) is True
+    assert time.monotonic() - began >= ANSWER_SECONDS - 0.1
+    assert await answers_at(deaf[0], [deaf[1], FREE_PORT]) is True
 
 
 async def test_what_this_side_cannot_do_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +80,7 @@ async def test_a_node_is_found_gone_and_found_again(
     deaf: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told once each; a node stays gone though nobody doubts it, until it answers."""
-    monkeypatch.setattr(node_probe, "FREE_PORT", deaf[1])
+    monkeypatch.setattr("holdfast_operator.nodes.probe.FREE_PORT", deaf[1])
     found: asyncio.Queue[NodeReachability] = asyncio.Queue()
     targets = [_target("a", "127.0.0.1"), _target("b", "127.0.0.1")]
     doubted: list[str] = []
@@ -87,7 +92,7 @@ async def test_a_node_is_found_gone_and_found_again(
     probe.probe_now()
     assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == {"a"}
     doubted.clear()
-    await asyncio.sleep(2 * node_probe.AGAIN_SECONDS + node_probe.ANSWER_SECONDS)
+    await asyncio.sleep(2 * AGAIN_SECONDS + ANSWER_SECONDS)
     assert found.empty(), "it stays gone although nobody doubts it any more"
     targets[0] = _target("a", "127.0.0.1")
     assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == frozenset()
