@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
+from holdfast.flash.trainer.planner import LocalPart, RankPosition, locate_tensor
 from holdfast.flash.trainer.state_dict import fsdp_groups, parameters, unwrap
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.group import Group
@@ -83,7 +83,7 @@ class ShardedUnit:
             self.modules[0].set_post_optim_event(event)
 
 
-def place_of(one: Trained) -> Local:
+def place_of(one: Trained) -> LocalPart:
     """Return where this rank's shard lies in the whole parameter."""
     position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
     return locate_tensor(one.parameter, one.name, position)

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.flat_range import boxes_of_range
 from holdfast.flash.trainer.leaves import REPLICAS, Leaves
-from holdfast.flash.trainer.planner import Local
-from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.planner import LocalPart
 from holdfast.flash.trainer.reshard import Filling
-from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.flash.trainer.shards import ReplicaShards, Shards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.fsdp2_units import ShardedUnit, place_of
@@ -230,7 +229,7 @@ class LocalSGDShards:
         return coming
 
     def _accept_outer(
-        self, filling: Filling, anchor: torch.Tensor, name: str, place: Local
+        self, filling: Filling, anchor: torch.Tensor, name: str, place: LocalPart
     ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         import torch
 
@@ -327,7 +326,7 @@ def chunks_of(sizes: Sequence[int], rank: int, ranks: int) -> list[tuple[int, in
     return found
 
 
-def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, Local]]:
+def _sent(flat: torch.Tensor, module: ShardedUnit) -> Iterator[tuple[str, torch.Tensor, LocalPart]]:
     """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
     at = 0
     for one in module.trained:

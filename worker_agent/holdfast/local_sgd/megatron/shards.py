@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.shards import ReplicaShards
 from holdfast.integrations.megatron.boxes import fill, part
 from holdfast.integrations.megatron.global_tensors import Piece, PieceBox
 from holdfast.local_sgd.megatron.parts import Part
