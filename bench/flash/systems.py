@@ -77,7 +77,7 @@ def flash(subject: SavedState, threads: int) -> WayOfSaving:
     made.prepare()
 
     def settle() -> None:
-        client, saver = made._client, made._preparer.saver  # noqa: SLF001 - nothing public waits for it
+        client, saver = made._client, made._preparer.copier  # noqa: SLF001 - nothing public waits for it
         if client is not None and saver is not None:
             client.wait_for_slot(saver.arena, 60)
             time.sleep(0.1 + saver.arena.geometry.slot_bytes / 4e9)  # until it is hashed
@@ -92,11 +92,11 @@ def block(subject: SavedState) -> WayOfSaving:
 
     No checkpoint that has to copy takes less: of the state there is nothing in it but the size.
     """
-    from holdfast.flash.trainer.copier import Piece, Pieces
+    from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
 
     size = sum(local(leaf).nbytes for leaf in leaves(subject.state))
     source, target = (np.ones(size, dtype=np.uint8) for _ in range(2))
-    pieces = Pieces([Piece(target.ctypes.data, source.ctypes.data, size)])
+    pieces = CopyRanges([CopyRange(target.ctypes.data, source.ctypes.data, size)])
     threads = max(1, len(os.sched_getaffinity(0)) // subject.world)
 
     def save(_step: int) -> None:

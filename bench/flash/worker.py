@@ -156,7 +156,7 @@ def first_saves(request: Order, subject: SavedState) -> SaveResult:
             begun = time.perf_counter()
             made.prepare()
             took = time.perf_counter() - begun
-            saver = made._preparer.saver  # noqa: SLF001
+            saver = made._preparer.copier  # noqa: SLF001
             size = len(saver.arena.memory) if saver else 0
             warm_up.append(size / 1e9 / took)
             for step in range(1, 4):

@@ -1,4 +1,4 @@
-"""Memory that two processes share: a reader never takes a torn image, a child never pins one."""
+"""Memory that processes share: a child never pins an arena."""
 
 from __future__ import annotations
 
@@ -12,54 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from campaigns.flash_kills import SIZE, fork, table_of
 from checkpoints.flash_world import Keeping
-from holdfast.flash.memory.arena import Arena, SlotWord
-from holdfast.flash.memory.slots import Move, SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import Layout
-
-READS = 4000
-
-
-def _rewrite(fd: int) -> None:
-    """Fill the first slot again and again, all of it with the number of the step."""
-    arena = Arena(fd)
-    slot, step = arena.slots[0], 0
-    while True:
-        step += 1
-        slot.begin_write(Version(1, step), rank=0, world=1, layout=arena.layout)
-        slot.image[:SIZE] = step.to_bytes(8, "little") * (SIZE // 8)
-        slot.commit([8])
-        slot.give_back(Move.RELEASE)
-
-
-def test_a_reader_beside_a_writer_never_takes_a_torn_image() -> None:
-    """Of 4,000 images that the sequence says are whole, each is of its version throughout.
-
-    Reads that the sequence voids do not count; there are some, or the two never met.
-    """
-    keeper = ArenaStore()
-    held = keeper.grant(0, Layout(table=table_of(0, 1).decode(), bytes_room=4096, slots=3))
-    slot, torn, void, taken = held.arena.slots[0], 0, 0, 0
-    writer = fork(lambda: _rewrite(held.fd))
-    try:
-        while taken < READS:
-            sequence = slot.words[SlotWord.SEQUENCE]
-            version, image = slot.version, bytes(slot.image[:SIZE])
-            if slot.changed_since(sequence):
-                void += 1
-                continue
-            taken += 1
-            torn += image != version.step.to_bytes(8, "little") * (SIZE // 8)
-            assert slot.view().state in SlotState
-    finally:
-        os.kill(writer, signal.SIGKILL)
-        os.waitpid(writer, 0)
-        keeper.close()
-    assert torn == 0
-    assert void > 0
-
 
 _TRAINER = """
 import os, signal, sys

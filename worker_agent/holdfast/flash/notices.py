@@ -1,17 +1,36 @@
-"""Notices of a run without an agent: missing features, and steps that its end has lost.
-
-Does not belong here: saving at the end. One rank that ends cannot know that the others end too, and
-a step must be saved by all.
-"""
+"""Notices to the user: a failure that repeats, a run without an agent, steps that its end lost."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
+import re
 import sys
 import warnings
 from typing import Final
+
+_NUMBER: Final = re.compile(r"\d+")
+
+
+class FailureLog:
+    """Newest reason in a series of failures."""
+
+    def __init__(self) -> None:
+        self._known = ""
+
+    def is_new(self, reason: str) -> bool:
+        """Take a failure; tell whether its reason differs from the one before.
+
+        Numbers do not count: the amount of free memory changes with each failure.
+        """
+        before, self._known = self._known, _NUMBER.sub("#", reason)
+        return self._known != before
+
+    def over(self) -> None:
+        """Note a success: the next failure is logged, whatever its reason."""
+        self._known = ""
+
 
 log: Final = logging.getLogger("holdfast")
 

@@ -1,22 +1,83 @@
-"""Copies from mapped images into GPUs, through pinned memory that several threads fill.
+"""Copies between GPUs and mapped images: into an arena for a save, out of images for a start.
 
-CUDA copies from unpinned memory with one thread, through a buffer of its own; pinning an image
-takes about half as long as that. This module is imported only if a restored tensor is on a GPU. It
-reaches CUDA only through torch's `cuda` module, which the caller passes in.
+A save copies from GPUs into registered memory, on a side stream of each GPU. A start copies through
+pinned memory that several threads fill: CUDA copies from unpinned memory with one thread, and
+pinning an image takes about half as long as that. This module is imported only if a tensor is on a
+GPU. It reaches CUDA only through torch's `cuda` module, which the caller passes in.
 """
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.copier import Piece, Pieces
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
 
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.flash.memory.arena import Arena
+
     Parts = list[tuple[int, torch.Tensor, torch.Tensor]]
     """(offset in the buffer, to, from), as bytes."""
+
+Pairs = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
+"""(to, from)."""
+
+_PORTABLE: Final = 1
+"""cudaHostRegisterPortable: pinned for every GPU of this process, not the current one alone."""
+
+
+class Gpus:
+    """GPUs that one arena is filled from."""
+
+    def __init__(self, cuda: Any, arena: Arena) -> None:
+        """Register the arena's memory, once; without that, copies are correct but slower.
+
+        cuda: torch.cuda.
+        """
+        self._cuda = cuda
+        self._streams: dict[Any, Any] = {}
+        runtime, address = cuda.cudart(), arena.address
+        error = int(runtime.cudaHostRegister(address, len(arena.memory), _PORTABLE))
+        if error:
+            warnings.warn(
+                f"cudaHostRegister of {len(arena.memory)} bytes failed with error {error}: copies "
+                "from the GPU take longer. Is the limit of locked memory (ulimit -l) too low?",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:  # before the memory is unmapped
+            weakref.finalize(arena, runtime.cudaHostUnregister, address)
+
+    def start(self, pairs: Pairs, *, before_more: bool) -> list[Any]:
+        """Begin to copy the current streams' results so far; return the events to wait for.
+
+        before_more: work that is put on those streams from now on runs after the copy.
+        """
+        events = []
+        devices = dict.fromkeys(source.device for _, source in pairs)
+        for device in devices:
+            current, side = self._cuda.current_stream(device), self._stream(device)
+            side.wait_stream(current)
+            with self._cuda.stream(side):
+                for to, source in pairs:
+                    if source.device == device:
+                        to.copy_(source, non_blocking=True)
+            event = self._cuda.Event()
+            event.record(side)
+            if before_more:
+                current.wait_event(event)
+            events.append(event)
+        return events
+
+    def _stream(self, device: Any) -> Any:
+        if device not in self._streams:
+            self._streams[device] = self._cuda.Stream(device)
+        return self._streams[device]
+
 
 _BUFFER_BYTES: Final = 32 * 2**20
 """Large enough that the fixed cost of a copy does not count."""
@@ -60,9 +121,9 @@ class _Buffer:
         """Fill the buffer, once no GPU copies from it any more, and start the GPUs' copies."""
         self.wait()
         base = self._memory.data_ptr()
-        Pieces(Piece(base + at, source.data_ptr(), source.numel()) for at, _, source in parts).copy(
-            threads
-        )
+        CopyRanges(
+            CopyRange(base + at, source.data_ptr(), source.numel()) for at, _, source in parts
+        ).copy(threads)
         for at, to, source in parts:
             to.copy_(self._memory[at : at + source.numel()], non_blocking=True)
         for device in dict.fromkeys(to.device for _, to, _ in parts):
