@@ -96,7 +96,7 @@ def test_without_an_agent_or_a_disk_nobody_is_told_and_training_goes_on(
     """A path that cannot be written is a line in the log."""
     reporter({})(FIRST)
     reporter({keys.ENV_SYNC_CHOICES: str(tmp_path / "gone" / "file")})(FIRST)
-    assert "the agent is not told of a choice" in caplog.text
+    assert "no report of a choice to the agent" in caplog.text
 
 
 async def test_a_file_that_cannot_be_read_ends_no_agent(

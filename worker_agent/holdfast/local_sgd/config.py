@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one field may be."""
+    """The valid values of one field."""
 
     field: str
     is_valid: Callable[[object], bool]
@@ -51,7 +51,7 @@ class Rule(Generic[T]):
     """Those to show with their values; "outer.outer_optim_class" is a field of a part."""
     breaks: Callable[[T], bool]
     why: str
-    """What would happen, or what the setting needs."""
+    """The effect, or the need of the setting."""
     remedy: str
 
 

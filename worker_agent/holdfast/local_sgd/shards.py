@@ -63,14 +63,14 @@ class Coming:
 
 
 class LocalSGDShards:
-    """What a `LocalSGD` keeps between rounds; see `holdfast.flash.trainer.shards.Shards`."""
+    """State of a `LocalSGD` between rounds; see `holdfast.flash.trainer.shards.Shards`."""
 
     def __init__(self, local: Framework, trained: Sequence[Any], replica: ReplicaShards) -> None:
         """Take the state of this rank's replica, which is filled before.
 
         Args:
             local: The replicas.
-            trained: For each unit, what tells where its elements lie; here a `ShardedUnit`.
+            trained: For each unit, the place of its elements; here a `ShardedUnit`.
             replica: State of this one.
         """
         self._local, self._trained, self._replica = local, trained, replica
@@ -146,7 +146,7 @@ class LocalSGDShards:
         return {self._local.replicas.rank: self._number}
 
     def _units(self) -> Iterator[tuple[Unit, Any]]:
-        """Yield each unit with what tells where its elements lie."""
+        """Yield each unit with the place of its elements."""
         yield from zip(self._local.units, self._trained, strict=True)
 
     def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
@@ -271,7 +271,7 @@ def shards_of(
 
 
 def place_of(one: Any) -> LocalPart:
-    """Return where this rank's shard of a trained parameter lies in the whole one."""
+    """Return the place of this rank's shard in a whole trained parameter."""
     position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
     return locate_tensor(one.parameter, one.name, position)
 
@@ -333,7 +333,7 @@ def _merged(
 
 
 def _detectors(units: list[Unit], names: Mapping[int, int]) -> dict[str, dict[str, list[float]]]:
-    """Return what is known of each replica that the checkpoint has, by its number there."""
+    """Return the detectors of each replica in the checkpoint, by its number there."""
     return {
         unit.name: {
             str(names[rank]): list(one.state())

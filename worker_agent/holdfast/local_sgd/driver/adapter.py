@@ -1,4 +1,4 @@
-"""What a driver asks of a framework.
+"""A framework, as a driver asks of it.
 
 Belongs here: the calls, with what they do where a framework needs nothing. Does not belong here:
 what a script calls (`framework`), and the frameworks themselves.
@@ -23,9 +23,9 @@ class Adapter:
     in_forward = False
     """Rounds run in the next forward, unit by unit; else whole, at the end of a step."""
     hint = ""
-    """What an error says besides, where replicas are not equal at the end of the warm-up."""
+    """Advice for the error of replicas that are not equal at the end of the warm-up."""
     units: list[Unit]
-    """What agrees together, in one order on all replicas."""
+    """Tensors that agree together, in one order on all replicas."""
     inner: TorchInnerState
     """This replica's own state, which joiners get too; fixed replicas need none."""
 

@@ -36,7 +36,7 @@ log: Final = logging.getLogger("holdfast")
 
 @runtime_checkable
 class CatchesUp(Protocol):
-    """What knows by itself that its state is from before the giver's last step of it."""
+    """State that knows by itself that it is from before the giver's last step of it."""
 
     def catch_up(self) -> bool:
         """Make that step; return whether there was one."""
@@ -52,7 +52,7 @@ class ReplicaDriver(Protocol):
     steps: int
 
     def situation(self, *, is_new: bool) -> ReplicaState:
-        """Return where this replica stands."""
+        """Return the place of this replica."""
 
 
 class ChangingMembers:
@@ -197,7 +197,7 @@ class ChangingMembers:
         return found
 
     def _position(self, groups: Iterable[Mapping[str, Any]]) -> bytes:
-        """Return what a joiner needs beside the units."""
+        """Return the bytes that a joiner needs besides the units."""
         carried: dict[str, bytes] = {}
         for name, one in self._carried.items():
             what = f"carry({name!r}): the state_dict() of this {type(one).__name__}"

@@ -1,4 +1,4 @@
-"""What a script calls on its replicas, alike under all frameworks.
+"""Calls of a script on its replicas, alike under all frameworks.
 
 Belongs here: these calls, and which trigger a setting means. Does not belong here: the course of a
 round (`driver`), and a framework's own calls (`frameworks`, `megatron`).

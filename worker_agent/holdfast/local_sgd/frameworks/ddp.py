@@ -255,7 +255,7 @@ def _name(number: int) -> str:
 
 
 def _tensors(param: Any) -> tuple[torch.Tensor]:
-    """Return what is on this rank."""
+    """Return this rank's tensor of a parameter."""
     tensor: torch.Tensor = param.to_local() if hasattr(param, "to_local") else param
     return (tensor.detach(),)
 

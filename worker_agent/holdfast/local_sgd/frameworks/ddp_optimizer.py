@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 _OURS: Final = ("step", "local_sgd")
-"""What this adds to the inner optimizer's state."""
+"""Keys that this adds to the inner optimizer's state."""
 
 
 class StatefulPostLocalSGDOptimizer:
@@ -163,7 +163,7 @@ class _ParameterUnit:
 
 
 class _DDPShards(LocalSGDShards):
-    """What an averager keeps between rounds; the first rank of a replica stores it."""
+    """State of an averager between rounds; the first rank of a replica stores it."""
 
     def _collect_anchors(self, leaves: Leaves, unit: Unit, module: Any, *, stored: bool) -> None:
         super()._collect_anchors(leaves, unit, module, stored=stored and self._is_first)

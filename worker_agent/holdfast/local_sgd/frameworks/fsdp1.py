@@ -67,7 +67,7 @@ class _FlatUnit(ShardedUnit):
         return local.detach()
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what synchronises."""
+        """Return the shard that synchronises."""
         return [self.shard()] if self.trained else []
 
     def drop_gathered(self) -> None:
@@ -131,7 +131,7 @@ class HybridShardLocalSGD(LocalSGD):
         self._share_gradients()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank needs to go on: counters, anchors, momentum; no collective."""
+        """Return this rank's counters, anchors and momentum; no collective."""
         return {
             "clock": self.clock(),
             "units": {unit.name: unit.state_dict() for unit in self.units},

@@ -41,7 +41,7 @@ _FLAGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the flags of one run describe."""
+    """Settings that the flags of one run describe."""
 
     config: LocalSGDConfig
     outer: OuterOptimizerConfig | None

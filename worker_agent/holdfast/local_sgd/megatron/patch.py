@@ -35,7 +35,7 @@ _INSTANCES: Final = "num_distributed_optimizer_instances"
 
 @dataclasses.dataclass(slots=True)
 class _Given:
-    """What a script has passed; None: the command line's flags."""
+    """Settings that a script has passed; None: the command line's flags."""
 
     flags: Flags | None
     replicas: int | None

@@ -59,7 +59,7 @@ class CarriedScheduler:
 
 
 def carried(one: Any, is_in_step: Callable[[], bool]) -> Any:
-    """Return what is to be carried for this: itself, unless it is Megatron's scheduler."""
+    """Return the object to be carried for this: itself, unless it is Megatron's scheduler."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     return CarriedScheduler(one, is_in_step) if isinstance(one, OptimizerParamScheduler) else one

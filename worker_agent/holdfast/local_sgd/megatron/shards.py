@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class MegatronRoundShards(LocalSGDShards):
-    """What a `MegatronLocalSGD` keeps between rounds."""
+    """State of a `MegatronLocalSGD` between rounds."""
 
     def finish(self, *, partial: bool) -> None:
         """Take over what was filled; see `Shards.finish`."""
@@ -123,7 +123,7 @@ class MegatronRoundShards(LocalSGDShards):
         return lost
 
     def _chunks(self) -> Mapping[str, tuple[int, int]]:
-        """Return what this rank merges of each part, as `sync.reducers` cuts a batch of all."""
+        """Return this rank's chunk of each part, as `sync.reducers` cuts a batch of all."""
         sizes = {
             unit.name: 0 if module is None else module.end - module.begin
             for unit, module in self._units()

@@ -76,10 +76,10 @@ log: Final = logging.getLogger("holdfast")
 
 
 def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
-    """Return what was made for an optimizer.
+    """Return the local SGD of an optimizer.
 
     Raises:
-        LocalSGDError: nothing was.
+        LocalSGDError: it has none.
     """
     found = find_local_sgd(optimizer)
     if found is None:
@@ -91,7 +91,7 @@ def local_sgd_of(optimizer: Any) -> MegatronLocalSGD:
 
 
 def find_local_sgd(optimizer: Any) -> MegatronLocalSGD | None:
-    """Return what was made for an optimizer; None: nothing was."""
+    """Return the local SGD of an optimizer; None: it has none."""
     found = owner_of(optimizer)
     return found if isinstance(found, MegatronLocalSGD) else None
 

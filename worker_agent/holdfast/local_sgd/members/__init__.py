@@ -1,1 +1,1 @@
-"""Who agrees: replicas that are fixed, or come and go, and what a joiner gets."""
+"""Members of an outer roster, as a rank follows them, and the inner state of a joiner."""

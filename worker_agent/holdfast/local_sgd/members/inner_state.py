@@ -139,7 +139,7 @@ def _is_cut_as(value: Any, slot: Any) -> bool:
 
 
 def _local(value: Any) -> Any:
-    """Return what this rank has of a value."""
+    """Return this rank's part of a value."""
     from torch.distributed.tensor import DTensor
 
     return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001 - no graph

@@ -37,7 +37,7 @@ REPLICA: Final = "HOLDFAST_REPLICA"
 
 COMPLAINT: Final = 2.0
 """Seconds without another roster after which a rank says that it could not meet the members of the
-last one. Who is lost is told sooner, where its end was seen."""
+last one. A lost replica is reported sooner, where its end was seen."""
 
 
 class MembersError(LocalSGDError, RuntimeError):
@@ -57,7 +57,7 @@ class Membership:
 
 
 class Members(Protocol):
-    """What a sync needs to know of other replicas."""
+    """The other replicas, as a sync knows them."""
 
     @property
     def changes(self) -> bool:
@@ -120,7 +120,7 @@ class StaticMembers:
         return first
 
     def recover(self) -> Membership:
-        """Raise: nobody tells these ranks who is left."""
+        """Raise: these ranks have no roster that says which replicas are left."""
         raise MembersError(
             "a replica is gone, and the replicas of this job are fixed: restart the job from its "
             "newest checkpoint, or give each rank a RosterMembers"
@@ -155,7 +155,7 @@ class RosterMembers:
         patience: float = TIMEOUT,
         signals: Signals | None = None,
     ) -> None:
-        """Take what this rank is; nothing is made before `refresh` or `recover`.
+        """Take the place of this rank; nothing is made before `refresh` or `recover`.
 
         Args:
             read: The newest roster, such as `roster_file` returns it; None: there is none yet.
@@ -272,7 +272,7 @@ class RosterMembers:
             watched = watched_store(store, lambda: self._has_lost(roster))
             made = self._outer.form(watched, name=name, rank=rank, size=size, timeout=self.timeout)
         except (SyncError, _network_error()) as error:
-            # The store or a member is gone: the next roster tells who is left.
+            # The store or a member is gone: the next roster has those that are left.
             log.warning("local SGD: no group for epoch %d: %s", roster.epoch, error)
             return None
         group = Group(made, timeout=self.timeout)

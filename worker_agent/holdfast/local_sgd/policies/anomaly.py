@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 
 class AnomalySettings(Protocol):
-    """What a detector asks of `LocalSGDConfig`."""
+    """The fields of `LocalSGDConfig` that a detector goes by."""
 
     @property
     def ewma_alpha(self) -> float: ...  # noqa: D102 - see the class that has it
@@ -64,7 +64,7 @@ class Ewma:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return what `state` has described; a shorter list of older fields is taken too."""
+        """Return the detector of a `state`; a shorter list of older fields is taken too."""
         mean, variance, count, *rest = (*values, *(0.0,) * (7 - len(values)))
         z_mean, z_variance, z_count, streak = rest
         return cls(mean, variance, int(count), z_mean, z_variance, int(z_count), int(streak))

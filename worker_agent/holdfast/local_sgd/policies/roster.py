@@ -34,7 +34,7 @@ from holdfast.local_sgd.errors import RosterError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnitRounds:
-    """What a survivor has when its members change."""
+    """A survivor's rounds when its members change."""
 
     replica: int
     rounds: tuple[int, ...]
@@ -54,7 +54,7 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the members of a sync group do before they train on."""
+    """The steps of a sync group before its members train on."""
 
     round: int
     """Of all units, when the plan has been carried out."""
@@ -151,7 +151,7 @@ def _is_open(one: UnitRounds, newest: Sequence[int], target: int) -> bool:
 
 
 def _transfers(standings: Sequence[UnitRounds], newest: Sequence[int]) -> tuple[Transfer, ...]:
-    """Return who gives which unit to the survivors behind; donors take turns."""
+    """Return the transfers to the survivors behind; donors take turns."""
     transfers: list[Transfer] = []
     for unit, most in enumerate(newest):
         donors = [one.replica for one in standings if one.rounds[unit] == most]
@@ -162,7 +162,7 @@ def _transfers(standings: Sequence[UnitRounds], newest: Sequence[int]) -> tuple[
 
 
 def _joins(donors: Sequence[int], joiners: Sequence[int], units: int) -> tuple[Transfer, ...]:
-    """Return who gives which unit to which joiner: every survivor about the same number."""
+    """Return the transfers to joiners: every survivor gives about the same number."""
     return tuple(
         Transfer(unit, donors[(at * units + unit) % len(donors)], (joiner,))
         for at, joiner in enumerate(joiners)

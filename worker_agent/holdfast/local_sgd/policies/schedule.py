@@ -24,7 +24,7 @@ from typing import Protocol
 
 
 class StepSettings(Protocol):
-    """What the schedule asks of `LocalSGDConfig`."""
+    """The fields of `LocalSGDConfig` that a schedule goes by."""
 
     @property
     def local_sgd_sync_interval(self) -> int: ...  # noqa: D102 - see the class that has it
@@ -39,7 +39,7 @@ class StepSettings(Protocol):
 
 
 class Phase(enum.Enum):
-    """What the next step does with its gradients."""
+    """Use of the next step's gradients."""
 
     WARM_UP = "warm-up"
     """All replicas reduce them."""
@@ -48,7 +48,7 @@ class Phase(enum.Enum):
 
 
 class Boundary(enum.Enum):
-    """What follows a completed step."""
+    """The end of a completed step."""
 
     NOTHING = "nothing"
     ANCHORS = "anchors"
@@ -102,7 +102,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaProgress:
-    """What a replica tells the others when it enters."""
+    """A replica's report to the others when it enters."""
 
     steps: int
     """Since the last round that was made."""
@@ -111,7 +111,7 @@ class ReplicaProgress:
 
 
 class Entry(enum.Enum):
-    """What all do who have entered together."""
+    """The next act of all replicas that have entered together."""
 
     SKIP = "skip"
     """Train on; the time starts again."""
@@ -155,7 +155,7 @@ def is_triggering(
 
 
 def enter(progress: Sequence[ReplicaProgress], settings: StepSettings) -> Entered:
-    """Return what replicas do who have all entered, from what each of them tells.
+    """Return the next act of replicas that have all entered, from their reports.
 
     The last round is made however few the steps are; else the deltas of the last steps were lost.
     """

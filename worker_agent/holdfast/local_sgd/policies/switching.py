@@ -74,7 +74,7 @@ _VALUES: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What the replicas have measured since the last proposal."""
+    """Figures of the replicas since the last proposal."""
 
     members: int
     """Replicas."""
@@ -91,7 +91,7 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Running:
-    """What runs now, and how often measurements have spoken for another."""
+    """The way that runs now, and how often measurements have spoken for another."""
 
     mode: Mode = Mode.SYNC
     interval: int = 1
@@ -102,7 +102,7 @@ class Running:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """What a replica knows of the choice, for others that may have missed the newest one."""
+    """A replica's knowledge of the choice, for others that may have missed the newest one."""
 
     round: int = 0
     """Of the first unit, when it chose last."""
@@ -121,7 +121,7 @@ NOTHING_AGREED: Final = Agreed()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proposal:
-    """What runs next."""
+    """The way that runs next."""
 
     running: Running
     changes: bool
@@ -130,7 +130,7 @@ class Proposal:
 
 
 def propose(measured: Measurement, running: Running, settings: SwitchSettings) -> Proposal:
-    """Return what runs next.
+    """Return the way that runs next.
 
     Raises:
         ValueError: a measurement is not possible.

@@ -20,7 +20,7 @@ _EPSILON: Final = 1e-6
 
 
 class WeightSettings(Protocol):
-    """What the weights ask of `LocalSGDConfig`."""
+    """The fields of `LocalSGDConfig` that weights go by."""
 
     @property
     def pseudo_gradnorm_reduce(self) -> bool: ...  # noqa: D102 - see the class that has it
@@ -34,14 +34,14 @@ class WeightSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one replica says of a unit before a round."""
+    """One replica's report of a unit before a round."""
 
     norm: float
     """G = ‖Δ‖ over its whole shard group; infinite if it is not finite."""
     anomalous: bool = False
     """Its detector's verdict on itself."""
     steps: float = 1.0
-    """What it has done since its last round, in steps or tokens; 0: it only takes the result. A
+    """Its work since its last round, in steps or tokens; 0: it only takes the result. A
     delta that missed rounds counts discounted."""
 
 

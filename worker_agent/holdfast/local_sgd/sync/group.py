@@ -262,7 +262,7 @@ class Group:
         )
 
     def guarded(self, name: str, call: Callable[[], Any]) -> Any:
-        """Return what a call of torch.distributed returns; its errors become SyncError."""
+        """Return the result of a call of torch.distributed; its errors become SyncError."""
         if self._failure:
             raise SyncError(
                 f"{name}: this group has failed before ({self._failure}); make a new group of "
@@ -308,6 +308,6 @@ class Group:
 
 
 def _first_line(error: Exception) -> str:
-    """Return how an error begins: a backend's advice may be long."""
+    """Return the first line of an error: a backend's advice may be long."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Lost:
-    """What a codec has lost of one unit, on this rank: the error of error feedback."""
+    """The error of a codec in one unit, on this rank, for error feedback."""
 
     sent: torch.Tensor
     """e, of this rank's own delta, flat."""
@@ -198,7 +198,7 @@ class _TwoStages:
         return self._group.rank * self._chunk
 
     def _own_spans(self) -> Iterator[tuple[int, int, int]]:
-        """Give what lies in this rank's chunk: unit, begin and end in the batch."""
+        """Yield the parts of this rank's chunk: unit, begin and end in the batch."""
         for number, begin, end in self._deltas.spans():
             low, high = max(begin, self._first), min(end, self._first + self._chunk)
             if low < high:

@@ -53,7 +53,7 @@ _HEAD: Final = _OWN + len(_AGREED)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
-    """What one replica says of itself when its members change."""
+    """One replica's report of itself when its members change."""
 
     is_new: bool
     """It has been in no group yet: a joiner, if others have been."""
@@ -67,12 +67,12 @@ class ReplicaState:
     begun: frozenset[int] = frozenset()
     """Units whose next round it has begun and not finished."""
     agreed: Agreed = NOTHING_AGREED
-    """What it knows of the interval that replicas have chosen, where they do."""
+    """Its knowledge of the interval, where replicas choose one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Regrouped:
-    """What has become of this replica."""
+    """A replica after a change."""
 
     plan: Plan | None = None
     """None: nobody has anchors yet."""
@@ -91,7 +91,7 @@ class Regrouped:
     agreed: Agreed = NOTHING_AGREED
     """The newest of the interval that replicas have chosen; its steps are that replica's."""
     position: bytes = b""
-    """What that replica's script carries: inner learning rates, scheduler, place in the data."""
+    """State that its script carries: inner learning rates, scheduler, place in the data."""
     passed: bool = False
     """Others gave this replica the end of a round that it had not finished."""
     kept: float = 0.0
@@ -100,7 +100,7 @@ class Regrouped:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """What a rank of the group has said."""
+    """A report from a rank of the group."""
 
     situation: ReplicaState
     form: int
@@ -190,7 +190,7 @@ class Regroup:
         return self._in_step and one.has_anchors and one.steps < giving.steps
 
     def _exchange(self, mine: ReplicaState) -> list[Row]:
-        """Return what all ranks of the group say."""
+        """Return the reports of all ranks of the group."""
         units = self._units
         sent: list[float] = [
             *(mine.is_new, mine.has_anchors, mine.due, mine.steps, form_of(units), mine.ends),
@@ -292,7 +292,7 @@ class Regroup:
         parcels: Mapping[int, torch.Tensor],
         sizes: Sequence[int],
     ) -> list[tuple[Transfer, torch.Tensor]]:
-        """Return what this rank is given of a batch, which all ranks carry out together.
+        """Return the transfers to this rank of a batch, which all ranks carry out together.
 
         Args:
             batch: Who gives what to whom.
@@ -345,7 +345,7 @@ class Regroup:
         return factor
 
     def _give_position(self, giver: int, position: Callable[[], bytes]) -> bytes:
-        """Return what the giver's script carries; all ranks get it."""
+        """Return the state that the giver's script carries; all ranks get it."""
         return all_or_none(self._own, lambda: self._told_by(giver, position))
 
     def _told_by(self, giver: int, position: Callable[[], bytes]) -> bytes:
@@ -387,7 +387,7 @@ def _row(told: Sequence[float], units: int) -> Row:
 
 
 def _newest_agreed(old: Sequence[Agreed], giving: Agreed) -> Agreed:
-    """Return what the replica knows that has chosen in the newest round.
+    """Return the knowledge of the replica that has chosen in the newest round.
 
     Its steps since are those of the replica whose steps joiners get: none, if that one has missed
     the round and is given it in this change.

@@ -166,13 +166,13 @@ class StateEntry:
 
 
 class InnerState(Protocol):
-    """What a replica has of its own beside its units."""
+    """State that a replica has of its own besides its units."""
 
     def give(self, number: int) -> list[StateEntry]:
         """Return the state of a unit's inner optimizer; behind the last unit, the buffers."""
 
     def take(self, number: int, entries: Sequence[StateEntry]) -> None:
-        """Take what another replica has given."""
+        """Take the state of another replica."""
 
 
 def pack(entries: Sequence[StateEntry]) -> torch.Tensor:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _REPORT: Final = 4 + len(Ewma().state())
-"""Numbers that a replica tells of a unit: its round, norm, anomalous or not, steps, detector."""
+"""Numbers in a replica's report of a unit: its round, norm, anomalous or not, steps, detector."""
 
 
 class RoundsDifferError(SyncError):
@@ -99,17 +99,17 @@ class Pending:
 
 
 class WithReports(Protocol):
-    """What replicas send one another with a round's reports."""
+    """Figures that replicas send one another with a round's reports."""
 
     def figures(self, units: Sequence[Unit]) -> list[float]:
-        """Return what this replica sends with a batch, as many numbers as the others; empty: none.
+        """Return this replica's figures for a batch, as many numbers as the others; empty: none.
 
         Raises:
             SyncError: a rank of this replica is gone.
         """
 
     def received(self, sent: Sequence[Sequence[float]], round_number: int) -> None:
-        """Take what all have sent with a batch, once it is finished at this round."""
+        """Take the figures of all replicas, once the batch is finished at this round."""
 
 
 class UnitSync:
@@ -243,7 +243,7 @@ class UnitSync:
         detectors: Sequence[Ewma],
         said: Sequence[float],
     ) -> list[list[float]]:
-        """Return what all replicas tell: a row of each, units behind one another, then `said`."""
+        """Return the reports of all replicas: a row of each, unit by unit, then `said`."""
         sent: list[float] = []
         for unit, report, ewma in zip(units, mine, detectors, strict=True):
             sent += [unit.round, report.norm, report.anomalous, report.steps, *ewma.state()]
@@ -274,7 +274,7 @@ class UnitSync:
         return [clip_factor(norm, self.rules.clip) for norm in agreed]
 
     def _voted(self, call: Callable[[], T]) -> T:
-        """Return what a call returns, if it returns on all ranks of this replica."""
+        """Return a call's result, if it returns on all ranks of this replica."""
         return all_or_none(self.voters, call)
 
     def _step(
@@ -307,7 +307,7 @@ class UnitSync:
 
 
 def all_or_none(voters: Group | None, call: Callable[[], T]) -> T:
-    """Return what a call returns, if it raises no SyncError on any of these ranks.
+    """Return a call's result, if it raises no SyncError on any of these ranks.
 
     Raises:
         SyncError: it has failed here, or on another rank.

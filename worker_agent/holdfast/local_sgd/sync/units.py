@@ -163,7 +163,7 @@ class Unit:
         self.detectors: dict[int, Ewma] = {}
         """Norms of each replica so far, by its rank in the sync group: its own word of each."""
         self.lost: Lost | None = None
-        """What a codec lost here; None: nothing yet."""
+        """The error of a codec here; None: nothing yet."""
         self.outer = outer if outer is not None else Outer()
         """Maker of its outer optimizer."""
         self._anchors: Anchors | None = None
@@ -200,7 +200,7 @@ class Unit:
         self._anchors, self.lost = other._anchors, other.lost
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resume needs; it synchronises nothing and changes nothing."""
+        """Return the state that a resume needs; it synchronises nothing and changes nothing."""
         lost = None
         if self.lost is not None:
             lost = {"sent": self.lost.sent, "begin": self.lost.begin, "merged": self.lost.merged}

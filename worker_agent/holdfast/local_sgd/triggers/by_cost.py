@@ -1,6 +1,6 @@
 """Rounds whose interval is chosen by what this job has measured, down to a sync in each step.
 
-Belongs here: the clock around steps and reductions, and what the replicas tell one another of it.
+Belongs here: the clock around steps and reductions, and the figures that replicas send one another.
 Does not belong here: the choice (`policies.switching`), and carrying it out (`driver`).
 
 The slowest replica's step counts, as it is without any reduction. Of a reduction the time counts
@@ -74,7 +74,7 @@ class ByCost(BySteps):
         self._who, self._clock, self._report = who, clock, report
         self._proposed = 0
         self.running = self._begun = self._first(config.local_sgd_sync_interval)
-        """What runs now."""
+        """The way that runs now."""
         self._rounds = 0
         """That steps have ended so far."""
         self.reason = ""
@@ -166,7 +166,7 @@ class ByCost(BySteps):
         self._at, self._reduced = self._now(), 0.0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has of the choice."""
+        """The choice, for a checkpoint."""
         return {"switch": self._state()}
 
     def _state(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class ByCostInRounds(ByCost):
         return False
 
     def figures(self, units: Sequence[Unit]) -> list[float]:
-        """Return what this replica sends with a batch: figures, with that of the first unit.
+        """Return this replica's figures, for the batch of the first unit.
 
         Raises:
             SyncError: a rank of this replica is gone.
@@ -351,7 +351,7 @@ class ByCostInRounds(ByCost):
 
     @property
     def agreed(self) -> Agreed:
-        """What others need to go on as this replica does."""
+        """The choice, for others that go on as this replica does."""
         running = self.running
         return dataclasses.replace(
             self._known, interval=running.interval, votes=running.votes, since=self._since
@@ -420,7 +420,7 @@ def measured(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) 
 
 
 def reporter(environment: Mapping[str, str] = os.environ) -> Report:
-    """Return what reports a choice to the agent of this rank, if there is one.
+    """Return a function that reports a choice to the agent of this rank, if there is one.
 
     It appends a line to the file that the agent names. A file that cannot be written is logged: a
     choice is carried out whoever knows of it.
@@ -435,6 +435,6 @@ def reporter(environment: Mapping[str, str] = os.environ) -> Report:
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{to_json(chosen)}\n")
         except OSError as error:
-            log.warning("local SGD: the agent is not told of a choice: %s", error)
+            log.warning("local SGD: no report of a choice to the agent: %s", error)
 
     return report

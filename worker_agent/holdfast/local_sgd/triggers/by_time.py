@@ -49,7 +49,7 @@ _numbers: Final = itertools.count()
 
 
 def _rounds_store(store: dist.Store | None, name: object) -> dist.Store:
-    """Return where replicas meet: their epoch's store, or that of the default process group."""
+    """Return the meeting place: the epoch's store, or that of the default process group."""
     import torch.distributed as dist
 
     if store is None:

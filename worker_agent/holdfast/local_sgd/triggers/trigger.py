@@ -77,7 +77,7 @@ class Trigger(Protocol):
 
     @property
     def agreed(self) -> Agreed:
-        """What others need to go on as this replica does."""
+        """The choice, for others that go on as this replica does."""
 
     def rounds(self, made: int) -> int:
         """Rounds so far, alike on all replicas; made: by this replica's units."""
@@ -109,7 +109,7 @@ class Trigger(Protocol):
         """Go on with other members; all of them call this."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has of it beside the counters, by name."""
+        """State for a checkpoint besides the counters, by name."""
 
     def load(self, clock: Mapping[str, Any]) -> None:
         """Go on from the counters of a checkpoint: steps, alone, due, rounds, and `state`."""
