@@ -198,14 +198,6 @@ def test_a_recording_of_another_format_is_refused_with_the_remedy(
         read_recording(path)
 
 
-def test_recordings_in_parts_of_an_older_release_are_found(tmp_path: Path) -> None:
-    """They are refused by name, counted in the bound and removed, not passed over in silence."""
-    names = ["inputs-1-0.rec", "inputs-1-1.rec", "inputs-2.rec"]
-    for name in [*names, "inputs-x.rec", "inputs-1-.rec"]:
-        (tmp_path / name).touch()
-    assert [path.name for path in recording_paths(tmp_path)] == names
-
-
 def test_any_flipped_bit_of_a_recording_is_found(tmp_path: Path) -> None:
     """Entries before a flipped bit replay alike. The recording counts as broken from there on."""
     directory = tmp_path / "journal"
