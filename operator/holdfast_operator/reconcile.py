@@ -7,7 +7,7 @@ import datetime as dt
 import http
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier, without_notes
@@ -22,7 +22,7 @@ from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import Downward, MasterLink
 from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
 from holdfast_operator.nodes.probe import NodeProbe
-from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget, target_of
+from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.nodes.strikes import ExcludedNode, of_job
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import Action, CreatePod, Plan, in_steps
@@ -72,7 +72,7 @@ class JobSession:
             name="/".join(state.key),
             port=state.spec.master_port,
             own_node=own_node,
-            targets=self._targets,
+            pods=state.pods,
             suspects=state.in_doubt,
             found=self._found,
         )
@@ -104,9 +104,6 @@ class JobSession:
 
     def _events(self, events: Sequence[JobEvent]) -> None:
         self._reporter.report(self._state.owner, map(from_master, events))
-
-    def _targets(self) -> Iterator[ProbeTarget]:
-        return map(target_of, self._state.pods())
 
     def _found(self, reach: NodeReachability) -> None:
         self._state.finds(reach)

@@ -59,10 +59,8 @@ class EventLine:
     """One Kubernetes event."""
 
     name: str
-    reason: str
-    text: str
-    warning: bool
-    first_us: int
+    news: NewsItem
+    """The first of those that it tells."""
     last_us: int
     count: int = 1
     written: int = 0
@@ -98,7 +96,7 @@ class Digest:
     def due(self, now: float) -> Iterator[EventLine]:
         """Yield the events that may be written now, oldest first, and charge the allowance."""
         waiting = [line for line in self._lines.values() if line.written < line.count]
-        for line in sorted(waiting, key=lambda line: line.first_us):
+        for line in sorted(waiting, key=lambda line: line.news.at_us):
             if self._allowed_at > now:
                 return
             yield line
@@ -120,14 +118,7 @@ class Digest:
             line.count += 1
             line.last_us = max(line.last_us, one.at_us)
             return
-        self._lines[key] = EventLine(
-            name=self._name(one),
-            reason=one.reason,
-            text=one.text,
-            warning=one.warning,
-            first_us=one.at_us,
-            last_us=one.at_us,
-        )
+        self._lines[key] = EventLine(name=self._name(one), news=one, last_us=one.at_us)
 
     def _name(self, one: NewsItem) -> str:
         """Return the same name for the same news: a second write is refused, not doubled."""

@@ -20,7 +20,6 @@ from holdfast_operator.events.news import Digest, EventLine, NewsItem
 from holdfast_operator.kube.client import MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.pods.names import Owner
-from holdfast_wire import keys
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "holdfast.dev/operator"
@@ -135,13 +134,7 @@ class Reporter:
             except ApiRefusedError as error:
                 if not error.is_gone:  # the API server has dropped it after its hour
                     raise
-        regarding = {
-            "apiVersion": keys.API_VERSION,
-            "kind": keys.KIND,
-            "name": owner.name,
-            "namespace": owner.namespace,
-            "uid": owner.uid,
-        }
+        regarding = {**owner.reference, "namespace": owner.namespace}
         # There may be one already: another operator's, or this one's before it was killed.
         await self._client.make(_path(owner.namespace), event(self._identity, regarding, line))
 
@@ -151,14 +144,8 @@ async def warn(client: KubeClient, identity: str, about: dict[str, Any], news: N
 
     `identity` names this process among its replicas; `about` is a reference with a namespace.
     """
-    line = EventLine(
-        name=f"{about['name']}.{uuid.uuid4().hex[:16]}",
-        reason=news.reason,
-        text=news.text,
-        warning=news.warning,
-        first_us=news.at_us,
-        last_us=news.at_us,
-    )
+    name = f"{about['name']}.{uuid.uuid4().hex[:16]}"
+    line = EventLine(name=name, news=news, last_us=news.at_us)
     try:
         await client.call("POST", _path(about["namespace"]), event(identity, about, line))
     except KubeError as error:
@@ -167,18 +154,19 @@ async def warn(client: KubeClient, identity: str, about: dict[str, Any], news: N
 
 def event(identity: str, about: dict[str, Any], line: EventLine) -> dict[str, Any]:
     """Return the object of an event about another object, in its namespace."""
+    news = line.news
     made: dict[str, Any] = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
         "metadata": {"name": line.name, "namespace": about["namespace"]},
         "regarding": about,
-        "eventTime": _timestamp(line.first_us),
+        "eventTime": _timestamp(news.at_us),
         "reportingController": CONTROLLER,
         "reportingInstance": identity[:128],
-        "type": "Warning" if line.warning else "Normal",
-        "reason": line.reason,
-        "action": line.reason,
-        "note": line.text.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+        "type": "Warning" if news.warning else "Normal",
+        "reason": news.reason,
+        "action": news.reason,
+        "note": news.text.encode()[:LONGEST_NOTE].decode(errors="ignore"),
     }
     if line.count > 1:
         made["series"] = _series(line)

@@ -18,7 +18,9 @@ from typing import Final
 
 import prometheus_client as prometheus
 
-from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget, asked, can_answer
+from holdfast_operator.nodes.reachability import NodeReachability, asked, can_answer
+from holdfast_operator.plan.pods import Role
+from holdfast_operator.pods.record import PodRecord
 
 _log = logging.getLogger(__name__)
 ANSWER_SECONDS: Final = 1.5
@@ -50,7 +52,7 @@ class NodeProbe:
         name: str,
         port: int,
         own_node: str,
-        targets: Callable[[], Iterable[ProbeTarget]],
+        pods: Callable[[], Iterable[PodRecord]],
         suspects: Callable[[], Iterable[str]],
         found: Callable[[NodeReachability], None],
     ) -> None:
@@ -60,13 +62,13 @@ class NodeProbe:
             name: Name of the job, for the log.
             port: Port to probe beside FREE_PORT; it needs no listener.
             own_node: Node of this process; empty: not known.
-            targets: Returns the job's present pods.
+            pods: Returns the job's present pods.
             suspects: Returns the nodes that are in doubt now.
             found: Called with the result when a node has fallen silent or answers again.
         """
         self._name = name
         self._ports = (port, FREE_PORT)
-        self._targets = targets
+        self._pods = pods
         self._suspects = suspects
         self._found = found
         self._reach = NodeReachability(own_node=own_node)
@@ -102,10 +104,10 @@ class NodeProbe:
             doubted = self._reach.unreachable | frozenset(self._suspects())
             self._hurry.clear()
             try:
-                targets = asked(self._targets(), doubted) if doubted else self._unanswered()
-                answers = await asyncio.gather(*(self._ask(one) for one in targets))
-                answered = dict(zip(targets, answers, strict=True))
-                self._tell(self._reach.hear(answered, doubted))
+                pods = asked(self._pods(), doubted) if doubted else self._unanswered()
+                asking = (answers_at(one.address, self._ports) for one in pods)
+                answers = dict(zip(pods, await asyncio.gather(*asking), strict=True))
+                self._tell(self._reach.hear(answers, doubted))
             except Exception:  # noqa: BLE001 - the top: the slower verdict stands without it
                 PROBE_ERRORS.inc()
                 _log.exception("the nodes of job %s could not be asked", self._name)
@@ -113,17 +115,17 @@ class NodeProbe:
                 async with asyncio.timeout(AGAIN_SECONDS if doubted else LEARN_SECONDS):
                     await self._hurry.wait()
 
-    def _unanswered(self) -> tuple[ProbeTarget, ...]:
-        """Return pods that never answered; forget those that are gone."""
-        targets = list(self._targets())
-        known = self._reach.answered & {target.uid for target in targets}
-        self._reach = NodeReachability(own_node=self._reach.own_node, answered=known)
-        workers = (one for one in targets if can_answer(one) and not one.is_master)
-        new = (one for one in workers if one.uid not in known)
-        return tuple(itertools.islice(new, _MOST_AT_ONCE))
+    def _unanswered(self) -> tuple[PodRecord, ...]:
+        """Return pods that never answered; forget those that are gone.
 
-    async def _ask(self, target: ProbeTarget) -> bool | None:
-        return await answers_at(target.address, self._ports)
+        The stream shows a master; a silent connection would only appear in its log.
+        """
+        pods = list(self._pods())
+        known = self._reach.answered & {one.uid for one in pods}
+        self._reach = NodeReachability(own_node=self._reach.own_node, answered=known)
+        others = (one for one in pods if can_answer(one) and one.slot.role is not Role.MASTER)
+        new = (one for one in others if one.uid not in known)
+        return tuple(itertools.islice(new, _MOST_AT_ONCE))
 
     def _tell(self, reach: NodeReachability) -> None:
         before, self._reach = self._reach.unreachable, reach

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
@@ -21,6 +21,21 @@ from holdfast_operator.nodes.strikes import NodeStrike
 from holdfast_wire.messages import NoticeReceived
 
 _log = logging.getLogger(__name__)
+
+
+class _Node(NamedTuple):
+    """What was last seen of a node."""
+
+    uid: str
+    notice: NoticeReceived | None
+    silent: bool
+    trouble: frozenset[NodeStrike]
+    """Its conditions that say hardware trouble."""
+    cordoned: bool
+
+
+_UNKNOWN: Final = _Node("", None, silent=False, trouble=frozenset(), cordoned=True)
+"""A cordon that was there before this process has no known time: it is not told of."""
 
 
 class NodeReflector(Reflector):
@@ -44,19 +59,14 @@ class NodeReflector(Reflector):
         super().__init__(client, "/api/v1/nodes")
         self._heard = heard
         self._struck = struck
-        self._trouble: dict[str, frozenset[NodeStrike]] = {}
-        """Conditions of each node, by its name, that say hardware trouble."""
-        self._open: set[str] = set()
-        """Names of the nodes that were seen without a cordon the last time."""
-        self._names: dict[str, str] = {}
-        """Name of each node, by its uid."""
-        self._notices: dict[str, NoticeReceived] = {}
+        self._nodes: dict[str, _Node] = {}
+        """By their names: a node that is made anew takes the place of the one before."""
         self._silent: frozenset[str] = frozenset()
         self._refused = False
 
     def notice(self, node: str) -> NoticeReceived | None:
         """Return the notice of a node; None: it has none, or nothing is known of it."""
-        return self._notices.get(node)
+        return self._nodes.get(node, _UNKNOWN).notice
 
     def silent(self) -> frozenset[str]:
         """Return the names of the nodes of whose kubelet the cluster hears nothing."""
@@ -64,61 +74,43 @@ class NodeReflector(Reflector):
 
     def names(self) -> frozenset[str]:
         """Return the names of all nodes; empty before the first list."""
-        return frozenset(self._names.values()) if self.synced.is_set() else frozenset()
+        return frozenset(self._nodes) if self.synced.is_set() else frozenset()
 
     def _uids(self) -> Collection[str]:
-        return self._names.keys()
+        return {node.uid for node in self._nodes.values()}
 
     def _take(self, body: dict[str, Any]) -> None:
         self._refused = False
         name = body["metadata"]["name"]
-        self._names[body["metadata"]["uid"]] = name
-        self._note(name, notice_of(body))
-        self._note_silence(name, silent=is_silent(body))
-        self._judge(name, body)
-
-    def _drop(self, uid: str) -> None:
-        name = self._names.pop(uid, "")
-        if name not in self._names.values():
-            self._note(name, None)
-            self._note_silence(name, silent=False)
-            self._trouble.pop(name, None)
-            self._open.discard(name)
-
-    def _judge(self, name: str, body: dict[str, Any]) -> None:
-        """Report what is new; a cordon that was there before this process has no known time."""
-        before, trouble = self._trouble.get(name, frozenset()), frozenset(conditions_of(body))
-        self._trouble[name] = trouble
-        news = sorted(trouble - before, key=lambda one: one.text)
-        cordon = cordon_of(body, time.time()) if name in self._open else None
-        if cordon is not None:
+        now = _Node(
+            body["metadata"]["uid"],
+            notice_of(body),
+            is_silent(body),
+            frozenset(conditions_of(body)),
+            is_cordoned(body),
+        )
+        before, self._nodes[name] = self._nodes.get(name, _UNKNOWN), now
+        self._compare(name, before, now)
+        news = sorted(now.trouble - before.trouble, key=lambda one: one.text)
+        if not before.cordoned and (cordon := cordon_of(body, time.time())):
             news.append(cordon)
-        if is_cordoned(body):
-            self._open.discard(name)
-        else:
-            self._open.add(name)
         if news:
             self._struck(news)
 
-    def _note(self, name: str, notice: NoticeReceived | None) -> None:
-        if notice == self._notices.get(name):
-            return
-        if notice is None:
-            del self._notices[name]
-        else:
-            self._notices[name] = notice
-            _log.warning("node %s: %s", name, notice.text)
-        self._heard(name)
+    def _drop(self, uid: str) -> None:
+        for name in [name for name, node in self._nodes.items() if node.uid == uid]:
+            self._compare(name, self._nodes.pop(name), _UNKNOWN)
 
-    def _note_silence(self, name: str, *, silent: bool) -> None:
-        if silent is not (name in self._silent):
+    def _compare(self, name: str, before: _Node, now: _Node) -> None:
+        if now.notice != before.notice:
+            if now.notice is not None:
+                _log.warning("node %s: %s", name, now.notice.text)
+            self._heard(name)
+        if now.silent is not before.silent:
             self._silent ^= {name}
-            _log.log(
-                logging.WARNING if silent else logging.INFO,
-                "node %s: its kubelet is %s",
-                name,
-                "not heard" if silent else "heard again",
-            )
+            level = logging.WARNING if now.silent else logging.INFO
+            how = "not heard" if now.silent else "heard again"
+            _log.log(level, "node %s: its kubelet is %s", name, how)
             self._heard(name)
 
     def _say(self, error: KubeError) -> None:

@@ -71,6 +71,12 @@ class Owner:
         """Name of the Secret with the certificate of a worker."""
         return f"{self.name}-worker-tls-{rank // KEYS_PER_SECRET}"
 
+    @property
+    def reference(self) -> dict[str, str]:
+        """The job, as objects name another one."""
+        kind = {"apiVersion": keys.API_VERSION, "kind": keys.KIND}
+        return {**kind, "name": self.name, "uid": self.uid}
+
     def labels(self) -> dict[str, str]:
         """Return the labels of every object of the job."""
         return {keys.LABEL_JOB: self.name, "app.kubernetes.io/managed-by": "holdfast-operator"}
@@ -84,14 +90,7 @@ class Owner:
 
     def metadata(self, name: str) -> dict[str, Any]:
         """Return the metadata of an object that is deleted with the job."""
-        owner = {
-            "apiVersion": keys.API_VERSION,
-            "kind": keys.KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+        owner = {**self.reference, "controller": True, "blockOwnerDeletion": True}
         return {
             "name": name,
             "namespace": self.namespace,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job
+from cluster.jobs import Job, Make
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import HISTORY, Release
@@ -84,7 +84,7 @@ async def client(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 @pytest.fixture
 def make_job(
     plane: ControlPlane, nodes: Nodes, release: Release, kubectl: Kubectl
-) -> Iterator[Callable[[str], Job]]:
+) -> Iterator[Make]:
     """Names jobs in the test's namespace; those that are left are deleted after it."""
     made: list[Job] = []
 

@@ -41,3 +41,12 @@ def recorded(body: dict[str, Any]) -> PodRecord:
     record = read_pod(body)
     assert record is not None
     return record
+
+
+def placed(
+    node: str, address: str, uid: str, role: str = "worker", phase: str = "Running"
+) -> PodRecord:
+    """The record of a pod on a node, with an IP; empty: it has none yet."""
+    body = pod_object(role, uid=uid, phase=phase)
+    body["spec"]["nodeName"], body["status"]["podIP"] = node, address
+    return recorded(body)

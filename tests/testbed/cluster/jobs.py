@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from agents.loop_script import loop_script
 from cluster.control_plane import ClusterError, ControlPlane
 from cluster.kubectl import CommandFailedError, Kubectl
 
@@ -25,6 +26,7 @@ _OWNED_KINDS: Final = (
     ("apis/policy/v1", "poddisruptionbudgets"),
 )
 """API group and kind of what the operator makes for a job."""
+_ENDS: Final = {"Complete", "Failed"}
 _TRAIN: Final = '''
     """Fits a line on gloo; rank 0 writes what it has learnt after every step."""
     import argparse, os, pathlib, sys, time
@@ -155,6 +157,10 @@ class Job:
         found: list[dict[str, Any]] = self._list("api/v1", "pods", chosen)
         return found
 
+    def uids(self) -> set[str]:
+        """Return the UIDs of its workers' pods."""
+        return {pod["metadata"]["uid"] for pod in self.pods()}
+
     def live(self, role: str = "worker") -> list[str]:
         """Names of its pods that run and stay."""
         return sorted(
@@ -191,6 +197,16 @@ class Job:
         """Wait for its end; return the status."""
         self.until("the end", lambda: "completionTime" in self.status)
         return self.status
+
+    def ended(self) -> tuple[str, str]:
+        """Wait for its end; return the true one of Complete and Failed, with its reason."""
+        ends = [one for one in self.until_over()["conditions"] if one["type"] in _ENDS]
+        (last,) = (one for one in ends if one["status"] == "True")
+        return last["type"], last["reason"]
+
+    def used(self) -> dict[str, int]:
+        """Return what each budget has paid."""
+        return {one["name"]: one["used"] for one in self.status.get("budgets", ())}
 
     def events(self) -> list[str]:
         """Reasons of the events on it, oldest first."""
@@ -251,10 +267,19 @@ def training(folder: Path, *flags: str, nproc: int = 1, **spec: Any) -> dict[str
     """A job that trains with real torch; its state lies in `folder`, which all its pods share."""
     (folder / "train.py").write_text(textwrap.dedent(_TRAIN))
     words = ("holdfast-run", f"--nproc-per-node={nproc}", f"{SHARED}/train.py")
-    body = manifest(*words, f"--state={SHARED}", *flags, **spec)
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
-    pod["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
+    return share(manifest(*words, f"--state={SHARED}", *flags, **spec), folder)
+
+
+def looping(folder: Path, *flags: str, nproc: int = 1, **spec: Any) -> dict[str, Any]:
+    """A job that only counts steps, by the flags of `loop_script`; `folder` is for the script."""
+    words = ("holdfast-run", f"--nproc-per-node={nproc}", *loop_script(folder, *flags))
+    return manifest(*words, **spec)
+
+
+def share(body: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Let all pods of a manifest's worker see one folder, as `SHARED`; return the manifest."""
+    pod_spec(body)["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
+    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
     return body
 
 
@@ -269,7 +294,17 @@ def until_stands(file: Path) -> int:
     return last
 
 
+def pod_spec(body: dict[str, Any]) -> dict[str, Any]:
+    """The spec of the worker's pod in a manifest, to be changed in place."""
+    found: dict[str, Any] = body["spec"]["worker"]["template"]["spec"]
+    return found
+
+
 def container(body: dict[str, Any]) -> dict[str, Any]:
     """The worker's container of a manifest, to be changed in place."""
-    found: dict[str, Any] = body["spec"]["worker"]["template"]["spec"]["containers"][0]
+    found: dict[str, Any] = pod_spec(body)["containers"][0]
     return found
+
+
+Make = Callable[[str], Job]
+"""Names a job of the test's own."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from agents.loop_script import loop_script
 from cluster.churn import Churn, Witness
-from cluster.jobs import Job, manifest
+from cluster.jobs import Job, Make, looping
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 
@@ -26,7 +24,7 @@ class Killing:
 
     def __init__(
         self,
-        make: Callable[[str], Job],
+        make: Make,
         kubectl: Kubectl,
         release: Release,
         folder: Path,
@@ -48,8 +46,7 @@ class Killing:
         self.kills: list[str] = []
         """What the killed operators said."""
         self._steady = make("steady")
-        words = loop_script(folder, "--steps=1000000", "--step-seconds=0.1")
-        self._steady.create(manifest("holdfast-run", "--nproc-per-node=1", *words))
+        self._steady.create(looping(folder, "--steps=1000000", "--step-seconds=0.1"))
         self._steady.until_training(1)
         self._churn = Churn(make, kubectl, seed)
 

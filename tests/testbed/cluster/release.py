@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ NAMESPACE: Final = "holdfast-system"
 ACCOUNT: Final = f"system:serviceaccount:{NAMESPACE}:holdfast-operator"
 HISTORY: Final = "holdfast-operator-node-history"
 """The operator's ConfigMap with strikes against nodes."""
+_DEPLOYMENT: Final = "deploy/holdfast-operator"
 _WAIT: Final = ("--wait", "--timeout=50s")
 
 
@@ -35,6 +38,25 @@ class Release:
         """Change its values, and wait until the operator is ready again."""
         chosen = self._values(values)
         self.kubectl.helm("upgrade", self.name, str(CHART), *_WAIT, *flags, *chosen)
+
+    def until_rolled_out(self) -> None:
+        """Wait until all of the operator's pods are those of its newest template, and ready."""
+        self.kubectl.run("rollout", "status", _DEPLOYMENT, "--timeout=55s")
+
+    def restart(self) -> None:
+        """Have another pod of the operator take over, and wait until it is ready."""
+        self.kubectl.run("rollout", "restart", _DEPLOYMENT)
+        self.until_rolled_out()
+
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Do something while there is no operator; one is told to start again after it."""
+        self.kubectl.run("scale", _DEPLOYMENT, "--replicas=0")
+        self.kubectl.try_run("wait", "pod", "--all", "--for=delete", "--timeout=50s")
+        try:
+            yield
+        finally:
+            self.kubectl.run("scale", _DEPLOYMENT, "--replicas=1")
 
     def uninstall(self) -> None:
         """Take it away."""

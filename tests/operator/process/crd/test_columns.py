@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
 from cluster.control_plane import ControlPlane
+from cluster.jobs import Make, looping
 from cluster.kubectl import Kubectl
-from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [
@@ -27,30 +26,15 @@ def _row(kubectl: Kubectl, *more: str) -> dict[str, str]:
     return {lines[0][a:b].strip(): lines[1][a:b].strip() for a, b in zip(starts, ends, strict=True)}
 
 
-def _job(script: list[str]) -> dict[str, Any]:
-    command = ["holdfast-run", "--nproc-per-node=2", *script]
-    worker = {"name": "worker", "image": "i", "command": command}
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": "gpt"},
-        "spec": {
-            "replicas": 1,
-            "maxReplicas": 4,
-            "cleanup": {"pods": "None"},
-            "worker": {"template": {"spec": {"containers": [worker]}}},
-        },
-    }
-
-
 def test_the_columns_follow_the_job(
-    plane: ControlPlane, release: Release, kubectl: Kubectl, tmp_path: Path
+    plane: ControlPlane, make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     """Pending, then the world and its step, then how it ended; and the ranks' words in the log."""
-    script = loop_script(tmp_path, "--steps=120", "--step-seconds=0.05")
-    source = Path(script[0])
+    spec: dict[str, Any] = {"maxReplicas": 4, "cleanup__pods": "None"}
+    body = looping(tmp_path, "--steps=120", "--step-seconds=0.05", nproc=2, **spec)
+    source = tmp_path / "loop.py"
     source.write_text(f"import os\nprint('hello from', os.environ['RANK'])\n{source.read_text()}")
-    kubectl.run("create", "-f", "-", stdin=_job(script))
+    make_job("gpt").create(body)
     seen = [_row(kubectl)]
 
     def ended() -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.jobs import SHARED, Job, container, manifest
+from cluster.jobs import SHARED, Job, Make, container, manifest, share
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _TRAIN = '''
     """Fills a model with the number of the step; says what it starts from, and what is saved."""
     import json, os, pathlib, sys, time
@@ -57,12 +55,8 @@ def _job(folder: Path) -> dict[str, Any]:
     (folder / "train.py").write_text(textwrap.dedent(_TRAIN))
     words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/train.py", SHARED, "100000")
     body = manifest(*words, replicas=2, minReplicas=1, cleanup__pods="None")
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
-    mounts = [{"name": "shared", "mountPath": SHARED}]
-    container(body)["volumeMounts"] = mounts
     container(body)["resources"] = {"limits": {"memory": "2Gi"}}
-    return body
+    return share(body, folder)
 
 
 def _starts(folder: Path) -> list[list[Any]]:

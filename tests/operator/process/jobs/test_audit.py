@@ -14,6 +14,7 @@ from cluster.api import Api
 from cluster.audit import Grant, grants, uses
 from cluster.commands import Commands
 from cluster.control_plane import ControlPlane
+from cluster.jobs import container, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT, HISTORY, Release
 from cluster.rights import needs_pods
@@ -54,20 +55,10 @@ _ABOUT_ONESELF: Final = {
 
 
 def _job(**spec: Any) -> dict[str, Any]:
-    worker = {"name": "worker", "image": "i", "command": ["sleep", "600"]}
-    template = {"spec": {"containers": [worker], "terminationGracePeriodSeconds": 1}}
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": "gpt"},
-        "spec": {
-            "replicas": 1,
-            # Nobody is waited for who never joined.
-            "elasticPolicy": {"scaleDownGraceSeconds": 1},
-            "worker": {"template": template},
-            **spec,
-        },
-    }
+    # Nobody is waited for who never joined.
+    body = manifest("sleep", "600", grace_s=1, elasticPolicy__scaleDownGraceSeconds=1, **spec)
+    body["metadata"]["name"] = "gpt"
+    return body
 
 
 def _granted(plane: ControlPlane) -> list[Grant]:
@@ -117,8 +108,7 @@ def _struck(plane: ControlPlane, release: Release, kubectl: Kubectl) -> None:
     for name in ("crash-1", "crash-2"):
         body = _job(failurePolicy={"budgets": {"failures": {"limit": 0}}})
         body["metadata"] = {"name": name, "labels": {"crashes": "yes"}}
-        container = body["spec"]["worker"]["template"]["spec"]["containers"][0]
-        container["command"] = ["holdfast-run", "--no-python", "sh", "-c", "exit 137"]
+        container(body)["command"] = ["holdfast-run", "--no-python", "sh", "-c", "exit 137"]
         kubectl.run("create", "-f", "-", stdin=body)
         plane.until(f"the strike of {name}", is_newer)
     kubectl.run("delete", "ej", "-l", "crashes=yes")
@@ -149,8 +139,7 @@ def test_the_operator_has_the_rights_that_it_uses_and_no_other(
     spec = {"worker": body["spec"]["worker"], "scheduling": {"podDisruptionBudget": "None"}}
     kubectl.run(*edit, json.dumps({"spec": spec}))
     plane.until("no budget", lambda: kubectl.run("get", "pdb", "-o", "name") == "")
-    release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
-    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+    release.restart()
     kubectl.run(*edit, json.dumps({"spec": {"maxReplicas": 2}}))
     plane.until("its size", lambda: kubectl.json("get", "ej", "gpt")["status"]["size"]["max"] == 2)
     # By the master's decision; the second worker's key pair comes to a Secret that exists.

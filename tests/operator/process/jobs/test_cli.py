@@ -6,20 +6,16 @@ import base64
 import json
 import signal
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from agents.loop_script import loop_script
 from cluster.commands import Commands
-from cluster.control_plane import ClusterError, ControlPlane
+from cluster.control_plane import ControlPlane
 from cluster.forwarded import Forward
-from cluster.jobs import SHARED, Job, container, manifest
+from cluster.jobs import SHARED, Make, looping, manifest, share
 from cluster.kubectl import Kubectl
-from cluster.release import Release
 from cluster.rights import needs_pods
 from holdfast_wire import keys
 from holdfast_wire.channel import master_channel_options
@@ -33,22 +29,6 @@ pytestmark = [
 ]
 
 
-def _job(name: str, *script: str) -> dict[str, Any]:
-    command = ["holdfast-run", "--nproc-per-node=1", *script]
-    worker = {"name": "worker", "image": "i", "command": command}
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": name},
-        "spec": {
-            "replicas": 2,
-            "minReplicas": 1,
-            "maxReplicas": 3,
-            "worker": {"template": {"spec": {"containers": [worker]}}},
-        },
-    }
-
-
 @pytest.fixture
 def holdfast(plane: ControlPlane, namespace: str, tmp_path: Path) -> Commands:
     """The command line."""
@@ -56,24 +36,13 @@ def holdfast(plane: ControlPlane, namespace: str, tmp_path: Path) -> Commands:
 
 
 @pytest.fixture
-def training(
-    plane: ControlPlane, release: Release, kubectl: Kubectl, tmp_path: Path
-) -> Iterator[str]:
+def training(make_job: Make, tmp_path: Path) -> str:
     """A job whose two workers train, until the test is over."""
-    script = loop_script(tmp_path, "--steps=100000", "--step-seconds=0.05")
-    kubectl.run("create", "-f", "-", stdin=_job("loop", *script))
-
-    def trains() -> bool:
-        status = kubectl.json("get", "ej", "loop").get("status", {})
-        return bool(status.get("world", {}).get("step", 0) > 0 and status["phase"] == "Running")
-
-    try:
-        plane.until("training", trains)
-    except ClusterError as error:
-        seen = kubectl.run("describe", "ej,pods")
-        raise AssertionError(f"{seen}\n{release.operator_log()}") from error
-    yield "loop"
-    kubectl.run("delete", "ej", "loop", "--wait=false")
+    sizes = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
+    job = make_job("loop")
+    job.create(looping(tmp_path, "--steps=100000", **sizes))
+    job.until_training(2)
+    return job.name
 
 
 def test_every_command_works_as_with_a_local_job(
@@ -176,18 +145,13 @@ _SAVES = '''
     ],
 )
 def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
-    make_job: Callable[[str], Job], holdfast: Commands, tmp_path: Path
+    make_job: Make, holdfast: Commands, tmp_path: Path
 ) -> None:
     """All ranks save after one step and train on; the answer names the step and its directory."""
     (tmp_path / "saves.py").write_text(textwrap.dedent(_SAVES))
     words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/saves.py", f"{SHARED}/kept")
-    body = manifest(*words, replicas=2)
-    body["spec"]["worker"]["template"]["spec"]["volumes"] = [
-        {"name": "shared", "hostPath": {"path": str(tmp_path)}}
-    ]
-    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
     job = make_job("saves")
-    job.create(body)
+    job.create(share(manifest(*words, replicas=2), tmp_path))
     job.until_training(2)
     before = job.world
     answer = holdfast.json("checkpoint", "saves", "--reason", "an upgrade")
@@ -252,13 +216,11 @@ def _epoch(kubectl: Kubectl, job: str, forward: Forward) -> int:
 
 
 def test_who_cannot_be_found_or_reached_is_said(
-    plane: ControlPlane, kubectl: Kubectl, holdfast: Commands, tmp_path: Path
+    plane: ControlPlane, make_job: Make, holdfast: Commands, tmp_path: Path
 ) -> None:
     """Each ends with its exit code and a sentence that says what to do."""
     assert '"absent" not found' in holdfast.run("status", "absent", code=3)
-    held = _job("held")
-    held["spec"]["managedBy"] = "example.com/other"
-    kubectl.run("create", "-f", "-", stdin=held)
+    make_job("held").create(manifest("sleep", "1", managedBy="example.com/other"))
     assert "no operator has looked at it" in holdfast.run("status", "held", code=4)
     config = json.loads(plane.kubeconfig.read_text())
     config["users"][0]["user"]["token"] = "wrong"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 
 from cluster.audit import uses
 from cluster.control_plane import ControlPlane
-from cluster.jobs import SHARED, Job, container, training
+from cluster.jobs import SHARED, Make, container, training
 from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
 
 
 def _pods_made(plane: ControlPlane, namespace: str) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
-from cluster.jobs import SHARED, Job, container, manifest, training
+from cluster.jobs import SHARED, Job, Make, container, looping, manifest, share, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -21,7 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _SLOW_SECONDS = 60.0
 _PORTS = (7001, 7002)
 
@@ -96,12 +93,9 @@ def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_pa
     (tmp_path / "sum.py").write_text(script)
     job = make_job("torchrun")
     body = manifest("torchrun", f"{SHARED}/sum.py", replicas=2, nprocPerNode=2)
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(tmp_path)}}]
-    pod["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
-    pod["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
+    container(body)["readinessProbe"] = {"exec": {"command": ["false"]}}
     body["spec"]["cleanup"] = {"pods": "None"}
-    job.create(body)
+    job.create(share(body, tmp_path))
     job.until_over()
     assert job.holds("Complete"), job.seen()
     said = "".join(kubectl.run("logs", one["metadata"]["name"]) for one in job.pods())
@@ -111,9 +105,9 @@ def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_pa
 
 def _waiting(folder: Path, port: int, window_s: int) -> dict[str, Any]:
     """A job of two whose pods must have a node each: they want the same port of it."""
-    words = loop_script(folder, "--steps=100000", "--steps-per-round=1000")
-    body = manifest("holdfast-run", "--nproc-per-node=1", *words, replicas=2, minReplicas=1)
-    body["spec"]["elasticPolicy"] = {"joinWindowSeconds": window_s}
+    flags = ("--steps=100000", "--steps-per-round=1000")
+    sizes = {"replicas": 2, "minReplicas": 1, "elasticPolicy__joinWindowSeconds": window_s}
+    body = looping(folder, *flags, **sizes)
     container(body)["ports"] = [{"containerPort": port, "hostPort": port}]
     return body
 
@@ -193,11 +187,8 @@ def test_a_job_whose_size_is_changed_while_nobody_looks_is_scaling_until_it_trai
     job = make_job("grown")
     job.create(training(tmp_path, replicas=1, maxReplicas=2))
     job.until_training(1)
-    release.kubectl.run("scale", "deploy", "--all", "--replicas=0")
-    release.kubectl.run("wait", "pod", "--all", "--for=delete", "--timeout=30s")
-    kubectl.run("scale", "ej", "grown", "--replicas=2")
-    with job.awaited("Scaling"):
-        release.kubectl.run("scale", "deploy", "--all", "--replicas=1")
+    with job.awaited("Scaling"), release.away():
+        kubectl.run("scale", "ej", "grown", "--replicas=2")
     assert job.condition("Scaling")["reason"] == "ScaleUp"
     kubectl.run("wait", "ej/grown", "--for=condition=Scaling=False", "--timeout=50s")
     assert (job.world["activeReplicas"], job.status["phase"]) == (2, "Running")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
-from cluster.jobs import Job, container, manifest, training
+from cluster.jobs import Make, container, looping, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -20,25 +18,12 @@ pytestmark = [
     pytest.mark.timeout(300),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _SAVES = {"path": "/work-files", "onDelete": True, "onDeleteTimeoutSeconds": 60}
 
 
 def _loop(folder: Path, *flags: str, **spec: Any) -> dict[str, Any]:
     """A job of two ranks in one pod that only counts steps."""
-    words = loop_script(folder, "--step-seconds=0.02", *flags)
-    return manifest("holdfast-run", "--nproc-per-node=2", *words, **spec)
-
-
-def _ended(job: Job) -> tuple[str, str]:
-    """Return the true one of Complete and Failed, with its reason."""
-    status = job.until_over()
-    (last,) = (
-        one
-        for one in status["conditions"]
-        if one["type"] in {"Complete", "Failed"} and one["status"] == "True"
-    )
-    return last["type"], last["reason"]
+    return looping(folder, "--step-seconds=0.02", *flags, nproc=2, **spec)
 
 
 def test_what_is_left_of_a_job_is_what_its_cleanup_says(
@@ -49,7 +34,7 @@ def test_what_is_left_of_a_job_is_what_its_cleanup_says(
     for kind, job in jobs.items():
         job.create(_loop(tmp_path, "--steps=10", cleanup__pods=kind))
     for job in jobs.values():
-        assert _ended(job) == ("Complete", "Succeeded")
+        assert job.ended() == ("Complete", "Succeeded")
     jobs["All"].until("no pods", lambda: not jobs["All"].pods() + jobs["All"].pods("master"))
     jobs["Running"].until("no master", lambda: not jobs["Running"].pods("master"))
     assert [pod["status"]["phase"] for pod in jobs["Running"].pods()] == ["Succeeded"]
@@ -98,7 +83,7 @@ def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: 
     for name, (body, _) in cases.items():
         jobs[name].create(body)
     for name, (_, expected) in cases.items():
-        assert _ended(jobs[name]) == expected, jobs[name].seen()
+        assert jobs[name].ended() == expected, jobs[name].seen()
     kubectl.run("wait", "ej/rule", "--for=condition=Failed", "--timeout=5s")
     jobs["late"].until("no pods", lambda: not jobs["late"].live() + jobs["late"].live("master"))
     for job in jobs.values():
@@ -119,7 +104,7 @@ def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
     for name, (body, where) in bodies.items():
         job = make_job(name)
         job.create(body)
-        assert _ended(job) == ("Failed", "InvalidTemplate")
+        assert job.ended() == ("Failed", "InvalidTemplate")
         told = job.condition("Failed")["message"]
         assert told.startswith(where)
         assert "must be between 1 and 65535" in told or "image: Required value" in told
@@ -156,7 +141,7 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make
         jobs[name].create(manifest("sleep", "1", **spec))
     for name, (_, said) in cases.items():
         job = jobs[name]
-        assert _ended(job) == ("Failed", "NotSupported")
+        assert job.ended() == ("Failed", "NotSupported")
         told = job.condition("Failed")["message"]
         assert told.startswith(said)
         assert "which this version does not have; " in told
@@ -207,15 +192,12 @@ def test_a_deleted_job_saves_first_where_it_is_told_to(
     assert "saves and stops after step" in watching.communicate(timeout=30)[0]
     jobs["saves"].until_gone()
 
-    release.kubectl.run("scale", "deploy", "--all", "--replicas=0")
-    gone = ("wait", "pod", "--all", "--for=delete", "--timeout=30s")
-    release.kubectl.run(*gone)
-    kubectl.run("delete", "ej", "plain", "--timeout=20s")
-    jobs["plain"].until_gone()
-    kubectl.run("delete", "ej", "later", "--wait=false")
-    step = _step(kubectl)
-    jobs["later"].until("it trains on", lambda: _step(kubectl) > step)
-    release.kubectl.run("scale", "deploy", "--all", "--replicas=1")
+    with release.away():
+        kubectl.run("delete", "ej", "plain", "--timeout=20s")
+        jobs["plain"].until_gone()
+        kubectl.run("delete", "ej", "later", "--wait=false")
+        step = _step(kubectl)
+        jobs["later"].until("it trains on", lambda: _step(kubectl) > step)
     kubectl.run("wait", "ej/later", "--for=delete", "--timeout=50s")
     jobs["later"].until_gone()
 

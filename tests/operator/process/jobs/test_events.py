@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.control_plane import ControlPlane
+from cluster.jobs import Make, container, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -16,16 +17,6 @@ from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.pods.names import Owner
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(240)]
-
-
-def _job(name: str, **container: Any) -> dict[str, Any]:
-    worker = {"name": "worker", "image": "i", **container}
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": name},
-        "spec": {"replicas": 1, "worker": {"template": {"spec": {"containers": [worker]}}}},
-    }
 
 
 def _events(kubectl: Kubectl) -> list[dict[str, Any]]:
@@ -41,9 +32,9 @@ def _told(number: int, text: str) -> NewsItem:
 @pytest.fixture
 def owner(kubectl: Kubectl, namespace: str) -> Owner:
     """A job that nobody looks after."""
-    kubectl.run("create", "-f", "-", stdin=_job("gpt"))
-    uid = kubectl.json("get", "ej", "gpt")["metadata"]["uid"]
-    return Owner(name="gpt", namespace=namespace, uid=uid)
+    kubectl.run("create", "-f", "-", stdin=manifest())
+    uid = kubectl.json("get", "ej", "job")["metadata"]["uid"]
+    return Owner(name="job", namespace=namespace, uid=uid)
 
 
 async def _report(*batches: list[NewsItem], owner: Owner) -> None:
@@ -68,7 +59,7 @@ async def test_news_become_events_that_count_their_repetitions(
     assert set(notes) == {"a", "ü" * 512}
     assert notes["a"]["series"]["count"] == 2
     assert notes["a"]["regarding"]["kind"] == "ElasticJob"
-    described = kubectl.run("describe", "ej", "gpt")
+    described = kubectl.run("describe", "ej", "job")
     assert "Warning  NodeLost" in described
     assert "x2 over" in described
 
@@ -88,10 +79,14 @@ async def test_an_operator_goes_on_where_its_predecessor_stopped(
 
 
 @needs_pods
-def test_a_job_tells_its_life(plane: ControlPlane, release: Release, kubectl: Kubectl) -> None:
+def test_a_job_tells_its_life(
+    plane: ControlPlane, release: Release, kubectl: Kubectl, make_job: Make
+) -> None:
     """Events tell of the master's start and of a refused template. A new operator adds none."""
-    kubectl.run("create", "-f", "-", stdin=_job("short", command=["sleep", "60"]))
-    kubectl.run("create", "-f", "-", stdin=_job("wrong", image=""))
+    make_job("short").create(manifest("sleep", "60", grace_s=1))
+    wrong = manifest("sleep", "60")
+    container(wrong)["image"] = ""
+    make_job("wrong").create(wrong)
 
     def told(name: str) -> set[str]:
         return {one["reason"] for one in _events(kubectl) if one["regarding"]["name"] == name}
@@ -99,7 +94,7 @@ def test_a_job_tells_its_life(plane: ControlPlane, release: Release, kubectl: Ku
     plane.until("the refused template", lambda: "InvalidTemplate" in told("wrong"))
     wanted = {"MasterStarted", "OperatorConnected", "SpecAccepted"}
     plane.until(f"{wanted}, not {told('short')}", lambda: wanted <= told("short"))
-    release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
+    release.restart()
     plane.until("the next operator", lambda: "OperatorDisconnected" in told("short"))
     reasons = [one["reason"] for one in _events(kubectl)]
     assert [reasons.count(one) for one in ("MasterStarted", "InvalidTemplate")] == [1, 1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest, training
+from cluster.jobs import Job, Make, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -21,7 +20,6 @@ pytestmark = [
     pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _KEPT = "services,secrets"
 
 
@@ -179,26 +177,22 @@ def test_a_job_that_is_applied_again_changes_only_where_it_was_edited(
         kubectl.run("apply", *flags, "-f", "-", stdin=body)
         job.until("its pod", lambda job=job: len(job.live()) == 1)  # type: ignore[misc]
         job.until("its word", lambda job=job: job.status.get("replicas") == 1)  # type: ignore[misc]
-        kept = job.body["metadata"]["generation"], _uids(job)
+        kept = job.body["metadata"]["generation"], job.uids()
         said = kubectl.run("apply", *flags, "-f", "-", stdin=body)
         assert ("unchanged" if not flags else "serverside-applied") in said
-        assert (job.body["metadata"]["generation"], _uids(job)) == kept
+        assert (job.body["metadata"]["generation"], job.uids()) == kept
         body["spec"]["replicas"] = 2
         kubectl.run("apply", *flags, "-f", "-", stdin=body)
         job.until("two pods", lambda job=job: len(job.live()) == 2)  # type: ignore[misc]
         job.until("its word", lambda job=job: job.status["replicas"] == 2)  # type: ignore[misc]
         assert job.body["metadata"]["generation"] == kept[0] + 1
-        assert kept[1] < _uids(job)
+        assert kept[1] < job.uids()
         del body["spec"]["maxReplicas"]
         body["spec"]["replicas"] = 1
         kubectl.run("apply", *flags, "-f", "-", stdin=body)
         job.until("one pod", lambda job=job: len(job.pods()) == 1)  # type: ignore[misc]
         assert "maxReplicas" not in job.body["spec"]
         job.delete()
-
-
-def _uids(job: Job) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in job.pods()}
 
 
 def test_a_namespace_goes_with_its_jobs(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
 from cluster.commands import Commands
 from cluster.control_plane import ControlPlane
-from cluster.jobs import SHARED, Job, container, manifest
+from cluster.jobs import SHARED, Job, Make, looping, share
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import HISTORY, Release
@@ -24,17 +22,11 @@ from holdfast_operator.plan.inputs import avoided_by
 from holdfast_wire.strikes import NODE_SOURCE, StrikeCause
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
 
 
 def _job(folder: Path, *flags: str, **spec: Any) -> dict[str, Any]:
     """A job of processes that take steps, whose pods share a folder."""
-    words = loop_script(folder, "--steps=100000", *flags)
-    body = manifest("holdfast-run", "--nproc-per-node=1", *words, **spec)
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
-    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
-    return body
+    return share(looping(folder, "--steps=100000", *flags, **spec), folder)
 
 
 def _kept(release: Release) -> tuple[NodeStrike, ...]:
@@ -63,7 +55,7 @@ def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
     assert strike.cause == StrikeCause.FAILURE
     assert strike.host == first.pods()[0]["spec"]["nodeName"]
     first.delete()
-    _restart(release)
+    release.restart()
     second = make_job("second")
     second.create(_job(tmp_path, replicas=2))
     second.until_training(2)
@@ -79,11 +71,6 @@ def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
     assert [one["cause"] for one in told()] == ["Failure"]
     assert f"{namespace}/first" in holdfast.run("nodes", "second", "--history")
     second.delete()
-
-
-def _restart(release: Release) -> None:
-    release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
-    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
 
 
 def _remember(release: Release, host: str, *jobs: str) -> None:
@@ -105,12 +92,9 @@ def _remember(release: Release, host: str, *jobs: str) -> None:
         "metadata": {"name": HISTORY, "labels": {"team": "infrastructure"}},
         "data": to_data(strikes),
     }
-    scale = ("scale", "deploy/holdfast-operator")
-    release.kubectl.run(*scale, "--replicas=0")  # else it would merge its own into it
-    release.kubectl.try_run("wait", "pod", "--all", "--for=delete", "--timeout=50s")
-    release.kubectl.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=body)
-    release.kubectl.run(*scale, "--replicas=1")
-    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+    with release.away():  # else it would merge its own into it
+        release.kubectl.run("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=body)
+    release.until_rolled_out()
 
 
 def _workers(*jobs: Job) -> list[tuple[str, dict[str, Any]]]:
@@ -174,7 +158,7 @@ def test_what_a_node_shows_is_kept_too(
 
     wanted = [(name, "Condition", began.timestamp())]
     plane.until("the strike", lambda: shown() == wanted)
-    _restart(release)
+    release.restart()
     _set_condition(kubectl, name, "False", dt.datetime.now(dt.UTC).isoformat(timespec="seconds"))
     assert shown() == wanted
     kept = release.kubectl.json("get", "configmap", HISTORY)

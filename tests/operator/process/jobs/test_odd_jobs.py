@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest
+from cluster.jobs import Job, Make, container, looping
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
-
-
-def _loop(folder: Path, **spec: Any) -> dict[str, Any]:
-    words = loop_script(folder, "--steps=20", "--step-seconds=0.02")
-    return manifest("holdfast-run", "--nproc-per-node=1", *words, **spec)
+_SHORT = ("--steps=20", "--step-seconds=0.02")
 
 
 def test_a_job_that_began_suspended_trains_once_it_is_resumed(
@@ -31,7 +25,7 @@ def test_a_job_that_began_suspended_trains_once_it_is_resumed(
     """It has nothing before; its deadline begins then; once it is over nothing holds up its TTL."""
     job = make_job("held")
     limits = {"activeDeadlineSeconds": 60, "cleanup__ttlSecondsAfterFinished": 6}
-    job.create(_loop(tmp_path, suspend=True, **limits))
+    job.create(looping(tmp_path, *_SHORT, suspend=True, **limits))
     job.until("its word", lambda: job.holds("Suspended"))
     assert job.status["phase"] == "Suspended"
     assert job.pods() + job.pods("master") == []
@@ -44,7 +38,7 @@ def test_a_job_that_began_suspended_trains_once_it_is_resumed(
 
 def test_a_job_of_700_kib_trains(make_job: Make, kubectl: Kubectl, tmp_path: Path) -> None:
     """Its object, its revision and its pods are that large, and each event of a watch is a line."""
-    body = _loop(tmp_path)
+    body = looping(tmp_path, *_SHORT)
     large = [{"name": f"LARGE_{number}", "value": "x" * 100_000} for number in range(7)]
     container(body)["env"] += large
     assert len(json.dumps(body)) > 700_000
@@ -61,7 +55,7 @@ def test_a_quota_on_limits_takes_the_master(
     hard = {"limits.cpu": "8", "limits.memory": "8Gi", "requests.cpu": "8"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "all"}}
     kubectl.run("create", "-f", "-", stdin={**quota, "spec": {"hard": hard}})
-    body = _loop(tmp_path)
+    body = looping(tmp_path, *_SHORT)
     container(body)["resources"] = {"limits": {"cpu": "1", "memory": "1Gi"}}
     job = make_job("quota")
     job.create(body)
@@ -75,7 +69,7 @@ def test_a_job_beside_its_operator_is_a_job_like_any_other(
     """In one namespace neither takes the other's pods, Services or Secrets for its own."""
     job = Job(plane, release.kubectl, "beside-it", release.operator_log)
     before = release.kubectl.run("get", "pods", "-o", "name")
-    job.create(_loop(tmp_path, successPolicy="AllWorkers"))
+    job.create(looping(tmp_path, *_SHORT, successPolicy="AllWorkers"))
     assert job.until_over()["phase"] == "Succeeded", job.seen()
     job.delete()
     job.until_gone()
@@ -135,9 +129,8 @@ def test_the_peering_of_another_kopf_operator_pauses_nobody(
     make_job: Make, release: Release, tmp_path: Path
 ) -> None:
     """Ours is elected by a Lease: it begins anew beside such objects, and looks after jobs."""
-    release.kubectl.run("rollout", "restart", "deployment")
-    release.kubectl.run("rollout", "status", "deployment", "--timeout=50s")
+    release.restart()
     job = make_job("beside")
-    job.create(_loop(tmp_path))
+    job.create(looping(tmp_path, *_SHORT))
     assert job.until_over()["phase"] == "Succeeded", job.seen()
     job.delete()

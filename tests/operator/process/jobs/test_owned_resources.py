@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest, training
+from cluster.jobs import Job, Make, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
 
 
 def _patch(kubectl: Kubectl, what: str, changes: list[dict[str, Any]]) -> None:

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
-from cluster.jobs import Job, container, manifest
+from cluster.jobs import Job, Make, container, looping, manifest, pod_spec
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
+_SHORT = ("--steps=20", "--step-seconds=0.02")
 _FAILS = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [42]}}
-
-
-def _pod(body: dict[str, Any]) -> dict[str, Any]:
-    """The worker's pod of a manifest, to be changed in place."""
-    found: dict[str, Any] = body["spec"]["worker"]["template"]["spec"]
-    return found
 
 
 def _beside(body: dict[str, Any], script: str) -> dict[str, Any]:
     """The same job with a sidecar."""
     sidecar = {"name": "sidecar", "image": "i", "command": ["sh", "-c", script]}
-    _pod(body)["containers"].append(sidecar)
+    pod_spec(body)["containers"].append(sidecar)
     return body
-
-
-def _ended(job: Job) -> tuple[str, str]:
-    status = job.until_over()
-    (last,) = (one for one in status["conditions"] if one["type"] in {"Complete", "Failed"})
-    return last["type"], last["reason"]
 
 
 def _until_nothing_runs(job: Job) -> None:
@@ -60,7 +46,7 @@ def test_a_worker_that_ends_without_ever_having_joined_is_judged(
     for name, (body, _) in cases.items():
         jobs[name].create(body)
     for name, (_, reason) in cases.items():
-        assert _ended(jobs[name]) == ("Failed", reason), jobs[name].seen()
+        assert jobs[name].ended() == ("Failed", reason), jobs[name].seen()
         assert "before its agent joined" in jobs[name].condition("Failed")["message"]
         _until_nothing_runs(jobs[name])
     for job in jobs.values():
@@ -73,25 +59,24 @@ def test_a_job_that_no_agent_ever_joins_fails_when_its_time_for_that_is_over(
     """Its worker lives, and its command starts no agent."""
     job = make_job("never")
     job.create(manifest("sleep", "600", grace_s=1, elasticPolicy__belowMinTimeoutSeconds=8))
-    assert _ended(job) == ("Failed", "BelowMinReplicas"), job.seen()
+    assert job.ended() == ("Failed", "BelowMinReplicas"), job.seen()
     _until_nothing_runs(job)
     job.delete()
 
 
 def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path) -> None:
     """A sidecar that fails, runs on for ever or is native does not change the job's end."""
-    words = loop_script(tmp_path, "--steps=20", "--step-seconds=0.02")
-    bodies = {name: manifest("holdfast-run", *words) for name in ("fails", "stays", "native")}
+    bodies = {name: looping(tmp_path, *_SHORT) for name in ("fails", "stays", "native")}
     _beside(bodies["fails"], "sleep 3; exit 1")
     _beside(bodies["stays"], "sleep 1000")
     mesh = {"name": "mesh", "image": "i", "restartPolicy": "Always", "command": ["sleep", "1000"]}
-    _pod(bodies["native"])["initContainers"] = [mesh]
+    pod_spec(bodies["native"])["initContainers"] = [mesh]
     jobs = {name: make_job(name) for name in bodies}
     for name, body in bodies.items():
         container(body)["env"].append({"name": "LEFT", "value": name})
         jobs[name].create(body)
     for job in jobs.values():
-        assert _ended(job) == ("Complete", "Succeeded"), job.seen()
+        assert job.ended() == ("Complete", "Succeeded"), job.seen()
         assert "PodFailed" not in job.events()
     for job in jobs.values():
         _until_nothing_runs(job)
@@ -108,16 +93,15 @@ def test_a_pod_that_has_no_room_does_not_hold_up_the_success_of_the_others(
     make_job: Make, tmp_path: Path
 ) -> None:
     """Three workers, of which two fit; the third goes with the end."""
-    words = loop_script(tmp_path, "--steps=20", "--step-seconds=0.02")
     sizes = {"replicas": 3, "minReplicas": 2, "elasticPolicy__joinWindowSeconds": 1}
-    body = manifest("holdfast-run", *words, cleanup__pods="Running", **sizes)
+    body = looping(tmp_path, *_SHORT, cleanup__pods="Running", **sizes)
     labels = {"matchLabels": {"holdfast.dev/job": "room", "holdfast.dev/role": "worker"}}
     apart = {"labelSelector": labels, "topologyKey": "kubernetes.io/hostname"}
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    _pod(body)["affinity"] = {"podAntiAffinity": affinity}
+    pod_spec(body)["affinity"] = {"podAntiAffinity": affinity}
     job = make_job("room")
     job.create(body)
-    assert _ended(job) == ("Complete", "Succeeded"), job.seen()
+    assert job.ended() == ("Complete", "Succeeded"), job.seen()
     # The third finds room where another has ended by itself; then it is told to leave, too.
     phases = [pod["status"]["phase"] for pod in job.pods()]
     assert set(phases) == {"Succeeded"}
@@ -168,7 +152,7 @@ def test_a_deadline_holds_though_no_master_can_start(make_job: Make) -> None:
     job.create(body)
     job.until("its worker", lambda: job.live() == ["nomaster-worker-0-0"])
     job.until("its word", lambda: job.condition("MasterReady").get("reason") == "Unschedulable")
-    assert _ended(job) == ("Failed", "DeadlineExceeded")
+    assert job.ended() == ("Failed", "DeadlineExceeded")
     assert "Unschedulable: nomaster-master-0-0" in job.condition("Failed")["message"]
     assert job.live() == []
     job.delete()
@@ -183,8 +167,8 @@ def test_the_status_says_which_container_a_job_waits_for(make_job: Make, tmp_pat
         "command": ["sh", "-c", "until [ -e /w/go ]; do sleep 0.1; done"],
     }
     wait["volumeMounts"] = [{"name": "w", "mountPath": "/w"}]
-    _pod(body)["initContainers"] = [wait]
-    _pod(body)["volumes"] = [{"name": "w", "hostPath": {"path": str(tmp_path)}}]
+    pod_spec(body)["initContainers"] = [wait]
+    pod_spec(body)["volumes"] = [{"name": "w", "hostPath": {"path": str(tmp_path)}}]
     job = make_job("waits")
     job.create(body)
 

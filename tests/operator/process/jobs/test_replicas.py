@@ -16,7 +16,7 @@ import yaml
 
 from cluster.claims import make_claim, remove_claim
 from cluster.commands import Commands
-from cluster.jobs import SHARED, Job, container, manifest
+from cluster.jobs import SHARED, Job, Make, container, manifest, pod_spec, share
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
 from house.repository import ROOT
@@ -203,8 +203,8 @@ class _Scene:
             raise AssertionError(f"{error}\n--- events\n{told}\n--- stacks\n{stands}") from error
 
     def used(self) -> dict[str, int]:
-        """Return what each budget has paid, as the job's status has it."""
-        return {one["name"]: one["used"] for one in self.job.status["budgets"] if one["used"]}
+        """Return what each budget has paid that has paid something."""
+        return {name: used for name, used in self.job.used().items() if used}
 
 
 def _read(file: Path) -> _Rank:
@@ -216,7 +216,7 @@ def _read(file: Path) -> _Rank:
 
 
 @pytest.fixture
-def scene(kubectl: Kubectl, make_job: Callable[[str], Job], tmp_path: Path) -> Iterator[_Scene]:
+def scene(kubectl: Kubectl, make_job: Make, tmp_path: Path) -> Iterator[_Scene]:
     """A job of two replicas of two workers, whose master's journal is on a claim."""
     (tmp_path / "train.py").write_text(textwrap.dedent(_TRAIN))
     words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/train.py", SHARED, str(_INTERVAL))
@@ -229,12 +229,9 @@ def scene(kubectl: Kubectl, make_job: Callable[[str], Job], tmp_path: Path) -> I
         master__journal={"mode": "PersistentVolumeClaim", "claimName": _CLAIM},
     )
     del container(body)["env"]  # ranks with an optimizer start sooner where all is imported before
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(tmp_path)}}]
-    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
     make_claim(kubectl, _CLAIM, tmp_path / "journal", "n2")
     job = make_job(_NAME)
-    job.create(body)
+    job.create(share(body, tmp_path))
     job.until("its master", lambda: job.holds("MasterReady"))
     holdfast = Commands(kubectl.kubeconfig, tmp_path, kubectl.namespace)
     watch = _Watch(holdfast.start("watch", _NAME, "-o", "json"))
@@ -352,16 +349,13 @@ def _end(scene: _Scene) -> None:
         "operator/process/jobs/test_first_job.py::test_a_job_trains_to_its_end",
     ],
 )
-def test_the_example_of_replicas_runs_in_a_cluster(
-    make_job: Callable[[str], Job], tmp_path: Path
-) -> None:
+def test_the_example_of_replicas_runs_in_a_cluster(make_job: Make, tmp_path: Path) -> None:
     """Its pods need a script and a volume, as the examples' page says; two replicas train on it."""
     file = ROOT / "examples" / "with_local_sgd" / "job-elastic.yaml"
     body = yaml.safe_load(file.read_text())
     mounts = [{"name": "runs", "mountPath": str(ROOT / "runs")}]
     container(body).update(image="any", workingDir=str(ROOT), volumeMounts=mounts)
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "runs", "hostPath": {"path": str(tmp_path)}}]
+    pod_spec(body)["volumes"] = [{"name": "runs", "hostPath": {"path": str(tmp_path)}}]
     job = make_job(body["metadata"]["name"])
     job.create(body)
     with job.awaited("Complete", seconds=120):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, training
+from cluster.jobs import Make, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -20,7 +19,6 @@ from holdfast_operator.root_key import ROOT_SECRET, RootKey
 from jobs.job_files import job as job_file
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
-Make = Callable[[str], Job]
 _SECRET: Final = ("get", "secret", ROOT_SECRET)
 
 
@@ -154,8 +152,7 @@ def test_a_job_outlives_the_deletion_of_the_root_key(
     assert _stored(release.kubectl) == key
     assert "was deleted and is put back" in release.operator_log()
     release.kubectl.run("delete", "secret", ROOT_SECRET)
-    release.kubectl.run("rollout", "restart", "deploy/holdfast-operator")
-    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=50s")
+    release.restart()
     job.until("its return", lambda: release.kubectl.try_run(*_SECRET).returncode == 0)
     assert _stored(release.kubectl) == key
     kubectl.run("delete", "secret", "rooted-worker-tls-0")  # a new one has to fit the old master

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agents.loop_script import loop_script
-from cluster.jobs import SHARED, Job, container, manifest
+from cluster.jobs import SHARED, Job, Make, looping, manifest, share
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 
@@ -19,7 +17,6 @@ pytestmark = [
     pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _ANY_OTHER = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [1]}}
 
 
@@ -30,18 +27,8 @@ def _rule(action: str, *codes: int) -> dict[str, Any]:
 def _fails_once(folder: Path, name: str, code: int, *rules: dict[str, Any]) -> dict[str, Any]:
     """A job of one process that ends with a code in its fifth step, once."""
     once = f"--exit-once={code}:0:{SHARED}/{name}"
-    flags = ("--steps=100000", "--step-seconds=0.05", once, "--last-words=Xid 79 on GPU 3")
-    words = ("holdfast-run", "--nproc-per-node=1", *loop_script(folder, *flags))
-    body = manifest(*words, failurePolicy__rules=[*rules, _ANY_OTHER])
-    _share(body, folder)
-    return body
-
-
-def _share(body: dict[str, Any], folder: Path) -> None:
-    """Let its pods see a folder, all the same one."""
-    pod = body["spec"]["worker"]["template"]["spec"]
-    pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
-    container(body)["volumeMounts"] = [{"name": "shared", "mountPath": SHARED}]
+    flags = ("--steps=100000", once, "--last-words=Xid 79 on GPU 3")
+    return share(looping(folder, *flags, failurePolicy__rules=[*rules, _ANY_OTHER]), folder)
 
 
 def _until_over_it(job: Job) -> dict[str, Any]:
@@ -49,10 +36,6 @@ def _until_over_it(job: Job) -> dict[str, Any]:
     job.until("the incident's end", lambda: "IncidentClosed" in job.events())
     job.until_steps()  # the status is from after that, then
     return job.status
-
-
-def _used(status: dict[str, Any]) -> dict[str, int]:
-    return {one["name"]: one["used"] for one in status["budgets"]}
 
 
 def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None:
@@ -96,8 +79,8 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
         }
     for name in ("node", "pod", "place"):
         job = jobs[name]
-        job.until("its charge", lambda job=job: _used(job.status) == {"failures": 1})  # type: ignore[misc]
-    assert _used(jobs["quiet"].status) == {}
+        job.until("its charge", lambda job=job: job.used() == {"failures": 1})  # type: ignore[misc]
+    assert jobs["quiet"].used() == {}
     for job in jobs.values():
         job.delete()
 
@@ -130,8 +113,7 @@ def test_of_the_nodes_that_failed_only_the_newest_are_avoided(
     body = manifest("holdfast-run", "--nproc-per-node=1", f"{SHARED}/ends.py")
     body["spec"]["failurePolicy"] = {"rules": [_rule("ReplaceOnOtherNode", 7)]}
     body["spec"]["scheduling"] = {"maxExcludedNodes": 1}
-    _share(body, tmp_path)
-    job.create(body)
+    job.create(share(body, tmp_path))
     nodes: dict[str, str] = {}
 
     def moved(pod: str) -> bool:
@@ -156,15 +138,14 @@ def _named(pod: dict[str, Any]) -> str:
 
 def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> None:
     """A failure more than is allowed; and failures in a row without a new step between them."""
-    words = loop_script(tmp_path, "--raise-text=no luck", "--step-seconds=0.02")
+    flags = ("--raise-text=no luck", "--step-seconds=0.02")
     budgets = {
         "spent": ({"failures": {"limit": 0}}, "FailureBudgetExhausted"),
         "stuck": ({"noProgressRestarts": {"limit": 1}}, "NoProgress"),
     }
     jobs = {name: make_job(name) for name in budgets}
     for name, (budget, _) in budgets.items():
-        command = ("holdfast-run", "--nproc-per-node=1", *words)
-        jobs[name].create(manifest(*command, failurePolicy__budgets=budget))
+        jobs[name].create(looping(tmp_path, *flags, failurePolicy__budgets=budget))
     for name, (_, reason) in budgets.items():
         jobs[name].until_over()
         failed = jobs[name].condition("Failed")
@@ -179,9 +160,8 @@ def test_a_rule_on_a_pod_s_condition_decides(
     """An evicted pod's, here: the rule ends the job, which a preemption would not."""
     condition = {"type": "DisruptionTarget", "status": "True"}
     rules = [{"action": "FailJob", "onPodConditions": [condition]}]
-    words = loop_script(tmp_path, "--step-seconds=0.05")
     job = make_job("taken")
-    job.create(manifest("holdfast-run", "--nproc-per-node=1", *words, failurePolicy__rules=rules))
+    job.create(looping(tmp_path, failurePolicy__rules=rules))
     job.until_training(1)
     nodes.tell("evict", namespace=namespace, pod="taken-worker-0-0")
     job.until_over()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from cluster.jobs import Job
+from cluster.jobs import Make
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
 from house.repository import ROOT
@@ -22,9 +20,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(420), needs_pods]
         "recovery/test_sample_jobs.py::test_a_sample_job_ends_as_it_says",
     ],
 )
-def test_the_sample_for_a_cluster_runs_as_it_stands(
-    kubectl: Kubectl, make_job: Callable[[str], Job]
-) -> None:
+def test_the_sample_for_a_cluster_runs_as_it_stands(kubectl: Kubectl, make_job: Make) -> None:
     """It trains, goes on without a deleted pod from memory, and succeeds."""
     job = make_job("cluster")
     kubectl.run("apply", "-f", str(ROOT / "examples" / "11-cluster.yaml"))

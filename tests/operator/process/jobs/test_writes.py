@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cluster.audit import Use, most_in_a_second, uses
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, training
+from cluster.jobs import Make, training
 from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT
 from cluster.rights import needs_pods
@@ -20,7 +19,7 @@ _WORKERS = 2
 
 
 def test_a_jobs_life_costs_few_requests(
-    plane: ControlPlane, make_job: Callable[[str], Job], kubectl: Kubectl, tmp_path: Path
+    plane: ControlPlane, make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     """One creation and one deletion of each worker's pod, one write of the status a second.
 

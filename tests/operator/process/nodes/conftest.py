@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job
+from cluster.jobs import Job, Make
 from cluster.kubectl import Kubectl
 from cluster.real.images import image_values
 from cluster.real.jobs import script
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_job(
     plane: RealPlane, nodes: RealNodes, release: Release, kubectl: Kubectl
-) -> Iterator[Callable[[str], Job]]:
+) -> Iterator[Make]:
     """Names jobs in the test's namespace, which has the script; those that are left are deleted."""
 
     def log() -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.claims import remove_claim, share_folder
-from cluster.jobs import Job, container
+from cluster.jobs import Make, container
 from cluster.kubectl import Kubectl
 from cluster.real.images import image_name, lacking
 from cluster.real.jobs import later_steps, next_step, real_job, steps
@@ -22,7 +21,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
-Make = Callable[[str], Job]
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the container's own
 _STANDARD = "pod-security.kubernetes.io/enforce=restricted"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job
+from cluster.jobs import Job, Make
 from cluster.kubectl import Kubectl
 from cluster.real.images import lacking
 from cluster.real.jobs import next_step, real_job, steps
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
-Make = Callable[[str], Job]
 Told = Callable[[str, float], None]
 
 

@@ -17,7 +17,7 @@ import pytest
 from cluster.commands import Commands
 from cluster.control_plane import ControlPlane
 from cluster.forwarded import Forward
-from cluster.jobs import Job
+from cluster.jobs import Job, Make
 from cluster.kubectl import Kubectl
 from cluster.real.images import lacking
 from cluster.real.jobs import later_steps, next_step, real_job, steps
@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
-Make = Callable[[str], Job]
 Told = Callable[[str, float], None]
 
 

@@ -6,14 +6,14 @@ Certificates last one minute here, so that every job of these tests lives throug
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, manifest, training, until_stands
+from cluster.jobs import Job, Make, container, manifest, training, until_stands
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.usefixtures("witness"),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _GPUS = {"limits": {"nvidia.com/gpu": 8}}
 _LIFETIME_DAYS = 60 / 86_400
 
@@ -70,10 +69,6 @@ def _node_of(job: Job, release: Release) -> tuple[str, str]:
     free = [pod for pod in live if pod["spec"]["nodeName"] not in others]
     assert free, job.seen()
     return free[0]["metadata"]["name"], free[0]["spec"]["nodeName"]
-
-
-def _used(job: Job) -> dict[str, int]:
-    return {one["name"]: one["used"] for one in job.status["budgets"]}
 
 
 @pytest.mark.extended(
@@ -128,21 +123,21 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
     kubectl.run(*drain, "--timeout=50s")
     job.until_training(2)
     kubectl.run("uncordon", node)
-    job.until("its account", lambda: _used(job).get("preemptions", 0) >= 1)
+    job.until("its account", lambda: job.used().get("preemptions", 0) >= 1)
 
     _, node = _node_of(job, release)
     kubectl.run("taint", "node", node, "broken=yes:NoExecute")
     job.until("the move", lambda: node not in {p["spec"].get("nodeName") for p in job.pods()})
     job.until_training(2)
     kubectl.run("taint", "node", node, "broken-")
-    job.until("its account", lambda: _used(job).get("preemptions", 0) >= 2)
-    before = _used(job)["preemptions"]
+    job.until("its account", lambda: job.used().get("preemptions", 0) >= 2)
+    before = job.used()["preemptions"]
 
     _preempt(kubectl, job)
-    job.until("a preemption", lambda: _used(job)["preemptions"] > before)
+    job.until("a preemption", lambda: job.used()["preemptions"] > before)
     kubectl.run("delete", "pod", "-l", "app=urgent", "--wait=false")
     job.until_training(2)
-    assert "failures" not in _used(job), job.seen()
+    assert "failures" not in job.used(), job.seen()
     assert job.status["masterPods"] == 1, f"its master was well all the time\n{job.seen()}"
     job.delete()
 
@@ -159,7 +154,7 @@ def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
     try:
         job.until("the move", lambda: _have_left(job, node))
         job.until_training(2)
-        job.until("its account", lambda: _used(job).get("preemptions", 0) == 1)
+        job.until("its account", lambda: job.used().get("preemptions", 0) == 1)
     finally:
         kubectl.run("taint", "node", node, "karpenter.sh/disrupted-")
     told = {
@@ -170,7 +165,7 @@ def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
     assert "taint karpenter.sh/disrupted" in told["NoticeReceived"], job.seen()
     assert "BarrierReached" in told, job.seen()
     assert pod not in job.live()
-    assert "failures" not in _used(job), job.seen()
+    assert "failures" not in job.used(), job.seen()
     job.delete()
 
 
@@ -202,20 +197,20 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     job.until("the old pod's end", lambda: len(job.pods()) == 2)
     kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
     job.until_training(2)
-    job.until("its account", lambda: _used(job).get("preemptions", 0) >= 1)
+    job.until("its account", lambda: job.used().get("preemptions", 0) >= 1)
 
-    before = _used(job)["preemptions"]
+    before = job.used()["preemptions"]
     evicted = job.live()[-1]
     nodes.tell("evict", namespace=kubectl.namespace, pod=evicted)
     job.until("its successor", lambda: evicted not in job.live() and len(job.live()) == 2)
-    job.until("its account", lambda: _used(job)["preemptions"] == before + 1)
+    job.until("its account", lambda: job.used()["preemptions"] == before + 1)
     job.until_training(2)
-    assert "failures" not in _used(job), job.seen()
+    assert "failures" not in job.used(), job.seen()
     job.until("its event", lambda: "Evicted" in kubectl.run("describe", "ej", "quiet"))
 
     limited = job.live()[-1]
     nodes.tell("evict", namespace=kubectl.namespace, pod=limited, limit=True)
-    job.until("its account", lambda: _used(job).get("failures") == 1)
+    job.until("its account", lambda: job.used().get("failures") == 1)
     job.until_training(2)
     job.delete()
 
@@ -261,7 +256,7 @@ def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     job.until("its next start", lambda: _restarts(job, "dies-worker-1-0") == 1)
     job.until_training(2)
     # A loss is charged when its incident closes: ten seconds after the next step.
-    job.until("its account", lambda: _used(job).get("failures") == 1)
+    job.until("its account", lambda: job.used().get("failures") == 1)
     told = kubectl.run("describe", "ej", "dies")
     assert "OOMKilled" in told
 
@@ -277,7 +272,7 @@ def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     nodes.tell("stick", node=node, on=False)
     job.until_training(2)
     kubectl.run("get", "secret", "dies-worker-tls-0", "dies-user-tls", "dies-master-tls")
-    assert _used(job)["failures"] == 1
+    assert job.used()["failures"] == 1
     job.until("no old pod", lambda: len([p for p in job.pods() if _stays(p)]) == 2)
     job.delete()
 
@@ -298,7 +293,7 @@ def test_a_pod_whose_shell_keeps_sigterm_to_itself_saves_all_the_same(
     job.until_training(2)
     said = kubectl.run("logs", "deaf-worker-0-0")
     assert "rank 0 saves and stops after step" in said
-    assert not _used(job).get("failures")
+    assert not job.used().get("failures")
     job.delete()
 
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.claims import make_claim, remove_claim
 from cluster.commands import Commands
-from cluster.jobs import Job, training
+from cluster.jobs import Job, Make, training
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
 _CLAIM = "journal"
-
-
-def _used(status: dict[str, Any]) -> dict[str, int]:
-    return {one["name"]: one["used"] for one in status.get("budgets", ())}
 
 
 def _begun(kubectl: Kubectl, job: Job) -> int:
@@ -38,9 +31,9 @@ def test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_kne
     on_claim = {"mode": "PersistentVolumeClaim", "claimName": _CLAIM}
     body = training(tmp_path, "--exit=3:1:5", replicas=2, master__journal=on_claim)
     job.create(body)
-    job.until("a charge", lambda: _used(job.status).get("failures") == 1)
+    job.until("a charge", lambda: job.used().get("failures") == 1)
     job.until_training(2)
-    first, begun, uids = job.status, _begun(kubectl, job), _uids(job)
+    first, used, begun, uids = job.status, job.used(), _begun(kubectl, job), job.uids()
     holdfast = Commands(kubectl.kubeconfig, tmp_path, kubectl.namespace)
     incident = _incidents(holdfast)[0]
     (master,) = job.live("master")
@@ -50,8 +43,8 @@ def test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_kne
     job.until("its word", lambda: job.holds("MasterReady"))
     job.until_steps()
     assert (job.status["masterPods"], job.world["round"]) == (2, first["world"]["round"])
-    assert _used(job.status) == _used(first)
-    assert (_uids(job), _begun(kubectl, job)) == (uids, begun)
+    assert job.used() == used
+    assert (job.uids(), _begun(kubectl, job)) == (uids, begun)
     assert {pod["spec"]["nodeName"] for pod in job.pods("master")} == {"n2"}
     assert "MasterRestored" in job.events()
     assert "WorldAdopted" not in job.events()
@@ -59,7 +52,7 @@ def test_a_master_whose_pod_is_deleted_is_followed_by_one_that_knows_what_it_kne
 
     _pause(job)
     assert job.world["round"] > first["world"]["round"]
-    assert _used(job.status)["failures"] == 1
+    assert job.used()["failures"] == 1
     assert incident in _incidents(holdfast)
     job.delete()
     remove_claim(kubectl, _CLAIM)
@@ -71,10 +64,6 @@ def _pause(job: Job) -> None:
     job.until("no pods", lambda: not job.pods() + job.pods("master"))
     job.patch(suspend=False)
     job.until_training(2)
-
-
-def _uids(job: Job) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in job.pods()}
 
 
 def _incidents(holdfast: Commands) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, container, training, until_stands
+from cluster.jobs import Make, container, training, until_stands
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 _GPUS = {"limits": {"nvidia.com/gpu": 8}}
 
 
@@ -103,21 +102,17 @@ def test_a_node_that_is_started_anew_spends_no_failure(
     pod, node = free[0]["metadata"]["name"], _node_of(free[:1])
     nodes.tell("lose", node=node)
     nodes.tell("return", node=node)
-    job.until("its account", lambda: _used(job).get("preemptions") == 1)
+    job.until("its account", lambda: job.used().get("preemptions") == 1)
     said = kubectl.run("get", "events", "-o", "jsonpath={.items[*].note}{.items[*].message}")
     assert f"{pod} of node" in said
     assert "(Unknown)" in said
     job.until_training(3)
-    assert _used(job).keys() <= {"preemptions", "rescales"}, job.seen()
+    assert job.used().keys() <= {"preemptions", "rescales"}, job.seen()
     job.delete()
 
 
 def _name_of(pod: dict[str, Any]) -> str:
     return str(pod["spec"]["nodeName"])
-
-
-def _used(job: Job) -> dict[str, int]:
-    return {one["name"]: one["used"] for one in job.status["budgets"]}
 
 
 def _stays(pod: dict[str, Any]) -> bool:

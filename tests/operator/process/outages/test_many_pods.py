@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cluster.audit import most_in_a_second, uses
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, manifest
+from cluster.jobs import Make, manifest
 from cluster.kubectl import Kubectl
 from cluster.kubelet.paper import KEY
 from cluster.nodes import Nodes
@@ -85,7 +85,7 @@ def _body() -> dict[str, Any]:
 
 
 def test_hundreds_of_pods_are_made_and_taken_away_once_each(
-    plane: ControlPlane, make_job: Callable[[str], Job], kubectl: Kubectl
+    plane: ControlPlane, make_job: Make, kubectl: Kubectl
 ) -> None:
     """120 workers, then 20, then none: no pod twice, no write of the status that nobody needs."""
     job = make_job("many")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job, training
+from cluster.jobs import Make, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
@@ -16,7 +15,7 @@ pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 
 
 def test_a_master_without_a_journal_is_started_again_in_its_pod(
-    make_job: Callable[[str], Job], nodes: Nodes, kubectl: Kubectl, namespace: str, tmp_path: Path
+    make_job: Make, nodes: Nodes, kubectl: Kubectl, namespace: str, tmp_path: Path
 ) -> None:
     """With an epoch of its own: the workers join it, and train on in the same round."""
     job = make_job("forgets")

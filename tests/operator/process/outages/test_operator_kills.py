@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job
+from cluster.jobs import Make
 from cluster.killing import Killing
 from cluster.kubectl import Kubectl
 from cluster.release import Release
@@ -34,7 +33,7 @@ _KILLS = 30
     ],
 )
 def test_an_operator_that_is_killed_anywhere_neither_doubles_nor_leaks(
-    make_job: Callable[[str], Job], kubectl: Kubectl, release: Release, tmp_path: Path
+    make_job: Make, kubectl: Kubectl, release: Release, tmp_path: Path
 ) -> None:
     """Jobs change all the while; one pod a place, one epoch a master, and a job that trains on."""
     seed = random.SystemRandom().randrange(10**6)

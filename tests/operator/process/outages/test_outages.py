@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, manifest, training
+from cluster.jobs import Job, Make, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     needs_pods,
 ]
-Make = Callable[[str], Job]
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +181,6 @@ def test_the_control_plane_comes_back_under_a_job_that_trains(
     job.delete()
 
 
-def _uids(job: Job) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in job.pods()}
-
-
 def _wrote(folder: Path, since: int) -> bool:
     return (folder / "state.pt").stat().st_mtime_ns > since
 
@@ -195,7 +190,7 @@ def test_another_replica_takes_over_from_a_leader_that_is_gone(
 ) -> None:
     """Its Lease runs out; the other one goes on where it stopped, and the job's pods stay."""
     # The test before has kept the API server away for longer than a Lease may last here.
-    release.kubectl.run("rollout", "status", "deploy/holdfast-operator", "--timeout=55s")
+    release.until_rolled_out()
     release.upgrade("replicas=2")
     job = make_job("heir")
     job.create(_sleeping(2))
@@ -203,10 +198,10 @@ def test_another_replica_takes_over_from_a_leader_that_is_gone(
     lease = ("get", "lease", "holdfast-operator")
     leader = release.kubectl.json(*lease)["spec"]["holderIdentity"]
     release.kubectl.run("delete", "pod", leader, "--force", "--grace-period=0")
-    before = _uids(job)
+    before = job.uids()
     kubectl.run("delete", "pod", "heir-worker-1-0")
     job.until("its successor", lambda: len(job.live()) == 2)
-    assert len(_uids(job) & before) == 1
+    assert len(job.uids() & before) == 1
     assert release.kubectl.json(*lease)["spec"]["holderIdentity"] != leader
     job.delete()
     assert witness.faults == []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cluster.jobs import Job, training
+from cluster.jobs import Job, Make, training
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
@@ -19,7 +18,6 @@ pytestmark = [
 ]
 _NEXT = str(Path(__file__).resolve().parents[3] / "support" / "next_release")
 _DEPLOYMENT = "deploy/holdfast-operator"
-Make = Callable[[str], Job]
 
 
 _NEWS = "/tmp/news"  # noqa: S108 - a pod's own
@@ -76,12 +74,12 @@ def test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run(
     given = [f"{name}={text}" for name, text in _IN_NEW_TERMS.items()]
     release.kubectl.run("set", "env", _DEPLOYMENT, *given)
     try:
-        release.kubectl.run("rollout", "status", _DEPLOYMENT, "--timeout=60s")
+        release.until_rolled_out()
         job.until_steps()
         assert (job.world["round"], job.world["epoch"]) == (world["round"], world["epoch"])
         _up_and_down(job)
         assert _news(release.kubectl, _DEPLOYMENT) == {"field"}
     finally:
         release.kubectl.run("set", "env", _DEPLOYMENT, "PYTHONPATH-", "SAYS_NEW-")
-        release.kubectl.run("rollout", "status", _DEPLOYMENT, "--timeout=60s")
+        release.until_rolled_out()
     job.delete()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cluster.jobs import Job, manifest
+from cluster.jobs import Make, manifest
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
-Make = Callable[[str], Job]
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 _ASK = (
     "import sys, urllib.request as u; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import resource
 import socket
@@ -19,8 +18,9 @@ from holdfast_operator.nodes.probe import (
     NodeProbe,
     answers_at,
 )
-from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget
-from holdfast_wire.messages import PodPhase
+from holdfast_operator.nodes.reachability import NodeReachability
+from holdfast_operator.pods.record import PodRecord
+from jobs.pod_objects import placed
 from masters.served import eventually
 
 WITHIN = 10.0
@@ -45,8 +45,8 @@ def deaf() -> Iterator[tuple[str, int]]:
         one.close()
 
 
-def _target(node: str, address: str) -> ProbeTarget:
-    return ProbeTarget(node, address, f"uid-{node}", PodPhase.RUNNING)
+def _pod(node: str, address: str, role: str = "worker") -> PodRecord:
+    return placed(node, address, f"uid-{node}", role)
 
 
 async def test_a_kernel_answers_whether_or_not_somebody_listens(deaf: tuple[str, int]) -> None:
@@ -82,19 +82,19 @@ async def test_a_node_is_found_gone_and_found_again(
     """It is told once each; a node stays gone though nobody doubts it, until it answers."""
     monkeypatch.setattr("holdfast_operator.nodes.probe.FREE_PORT", deaf[1])
     found: asyncio.Queue[NodeReachability] = asyncio.Queue()
-    targets = [_target("a", "127.0.0.1"), _target("b", "127.0.0.1")]
+    pods = [_pod("a", "127.0.0.1"), _pod("b", "127.0.0.1")]
     doubted: list[str] = []
-    probe = NodeProbe("team/t", deaf[1], "", lambda: targets, lambda: doubted, found.put_nowait)
+    probe = NodeProbe("team/t", deaf[1], "", lambda: pods, lambda: doubted, found.put_nowait)
     probe.start()
     await eventually(lambda: probe.reach.answered, lambda known: len(known) == 2)
-    targets[0] = _target("a", deaf[0])
+    pods[0] = _pod("a", deaf[0])
     doubted.append("a")
     probe.probe_now()
     assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == {"a"}
     doubted.clear()
     await asyncio.sleep(2 * AGAIN_SECONDS + ANSWER_SECONDS)
     assert found.empty(), "it stays gone although nobody doubts it any more"
-    targets[0] = _target("a", "127.0.0.1")
+    pods[0] = _pod("a", "127.0.0.1")
     assert (await asyncio.wait_for(found.get(), WITHIN)).unreachable == frozenset()
     await probe.close()
 
@@ -104,9 +104,9 @@ async def test_a_master_is_known_by_its_stream() -> None:
     accepted: list[object] = []
     server = await asyncio.start_server(lambda *one: accepted.append(one), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    master = dataclasses.replace(_target("a", "127.0.0.1"), is_master=True)
-    targets = [master, _target("b", "127.0.0.2")]
-    probe = NodeProbe("team/t", port, "", lambda: targets, list, lambda _: None)
+    master = _pod("a", "127.0.0.1", "master")
+    pods = [master, _pod("b", "127.0.0.2")]
+    probe = NodeProbe("team/t", port, "", lambda: pods, list, lambda _: None)
     probe.met(master.uid)
     probe.start()
     await eventually(lambda: probe.reach.answered, lambda known: len(known) == 2)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from holdfast_operator.nodes.reachability import MOST_NODES, NodeReachability, ProbeTarget, asked
-from holdfast_wire.messages import PodPhase
+from holdfast_operator.nodes.reachability import MOST_NODES, NodeReachability, asked
+from holdfast_operator.pods.record import PodRecord
+from jobs.pod_objects import placed
 
 KNOWN = NodeReachability(own_node="own", answered=frozenset(f"uid-{number}" for number in range(9)))
 
 
-def _target(node: str, number: int, *, phase: PodPhase = PodPhase.RUNNING) -> ProbeTarget:
-    return ProbeTarget(node, f"10.0.0.{number}", f"uid-{number}", phase)
+def _pod(node: str, number: int) -> PodRecord:
+    return placed(node, f"10.0.0.{number}", f"uid-{number}")
 
 
-A, A2, B, C = _target("a", 1), _target("a", 2), _target("b", 3), _target("c", 4)
-OWN = _target("own", 5)
+A, A2, B, C = _pod("a", 1), _pod("a", 2), _pod("b", 3), _pod("c", 4)
+OWN = _pod("own", 5)
 
 
 def test_a_node_that_answers_nothing_while_another_answers_is_unreachable() -> None:
@@ -59,20 +60,20 @@ def test_a_question_that_could_not_be_put_says_nothing() -> None:
 
 def test_every_pod_of_a_node_in_doubt_is_asked_and_one_of_each_other() -> None:
     """Those in doubt first; pods that do not run or have no address cannot answer."""
-    targets = [
-        _target("b", 1),
-        _target("b", 2),
-        _target("c", 3, phase=PodPhase.PENDING),
-        _target("d", 4),
-        _target("d", 5),
-        ProbeTarget("a", "", "uid-6", PodPhase.RUNNING),
-        ProbeTarget("", "10.0.0.7", "uid-7", PodPhase.RUNNING),
+    pods = [
+        _pod("b", 1),
+        _pod("b", 2),
+        placed("c", "10.0.0.3", "uid-3", phase="Pending"),
+        _pod("d", 4),
+        _pod("d", 5),
+        placed("a", "", "uid-6"),
+        placed("", "10.0.0.7", "uid-7"),
     ]
-    assert [one.uid for one in asked(targets, ["d"])] == ["uid-4", "uid-5", "uid-1"]
+    assert [one.uid for one in asked(pods, ["d"])] == ["uid-4", "uid-5", "uid-1"]
 
 
 def test_in_a_large_job_only_some_nodes_are_asked_and_the_doubted_one_is() -> None:
     """A thousand attempts to connect show no more than a few hundred."""
-    targets = [_target(f"n{number:04}", number) for number in range(1_000)]
-    chosen = asked(targets, ["n0999"])
+    pods = [_pod(f"n{number:04}", number) for number in range(1_000)]
+    chosen = asked(pods, ["n0999"])
     assert (len(chosen), chosen[0].node) == (MOST_NODES, "n0999")

@@ -31,7 +31,7 @@ def _write(digest: Digest, now: float) -> list[tuple[str, int]]:
     written = []
     for line in digest.due(now):
         line.written = line.count
-        written.append((line.text, line.count))
+        written.append((line.news.text, line.count))
     return written
 
 
