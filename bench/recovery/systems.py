@@ -30,6 +30,7 @@ from typing import Any
 
 from bench.harness import launch
 from bench.recovery import processes
+from jobs.local_job import elastic_job
 
 NODES = 2
 """Nodes of one worker each: what two cores carry without drowning the measurement."""
@@ -291,20 +292,8 @@ class Holdfast(System):
         return None if code is None else f"`holdfast run` has exited with {code}"
 
     def _job(self) -> dict[str, Any]:
-        arguments = [str(self.setting.script), *self.setting.script_arguments(), "--sdk"]
-        worker = {
-            "name": "worker",
-            "image": "none",
-            "command": ["holdfast-run", "--nproc-per-node=1", *arguments],
-            "env": [{"name": n, "value": v} for n, v in sorted(COMMON_ENVIRONMENT.items())],
-        }
-        return {
-            "apiVersion": "holdfast.dev/v1alpha1",
-            "kind": "ElasticJob",
-            "metadata": {"name": "bench"},
-            "spec": {
-                "replicas": NODES,
-                "minReplicas": 1,
-                "worker": {"template": {"spec": {"containers": [worker]}}},
-            },
-        }
+        script = [str(self.setting.script), *self.setting.script_arguments(), "--sdk"]
+        job = elastic_job("bench", script, replicas=NODES)
+        (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+        container["env"] = [{"name": n, "value": v} for n, v in sorted(COMMON_ENVIRONMENT.items())]
+        return job
