@@ -28,8 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.harness import launch
 from bench.recovery import processes
+from holdfast_cli.job_directory import process_started
 from jobs.local_job import elastic_job
 
 NODES = 2
@@ -279,8 +282,9 @@ class Holdfast(System):
         """Wait for the child that the runner has started since ``lost`` was killed."""
         until = time.monotonic() + REPLACED_LIMIT_SECONDS
         while time.monotonic() < until:
-            children = [one for one in processes.everybody() if one.parent == self._runner.pid]
-            newest = max((one.started_at for one in children), default=0.0)
+            children = psutil.Process(self._runner.pid).children()
+            ticks = max((process_started(one.pid) or 0 for one in children), default=0)
+            newest = ticks / os.sysconf("SC_CLK_TCK")  # on the monotonic clock
             if newest > since:
                 return newest
             time.sleep(0.05)
