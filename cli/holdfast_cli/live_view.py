@@ -237,14 +237,14 @@ class Follower:
         return self.last
 
     def _follow_once(self, stop: Callable[[], bool]) -> bool:
-        heard = False
+        received = False
         with JobClient(self._place) as client:
             for message in client.watch(WatchJobRequest(resume_token=self._token)):
-                heard = True
+                received = True
                 self._take(message)
                 if stop() or self.last.phase in FINAL_PHASES:
                     break
-        return heard
+        return received
 
     def _take(self, message: WatchJobResponse) -> None:
         self._token = message.resume_token or self._token
