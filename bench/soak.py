@@ -81,17 +81,8 @@ first and of their last third:
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Things:
-    """The things that a job could leave behind on this machine."""
-
-    processes: frozenset[int]
-    shared_memory: frozenset[str]
-    temporary: frozenset[str]
-    ports: frozenset[int]
-
-
-KINDS = tuple(field.name for field in dataclasses.fields(Things))
+Things = dict[str, set[Any]]
+"""The things that a job could leave behind on this machine, by kind."""
 ENDED_AT_ONCE = ("processes", "ports")
 """What no sweep takes away: it is looked for before."""
 
@@ -110,12 +101,12 @@ def things(home: Path) -> Things:
         except psutil.Error:
             continue
     shared = {path.name for path in SHARED_MEMORY.iterdir()}
-    return Things(
-        processes=frozenset(processes),
-        shared_memory=frozenset(shared - _used_by_others(processes)),
-        temporary=frozenset(map(str, _temporary_files(home))),
-        ports=frozenset(ports),
-    )
+    return {
+        "processes": processes,
+        "shared_memory": shared - _used_by_others(processes),
+        "temporary": set(map(str, _temporary_files(home))),
+        "ports": ports,
+    }
 
 
 def _temporary_files(home: Path) -> Iterator[Path]:
@@ -141,16 +132,15 @@ def _used_by_others(ours: Collection[int]) -> set[str]:
     return found
 
 
-def left_behind(before: Things, home: Path, kinds: Sequence[str] = KINDS) -> dict[str, list[Any]]:
+def left_behind(
+    before: Things, home: Path, kinds: Collection[str] | None = None
+) -> dict[str, list[Any]]:
     """Return the things that were not there before; wait a little for ends that are under way."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         now = things(home)
-        left = {
-            kind: sorted(new)
-            for kind in kinds
-            if (new := getattr(now, kind) - getattr(before, kind))
-        }
+        left = {kind: sorted(now[kind] - before[kind]) for kind in kinds or now}
+        left = {kind: new for kind, new in left.items() if new}
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.2)

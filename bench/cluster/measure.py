@@ -14,7 +14,7 @@ from typing import Any, Final
 from bench.cluster.stage import Stage
 from cluster.audit import most_in_a_second, uses
 from cluster.churn import Witness
-from cluster.jobs import container, manifest, training
+from cluster.jobs import Job, container, manifest, training
 from cluster.killing import Killing
 from cluster.release import ACCOUNT
 from holdfast_operator.plan.history import SETTLED_SECONDS
@@ -90,17 +90,22 @@ def lost_node(stage: Stage, count: int = 5) -> Figures:
         job.until_training(2)
         job.until_steps(40)
         (node, *_) = stage.nodes_without_us(job)
-        steps = Steps(stage.folder / "state.pt")
-        begin = time.time()
-        stage.nodes.tell("lose", node=node)
-        job.until("the smaller world", lambda: job.world.get("activeReplicas") == 1)
-        job.until_steps(20)
-        took.append(steps.stop().again_after(begin) - begin)
-        stage.nodes.tell("return", node=node)
-        ready = ("wait", f"node/{node}", "--for=condition=Ready", "--timeout=50s")
-        stage.kubectl.run(*ready)
+        took.append(_lose(stage, job, stage.folder, node, 1))
     job.delete()
     return {"nodes": count, "median_s": _quantile(sorted(took), 0.5), "max_s": round(max(took), 2)}
+
+
+def _lose(stage: Stage, job: Job, folder: Path, node: str, left: int) -> float:
+    """Lose a node, and get it back; return the seconds until fewer workers trained again."""
+    steps = Steps(folder / "state.pt")
+    begin = time.time()
+    stage.nodes.tell("lose", node=node)
+    job.until("the smaller world", lambda: job.world.get("activeReplicas") == left)
+    job.until_steps(20)
+    took = steps.stop().again_after(begin) - begin
+    stage.nodes.tell("return", node=node)
+    stage.kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=50s")
+    return took
 
 
 def lost_master_node(stage: Stage, count: int = 10) -> Figures:
@@ -117,15 +122,8 @@ def lost_master_node(stage: Stage, count: int = 10) -> Figures:
         job.until_training(3)
         job.until_steps(40)
         (node,) = {pod["spec"]["nodeName"] for pod in job.pods("master")}
-        steps = Steps(folder / "state.pt")
-        begin = time.time()
-        stage.nodes.tell("lose", node=node)
-        job.until("the smaller world", lambda job=job: job.world.get("activeReplicas") == 2)  # type: ignore[misc]
-        job.until_steps(20)
-        took.append(steps.stop().again_after(begin) - begin)
+        took.append(_lose(stage, job, folder, node, 2))
         masters += job.status["masterPods"] - 1
-        stage.nodes.tell("return", node=node)
-        stage.kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=50s")
         job.delete()
     return {
         "nodes": count,

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.failover.instants import draw
 from bench.failover.page import page, problems
-from bench.failover.play import Played, Player
+from bench.failover.play import Player
 from bench.failover.running_job import KilledJob
 from bench.failover.watcher import Watcher
 from bench.harness import machine
@@ -52,28 +52,10 @@ def run(
         try:
             player.begin()
             for instant in draw(seed, instants):
-                note({"kind": "instant", **about, **line_of(player.play(instant))})
+                note({"kind": "instant", **about, **player.play(instant)})
         finally:
             note({"kind": "run", **about, **dataclasses.asdict(watcher.close()), "about": facts})
             player.close()
-
-
-def line_of(played: Played) -> dict[str, Any]:
-    """Return an instant as it is recorded."""
-    instant, verdict = played.instant, played.verdict
-    return {
-        "instant": instant.number,
-        "scene": instant.scene.value,
-        "journal": instant.journal,
-        "delay_s": round(instant.delay_s, 3),
-        "answer": played.answer.value,
-        "rounds": verdict.rounds,
-        "split": verdict.split,
-        "redone": verdict.redone,
-        "away_s": round(played.away_s, 2),
-        "settled_s": round(played.settled_s, 2),
-        "problems": list(verdict.problems),
-    }
 
 
 def main() -> None:

@@ -7,17 +7,17 @@ rules.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from bench.failover.instants import Instant, Scene
 from bench.failover.running_job import NODES, KilledJob, newest
-from bench.failover.verdict import After, Allowed, Answer, Before, InstantVerdict, judge
+from bench.failover.verdict import After, Allowed, Answer, Before, judge
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -30,19 +30,6 @@ from holdfast_wire.messages import (
 SETTLED_STEPS = 5
 """Steps of every rank after which the job counts as training again."""
 FIRST_STEPS = 3
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Played:
-    """The outcome of one instant."""
-
-    instant: Instant
-    answer: Answer
-    verdict: InstantVerdict
-    away_s: float
-    """From the kill to the first answer of the last successor."""
-    settled_s: float
-    """From the kill until all ranks had trained on."""
 
 
 class Player:
@@ -70,8 +57,8 @@ class Player:
         """Wait until the whole job trains."""
         self._settle({NODES}, FIRST_STEPS, {})
 
-    def play(self, instant: Instant) -> Played:
-        """Play one instant and judge it."""
+    def play(self, instant: Instant) -> dict[str, Any]:
+        """Play one instant and judge it; return it as it is recorded."""
         job = self._job
         starts, steps, status = job.starts(), job.steps(), job.status()
         inside = {rank: step for rank, step in newest(steps).items() if rank < status.world_size}
@@ -93,7 +80,19 @@ class Player:
         after = After(round=status.round, world=status.world_size, starts=began, steps=new)
         verdict = judge(before, after, allowed)
         self._repair()
-        return Played(instant, answer, verdict, away, settled_s)
+        return {
+            "instant": instant.number,
+            "scene": instant.scene.value,
+            "journal": instant.journal,
+            "delay_s": round(instant.delay_s, 3),
+            "answer": answer.value,
+            "rounds": verdict.rounds,
+            "split": verdict.split,
+            "redone": verdict.redone,
+            "away_s": round(away, 2),
+            "settled_s": round(settled_s, 2),
+            "problems": list(verdict.problems),
+        }
 
     def _kill(self, instant: Instant) -> float:
         at = time.monotonic()

@@ -1,7 +1,7 @@
 """Seeded traces of training: local times of each rank in each step, and the truth about them.
 
 Belongs here: the model of a job and of its faults. Does not belong here: the rules that look at a
-trace (`rules`), traces of real processes (`recorded`).
+trace (`rules`), traces of real processes (`recorder`).
 
 A trace of a seed depends on nothing else, so anybody can make the published ones. The model:
 local = design × drift × shared change × noise × work + pauses, times the slowdown of a slow rank.

@@ -22,7 +22,7 @@ from bench import ROOT
 from bench.preflight.checks import Line, waiting
 from holdfast_wire.messages import JobEvent
 from holdfast_wire.reasons import EventReason
-from jobs.local_job import RunningJob
+from jobs.local_job import RunningJob, elastic_job
 
 SIZES = (2, 3, 4)
 FAULTS = ("none", "slow memory", "dead")
@@ -140,28 +140,19 @@ def _limit(folder: Path, quota_us: int) -> None:
 def _job(folder: Path, nodes: int, files: list[Path]) -> Mapping[str, Any]:
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     train = ["holdfast-run", "--nproc-per-node=1", str(folder / "script.py"), str(folder / "end")]
-    container = {
-        "name": "worker",
-        "command": ["unshare", *as_root, "--uts", "sh", "-c", _HOST, "host", *train],
-        "env": [
-            {"name": "HOLDFAST_PRELOAD", "value": "-torch"},
-            {"name": "CORES", "value": "1" if files else str(os.cpu_count())},
-            {"name": "CGROUP_FILES", "value": " ".join(map(str, files))},
-            # No machine here knows the others' names, by which gloo would find its address.
-            {"name": "GLOO_SOCKET_IFNAME", "value": NETWORK_BY_LOOPBACK},
-        ],
+    preflight = {"preflight": {"mode": "Report"}}
+    job = elastic_job("bench", [], replicas=nodes, minReplicas=nodes, health=preflight)
+    (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+    variables = {
+        "HOLDFAST_PRELOAD": "-torch",
+        "CORES": "1" if files else str(os.cpu_count()),
+        "CGROUP_FILES": " ".join(map(str, files)),
+        # No machine here knows the others' names, by which gloo would find its address.
+        "GLOO_SOCKET_IFNAME": NETWORK_BY_LOOPBACK,
     }
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": "bench"},
-        "spec": {
-            "replicas": nodes,
-            "minReplicas": nodes,
-            "health": {"preflight": {"mode": "Report"}},
-            "worker": {"template": {"spec": {"containers": [container]}}},
-        },
-    }
+    container["command"] = ["unshare", *as_root, "--uts", "sh", "-c", _HOST, "host", *train]
+    container["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    return job
 
 
 @contextlib.contextmanager

@@ -1,8 +1,4 @@
-"""Looks at processes through /proc and ends them.
-
-Nothing here knows what the processes are for. Reading races with processes that end, so every
-reader answers "gone" (None, or nothing in a list) instead of raising.
-"""
+"""Looks at processes and ends them; nothing here knows what they are for."""
 
 import os
 import select
@@ -10,76 +6,29 @@ import signal
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 
-_PROC = Path("/proc")
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """One process as its /proc/PID/stat describes it."""
-
-    pid: int
-    state: str
-    """One letter: R, S, D, T (stopped), Z (dead, not reaped)."""
-    parent: int
-    started_at: float
-    """Seconds on the monotonic clock, to a hundredth."""
-
-
-def parse_stat(text: str, ticks_per_second: int) -> Stat:
-    """Read the one line of /proc/PID/stat; the command in it may hold spaces and brackets."""
-    pid, _, rest = text.partition(" (")
-    fields = rest.rpartition(") ")[2].split()
-    return Stat(
-        pid=int(pid),
-        state=fields[0],
-        parent=int(fields[1]),
-        started_at=int(fields[19]) / ticks_per_second,
-    )
-
-
-def stat(pid: int) -> Stat | None:
-    """Return the state of process ``pid``; None once the process is gone."""
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    return parse_stat(text, os.sysconf("SC_CLK_TCK"))
+import psutil
 
 
 def alive(pid: int) -> bool:
     """Tell whether ``pid`` exists and is not a zombie."""
-    seen = stat(pid)
-    return seen is not None and seen.state != "Z"
-
-
-def everybody() -> list[Stat]:
-    """Return all processes of this PID namespace, by pid."""
-    pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return [seen for pid in pids if (seen := stat(pid)) is not None]
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def tree(root: int) -> list[int]:
-    """Return ``root`` and its living descendants, parents first."""
-    children: dict[int, list[int]] = {}
-    for seen in everybody():
-        if seen.state != "Z":
-            children.setdefault(seen.parent, []).append(seen.pid)
-    found = [root]
-    for pid in found:
-        found.extend(children.get(pid, []))
-    return found
+    """Return ``root`` and its descendants, parents first."""
+    return [root, *(one.pid for one in psutil.Process(root).children(recursive=True))]
 
 
 def ancestors(pid: int) -> list[int]:
-    """Return ``pid``, its parent and so on, up to the namespace's first process."""
-    found: list[int] = []
-    while pid > 0 and (seen := stat(pid)) is not None:
-        found.append(pid)
-        pid = seen.parent
-    return found
+    """Return ``pid``, its parent and so on; none of a process that is gone."""
+    try:
+        return [pid, *(one.pid for one in psutil.Process(pid).parents())]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> float:

@@ -28,8 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.harness import launch
 from bench.recovery import processes
+from holdfast_cli.job_directory import process_started
+from jobs.local_job import elastic_job
 
 NODES = 2
 """Nodes of one worker each: what two cores carry without drowning the measurement."""
@@ -278,8 +282,9 @@ class Holdfast(System):
         """Wait for the child that the runner has started since ``lost`` was killed."""
         until = time.monotonic() + REPLACED_LIMIT_SECONDS
         while time.monotonic() < until:
-            children = [one for one in processes.everybody() if one.parent == self._runner.pid]
-            newest = max((one.started_at for one in children), default=0.0)
+            children = psutil.Process(self._runner.pid).children()
+            ticks = max((process_started(one.pid) or 0 for one in children), default=0)
+            newest = ticks / os.sysconf("SC_CLK_TCK")  # on the monotonic clock
             if newest > since:
                 return newest
             time.sleep(0.05)
@@ -291,20 +296,8 @@ class Holdfast(System):
         return None if code is None else f"`holdfast run` has exited with {code}"
 
     def _job(self) -> dict[str, Any]:
-        arguments = [str(self.setting.script), *self.setting.script_arguments(), "--sdk"]
-        worker = {
-            "name": "worker",
-            "image": "none",
-            "command": ["holdfast-run", "--nproc-per-node=1", *arguments],
-            "env": [{"name": n, "value": v} for n, v in sorted(COMMON_ENVIRONMENT.items())],
-        }
-        return {
-            "apiVersion": "holdfast.dev/v1alpha1",
-            "kind": "ElasticJob",
-            "metadata": {"name": "bench"},
-            "spec": {
-                "replicas": NODES,
-                "minReplicas": 1,
-                "worker": {"template": {"spec": {"containers": [worker]}}},
-            },
-        }
+        script = [str(self.setting.script), *self.setting.script_arguments(), "--sdk"]
+        job = elastic_job("bench", script, replicas=NODES)
+        (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+        container["env"] = [{"name": n, "value": v} for n, v in sorted(COMMON_ENVIRONMENT.items())]
+        return job

@@ -138,13 +138,18 @@ def job_names(environ: Mapping[str, str]) -> list[str]:
     return sorted(path.parent.name for path in state_root(environ).glob("jobs/*/job.json"))
 
 
+def process_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def process_started(pid: int) -> int | None:
     """Return a process's start in clock ticks since boot; None if it does not run."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = process_fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def is_running(record: JobRecord) -> bool:

@@ -46,9 +46,11 @@ class View(Protocol):
 
     def __enter__(self) -> Self:
         """Begin."""
+        return self
 
     def __exit__(self, *error: object) -> None:
         """End, and leave the last state on the screen."""
+        return
 
     def status(self, status: JobStatus) -> None:
         """Show the job's status."""
@@ -63,19 +65,13 @@ class View(Protocol):
         """Show output of training processes; all of it stays on the screen."""
 
 
-class PlainView:
+class PlainView(View):
     """One line for each event, and one for the status at most every `interval_s` seconds."""
 
     def __init__(self, write: Callable[[str], None], interval_s: float = 2.0) -> None:
         self._write = write
         self._interval_s = interval_s
         self._last = (0.0, JobPhase.UNSPECIFIED, 0, -1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
 
     def status(self, status: JobStatus) -> None:
         """Write the status if it has changed."""
@@ -104,37 +100,34 @@ class PlainView:
         self._write(f"{render.clock(unix)}  {clean(text)}")
 
 
-class JsonView:
+class JsonView(View):
     """One line of JSON for each status, event and note, for programs."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
     def status(self, status: JobStatus) -> None:
         """Write {"status": …}."""
-        self._write(render.to_json({"status": status}, indent=None))
+        self._line(status=status)
 
     def event(self, event: JobEvent) -> None:
         """Write {"event": …}."""
-        self._write(render.to_json({"event": event}, indent=None))
+        self._line(event=event)
 
     def note(self, text: str) -> None:
         """Write {"note": …}."""
-        self._write(render.to_json({"note": text}, indent=None))
+        self._line(note=text)
 
     def output(self, lines: Sequence[str]) -> None:
         """Write {"output": …} for each line."""
         for line in lines:
-            self._write(render.to_json({"output": line}, indent=None))
+            self._line(output=line)
+
+    def _line(self, **named: object) -> None:
+        self._write(render.to_json(named, indent=None))
 
 
-class LiveView:
+class LiveView(View):
     """A panel that is redrawn in place: the state above, the newest events below."""
 
     def __init__(self, console: Console) -> None:
@@ -244,14 +237,14 @@ class Follower:
         return self.last
 
     def _follow_once(self, stop: Callable[[], bool]) -> bool:
-        heard = False
+        received = False
         with JobClient(self._place) as client:
             for message in client.watch(WatchJobRequest(resume_token=self._token)):
-                heard = True
+                received = True
                 self._take(message)
                 if stop() or self.last.phase in FINAL_PHASES:
                     break
-        return heard
+        return received
 
     def _take(self, message: WatchJobResponse) -> None:
         self._token = message.resume_token or self._token

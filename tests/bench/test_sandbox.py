@@ -10,6 +10,7 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import ROOT
@@ -41,13 +42,13 @@ def _possible() -> None:
 def _marked(mark: str) -> list[int]:
     """The living processes of this machine that have ``mark`` in their environment."""
     found = []
-    for seen in processes.everybody():
+    for pid in psutil.pids():
         try:
-            environment = Path(f"/proc/{seen.pid}/environ").read_bytes()
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if mark.encode() in environment and processes.alive(seen.pid):
-            found.append(seen.pid)
+        if mark.encode() in environment and processes.alive(pid):
+            found.append(pid)
     return found
 
 
@@ -82,15 +83,6 @@ def test_a_sandbox_ends_with_its_command() -> None:
     command = sandbox.enter([sys.executable, "-c", "import os; os._exit(7)"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as started:
         assert started.wait(DEADLINE_SECONDS) == 7
-
-
-def test_a_command_with_brackets_does_not_confuse_the_reader() -> None:
-    """The name in /proc/PID/stat may hold spaces and brackets."""
-    fields = " ".join(str(number) for number in range(5, 23))
-    line = f"42 (a) b (c) S 7 {fields}"
-    seen = processes.parse_stat(line, ticks_per_second=100)
-    assert (seen.pid, seen.state, seen.parent) == (42, "S", 7)
-    assert seen.started_at == 0.22
 
 
 def test_a_tree_is_found_and_its_end_is_noted() -> None:

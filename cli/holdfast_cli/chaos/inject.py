@@ -15,13 +15,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from holdfast_cli.chaos.proxy import Proxy
 from holdfast_cli.chaos.schedule import Fault, FaultKind, Options, schedule
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import CliError
-from holdfast_cli.job_directory import JobHome
+from holdfast_cli.job_directory import JobHome, process_fields
 from holdfast_cli.live_view import FINAL_PHASES, View
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.messages import GetJobRequest, JobPhase, ListNodesRequest, NodeInfo, NodeState
@@ -103,8 +102,9 @@ class Census:
 
     def zygote(self, node: NodeInfo) -> list[int]:
         """Return the process that the node's ranks were forked from, if it has ranks."""
-        parents = {_parent(rank.pid) for rank in node.ranks if rank.pid}
-        return sorted(parents - {0, 1, node.agent_pid})
+        stats = [process_fields(rank.pid) for rank in node.ranks if rank.pid]
+        parents = {int(fields[1]) for fields in stats if fields}
+        return sorted(parents - {1, node.agent_pid})
 
     def tree(self, node: NodeInfo) -> list[int]:
         """Return the agent and all processes below it."""
@@ -118,12 +118,6 @@ class Census:
     def remove_journal(self) -> None:
         """Remove the master's files, as a lost disk does; its successor makes the directory."""
         shutil.rmtree(self._home.journal, ignore_errors=True)
-
-
-def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Draws faults and their times from a seed. Pure: equal options give an equal schedule.
 
 Belongs here: the option's text, the kinds of faults, the draw. Does not belong here: the injection
-of a fault (`inject`), the process behind a number (`targets`).
+of a fault, and the process behind a number (`inject`).
 """
 
 from __future__ import annotations

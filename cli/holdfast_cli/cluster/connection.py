@@ -44,7 +44,7 @@ class Connection:
         """
         self._load = load
         self.access = load()
-        self.trouble = ""
+        self.failure = ""
         """Reason of the last broken forwarding; the gRPC side only sees a closed connection."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="cluster")
@@ -164,7 +164,7 @@ class Connection:
             ) as there:
                 await _splice(reader, writer, there)
         except (aiohttp.ClientError, OSError) as error:
-            self.trouble = str(error) or type(error).__name__
+            self.failure = str(error) or type(error).__name__
         finally:
             writer.close()
 
@@ -198,13 +198,13 @@ async def _send(reader: asyncio.StreamReader, there: aiohttp.ClientWebSocketResp
 
 
 async def _receive(there: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    begun: set[bytes] = set()
+    started: set[bytes] = set()
     async for message in there:
         if message.type is not aiohttp.WSMsgType.BINARY:
             return
         channel, data = message.data[:1], message.data[1:]
-        if channel not in begun:
-            begun.add(channel)
+        if channel not in started:
+            started.add(channel)
             data = data[_PORT_BYTES:]
         if data and channel == _TROUBLE:
             return

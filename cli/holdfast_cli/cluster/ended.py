@@ -39,9 +39,9 @@ def ending_of(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> F
         body: The job's object, with a completionTime.
         events: Kubernetes events about it.
     """
-    told = sorted((_event(one) for one in events), key=lambda event: event.unix_time)
+    listed = sorted((_event(one) for one in events), key=lambda event: event.unix_time)
     numbered = tuple(
-        dataclasses.replace(event, sequence=number) for number, event in enumerate(told, 1)
+        dataclasses.replace(event, sequence=number) for number, event in enumerate(listed, 1)
     )
     return FinalState(
         job=GetJobResponse(status=_status(body)),

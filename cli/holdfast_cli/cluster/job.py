@@ -51,10 +51,10 @@ class ClusterJob:
             return None
         events = f"/apis/events.k8s.io/v1/namespaces/{self._namespace}/events"
         chosen = quote(f"regarding.uid={body['metadata']['uid']}")
-        told: list[Any] = []
+        found: list[Any] = []
         with contextlib.suppress(MasterUnreachableError):  # the right to list events may be missing
-            told = self._connection.get(f"{events}?fieldSelector={chosen}")["items"]
-        return ending_of(body, told)
+            found = self._connection.get(f"{events}?fieldSelector={chosen}")["items"]
+        return ending_of(body, found)
 
     def is_running(self) -> bool:
         """Return True unless the job is known to have ended."""
@@ -85,8 +85,8 @@ class ClusterJob:
 
     def why_unreachable(self, cause: str) -> str:
         """Explain why a master does not answer."""
-        trouble = f" (port-forward: {self._connection.trouble})" if self._connection.trouble else ""
-        return f"the master of {self.name} does not answer: {cause}{trouble}; {self._look()}"
+        failure = f" (port-forward: {self._connection.failure})" if self._connection.failure else ""
+        return f"the master of {self.name} does not answer: {cause}{failure}; {self._look()}"
 
     def close(self) -> None:
         """Close the connection to the API server."""

@@ -42,7 +42,7 @@ class FdStore:
         self._node, self._free, self._has_room = node, free, has_room
         self._items: dict[str, int] = {}
         self._socket: socket.socket | None = None
-        self._told = False
+        self._warned = False
 
     @property
     def count(self) -> int:
@@ -57,7 +57,7 @@ class FdStore:
         """Return an agent's end of a new connection, with all held descriptors in it already."""
         self.disconnect()
         self._socket, theirs = pair()
-        self._told = False
+        self._warned = False
         send(self._socket, Greeting())
         for name, fd in list(self._items.items()):
             try:
@@ -93,10 +93,10 @@ class FdStore:
             except WordsError as error:
                 self._distrust(str(error))
                 return False
-            self._heard(word, fd)
+            self._received(word, fd)
         return True
 
-    def _heard(self, word: object, fd: int | None) -> None:
+    def _received(self, word: object, fd: int | None) -> None:
         match word:
             case Held(name) if name not in self._items:
                 self._hold(name, fd)
@@ -111,25 +111,25 @@ class FdStore:
 
     def _hold(self, name: str, fd: int | None) -> None:
         if fd is None:
-            self._tell("a descriptor did not arrive: too many open files")
+            self._warn("a descriptor did not arrive: too many open files")
         elif not _is_arena(fd):
             os.close(fd)
             self._distrust(f"{name} is no arena")
         elif len(self._items) >= MOST or not self._has_room():
             os.close(fd)
-            self._tell(f"{len(self._items)} descriptors of it are held, and no more")
+            self._warn(f"{len(self._items)} descriptors of it are held, and no more")
         else:
             self._items[name] = fd
 
     def _distrust(self, why: str) -> None:
         """Drop an agent that breaks the protocol: its messages cannot say what may be freed."""
-        self._tell(f"{why}; its memory is not held any more")
+        self._warn(f"{why}; its memory is not held any more")
         self._hang_up()
         self.clear()
 
-    def _tell(self, what: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
             _log.warning("node %d: checkpoints in memory may be lost: %s", self._node, what)
 
     def _hang_up(self) -> None:

@@ -172,7 +172,7 @@ class LocalJob:
             self.master = self.master.heard(fence)
         return refusal
 
-    def hear(self, said: Said, now: float) -> None:
+    def receive(self, said: Said, now: float) -> None:
         """Apply a message of the master."""
         self.view = self.view.hear(said, now=now, generation=self.generation)
 
@@ -188,15 +188,15 @@ class LocalJob:
         """Return the spec as a message of the wire."""
         return master_spec(self.job.spec, self.generation)
 
-    def scale(self, wish: ScaleJob) -> ScaleResult:
+    def scale(self, change: ScaleJob) -> ScaleResult:
         """Change the number of replicas, and return the outcome."""
-        self.view = self.view.answered(wish.decision_id)
+        self.view = self.view.answered(change.decision_id)
         try:
-            self.job = change_job(self.job, load_crd(), replicas=wish.replicas)
+            self.job = change_job(self.job, load_crd(), replicas=change.replicas)
         except InvalidJobError as error:
-            return ScaleResult(decision_id=wish.decision_id, ok=False, error=str(error))
+            return ScaleResult(decision_id=change.decision_id, ok=False, error=str(error))
         self.generation += 1
-        return ScaleResult(decision_id=wish.decision_id, ok=True)
+        return ScaleResult(decision_id=change.decision_id, ok=True)
 
 
 class ExtraRoles:

@@ -139,7 +139,7 @@ class PodProcesses:
         self._surroundings = surroundings
         self._master = MasterProcess(home, record)
         self._stores = FdStores()
-        self._trouble = ""
+        self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,17 +163,17 @@ class PodProcesses:
         except OSError as error:
             # A full disk, or too many processes: the next plan asks again, as in a cluster.
             self._job.remove(pod.name)
-            self._tell_trouble(f"{pod.name} cannot be started now ({error}); tried again")
+            self._report_failure(f"{pod.name} cannot be started now ({error}); tried again")
             return
-        self._tell_trouble("")
+        self._report_failure("")
         self._running[pod.name] = running
         self._own(self._wait(pod, running))
         self._changed(pod.name)
 
-    def _tell_trouble(self, text: str) -> None:
-        if text and text != self._trouble:
+    def _report_failure(self, text: str) -> None:
+        if text and text != self._failure:
             _log.error("%s", text)
-        self._trouble = text
+        self._failure = text
 
     def delete(self, name: str, grace_s: float) -> None:
         """Begin to end the process of a pod."""

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from holdfast_cli.job_directory import process_fields
+
 _log = logging.getLogger(__name__)
 _PR_SET_CHILD_SUBREAPER = 36
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -199,10 +201,8 @@ def _orphans(session: int) -> set[int]:
 
 
 def _lives_in(pid: int, session: int) -> bool:
-    with contextlib.suppress(OSError):
-        state, _, _, found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:4]
-        return state not in "ZX" and int(found) == session
-    return False
+    fields = process_fields(pid)
+    return bool(fields) and fields[0] not in "ZX" and int(fields[3]) == session
 
 
 def _kill_session(session: int) -> None:

@@ -95,7 +95,7 @@ class Supervisor:
         self._processes = PodProcesses(
             job, home, record, identities, self._pod_changed, surroundings
         )
-        self._sync = MasterSync(home, record.uid, job.first_messages, self._heard, job.refusal)
+        self._sync = MasterSync(home, record.uid, job.first_messages, self._received, job.refusal)
 
     async def main(self, view: live_view.View, director: Director | None) -> int:
         """Run the job to its end; return the exit code."""
@@ -210,10 +210,10 @@ class Supervisor:
             # The runner starts a new master, however long that takes.
             live_view.Follower(self._home, view, give_up_s=math.inf).run(lambda: self._ended)
 
-    def _heard(self, said: Said | StrikesReported) -> None:
+    def _received(self, said: Said | StrikesReported) -> None:
         if isinstance(said, StrikesReported):
             return  # there is no other job here; the history ends with this one
-        self._job.hear(said, now())
+        self._job.receive(said, now())
         if isinstance(said, JobStatus) and said.has_loss:
             self._last = said
         self._changed.set()

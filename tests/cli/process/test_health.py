@@ -11,20 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_cli import final_state
-from holdfast_cli.job_directory import JobHome, JobRecord
-from holdfast_wire.messages import GetJobResponse, JobPhase, JobStatus
+from jobs.ended_job import ended_job
 
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """Return an environment in which the job "gpt" has ended."""
-    home = JobHome(tmp_path / "jobs" / "gpt")
-    home.create()
-    record = JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
-    home.write_record(record)
-    status = JobStatus(name="gpt", phase=JobPhase.SUCCEEDED)
-    final_state.write(home, final_state.FinalState(job=GetJobResponse(status=status)))
+    ended_job(tmp_path)
     return {**os.environ, "HOLDFAST_HOME": str(tmp_path)}
 
 

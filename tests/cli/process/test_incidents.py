@@ -11,20 +11,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast_cli import final_state
-from holdfast_cli.job_directory import JobHome, JobRecord
 from holdfast_cli.main import main
 from holdfast_wire import evidence_file
 from holdfast_wire.messages import (
     GetGoodputResponse,
-    GetJobResponse,
     GroupTail,
     Incident,
     IncidentEvidence,
-    JobPhase,
-    JobStatus,
     RankEvidence,
 )
+from jobs.ended_job import ended_job
 
 CRASH = Incident(
     id="i1.1",
@@ -67,14 +63,7 @@ EVIDENCE = IncidentEvidence(
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """Return an environment in which the job "gpt" has ended, with a crash and a hang."""
-    home = JobHome(tmp_path / "jobs" / "gpt")
-    home.create()
-    record = JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
-    home.write_record(record)
-    status = JobStatus(name="gpt", phase=JobPhase.SUCCEEDED)
-    goodput = GetGoodputResponse(incidents=(CRASH, HANG))
-    ending = final_state.FinalState(job=GetJobResponse(status=status), goodput=goodput)
-    final_state.write(home, ending)
+    home = ended_job(tmp_path, goodput=GetGoodputResponse(incidents=(CRASH, HANG)))
     directory = home.journal / evidence_file.DIRECTORY
     directory.mkdir()
     (directory / "i1.2.evidence").write_bytes(evidence_file.pack(EVIDENCE))

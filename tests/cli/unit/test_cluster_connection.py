@@ -177,6 +177,6 @@ def test_a_kubelet_that_takes_no_media_type_forwards_a_port(
             there.settimeout(10)
             there.connect(str(tmp_path / "socket"))
             there.sendall(b"there and back")
-            assert there.recv(100) == b"there and back", made.trouble
+            assert there.recv(100) == b"there and back", made.failure
     finally:
         made.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import stat
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
-from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_cli.job_directory import JobHome
 from holdfast_cli.runner.supervisor import silent, with_end
 from holdfast_wire import messages
 from holdfast_wire.messages import (
@@ -42,6 +41,7 @@ from holdfast_wire.messages import (
     TriggerCheckpointRequest,
     WatchJobRequest,
 )
+from jobs.ended_job import recorded_home
 
 ENDING = final_state.FinalState(
     job=GetJobResponse(
@@ -61,12 +61,7 @@ ENDING = final_state.FinalState(
 @pytest.fixture
 def home(tmp_path: Path) -> JobHome:
     """Return the home of a job whose runner is gone."""
-    home = JobHome(tmp_path / "gpt")
-    home.create()
-    home.write_record(
-        JobRecord(name="gpt", uid="u", runner_pid=os.getpid(), runner_started=1, job_file="/x")
-    )
-    return home
+    return recorded_home(tmp_path)
 
 
 def test_what_was_written_answers(home: JobHome) -> None:
