@@ -209,7 +209,7 @@ Choose = Callable[[Job, Rates], Every]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class GoodputRow:
     """One job at one rate of failures; goodput from 0 to 1."""
 
     job: str
@@ -228,13 +228,15 @@ class Row:
 LEARNING = 100
 
 
-def measure(job: Job, mean: float, *, number: int, seeds: int, choose: Choose = automatic) -> Row:
+def measure(
+    job: Job, mean: float, *, number: int, seeds: int, choose: Choose = automatic
+) -> GoodputRow:
     """Play one job: `number` failures, the same for each choice; `learning` is not measured."""
     story = failures(1, number, job.losses)
     best, value = best_fixed(job, mean, story)
     every = choose(job, known(job, mean))
     guesses = [choose(job, learned(job, mean, 100 + seed)) for seed in range(seeds)]
-    return Row(
+    return GoodputRow(
         job=job.name,
         mean=mean,
         best=best,
@@ -245,7 +247,7 @@ def measure(job: Job, mean: float, *, number: int, seeds: int, choose: Choose = 
     )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[GoodputRow]) -> str:
     """Return the rows as Markdown."""
     heads = ["job", "a failure every", "best fixed: memory, storage", "goodput"]
     heads += ["automatic", "goodput", "learning: worst"]

@@ -59,7 +59,7 @@ SEGMENT = 4 * 1024 * 1024
 COMMITS = 200
 HEARTBEATS = 20_000
 WEEK_MINUTES = 7 * 24 * 60
-HEAD = SegmentOpened(format=2, epoch=1, incarnation="m1", job_uid=JOB)
+HEAD = SegmentOpened(format=4, epoch=1, incarnation="m1", job_uid=JOB)
 
 
 def timed(what: Callable[[], object]) -> float:

@@ -7,14 +7,14 @@ Judges the control plane's promises that need no network: seeds per minute, the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine, record
+from bench.harness import record
+from bench.harness.record import Line
 from simulation.crowd import told_seconds
 from simulation.planted.bugs import BUGS, planted
 from simulation.run import run
@@ -31,8 +31,6 @@ CROWD = 10_000
 CROWDS = 10
 LIMIT_SECONDS = 120.0
 """Seconds in which a planted bug must be found."""
-
-Line = dict[str, Any]
 
 
 def _live(seed: int, **sizes: int) -> None:
@@ -84,9 +82,8 @@ def bugs() -> Iterator[Line]:
         }
 
 
-def page(lines: Iterable[str]) -> str:
-    """Make the page of a results file's lines."""
-    about, results = record.read(lines, json.loads)
+def page_of(about: Mapping[str, Any], results: Sequence[Line]) -> str:
+    """Return the page of a run."""
     found = [one for one in results if one["what"] == "bug"]
     rows = "\n".join(
         f"| {one['name']} | {one['text']} | {one['seed']} | {one['seconds']:.1f} |"
@@ -151,7 +148,7 @@ until an invariant is broken.
 | --- | --- | --- | --- |
 {rows}
 """
-RECORD = record.Record("simulation", page)
+BENCH = record.Bench("simulation", page_of)
 _PARTS: dict[str, Callable[[], Iterator[Line]]] = {
     "rate": rate,
     "suite": suite,
@@ -162,26 +159,20 @@ _PARTS: dict[str, Callable[[], Iterator[Line]]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--parts", default=",".join(_PARTS), help="what to measure")
     parser.add_argument("--soak", type=Path, help="what `python -m soak --record` has written")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _measure(options))
+    return BENCH.main(options, lambda: _measure(options))
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Run everything; each result is in the file as soon as it is known."""
-    with record.written(options.out, machine.about("simulation", [])) as add:
-        soaks = options.soak.read_text().splitlines() if options.soak else []
-        for line in soaks:
-            add(line)
+    with record.recording(options.out, [], plan="simulation") as note:
+        for line in options.soak.read_text().splitlines() if options.soak else []:
+            note(line, "")
         for name in options.parts.split(","):
             for result in _PARTS[name]():
-                line = json.dumps(result)
-                add(line)
-                print(line, flush=True)
+                note(result)
 
 
 if __name__ == "__main__":

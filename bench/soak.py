@@ -3,9 +3,10 @@
 Each round is one `holdfast run --chaos` with the next seed, compared with one run in peace. After
 each, nothing of the job may be left: no process and no listening port at once; no shared memory and
 no temporary file once the sweep ran with which every agent starts. Meanwhile runner and master may
-not gather open descriptors. Prints a JSON line a round and a summary; ends with 1 at the first
-round that fails, with the command that repeats it. Faults go by the clock, so a repeated round is
-alike, not the same.
+not gather open descriptors: a process's count goes up and down with its connections, so the quiet
+moments of its beginning are held against those of its end. Prints a JSON line a round and a
+summary; ends with 1 at the first round that fails, with the command that repeats it. Faults go by
+the clock, so a repeated round is alike, not the same.
 """
 
 from __future__ import annotations
@@ -26,22 +27,28 @@ from typing import Any
 
 import psutil
 
-from bench import machine
-from bench.descriptors import Descriptors, Kept
+from bench import ROOT
+from bench.harness import machine
+from bench.harness.launch import SHARED_MEMORY
+from bench.harness.record import DOCS
 
-ROOT = Path(__file__).resolve().parents[1]
 JOB = Path(__file__).with_suffix(".yaml")
 ROUND_SECONDS = 1800
 COUNT_SECONDS = 1.0
 """Between two counts of open descriptors."""
 SETTLE_SECONDS = 5.0
 """After the runner's end, until the kernel has taken down what it killed."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 _MAPPED = re.compile(rf"{SHARED_MEMORY}/([^\s/]+)")
 _FAULTS = re.compile(r"chaos: (\d+) faults \(seed \d+\): (.*)")
 _SWEEP = "from holdfast_agent import temporary_directories; temporary_directories.sweep()"
 _KIND = re.compile(r"([a-z-]+) (\d+)")
-PAGE = ROOT / "docs" / "benchmarks" / "soak.md"
+PAGE = DOCS / "soak.md"
+LEAST = 30
+"""Counts of a process that lived too short for a verdict are left alone."""
+SLACK = 16
+"""More than this between quiet moments is growth: four agents that are away or back, with two
+sockets each in the runner's proxies, and as many again."""
+_MASTER = "holdfast_master.main"
 _PAGE = """\
 # Real jobs under random faults
 
@@ -147,6 +154,67 @@ def left_behind(before: Things, home: Path, kinds: Sequence[str] = KINDS) -> dic
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """The open descriptors of one process in the first and the last third of its counts."""
+
+    what: str
+    pid: int
+    counts: int
+    first: int
+    """Open descriptors in the quiet moments of its first third."""
+    last: int
+    """And of its last third."""
+
+    @property
+    def grew(self) -> bool:
+        """Return True when the process gathers descriptors."""
+        return self.counts >= LEAST and self.last - self.first > SLACK
+
+    def text(self) -> str:
+        """Return one line for people."""
+        return f"{self.what} {self.pid}: {self.first} to {self.last} in {self.counts} counts"
+
+
+class Descriptors:
+    """Counts of one runner and of each master that it has had."""
+
+    def __init__(self, runner: int) -> None:
+        """Begin without counts; `runner` is the pid of `holdfast run`."""
+        self._runner = runner
+        self._counts: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
+
+    def count(self) -> None:
+        """Count once; a process that is just ending is passed over."""
+        try:
+            runner = psutil.Process(self._runner)
+            self._add("runner", runner)
+            for child in runner.children():
+                if _MASTER in child.cmdline():
+                    self._add("master", child)
+        except psutil.Error:
+            return
+
+    def _add(self, what: str, process: psutil.Process) -> None:
+        self._counts[what, process.pid].append(process.num_fds())
+
+    def kept(self) -> list[Kept]:
+        """Judge each process, the one with the most counts first."""
+        found = [kept(what, pid, counts) for (what, pid), counts in self._counts.items()]
+        return sorted(found, key=lambda one: (-one.counts, one.pid))
+
+
+def kept(what: str, pid: int, counts: Sequence[int]) -> Kept:
+    """Judge a process's counts, in the order of time."""
+    third = max(1, len(counts) // 3)
+    return Kept(what, pid, len(counts), _quiet(counts[:third]), _quiet(counts[-third:]))
+
+
+def _quiet(counts: Sequence[int]) -> int:
+    """Return a low count, but not the lowest: a process has that only while it starts."""
+    return sorted(counts)[len(counts) // 4]
 
 
 def run(arguments: list[str], environ: dict[str, str], log: Path) -> tuple[int, list[Kept]]:

@@ -58,6 +58,8 @@ class _File:
     comments: Mapping[tuple[int, ...], str]
     imported: dict[str, set[str]] = field(default_factory=dict)
     """Twins of other files that this one's need, by module."""
+    unions: list[str] = field(default_factory=list)
+    """Types of oneofs that are too long for a line."""
 
     @property
     def module(self) -> str:
@@ -115,7 +117,8 @@ def _module(file: _File, homes: Mapping[str, str]) -> str:
     ]
     unions = [line for service in file.proto.service for line in _unions(file, service)]
     body = [line for each in classes for line in ("", "", *each)]
-    return "\n".join([*head, *body, *unions]) + "\n"
+    oneofs = ["", "", *file.unions] if file.unions else []
+    return "\n".join([*head, *body, *oneofs, *unions]) + "\n"
 
 
 def _unions(file: _File, service: ServiceDescriptorProto) -> Iterator[str]:
@@ -141,17 +144,12 @@ def _unions(file: _File, service: ServiceDescriptorProto) -> Iterator[str]:
 
 def _alternatives(name: str, names: Sequence[str]) -> Iterator[str]:
     """Return a type's lines as the formatter writes them: one, if it fits."""
-    line = f"{name} = {' | '.join(names)}"
-    if len(line) <= WIDTH:
-        yield line
+    whole = " | ".join(names)
+    if len(f"{name} = {whole}") <= WIDTH:
+        yield f"{name} = {whole}"
         return
-    yield f"{name} = ("
-    yield from (f"    {mark}{one}" for mark, one in zip(_marks(names), names, strict=True))
-    yield ")"
-
-
-def _marks(names: Sequence[str]) -> list[str]:
-    return ["", *("| " for _ in names[1:])]
+    inside = [whole] if len(f"    {whole}") <= WIDTH else whole.replace(" |", "\n|").split("\n")
+    yield from (f"{name} = (", *(f"    {line}" for line in inside), ")")
 
 
 def _imports(file: _File) -> Iterator[str]:
@@ -226,17 +224,19 @@ def _oneof(
     if len(set(kinds)) < len(kinds):
         raise TwinError(f"two members of {kind.name}.{name} have one type: the twin cannot tell")
     line = f"    {name}: {' | '.join((*kinds, 'None'))} = None"
-    lines = [line]
     if len(line) > WIDTH:
-        inside = (f"        | {each}" for each in (*kinds[1:], "None"))
-        lines = [f"    {name}: (", f"        {kinds[0]}", *inside, "    ) = None"]
+        union = f"{kind.name}{name.title()}"
+        line = f"    {name}: {union} | None = None"
+        file.unions.extend(
+            [*_alternatives(union, kinds), f'"""What `{kind.name}.{name}` holds."""']
+        )
     own = file.comments.get((*path, _ONEOFS, index), "")
     said = (
         (each, file.comments.get((*path, _FIELDS, at)))
         for each, (at, _) in zip(kinds, members, strict=True)
     )
     texts = [own, *(f"{each}: {text}" for each, text in said if text)]
-    return [*lines, *_quoted(" ".join(text for text in texts if text))]
+    return [line, *_quoted(" ".join(text for text in texts if text))]
 
 
 def _hint(

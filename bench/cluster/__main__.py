@@ -14,14 +14,15 @@ import sys
 import time
 from collections.abc import Callable
 
-from bench import machine
+from bench import ROOT
 from bench.cluster import measure
 from bench.cluster.measure import Figures
 from bench.cluster.page import page, problems
 from bench.cluster.stage import Stage, stage
-from bench.record import ROOT
+from bench.harness import machine
+from bench.harness.record import DOCS
 
-PAGE = ROOT / "docs" / "benchmarks" / "cluster.md"
+PAGE = DOCS / "cluster.md"
 NAMES = "replacement, many, node, node-defaults, master-node, master, writes, kills"
 RECORD = PAGE.with_suffix(".jsonl")
 

@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import machine
 from bench.failover.instants import draw
 from bench.failover.page import page, problems
 from bench.failover.play import Played, Player
-from bench.failover.running_job import ROOT, RunningJob
-from bench.failover.watcher import Watched, Watcher
+from bench.failover.running_job import KilledJob
+from bench.failover.watcher import Watcher
+from bench.harness import machine
+from bench.harness.record import DOCS
 
-PAGE = ROOT / "docs" / "benchmarks" / "failover.md"
+PAGE = DOCS / "failover.md"
 RECORD = PAGE.with_suffix(".jsonl")
 TORCH = ["examples/train_gpt.py", "--steps=1000000", "--batch=4", "--log-every=100000"]
 
@@ -46,14 +47,14 @@ def run(
 ) -> None:
     """Play the instants on one job; `note` gets a line for each, and one for the run."""
     about, facts = {"seed": seed, "torch": torch}, machine.about("failover", [])
-    with RunningJob(folder, script(folder, torch=torch)) as job:
+    with KilledJob(folder, script(folder, torch=torch)) as job:
         player, watcher = Player(job), Watcher(job.home)
         try:
             player.begin()
             for instant in draw(seed, instants):
                 note({"kind": "instant", **about, **line_of(player.play(instant))})
         finally:
-            note({"kind": "run", **about, **watched_line(watcher.close()), "about": facts})
+            note({"kind": "run", **about, **dataclasses.asdict(watcher.close()), "about": facts})
             player.close()
 
 
@@ -73,16 +74,6 @@ def line_of(played: Played) -> dict[str, Any]:
         "settled_s": round(played.settled_s, 2),
         "problems": list(verdict.problems),
     }
-
-
-def watched_line(watched: Watched) -> dict[str, Any]:
-    """Return what the watcher saw as it is recorded."""
-    return dataclasses.asdict(watched)
-
-
-def read(record: Path) -> list[dict[str, Any]]:
-    """Return the recorded lines."""
-    return [json.loads(line) for line in record.read_text().splitlines()]
 
 
 def main() -> None:
@@ -107,7 +98,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="failover-") as folder:
                 if count:
                     run(count, options.seed, Path(folder), note, torch=torch)
-    lines = read(options.record)
+    lines = [json.loads(line) for line in options.record.read_text().splitlines()]
     if options.publish:
         PAGE.write_text(page(lines))
     sys.exit(bool(problems(lines)))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from bench import machine
 from bench.failover.instants import Scene
 from bench.failover.verdict import Answer
-from bench.recovery.report import table
-
-Line = Mapping[str, Any]
+from bench.harness import machine
+from bench.harness.page import table
+from bench.harness.record import Line
 
 _INTRO = """\
 # Masters killed at random instants

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from bench.failover.instants import Instant, Scene
-from bench.failover.running_job import NODES, RunningJob, newest
-from bench.failover.verdict import After, Allowed, Answer, Before, Verdict, judge
+from bench.failover.running_job import NODES, KilledJob, newest
+from bench.failover.verdict import After, Allowed, Answer, Before, InstantVerdict, judge
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_wire.messages import (
     DrainNodeRequest,
@@ -38,7 +38,7 @@ class Played:
 
     instant: Instant
     answer: Answer
-    verdict: Verdict
+    verdict: InstantVerdict
     away_s: float
     """From the kill to the first answer of the last successor."""
     settled_s: float
@@ -48,7 +48,7 @@ class Played:
 class Player:
     """Plays instants on one job."""
 
-    def __init__(self, job: RunningJob) -> None:
+    def __init__(self, job: KilledJob) -> None:
         """Take a job that has just been started."""
         self._job = job
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="asking")
@@ -121,9 +121,9 @@ class Player:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    def _all_pids(self) -> list[int] | None:
+    def _all_pids(self) -> list[int]:
         pids = self._job.pids()
-        return [pids[rank] for rank in sorted(pids)] if len(pids) == self._size else None
+        return [pids[rank] for rank in sorted(pids)] if len(pids) == self._size else []
 
     def _scale(self, _: Instant) -> Future[object]:
         self._size = NODES - 1 if self._size == NODES else NODES
@@ -176,7 +176,9 @@ class Player:
 
     def _repair(self) -> None:
         """Fetch a drained node back, so that the next scene has all of them."""
-        gone = set(range(self._size)) - {node.node_rank for node in self._job.nodes() if node.ranks}
+        gone = set(range(self._size)) - {
+            node.node_rank for node in self._job.nodes().values() if node.ranks
+        }
         if self._job.status().world_size == self._size:
             return
         for rank in sorted(gone):

@@ -12,130 +12,78 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-import yaml
-
-from bench.failover.verdict import Start
+from bench.failover.verdict import RankStart
 from holdfast_cli.client import JobClient
-from holdfast_cli.errors import CliError
-from holdfast_cli.job_directory import Endpoint, JobHome, job_home
+from holdfast_cli.job_directory import Endpoint
 from holdfast_cli.runner.processes import descendants
 from holdfast_wire.keys import ENV_STEP_LOG
-from holdfast_wire.messages import (
-    GetJobRequest,
-    JobEvent,
-    JobStatus,
-    ListNodesRequest,
-    NodeInfo,
-)
+from jobs.local_job import RunningJob, elastic_job
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "failover"
 NODES = 3
-POLL_SECONDS = 0.02
 END_SECONDS = 60.0
+ASK_SECONDS = 10.0
 _Answer = TypeVar("_Answer")
-
-
-def document(script: Sequence[str], nodes: int) -> dict[str, Any]:
-    """Return the ElasticJob; the budgets are wide because faults are dense here."""
-    command = ["holdfast-run", "--nproc-per-node=1", *script]
-    budgets = {"failures": {"limit": 10000}, "noProgressRestarts": {"limit": 1000}}
-    template = {"spec": {"containers": [{"name": "worker", "command": command}]}}
-    return {
-        "apiVersion": "holdfast.dev/v1alpha1",
-        "kind": "ElasticJob",
-        "metadata": {"name": NAME},
-        "spec": {
-            "replicas": nodes,
-            "minReplicas": 1,
-            "maxReplicas": nodes,
-            "failurePolicy": {"budgets": budgets},
-            "worker": {"template": template},
-        },
-    }
+_BUDGETS = {"failures": {"limit": 10000}, "noProgressRestarts": {"limit": 1000}}
+"""Wide, because faults are dense here."""
 
 
 class StuckError(Exception):
-    """Something did not happen within its deadline."""
+    """Processes outlive their job."""
 
 
-class RunningJob:
-    """One `holdfast run` in the foreground of a process of its own."""
+class KilledJob(RunningJob):
+    """One `holdfast run` in the foreground of a process of its own, as a user starts it."""
+
+    poll_seconds = 0.02
 
     def __init__(self, folder: Path, script: Sequence[str], nodes: int = NODES) -> None:
         """Start the job; its files and output lie in `folder`."""
-        self.folder = folder
         self.steps_folder = folder / "steps"
-        environ = {**os.environ, "HOLDFAST_HOME": str(folder / "home")}
-        self.home: JobHome = job_home(environ, NAME)
-        file = folder / "job.yaml"
-        file.write_text(yaml.safe_dump(document(script, nodes)))
-        self.output = folder / "output.txt"
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast_cli.main", "run", str(file)],
-                cwd=ROOT,
-                env={**environ, ENV_STEP_LOG: str(self.steps_folder)},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Self:
-        return self
+        policy = {"budgets": _BUDGETS}
+        job = elastic_job(NAME, script, replicas=nodes, maxReplicas=nodes, failurePolicy=policy)
+        (container,) = job["spec"]["worker"]["template"]["spec"]["containers"]
+        container["env"] = [{"name": ENV_STEP_LOG, "value": str(self.steps_folder)}]
+        super().__init__(job, folder, cold=True)
 
     def __exit__(self, *_: object) -> None:
         """Interrupt it; kill what is left after a while."""
         family = [self.process.pid, *descendants(self.process.pid)]
-        self.process.send_signal(signal.SIGINT)
+        os.kill(self.process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
-        for pid in (self.process.pid, *descendants(self.process.pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        super().__exit__()
         left = [pid for pid in family if Path(f"/proc/{pid}/cmdline").exists()]
         if left:
             raise StuckError(f"processes are left: {left}")
 
-    def ask(self, request: Any, timeout_s: float = 10.0) -> Any:
-        """Send a request to the master."""
+    def ask(self, request: Any, answer: type[Any] | None = None) -> Any:
+        """Send a request to the master, on a connection of its own: two threads ask."""
+        del answer
         with JobClient(self.home) as client:
-            return client.call(request, timeout_s)
+            return client.call(request, ASK_SECONDS)
 
-    def status(self) -> JobStatus:
-        """Return where the job is."""
-        status: JobStatus = self.ask(GetJobRequest()).status
-        return status
-
-    def nodes(self) -> tuple[NodeInfo, ...]:
-        """Return the known nodes."""
-        found: tuple[NodeInfo, ...] = self.ask(ListNodesRequest()).nodes
-        return found
-
-    def events(self, after: int = 0) -> list[JobEvent]:
-        """Return the events after a sequence."""
-        with JobClient(self.home) as client:
-            return list(client.events(after).events)
+    def wait_for(self, what: str, true: Callable[[], _Answer], timeout_s: float = 180.0) -> _Answer:
+        """Wait until `true()` returns something true, and return it."""
+        return super().wait_for(what, true, timeout_s)
 
     def pids(self) -> dict[int, int]:
         """Return the pid of each rank that runs."""
-        return {rank.rank: rank.pid for node in self.nodes() for rank in node.ranks if rank.pid}
+        return {
+            rank.rank: rank.pid for node in self.nodes().values() for rank in node.ranks if rank.pid
+        }
 
-    def starts(self) -> list[Start]:
+    def starts(self) -> list[RankStart]:
         """Return every training process that began so far, one that took a step at least."""
-        file = self.folder / "starts"
+        file = self.directory / "starts"
         if not file.exists():  # a script that does not say so
             places = {(at, rank) for rank, lines in self.steps().items() for at, _ in lines}
-            return [Start(at, rank, 0) for at, rank in sorted(places)]
-        return [Start(*map(int, line.split())) for line in file.read_text().splitlines()]
+            return [RankStart(at, rank, 0) for at, rank in sorted(places)]
+        return [RankStart(*map(int, line.split())) for line in file.read_text().splitlines()]
 
     def steps(self) -> dict[int, list[tuple[int, int]]]:
         """Return (round, step) of each rank so far, in the order in which they were done."""
@@ -149,6 +97,7 @@ class RunningJob:
     def kill_master(self, *, keep_journal: bool) -> Endpoint:
         """SIGKILL the master; its successor finds the journal or none. Returns who it was."""
         victim = self.wait_for("a master that serves", self.home.endpoint)
+        assert victim is not None  # noqa: S101 - waited for
         # Stopped first, so that nothing is written between the journal's removal and the kill,
         # and no successor starts before it is gone.
         with contextlib.suppress(ProcessLookupError):
@@ -157,33 +106,6 @@ class RunningJob:
                 shutil.rmtree(self.home.journal, ignore_errors=True)
             os.kill(victim.pid, signal.SIGKILL)
         return victim
-
-    def wait_for(
-        self, what: str, true: Callable[[], _Answer | None], limit_s: float = 180.0
-    ) -> _Answer:
-        """Wait until `true()` returns something true, and return it.
-
-        Raises:
-            StuckError: not in time, or the job has ended.
-        """
-        deadline = time.monotonic() + limit_s
-        while True:
-            with contextlib.suppress(CliError):
-                found = true()
-                if found:
-                    return found
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                ended = self.process.poll() is not None
-                why = "the job ended before" if ended else f"not within {limit_s:g} s"
-                raise StuckError(f"{why}: {what}\n{self.evidence()}")
-            time.sleep(POLL_SECONDS)
-
-    def evidence(self) -> str:
-        """Return the end of everything that was printed and logged."""
-        logs = sorted(self.home.logs.glob("*.log")) if self.home.logs.exists() else []
-        parts = [f"== output\n{self.output.read_text(errors='replace')[-6000:]}"]
-        parts += [f"== {log.name}\n{log.read_text(errors='replace')[-2500:]}" for log in logs]
-        return "\n".join(parts)
 
 
 def newest(steps: Mapping[int, Sequence[tuple[int, int]]]) -> dict[int, int]:

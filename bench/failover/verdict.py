@@ -21,7 +21,7 @@ class Answer(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Start:
+class RankStart:
     """One training process that began."""
 
     round: int
@@ -45,7 +45,7 @@ class After:
 
     round: int
     world: int
-    starts: Sequence[Start]
+    starts: Sequence[RankStart]
     """New processes, in order."""
     steps: Mapping[int, Sequence[tuple[int, int]]]
     """New (round, step) of each rank, in order."""
@@ -63,7 +63,7 @@ class Allowed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class InstantVerdict:
     """The judgement of the job after one instant."""
 
     problems: tuple[str, ...]
@@ -75,7 +75,7 @@ class Verdict:
     """Rounds of which some members were never started: the master died while it told them."""
 
 
-def judge(before: Before, after: After, allowed: Allowed) -> Verdict:
+def judge(before: Before, after: After, allowed: Allowed) -> InstantVerdict:
     """Compare what happened with what the scene entails.
 
     A round that reached some members only ("split") was commanded, and cannot be completed by
@@ -102,7 +102,7 @@ def judge(before: Before, after: After, allowed: Allowed) -> Verdict:
         problems.append(f"steps are missing in the logs of ranks {gaps}")
     if redone and not allowed.abrupt:
         problems.append(f"{redone} steps were lost and done again")
-    return Verdict(tuple(problems), len(begun), redone, len(split))
+    return InstantVerdict(tuple(problems), len(begun), redone, len(split))
 
 
 def _complete(number: int, after: After) -> bool:

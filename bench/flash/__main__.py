@@ -10,41 +10,52 @@ busy machine disturbs both.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
-from bench import machine, record
-from bench.flash import crash, results
-from bench.flash.page import page
-from bench.flash.plan import Row, chosen, estimate_s, ordered
-from bench.flash.results import PEERS, SMALL, Result
-from bench.flash.worker import Request
-from bench.recovery import sandbox, venvs
+from bench.flash import results
+from bench.flash.page import page_of
+from bench.flash.results import (
+    CRASH,
+    FLASH_1,
+    PEERS,
+    SMALL,
+    SaveResult,
+    Saves,
+    chosen,
+    estimate_s,
+    ordered,
+)
+from bench.flash.worker import Order
+from bench.harness import record, sandbox, venvs
+from bench.recovery.measure import Recovery
+from bench.recovery.results import Case
+from bench.recovery.results import Result as RecoveryResult
+from bench.recovery.trial import Conductor
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 600.0
 """For one system in one case; then it is ended, and the page says so."""
-
-
-def _page(lines: Iterable[str]) -> str:
-    return page(*results.read(lines))
-
-
-RECORDS = {"cpu": record.Record("flash", _page), "cuda": record.Record("flash-gpu", _page)}
+BENCHES = {
+    "cpu": record.Bench("flash", page_of, SaveResult),
+    "cuda": record.Bench("flash-gpu", page_of, SaveResult, module="flash"),
+}
 """By where the state is."""
+MIB: Final = 256
+"""Of the state on each rank that crashes; as `crash_script` has it."""
+_FRESH: Final = ("imported", "joined", "built", "first step")
 
 
-def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = RECORDS["cpu"].parser(__doc__)
-    parser.add_argument("--device", choices=list(RECORDS), default="cpu", help="of the state")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; the exit code."""
+    parser = BENCHES["cpu"].parser(__doc__)
+    parser.add_argument("--device", choices=list(BENCHES), default="cpu", help="of the state")
     parser.add_argument("--mib", type=int, default=2048, help="of the state; needs six times that")
     parser.add_argument("--tensors", type=int, default=20_000, help="of the case of small ones")
     parser.add_argument("--repeats", type=int, default=5, help="in each of two rounds")
@@ -52,32 +63,20 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--crashes", type=int, default=5, help="runs of two crashes each")
     parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")
     parser.add_argument("--list", action="store_true", help="show the runs and start nothing")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; the exit code."""
-    options = _arguments(arguments)
-    kept = RECORDS[options.device]
-    if options.page_of:
-        return kept.show(options)
+    options = parser.parse_args(arguments)
     wanted = chosen(options.only, options.device)
     rows = [row for row in wanted if not (options.no_peer and row.system in PEERS)]
-    minutes = estimate_s(rows, options.mib, options.repeats) / 60
-    print(f"{len(ordered(rows))} runs, about {minutes:.0f} min on an idle machine", flush=True)
+    if not options.page_of:
+        minutes = estimate_s(rows, options.mib, options.repeats) / 60
+        print(f"{len(ordered(rows))} runs, about {minutes:.0f} min on an idle machine", flush=True)
     if options.list:
         print("\n".join(f"{row.case}: {row.system}" for row in ordered(rows)))
         return 0
-    try:
-        sandbox.check()
-    except sandbox.SandboxError as error:
-        print(f"bench.flash: {error}", file=sys.stderr)
-        return 2
-    return kept.make(options, lambda: _run(options, rows))
+    return BENCHES[options.device].main(options, lambda: _run(options, rows))
 
 
-def _run(options: argparse.Namespace, rows: list[Row]) -> None:
-    """Run everything; each result is in the file as soon as it is known."""
+def _run(options: argparse.Namespace, rows: list[Saves]) -> None:
+    sandbox.check()
     left_out = list[str]()
     peer = None
     if any(row.system in PEERS for row in rows):
@@ -86,30 +85,30 @@ def _run(options: argparse.Namespace, rows: list[Row]) -> None:
         except venvs.SetupError as error:
             left_out.append(f"DLRover: {error}")
     begun = time.monotonic()
-    about = machine.about("flash", left_out) | {"mib": options.mib, "device": options.device}
-    if options.device == "cuda":
-        about["gpu"] = _gpu_name()
-    with record.written(options.out, about) as add:
+    gpu = {"gpu": _gpu_name()} if options.device == "cuda" else {}
+    facts = {"mib": options.mib, "device": options.device, **gpu}
+    with record.recording(options.out, left_out, plan="flash", **facts) as note:
         for result in _results(options, rows, peer):
-            add(record.to_line(result))
-            print(f"{time.monotonic() - begun:.0f} s  {_said(result)}", flush=True)
+            note(result, f"{time.monotonic() - begun:.0f} s  {_said(result)}")
 
 
-def _results(options: argparse.Namespace, rows: list[Row], peer: str | None) -> Iterator[Result]:
+def _results(
+    options: argparse.Namespace, rows: list[Saves], peer: str | None
+) -> Iterator[SaveResult]:
     for row in ordered(rows):
         if row.system not in PEERS:
             yield _one(row, options, sys.executable)
         elif peer is not None:
             yield _one(row, options, peer)
-    if options.crashes and options.only in results.CRASH and options.device == "cpu":
-        yield from crash.run(options.crashes, options.out.with_suffix(".logs"))
+    if options.crashes and options.only in CRASH and options.device == "cpu":
+        yield from _crashes(options.crashes, options.out.with_suffix(".logs"))
 
 
-def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
+def _one(row: Saves, options: argparse.Namespace, python: str) -> SaveResult:
     """Measure one system in one case once, in a sandbox."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="holdfast-flash-") as folder:
-        request = Request(
+        request = Order(
             case=row.case,
             system=row.system,
             mib=options.tensors if row.case == SMALL else int(options.mib * row.share),
@@ -120,12 +119,17 @@ def _one(row: Row, options: argparse.Namespace, python: str) -> Result:
         )
         path = Path(folder, "request.json")
         path.write_text(json.dumps(asdict(request)))
-        failed = _sandboxed(path, python)
+        command = [sys.executable, "-m", "bench.flash.stage", str(path), python]
+        log = path.with_name("log")
+        failed = sandbox.run(command, log, LIMIT_SECONDS, {"TMPDIR": folder})
+        if failed:
+            print(log.read_text(errors="replace").strip()[-4000:], file=sys.stderr)
         out = Path(request.out)
         if failed or not out.exists():
-            return Result(case=row.case, system=row.system, load=load, failed=failed or "no result")
+            why = failed or "no result"
+            return SaveResult(case=row.case, system=row.system, load=load, failed=why)
         found = json.loads(out.read_text())
-    return Result(**(found | {"load": load}))
+    return SaveResult(**(found | {"load": load}))
 
 
 def _gpu_name() -> str:
@@ -135,35 +139,49 @@ def _gpu_name() -> str:
     return str(torch.cuda.get_device_name())
 
 
-def _sandboxed(path: Path, python: str) -> str:
-    """Run the request; what went wrong, or an empty text."""
-    command = [sys.executable, "-m", "bench.flash.stage", str(path), python]
-    log = path.with_name("log")
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            sandbox.enter(command),
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=venvs.environment() | {"TMPDIR": str(path.parent)},
-            cwd=ROOT,
+def _crashes(runs: int, logs: Path) -> Iterator[SaveResult]:
+    """Crash so many jobs, each twice."""
+    conductor = Conductor(logs, {"holdfast": sys.executable}, seed=1)
+    for number in range(runs):
+        case = Case(
+            scenario="crash",
+            system="holdfast",
+            variant="default",
+            restore="flash",
+            target=number % 2,
+            repetition=number,
         )
-    try:
-        code = process.wait(LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"ended after {LIMIT_SECONDS:.0f} s"
-    finally:
-        if process.stdin:  # its end ends the sandbox, and all that is in it
-            process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-    said = log.read_text(errors="replace").strip()
-    if code:
-        print(said[-4000:], file=sys.stderr)
-    return f"exited with {code}: {said.splitlines()[-1] if said else ''}" if code else ""
+        for found in conductor.run(case):
+            yield _crash(found)
 
 
-def _said(result: Result) -> str:
+def _crash(found: RecoveryResult) -> SaveResult:
+    recovery, copied = found.recovery, found.notes.get("compared")
+    if recovery is None or copied is None:
+        why = f"{found.outcome}: {found.reason or 'no copy was compared with'}"
+        return SaveResult(case=CRASH, system=FLASH_1, load=found.load, failed=why)
+    return SaveResult(
+        case=CRASH,
+        system=FLASH_1,
+        ranks=recovery.world,
+        bytes=MIB * 2**20,
+        seconds=[recovery.total_s],
+        copies=[copied],
+        figures=_stages(recovery) | {"cold_copy_s": copied},
+        load=found.load,
+    )
+
+
+def _stages(recovery: Recovery) -> dict[str, float]:
+    stages = recovery.stages
+    return {
+        "started_s": stages["started"],
+        "restored_s": stages["restored"],
+        "fresh_s": sum(stages[name] for name in _FRESH),
+    }
+
+
+def _said(result: SaveResult) -> str:
     found = results.figures([result], result.case, result.system)
     if found is None:
         return f"{result.case}: {result.system}: {result.failed or 'nothing measured'}"

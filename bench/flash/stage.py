@@ -17,14 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from bench import ROOT
 from bench.flash.results import OURS, PEERS, RESTORE, TWO
-from bench.flash.worker import Request, read
-from bench.recovery.systems.agents import free_port
+from bench.flash.worker import Order, read
+from bench.harness import launch
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 WORKER: Final = Path(__file__).with_name("worker.py")
-_FIXED: Final = (Path("/tmp/dlrover"), Path("/tmp/ckpt_sock"))  # noqa: S108 - DLRover's choice
-_SHARED: Final = Path("/dev/shm")  # noqa: S108 - where DLRover puts its memory
 _ENDS_SECONDS: Final = 20.0
 """Seconds in which keepers end after their trainers."""
 
@@ -32,11 +30,11 @@ _ENDS_SECONDS: Final = 20.0
 def main(path: Path, python: str) -> int:
     """Run the request; the exit code of what failed first, or 0."""
     request = read(path)
-    _mount(_SHARED, "size=20g")
+    launch.mount(launch.SHARED_MEMORY, "size=20g")
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(launch.free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
     }
@@ -52,7 +50,7 @@ def main(path: Path, python: str) -> int:
     return code
 
 
-def _ranks(request: Request, command: Sequence[str], environment: dict[str, str]) -> int:
+def _ranks(request: Order, command: Sequence[str], environment: dict[str, str]) -> int:
     kept = request.system in OURS and request.case in (TWO, RESTORE)
     with _keeper(Path(request.folder, "keeper")) if kept else contextlib.nullcontext("") as socket:
         ranks = [
@@ -85,27 +83,15 @@ def _keeper(socket: Path) -> Iterator[str]:
         process.wait()
 
 
-def _dlrover(request: Request, command: Sequence[str], environment: dict[str, str]) -> int:
+def _dlrover(request: Order, command: Sequence[str], environment: dict[str, str]) -> int:
     """Run the ranks below DLRover's agent, beside a master of its own, as its pods would."""
-    for directory in _FIXED:
-        directory.mkdir(exist_ok=True)
-        _mount(directory, "size=1g")
+    launch.hide_dlrover_directories()
     python, *script = command
-    port = str(free_port())
-    master = [python, "-u", "-m", "dlrover.python.master.main", "--platform", "local"]
-    master += ["--job_name", "bench", "--node_num", "1", "--port", port]
+    port = launch.free_port()
     agent = [python, "-m", "dlrover.trainer.torch.elastic_run", "--nnodes=1"]
     agent += [f"--nproc-per-node={request.ranks}", "--max-restarts=0", *script]
-    own = environment | {
-        "DLROVER_MASTER_ADDR": f"127.0.0.1:{port}",
-        "ELASTIC_JOB_NAME": "bench",
-        "NODE_ID": "0",
-        "NODE_RANK": "0",
-        "NODE_NUM": "1",
-        "POD_NAME": "bench-0",
-        "POD_IP": "127.0.0.1",
-    }
-    started = subprocess.Popen(master, env=own)
+    own = environment | launch.dlrover_variables(0, 1, port)
+    started = subprocess.Popen(launch.dlrover_master(python, 1, port), env=own)
     try:
         return subprocess.run(agent, env=own, check=False).returncode
     finally:
@@ -122,7 +108,9 @@ def left(*, wait_s: float) -> int:
 
 
 def _files() -> int:
-    return sum(path.lstat().st_blocks * 512 for path in _SHARED.rglob("*") if path.is_file())
+    return sum(
+        path.lstat().st_blocks * 512 for path in launch.SHARED_MEMORY.rglob("*") if path.is_file()
+    )
 
 
 def _unnamed() -> int:
@@ -134,11 +122,6 @@ def _unnamed() -> int:
                 status = link.stat()
                 found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
-
-
-def _mount(directory: Path, options: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", options, "bench", str(directory)]
-    subprocess.run(command, check=True, capture_output=True, timeout=10)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 `worker.py REQUEST`: makes the state, measures, and rank 0 writes what it found. What is around it,
 the stage has set up.
+
+The whole stall of a save: a step is matrix products of about 9 ms that stay in the cache; on a GPU
+as many milliseconds of larger ones, waited for. The optimizer's step, before which an overlapped
+copy must be done, comes after 0.6 s of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -15,20 +18,25 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from bench.flash import restore, stall
 from bench.flash.reference import Reference
-from bench.flash.results import FIRST, OURS, RESTORE, SMALL, STALL, TWO, Result
+from bench.flash.results import FIRST, OURS, RESTORE, SMALL, STALL, TWO, SaveResult
 from bench.flash.state import gpt, many, nested
-from bench.flash.systems import SYSTEMS, Subject
+from bench.flash.systems import SYSTEMS, SavedState, WayOfSaving, restoring
+
+FORWARD_BACKWARD_SECONDS: Final = 0.6
+CALM_STEPS: Final = 60
+LIMIT_SECONDS: Final = 60.0
+_PRODUCTS: Final = {"cpu": (512, 6), "cuda": (4096, 3)}
+"""Size and number of a step's matrix products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Order:
     """The order for one measurement, by one process or by one for each rank."""
 
     case: str
@@ -49,9 +57,9 @@ class Request:
         return 2 if self.case == TWO else 1
 
 
-def read(path: Path) -> Request:
+def read(path: Path) -> Order:
     """Read the request that the conductor wrote."""
-    return Request(**json.loads(path.read_text()))
+    return Order(**json.loads(path.read_text()))
 
 
 def main(path: Path) -> None:
@@ -70,7 +78,7 @@ def main(path: Path) -> None:
         model, optimizer = gpt(request.mib, sharded=world > 1, device=request.device)
     folder = Path(request.folder, "checkpoints")
     folder.mkdir(exist_ok=True)
-    subject = Subject(
+    subject = SavedState(
         folder=folder,
         model=model,
         optimizer=optimizer,
@@ -87,14 +95,13 @@ def main(path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def blocking(request: Request, subject: Subject) -> Result:
+def blocking(request: Order, subject: SavedState) -> SaveResult:
     """Measure the time that a save takes from the trainer, and before each save a plain copy."""
     import torch
 
     reference = Reference(subject.state)
     system = SYSTEMS[request.system](subject)
-    seconds, copies, cpu = [], [], []
-    calls = Collectives()
+    turns, collectives = [], 0
     with torch.no_grad():
         for step in range(1, request.repeats + 2):
             _meet(subject)
@@ -102,29 +109,42 @@ def blocking(request: Request, subject: Subject) -> Result:
             copied = reference.seconds()
             between = time.process_time()
             _meet(subject)
-            with calls.counted():
-                saving, taken = time.process_time(), _seconds(system.save, step, subject)
-                spent = time.process_time() - saving
-            copies.append(_slowest(copied, subject))
-            seconds.append(_slowest(taken, subject))
-            cpu.append(spent / max(between - begun, 1e-4))
+            before = _collectives()
+            saving, taken = time.process_time(), _seconds(system.save, step, subject)
+            spent = time.process_time() - saving
+            collectives += _collectives() - before
+            cpu = spent / max(between - begun, 1e-4)
+            turns.append((_slowest(copied, subject), _slowest(taken, subject), cpu))
             system.settle()
     system.close()
-    return Result(
+    figures = {"collectives": collectives / (request.repeats + 1)}
+    return _result(request, subject, reference, turns, figures)
+
+
+def _result(
+    request: Order,
+    subject: SavedState,
+    reference: Reference,
+    turns: Sequence[tuple[float, float, float]],
+    figures: dict[str, float],
+) -> SaveResult:
+    """Return the result of turns (the copy, s; the save, s; its × in CPU time)."""
+    (copied, taken, _), *counted = turns
+    return SaveResult(
         case=request.case,
         system=request.system,
         ranks=subject.world,
         bytes=reference.bytes * subject.world,
         tensors=reference.tensors,
-        seconds=seconds[1:],
-        copies=copies[1:],
-        cpu=cpu[1:],
-        first=[seconds[0] / copies[0]],
-        figures={"collectives": calls.count / (request.repeats + 1)},
+        seconds=[seconds for _, seconds, _ in counted],
+        copies=[copy for copy, _, _ in counted],
+        cpu=[cpu for _, _, cpu in counted],
+        first=[taken / copied],
+        figures=figures,
     )
 
 
-def first_saves(request: Request, subject: Subject) -> Result:
+def first_saves(request: Order, subject: SavedState) -> SaveResult:
     """Measure the first save into a fresh arena that was made ready, and two later ones."""
     from holdfast import Checkpointer
 
@@ -136,7 +156,7 @@ def first_saves(request: Request, subject: Subject) -> Result:
             begun = time.perf_counter()
             made.prepare()
             took = time.perf_counter() - begun
-            saver = made._preparer.saver  # noqa: SLF001
+            saver = made._preparer.copier  # noqa: SLF001
             size = len(saver.arena.memory) if saver else 0
             warm_up.append(size / 1e9 / took)
             for step in range(1, 4):
@@ -150,7 +170,7 @@ def first_saves(request: Request, subject: Subject) -> Result:
                     copies.append(copied)
             made.close()
         print(f"{repeat + 1} of {request.repeats} arenas", flush=True)
-    return Result(
+    return SaveResult(
         case=request.case,
         system=request.system,
         bytes=reference.bytes,
@@ -162,22 +182,8 @@ def first_saves(request: Request, subject: Subject) -> Result:
     )
 
 
-class Collectives:
-    """Counts the collectives that all of this process's groups carry out."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self.count = 0
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count the collectives inside the context."""
-        before = _collectives()
-        yield
-        self.count += _collectives() - before
-
-
 def _collectives() -> int:
+    """Count what all of this process's groups have carried out so far."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -187,7 +193,7 @@ def _collectives() -> int:
     return sum(numbers) + 1000 * len(groups)  # a new group is seen too
 
 
-def _seconds(work: Callable[[int], None], step: int, subject: Subject) -> float:
+def _seconds(work: Callable[[int], None], step: int, subject: SavedState) -> float:
     """Measure until the call has returned and a step after the call could compute."""
     begun = time.perf_counter()
     work(step)
@@ -198,14 +204,14 @@ def _seconds(work: Callable[[int], None], step: int, subject: Subject) -> float:
     return time.perf_counter() - begun
 
 
-def _meet(subject: Subject) -> None:
+def _meet(subject: SavedState) -> None:
     import torch.distributed as dist
 
     if subject.world > 1:
         dist.barrier()
 
 
-def _slowest(seconds: float, subject: Subject) -> float:
+def _slowest(seconds: float, subject: SavedState) -> float:
     import torch.distributed as dist
 
     if subject.world == 1:
@@ -215,57 +221,112 @@ def _slowest(seconds: float, subject: Subject) -> float:
     return max(found)
 
 
-def whole_stall(request: Request, subject: Subject) -> Result:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Of one save, in seconds."""
+
+    stall_s: float
+    """Waited, and lost by slower steps."""
+    blocked_s: float
+    """Waited: in the call, and before the optimizer's step."""
+    cpu_s: float
+    """The stall in CPU time of the training thread: what others take of its core is not in it."""
+    durable_s: float
+    """Until it was on disk."""
+
+
+class _Steps:
+    """Training steps."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        size, self._products = _PRODUCTS[device]
+        self._one = torch.randn(size, size, device=device)
+        self._other = torch.randn(size, size, device=device)
+        self._gpu = device == "cuda"
+        self.count = 0
+
+    def step(self) -> float:
+        import torch
+
+        begun = time.perf_counter()
+        for _ in range(self._products):
+            torch.mm(self._one, self._other)
+        if self._gpu:
+            torch.cuda.current_stream().synchronize()
+        self.count += 1
+        return time.perf_counter() - begun
+
+
+def _stall(system: WayOfSaving, number: int, device: str) -> Stall:
+    """Save once amid training steps."""
+    steps: Any = _Steps(device)
+    begun_cpu = time.thread_time()
+    calm = statistics.median(steps.step() for _ in range(CALM_STEPS))
+    calm_cpu = (time.thread_time() - begun_cpu) / CALM_STEPS
+    steps.count = 0
+    begun, begun_cpu = time.perf_counter(), time.thread_time()
+    system.save(number)
+    blocked, joined = time.perf_counter() - begun, False
+    while not joined or not _done(system, begun):
+        steps.step()
+        if not joined and time.perf_counter() - begun - blocked >= FORWARD_BACKWARD_SECONDS:
+            waited = time.perf_counter()
+            system.join()
+            blocked += time.perf_counter() - waited
+            joined = True
+    took = time.perf_counter() - begun
+    cpu = time.thread_time() - begun_cpu
+    return Stall(
+        stall_s=took - steps.count * calm,
+        blocked_s=blocked,
+        cpu_s=cpu - steps.count * calm_cpu,
+        durable_s=took,
+    )
+
+
+def _done(system: WayOfSaving, begun: float) -> bool:
+    if time.perf_counter() - begun > LIMIT_SECONDS:
+        raise RuntimeError(f"not durable after {LIMIT_SECONDS:g} s")
+    return system.is_durable()
+
+
+def whole_stall(request: Order, subject: SavedState) -> SaveResult:
     """Measure the cost of saving until the checkpoint is on disk."""
     reference = Reference(subject.state)
     system = SYSTEMS[request.system](subject)
-    turns = []
+    turns, stalls = [], []
     for step in range(1, request.repeats + 2):
         copied = reference.seconds()
-        turns.append((copied, stall.measure(system, step, request.device)))
+        stalls.append(stall := _stall(system, step, request.device))
+        turns.append((copied, stall.stall_s, stall.cpu_s / copied))
         system.settle()
     system.close()
-    return Result(
-        case=request.case,
-        system=request.system,
-        bytes=reference.bytes,
-        tensors=reference.tensors,
-        seconds=[turn.stall_s for _, turn in turns[1:]],
-        copies=[copied for copied, _ in turns[1:]],
-        cpu=[turn.cpu_s / copied for copied, turn in turns[1:]],
-        first=[turns[0][1].stall_s / turns[0][0]],
-        figures={
-            "blocked_s": statistics.median(turn.blocked_s for _, turn in turns[1:]),
-            "durable_s": statistics.median(turn.durable_s for _, turn in turns[1:]),
-        },
-    )
+    figures = {
+        "blocked_s": statistics.median(one.blocked_s for one in stalls[1:]),
+        "durable_s": statistics.median(one.durable_s for one in stalls[1:]),
+    }
+    return _result(request, subject, reference, turns, figures)
 
 
-def restored(request: Request, subject: Subject) -> Result:
+def restored(request: Order, subject: SavedState) -> SaveResult:
     """Measure how long it takes until the parameters have their values again."""
     reference = Reference(subject.state)
-    with restore.source(request.system, subject, reference) as system:
-        seconds, copies, cpu = [], [], []
+    with restoring(request.system, subject, reference) as system:
+        turns = []
         for step in range(request.repeats + 1):
             begun = time.process_time()
-            copies.append(reference.back())
+            copied = reference.back()
             between = time.process_time()
-            seconds.append(_seconds(system.save, step, subject))
-            cpu.append((time.process_time() - between) / max(between - begun, 1e-4))
+            taken = _seconds(system.save, step, subject)
+            cpu = (time.process_time() - between) / max(between - begun, 1e-4)
+            turns.append((copied, taken, cpu))
             system.settle()
-    return Result(
-        case=request.case,
-        system=request.system,
-        bytes=reference.bytes,
-        tensors=reference.tensors,
-        seconds=seconds[1:],
-        copies=copies[1:],
-        cpu=cpu[1:],
-        first=[seconds[0] / copies[0]],
-    )
+    return _result(request, subject, reference, turns, {})
 
 
-_MEASURES: dict[str, Callable[[Request, Subject], Result]] = {
+_MEASURES: dict[str, Callable[[Order, SavedState], SaveResult]] = {
     FIRST: first_saves,
     STALL: whole_stall,
     RESTORE: restored,

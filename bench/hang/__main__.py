@@ -5,48 +5,72 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import machine, record
-from bench.hang.page import page
 from bench.hang.trial import START_SECONDS, SYSTEMS, Hung
-from bench.recovery import sandbox
-from bench.recovery.venvs import python_of
+from bench.harness import machine, page, record, sandbox
+from bench.harness.venvs import python_of
 
 LIMIT_SECONDS = 2000.0
 """gloo's own time-out is 1,800 s."""
+BAR = 30.0
+"""Times sooner than the soonest peer."""
+_OURS = "holdfast"
+_INTRO = """\
+# How soon a hang is noticed
+
+Generated from [hang.jsonl](hang.jsonl) by `python -m bench.hang --publish`.
+
+Two ranks of a plain script on two nodes, gloo, steps of 0.1 s. After 100 steps one rank sleeps for
+ever, and the other one waits for it in `all_reduce`. All systems run at the same time, each with
+its own defaults. A system notices the hang when it says so, or when anything happens to a rank:
+under torchrun and DLRover that is the time-out of gloo's collective, 30 min by default. Holdfast's
+limit is 10 times the 99th percentile of a step, and at least `health.hang.minSeconds`: 45 s by
+default, 5 s at the least.
+"""
 
 
-def _from_line(line: str) -> Hung:
-    return Hung(**json.loads(line))
+def page_of(about: Mapping[str, Any], results: Sequence[Hung]) -> str:
+    """Return the page's text."""
+    peers = [one for one in results if not one.system.startswith(_OURS)]
+    soonest = min([one.seconds or one.limit for one in peers], default=0.0)
+    head = ("system", "noticed after, s", "times sooner than the soonest peer", "by")
+    rows = [_row(one, soonest) for one in results]
+    said = f"{machine.sentence(about)}\n"
+    return "\n".join([_INTRO, said, page.table((*head, "names the rank"), rows)])
 
 
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, _from_line))
+def _row(one: Hung, soonest: float) -> list[str]:
+    took, ratio = f"not within {one.limit:.0f}", ""
+    if one.seconds is not None:
+        took = f"{one.seconds:.1f}"
+        if one.system.startswith(_OURS):
+            times = soonest / (one.seconds or 1.0)
+            ratio = f"{times:.0f} (bar {BAR:.0f}: {page.kept(times >= BAR)})"
+    by = one.by.replace("|", "\\|") or "–"
+    return [one.system, took, ratio, by, "yes" if one.named else "no"]
 
 
-RECORD = record.Record("hang", _page)
+BENCH = record.Bench("hang", page_of, Hung)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds to wait")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
+    return BENCH.main(options, lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
     sandbox.check()
     with (
-        record.written(options.out, machine.about("record", {})) as add,
+        record.recording(options.out, {}) as note,
         tempfile.TemporaryDirectory(prefix="hang-") as folder,
         concurrent.futures.ThreadPoolExecutor(len(options.systems)) as pool,
     ):
@@ -55,41 +79,19 @@ def _run(options: argparse.Namespace) -> None:
             for at, system in enumerate(options.systems)
         ]
         for task in concurrent.futures.as_completed(tasks):
-            line = record.to_line(task.result())
-            add(line)
-            print(line, flush=True)
+            note(task.result())
 
 
 def _trial(system: str, folder: Path, limit: float) -> Hung:
     folder.mkdir()
     name = system.partition(",")[0]
     words = {"system": system, "python": python_of(name), "folder": str(folder), "limit": limit}
-    request = folder / "request.json"
+    request, log = folder / "request.json", folder / "trial.log"
     request.write_text(json.dumps(words))
-    command = sandbox.enter([sys.executable, "-m", "bench.hang.trial", str(request)])
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,  # held open: its end would end the sandbox
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=record.ROOT,
-    ) as process:
-        try:
-            said, errors = _read(process, limit + START_SECONDS + 60)
-        finally:
-            process.kill()
-    if not said.strip():
-        raise RuntimeError(f"{system}: {errors[-2000:]}")
-    return _from_line(said)
-
-
-def _read(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
-    """Return what the trial said; the sandbox ends with it, and so does all that it started."""
-    code = process.wait(timeout)
-    said = process.stdout.read() if process.stdout else ""
-    errors = process.stderr.read() if process.stderr else ""
-    return said, f"ended with {code}: {errors}"
+    command = [sys.executable, "-m", "bench.hang.trial", str(request)]
+    if failure := sandbox.run(command, log, limit + START_SECONDS + 60):
+        raise RuntimeError(f"{system}: {failure}: {log.read_text()[-2000:]}")
+    return Hung(**json.loads(log.read_text().splitlines()[-1]))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.record import ROOT
-from bench.recovery.systems.contract import Setting, System
-from bench.recovery.systems.dlrover import Dlrover
-from bench.recovery.systems.holdfast import Holdfast
-from bench.recovery.systems.torchrun import Torchrun
+from bench import ROOT
+from bench.recovery.systems import Dlrover, Holdfast, Setting, System, Torchrun
 
 SCRIPT = Path(__file__).with_name("script.py")
 START_SECONDS = 300.0

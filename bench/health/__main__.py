@@ -8,55 +8,48 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
-import json
 import multiprocessing
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench import machine, record
-from bench.health.measure import SWEEP, Accuse, real, rows, sweep
-from bench.health.page import ALL, overview, page
+from bench.harness import record
+from bench.health.page import overview, page_of
 from bench.health.rules import RULES
+from bench.health.score import ALL, SWEEP, Accuse, real, rows, sweep
 
 TRACES = 5_000
 """Seeds 0, 1, …; the policy was tuned on others, from 1,000,000 on."""
-
-
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, json.loads))
-
-
-RECORD = record.Record("health", _page)
+BENCH = record.Bench("health", page_of)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--traces", type=int, default=TRACES, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--rule", type=Path, help="a file with your rule: accuse(trace, steps)")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
     seeds = range(options.first, options.first + options.traces)
     if options.rule:
         rules = {options.rule.stem: _loaded(options.rule), "oracle": RULES["oracle"].accuse}
         print(overview([one for one in rows(rules, seeds) if one["kind"] == ALL]))
         return 0
-    return RECORD.make(options, lambda: _run(options, seeds))
+    return BENCH.main(options, lambda: _run(options, seeds))
 
 
 def _run(options: argparse.Namespace, seeds: range) -> None:
-    about = machine.about("record", {}) | {"first": seeds.start}
     rules = {name: rule.accuse for name, rule in RULES.items()}
     context = multiprocessing.get_context("spawn")
-    with record.written(options.out, about) as add, context.Pool(options.workers) as pool:
+    with (
+        record.recording(options.out, {}, first=seeds.start) as note,
+        context.Pool(options.workers) as pool,
+    ):
         each = functools.partial(pool.imap, chunksize=5)
         for lines in (real(), sweep(seeds[::SWEEP], each), rows(rules, seeds, each)):
             for line in lines:
-                add(json.dumps(line))
+                note(line, "")
 
 
 def _loaded(path: Path) -> Accuse:

@@ -6,21 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import machine
+from bench.harness import machine
+from bench.harness.page import kept, table
+from bench.harness.record import Line
 from bench.health.generator import KINDS
 from bench.health.rules import PEERS, RULES
-from bench.health.score import Total
-from bench.recovery.report import table
+from bench.health.score import ALL, OURS, Total
 
 RECALL_BAR = 0.99
 FALSE_BAR = 1.0
 """False verdicts in 1,000 node-weeks."""
 EARLIER_BAR = 2.0
 USEFUL_RECALL = 0.5
-ALL = "all"
-OURS = "holdfast"
-
-Line = Mapping[str, Any]
 
 
 def read_total(line: Line) -> Total:
@@ -28,7 +25,7 @@ def read_total(line: Line) -> Total:
     return Total(**{name: line[name] for name in Total.__dataclass_fields__})
 
 
-def page(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
+def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
     """Return the page's text."""
     rules = [one for one in lines if one["what"] == "rule"]
     sweep = [read_total(one) for one in lines if one["what"] == "sweep"]
@@ -90,14 +87,19 @@ def at_its_rate(sweep: Sequence[Total], peer: Total) -> Total | None:
 
 
 def _bars(ours: Total, sweep: Sequence[Total]) -> str:
+    most = 1000 * upper(ours.false_alarms) / ours.node_weeks
+    sure = f"with 95 % confidence below {most:.1f}"
     rows = [
-        _bar(f"recall ≥ {100 * RECALL_BAR:.0f} %", f"{100 * ours.recall:.2f} %", _met(ours)),
-        _bar(
+        [
+            f"recall ≥ {100 * RECALL_BAR:.0f} %",
+            f"{100 * ours.recall:.2f} %",
+            kept(ours.recall >= RECALL_BAR),
+        ],
+        [
             f"≤ {FALSE_BAR:.0f} false verdict in 1,000 node-weeks",
-            f"{ours.false_rate:.2f} ({ours.false_alarms} in {ours.node_weeks:,.0f}; with 95 % "
-            f"confidence below {1000 * upper(ours.false_alarms) / ours.node_weeks:.1f})",
-            ours.false_rate <= FALSE_BAR,
-        ),
+            f"{ours.false_rate:.2f} ({ours.false_alarms} in {ours.node_weeks:,.0f}; {sure})",
+            kept(ours.false_rate <= FALSE_BAR),
+        ],
     ]
     for peer in best_peers(sweep):
         rows += _earlier(peer, at_its_rate(sweep, peer))
@@ -114,28 +116,20 @@ def upper(count: int) -> float:
     return high
 
 
-def _met(ours: Total) -> bool:
-    return ours.recall >= RECALL_BAR
-
-
-def _bar(text: str, measured: str, held: bool) -> list[str]:  # noqa: FBT001 - a cell
-    return [text, measured, "yes" if held else "**no**"]
-
-
 def _earlier(peer: Total, ours: Total | None) -> list[list[str]]:
     text = (
         f"≥ {EARLIER_BAR:.0f} × earlier than {peer.rule} in windows of {peer.steps} steps, "
         f"which finds {100 * peer.recall:.0f} %, at its false-alarm rate"
     )
     if ours is None or not ours.found:
-        return [_bar(text, "no settings with so few false alarms find anybody", False)]
+        return [[text, "no settings with so few false alarms find anybody", kept(False)]]
     settings = f"({ours.rule}, {ours.steps} steps)"
     return [
-        _bar(
+        [
             f"{text}: {name}",
             f"{mine:.0f} for {theirs:.0f} steps: {theirs / mine:.1f} × {settings}",
-            theirs >= EARLIER_BAR * mine,
-        )
+            kept(theirs >= EARLIER_BAR * mine),
+        ]
         for name, theirs, mine in (
             ("mean with misses", peer.delay_mean, ours.delay_mean),
             ("median of those found", peer.delay_median, ours.delay_median),

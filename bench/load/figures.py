@@ -1,4 +1,4 @@
-"""Arithmetic on measurements: percentiles, growth, ratios. Pure."""
+"""Arithmetic on measurements: percentiles, growth. Pure."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     ordered = sorted(values)
     place = math.ceil(percent / 100 * len(ordered))
     return ordered[min(len(ordered), max(1, place)) - 1]
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the lower of the two values in the middle."""
+    return percentile(values, 50)
 
 
 def spread(values: Sequence[float], name: str, scale: float = 1.0) -> dict[str, float]:
@@ -43,14 +48,3 @@ def growth(costs: Mapping[int, float]) -> float | None:
     mean_y = sum(y for _, y in points) / len(points)
     over = sum((x - mean_x) * (y - mean_y) for x, y in points)
     return over / sum((x - mean_x) ** 2 for x, _ in points)
-
-
-def ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return how many times more theirs is: of the medians, least and greatest pairing.
-
-    None where there is nothing to compare.
-    """
-    if not theirs or not ours or min(ours) <= 0:
-        return None
-    middle = percentile(theirs, 50) / percentile(ours, 50)
-    return middle, min(theirs) / max(ours), max(theirs) / min(ours)

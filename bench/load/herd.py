@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from bench.recovery import venvs
+from bench import ROOT
+from bench.harness import venvs
 from holdfast_wire import channel
 from holdfast_wire.authority import JobAuthority
 
@@ -24,11 +25,7 @@ NICER = 10
 """Steps of niceness below the master's: real agents are on machines of their own, and so where they
 share two cores the master goes first."""
 BUILD_SECONDS = 900.0
-_BUILD = Path(__file__).resolve().parents[2] / "scripts" / "load_generator.sh"
-
-
-Look = Callable[[dict[str, Any]], bool]
-"""Whether the counts are as they should be."""
+_BUILD = ROOT / "scripts" / "load_generator.sh"
 
 
 class LoadError(RuntimeError):

@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +16,10 @@ from typing import Any, Self
 
 import grpc
 
+from bench.harness import launch, venvs
 from bench.load import usage
 from bench.load.herd import LoadError
 from bench.load.usage import Usage
-from bench.recovery import venvs
 from holdfast_wire import channel, codec
 from holdfast_wire.authority import JobAuthority
 from holdfast_wire.identity import Identity
@@ -45,9 +44,7 @@ class LoadedMaster:
         self._core = core
         self._epoch = 0
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
+        self._port = launch.free_port()
         self._tls = self._issue("master")
         self._user = channel.channel_credentials(self._issue("user"))
 

@@ -1,12 +1,14 @@
-"""The page of a run: what was promised, then each scenario's figures. Pure."""
+"""The page of a run: what was promised, then each scenario's figures; and the bars. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.load.bars import judge, ratio
+from bench.harness import machine, page
+from bench.harness.page import Ratio, Verdict, table, times
+from bench.load import figures
 from bench.load.results import (
     FAILURE,
     HERD,
@@ -17,10 +19,12 @@ from bench.load.results import (
     STEADY,
     WATCHERS,
     WORLD,
-    Result,
+    LoadResult,
 )
-from bench.recovery.report import table
 
+HEARTBEAT_5_SECONDS = "a heartbeat per 5 s"
+MANY = 10_000
+"""As many agents as the machine's limits allow, to this many."""
 _INTRO = """\
 # Load on the job master, beside DLRover's
 
@@ -137,9 +141,10 @@ _TABLES = (
 )
 
 
-def page(about: Mapping[str, Any], results: Sequence[Result]) -> str:
+def page_of(about: Mapping[str, Any], results: Sequence[LoadResult]) -> str:
     """Return the whole page."""
-    parts = [_INTRO, _machine(about), _promises(results)]
+    promises = page.promises(judge(results), page.PLAIN_COLUMNS)
+    parts = [_INTRO, _machine(about), promises]
     parts += [part for item in _TABLES if (part := _section(item, results))]
     parts.append(_peer(results))
     return "\n".join(part for part in parts if part)
@@ -155,24 +160,13 @@ def number(value: float | None) -> str:
 
 
 def _machine(about: Mapping[str, Any]) -> str:
-    machine = (
-        f"{about.get('date')}, commit {about.get('commit')}: {about.get('cores')} × "
-        f"{about.get('cpu')}, {about.get('memory_gib')} GiB, Linux {about.get('kernel')}, Python "
-        f"{about.get('python')}, gRPC {about.get('grpc')}, DLRover {about.get('dlrover')}; open "
-        f"files {about.get('open_files')}."
-    )
+    words = machine.words(about, "gRPC {grpc}", "DLRover {dlrover}", without={"torch"})
+    said = f"{words}; open files {about['open_files']}."
     left_out = [f"Left out: {text}" for text in about.get("left_out", [])]
-    lines = [machine, *about.get("notes", []), *left_out]
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join([said, *about.get("notes", []), *left_out]) + "\n"
 
 
-def _promises(results: Sequence[Result]) -> str:
-    words = {True: "yes", False: "**no**", None: "–"}
-    rows = [[v.text, v.promised, v.reached, words[v.kept]] for v in judge(results)]
-    return "## What is promised\n\n" + table(["promise", "at", "measured", "kept"], rows)
-
-
-def _section(item: _Table, results: Sequence[Result]) -> str:
+def _section(item: _Table, results: Sequence[LoadResult]) -> str:
     found = [r for r in results if r.system == OURS and r.scenario in item.scenarios]
     if not found:
         return ""
@@ -189,7 +183,7 @@ def _section(item: _Table, results: Sequence[Result]) -> str:
     return f"## {item.title}\n\n{item.text}\n\n" + table(header, rows)
 
 
-def _peer(results: Sequence[Result]) -> str:
+def _peer(results: Sequence[LoadResult]) -> str:
     found = [result for result in results if result.system == PEER]
     if not found:
         return ""
@@ -199,7 +193,7 @@ def _peer(results: Sequence[Result]) -> str:
             result.variant,
             *(number(result.figures.get(name)) for _, name in _USE if name != "cores"),
             *(number(result.figures.get(f"answer_ms_{end}")) for _, end in _SPREAD),
-            _times(ratio(results, result.clients, result.variant)),
+            times(ratio(results, result.clients, result.variant)),
             f"{result.load:.1f}",
         ]
         for result in found
@@ -215,8 +209,127 @@ def _peer(results: Sequence[Result]) -> str:
     return f"## DLRover 0.6.1\n\n{text}\n\n" + table(header, rows)
 
 
-def _times(found: tuple[float, float, float] | None) -> str:
+# --------------------------------------------------------------------------------------- the bars
+
+
+def judge(results: Sequence[LoadResult]) -> list[Verdict]:
+    """Hold the results against every promise."""
+    ours = [result for result in results if result.system == OURS]
+    some = _largest(ours, STEADY, lambda r: r.clients == 3_000 and r.variant == HEARTBEAT_5_SECONDS)
+    many = _largest(ours, STEADY, lambda r: not r.variant)
+    return [
+        _at_most("3,000 agents, a heartbeat per 5 s: core", some, "cores", 0.25),
+        _at_most("3,000 agents, a heartbeat per 5 s: memory, MB", some, "rss_mb", 320),
+        _at_most(f"{_size(many)} agents: core", many, "cores", 0.7),
+        _at_most(f"{_size(many)} agents: memory, MB", many, "rss_mb", 1_100),
+        _over_all("latest answer of a steady state, ms", ours, (STEADY, WATCHERS), "probe_ms_max"),
+        _none("agents that were falsely taken for lost", ours, (STEADY,), "lost"),
+        _none("worlds made after a master's restart", ours, (HERD,), "rounds_made"),
+        _none("workers killed after a master's restart", ours, (HERD,), "workers_killed"),
+        _delivery("first world, decided and delivered", ours, WORLD, "told_s"),
+        _delivery("failure, decided and everybody told", ours, FAILURE, "told_s_p50"),
+        _delivery("failure, the slowest of ten", ours, FAILURE, "told_s_max"),
+        _growth(ours),
+        *_beside_peer(results),
+    ]
+
+
+def costs(results: Sequence[LoadResult]) -> dict[int, float]:
+    """Return the seconds from a failure until every agent was told, by the number of agents."""
+    return {
+        result.clients: result.figures["told_s_p50"]
+        for result in results
+        if result.system == OURS and result.scenario == FAILURE and not result.variant
+    }
+
+
+def _largest(
+    results: Sequence[LoadResult], scenario: str, fits: Callable[[LoadResult], bool]
+) -> LoadResult | None:
+    found = [result for result in results if result.scenario == scenario and fits(result)]
+    return max(found, key=lambda result: result.clients, default=None)
+
+
+def _size(result: LoadResult | None) -> str:
+    return f"{result.clients if result else MANY:,}"
+
+
+def _at_most(text: str, result: LoadResult | None, figure: str, limit: float) -> Verdict:
+    value = result.figures.get(figure) if result is not None else None
+    if value is None:
+        return Verdict(text, f"≤ {limit:g}")
+    reached = f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return Verdict(text, f"≤ {limit:g}", reached, value <= limit)
+
+
+def _over_all(
+    text: str, results: Sequence[LoadResult], scenarios: Sequence[str], figure: str
+) -> Verdict:
+    found = _values(results, scenarios, figure)
+    if not found:
+        return Verdict(text, "≤ 1000")
+    return Verdict(text, "≤ 1000", f"{max(found):.0f}", max(found) <= 1000)
+
+
+def _none(
+    text: str, results: Sequence[LoadResult], scenarios: Sequence[str], figure: str
+) -> Verdict:
+    found = _values(results, scenarios, figure)
+    if not found:
+        return Verdict(text, "0")
+    return Verdict(text, "0", f"{sum(found):.0f}", not any(found))
+
+
+def _delivery(text: str, results: Sequence[LoadResult], scenario: str, figure: str) -> Verdict:
+    result = _largest(results, scenario, lambda r: not r.variant)
+    return _at_most(f"{text} to {_size(result)} agents, s", result, figure, 2.0)
+
+
+def _growth(results: Sequence[LoadResult]) -> Verdict:
+    text = "growth of a failure's delivery: k of (N log N)^k"
+    power = figures.growth(costs(results))
+    if power is None:
+        return Verdict(text, "≤ 1")
+    return Verdict(text, "≤ 1", f"{power:.2f}", power <= 1.0)
+
+
+def _beside_peer(results: Sequence[LoadResult]) -> list[Verdict]:
+    wanted = (("grpc heartbeat", "its gRPC heartbeat", 4.0), ("grpc poll", "its poll call", 3.0))
+    return [
+        _ratio(f"CPU per message beside {name}, {clients:,} clients", results, clients, kind, least)
+        for clients in sorted({r.clients for r in results if r.system == PEER})
+        for kind, name, least in wanted
+    ]
+
+
+def _ratio(
+    text: str, results: Sequence[LoadResult], clients: int, variant: str, least: float
+) -> Verdict:
+    found = ratio(results, clients, variant)
     if found is None:
-        return "–"
-    middle, low, high = found
-    return f"{middle:.1f}× ({low:.1f}–{high:.1f})"
+        return Verdict(text, f"≥ {least:g}×")
+    return Verdict(text, f"≥ {least:g}×", times(found), found[0] >= least)
+
+
+def ratio(results: Sequence[LoadResult], clients: int, variant: str) -> Ratio | None:
+    """Return how many times more CPU the peer takes for a message: middle, least, greatest."""
+    ours = _samples(results, OURS, clients, "")
+    return page.ratio(_samples(results, PEER, clients, variant), ours, figures.median)
+
+
+def _samples(results: Sequence[LoadResult], system: str, clients: int, variant: str) -> list[float]:
+    key = (system, STEADY, clients, variant)
+    return [
+        value
+        for result in results
+        if (result.system, result.scenario, result.clients, result.variant) == key
+        for value in result.samples.get("message_us", [])
+    ]
+
+
+def _values(results: Sequence[LoadResult], scenarios: Sequence[str], figure: str) -> list[float]:
+    return [
+        result.figures[figure]
+        for result in results
+        if result.scenario in scenarios and figure in result.figures
+    ]

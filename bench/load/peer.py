@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.harness import launch, venvs
 from bench.load import figures, usage
 from bench.load.herd import LoadError
-from bench.load.results import PEER, STEADY, Result
+from bench.load.results import PEER, STEADY, LoadResult
 from bench.load.usage import Usage
-from bench.recovery import venvs
 
 HEARTBEAT = "heartbeat"
 POLL = "poll"
@@ -52,7 +52,7 @@ class _Turn:
     """The master while its clients are still connected."""
 
 
-def run(python: str, plan: PeerPlan, directory: Path) -> Iterator[Result]:
+def run(python: str, plan: PeerPlan, directory: Path) -> Iterator[LoadResult]:
     """Measure each transport and message."""
     for transport in TRANSPORTS:
         with _master(python, transport, plan.clients, directory) as (pid, address):
@@ -62,7 +62,7 @@ def run(python: str, plan: PeerPlan, directory: Path) -> Iterator[Result]:
 
 def _measure(
     python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]
-) -> Result:
+) -> LoadResult:
     transport, message, _, _ = what
     load = os.getloadavg()[0]
     turns = [_once(python, plan, directory, what) for _ in range(plan.repetitions)]
@@ -76,7 +76,7 @@ def _measure(
         "files": turns[-1].seen.files,
         "errors": float(len(errors)),
     }
-    return Result(
+    return LoadResult(
         system=PEER,
         scenario=STEADY,
         clients=plan.clients,
@@ -132,12 +132,8 @@ def _line(process: subprocess.Popen[bytes], begin: bytes) -> bytes:
 
 @contextlib.contextmanager
 def _master(python: str, transport: str, nodes: int, directory: Path) -> Iterator[tuple[int, str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    command = [python, "-u", "-m", "dlrover.python.master.main", "--platform", "local"]
-    command += ["--job_name", "load", "--node_num", str(nodes), "--port", str(port)]
-    command += ["--service_type", transport]
+    port = launch.free_port()
+    command = launch.dlrover_master(python, nodes, port, "--service_type", transport)
     with (directory / "dlrover-master.log").open("ab") as log:
         master = subprocess.Popen(
             command, stdout=log, stderr=log, cwd=directory, env=venvs.environment()

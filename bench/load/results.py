@@ -1,11 +1,6 @@
-"""One measurement, and how a line of the record becomes one. Pure: no files, no clock."""
+"""One measurement. Pure: no files, no clock."""
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-from bench import record
 
 OURS = "holdfast"
 PEER = "dlrover"
@@ -24,7 +19,7 @@ SLOW_WATCHER = "slow watcher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class LoadResult:
     """The figures of one scenario at one size."""
 
     system: str
@@ -40,13 +35,3 @@ class Result:
     """The machine's load average over a minute when the measurement began."""
     limits: str = ""
     """What kept it from what was asked for; empty: nothing."""
-
-
-def from_line(line: str) -> Result:
-    """Read a result from a line that `record.to_line` wrote."""
-    return Result(**json.loads(line))
-
-
-def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: return what is known of the run, and the results."""
-    return record.read(lines, from_line)

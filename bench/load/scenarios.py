@@ -12,7 +12,7 @@ import grpc
 from bench.load import figures
 from bench.load.herd import Herd, LoadError
 from bench.load.master import LoadedMaster, Probe, ask, heartbeat_effects
-from bench.load.results import FAILURE, HERD, OURS, STEADY, WORLD, Result
+from bench.load.results import FAILURE, HERD, OURS, STEADY, WORLD, LoadResult
 from bench.load.usage import Usage
 from holdfast_wire.messages import GetJobRequest, JobPhase
 from holdfast_wire.reasons import EventReason
@@ -92,7 +92,7 @@ def _phase(link: grpc.Channel) -> str:
         return str(error)
 
 
-def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def steady(plan: Plan, master: LoadedMaster, herd: Herd) -> LoadResult:
     """Measure without any event: first the use alone, in three parts, then the answers' delays."""
     load = os.getloadavg()[0]
     time.sleep(SETTLE_SECONDS)
@@ -156,7 +156,7 @@ class Window:
         }
 
 
-def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def world(plan: Plan, master: LoadedMaster, herd: Herd) -> LoadResult:
     """Connect everybody and measure how soon the first world is there."""
     load, began = os.getloadavg()[0], time.monotonic()
     seconds = start_world(master, herd, plan.agents)
@@ -166,7 +166,7 @@ def world(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     return _result(plan, WORLD, found, load)
 
 
-def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> LoadResult:
     """Have workers fail, one after another, and measure how soon everybody is told."""
     load = os.getloadavg()[0]
     delays, training, cpu, own = [], [], [], []
@@ -188,7 +188,7 @@ def failures(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
     return _result(plan, FAILURE, found, load, samples={"told_s": delays, "own_s": own})
 
 
-def thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> Result:
+def thunder(plan: Plan, master: LoadedMaster, herd: Herd) -> LoadResult:
     """Kill the master, start its successor, and measure how soon everybody is back."""
     load = os.getloadavg()[0]
     rounds = len(herd.state()["rounds"])
@@ -235,8 +235,8 @@ def _result(
     *,
     samples: dict[str, list[float]] | None = None,
     limits: str = "",
-) -> Result:
-    return Result(
+) -> LoadResult:
+    return LoadResult(
         system=OURS,
         scenario=scenario,
         clients=plan.agents,

@@ -11,7 +11,7 @@ from typing import Any
 from bench.load import figures
 from bench.load.herd import Herd, LoadError, Setup
 from bench.load.master import JOB, LoadedMaster, Probe
-from bench.load.results import OURS, SLOW_AGENT, SLOW_WATCHER, WATCHERS, Result
+from bench.load.results import OURS, SLOW_AGENT, SLOW_WATCHER, WATCHERS, LoadResult
 from bench.load.scenarios import Plan, Window, latencies, start_world, told, trains
 from holdfast_wire import codec
 from holdfast_wire.messages import DumpStacksRequest
@@ -24,7 +24,7 @@ FLOOD_PER_SECOND = 200
 _CALM_SECONDS = 10.0
 
 
-def watched(plan: Plan, master: LoadedMaster, herd: Herd, watchers: int) -> Result:
+def watched(plan: Plan, master: LoadedMaster, herd: Herd, watchers: int) -> LoadResult:
     """Measure the steady state with watchers beside the agents, then how soon they hear news."""
     load = os.getloadavg()[0]
     herd.watch(watchers, WATCH_INTERVAL_SECONDS)
@@ -47,7 +47,7 @@ def watched(plan: Plan, master: LoadedMaster, herd: Herd, watchers: int) -> Resu
     found["told_s"] = state["rounds"][following][1] - began
     found["watchers_told_s"] = state["told_at"] - began
     trains(master)
-    return Result(
+    return LoadResult(
         system=OURS,
         scenario=WATCHERS,
         clients=plan.agents,
@@ -57,7 +57,7 @@ def watched(plan: Plan, master: LoadedMaster, herd: Herd, watchers: int) -> Resu
     )
 
 
-def slow_readers(agents: int, directory: Path) -> Iterator[Result]:
+def slow_readers(agents: int, directory: Path) -> Iterator[LoadResult]:
     """Have an agent, then a watcher, stop reading while messages for it go on."""
     master = LoadedMaster(directory, agents, {})
     master.start()
@@ -81,7 +81,7 @@ def _delays(master: LoadedMaster, seconds: float) -> list[float]:
     return probe.delays
 
 
-def _agent(master: LoadedMaster, agents: int, calm: list[float], rank: int) -> Result:
+def _agent(master: LoadedMaster, agents: int, calm: list[float], rank: int) -> LoadResult:
     load, before = os.getloadavg()[0], master.look()
     request = codec.encode(DumpStacksRequest(node_rank=rank))
     sent, began = 0, time.monotonic()
@@ -99,10 +99,10 @@ def _agent(master: LoadedMaster, agents: int, calm: list[float], rank: int) -> R
     found = _compared(calm, probe.delays)
     found |= {"cut_off_s": passed, "messages": float(sent)}
     found["grown_mb"] = master.look().peak_mb - before.rss_mb
-    return Result(system=OURS, scenario=SLOW_AGENT, clients=agents, figures=found, load=load)
+    return LoadResult(system=OURS, scenario=SLOW_AGENT, clients=agents, figures=found, load=load)
 
 
-def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -> Result:
+def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -> LoadResult:
     load, before = os.getloadavg()[0], master.look()
     began = time.monotonic()
     with Probe(master) as probe:
@@ -114,7 +114,7 @@ def _watcher(master: LoadedMaster, herd: Herd, agents: int, calm: list[float]) -
         passed = time.monotonic() - began
     found = _compared(calm, probe.delays)
     found |= {"cut_off_s": passed, "grown_mb": master.look().peak_mb - before.peak_mb}
-    return Result(system=OURS, scenario=SLOW_WATCHER, clients=agents, figures=found, load=load)
+    return LoadResult(system=OURS, scenario=SLOW_WATCHER, clients=agents, figures=found, load=load)
 
 
 def _compared(calm: list[float], now: list[float]) -> dict[str, float]:

@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bench import machine, record
+from bench.harness import record
+from bench.harness.launch import WorldError
 from bench.local_sgd import elastic, straggler, torchft_ways
 from bench.local_sgd import results as r
-from bench.local_sgd.network import NetworkError
-from bench.local_sgd.page import page
+from bench.local_sgd.page import page_of
 from bench.local_sgd.plan import SLOW_GROUP, SLOW_WAYS, slow_ways, without, worlds
-from bench.local_sgd.worlds import WorldError, run
+from bench.local_sgd.worlds import NetworkError, run
 
 _PORT: Final = 29_650
 _ELASTIC: Final = ("losses", "grow", "kills")
 
 
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, r.from_line))
-
-
-RECORD = record.Record("local_sgd", _page)
+BENCH = record.Bench("local_sgd", page_of, r.Measured)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--rows", nargs="*", choices=r.ROWS, default=list(r.ROWS))
     parser.add_argument("--turns", type=int, default=3, help="of each comparison; seeds of losses")
     parser.add_argument("--first-turn", type=int, default=0, help="where a run is made in parts")
@@ -49,35 +44,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument("--remark", default="", help="a sentence about the run, for the page")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
+    return BENCH.main(options, lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
     facts = {"seed": options.seed, "torchft": torchft_ways.version(), "remark": options.remark}
-    about = machine.about("record", {}) | {name: one for name, one in facts.items() if one}
-    with record.written(options.out, about) as add:
+    facts = {name: one for name, one in facts.items() if one}
+    with record.recording(options.out, {}, **facts) as note:
         for earlier in options.earlier:
             for line in earlier.read_text().splitlines()[1:]:
-                add(line)
+                note(line, "")
         for found in itertools.chain(_worlds(options), _slow(options), _elastic(options)):
-            for line in found:
-                add(line)
-                print(line, flush=True)
+            for one in found:
+                note(one)
 
 
 def _turns(options: argparse.Namespace) -> range:
     return range(options.first_turn, options.first_turn + options.turns)
 
 
-def _worlds(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+def _worlds(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
     if left_out := torchft_ways.missing():
         print(f"bench.local_sgd: torchft's ways are left out: {left_out}", file=sys.stderr)
     for number, world in enumerate(worlds(tuple(options.rows), _turns(options), options.seed)):
         whole = without(world, "torchft") if left_out else world
         try:
-            yield map(json.dumps, run(whole, _PORT + 100 * options.first_turn + number))
+            yield run(whole, _PORT + 100 * options.first_turn + number)
         except NetworkError as error:
             said = f"bench.local_sgd: {world.row}, {world.group} is left out: {error}"
             print(said, file=sys.stderr)
@@ -86,7 +78,7 @@ def _worlds(options: argparse.Namespace) -> Iterator[Iterable[str]]:
             raise SystemExit(1) from error
 
 
-def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+def _slow(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
     for turn in _turns(options) if r.SLOW in options.rows else ():
         for way in slow_ways(turn, options.seed):
             told = straggler.measure(way)
@@ -96,10 +88,10 @@ def _slow(options: argparse.Namespace) -> Iterator[Iterable[str]]:
                 "rounds of a fast replica": float(told["rounds"]),
                 "of the slow one": float(told["rounds_of_the_slow_one"]),
             }
-            yield [_line(r.SLOW, SLOW_GROUP, SLOW_WAYS[way], turn, values)]
+            yield [_measured(r.SLOW, SLOW_GROUP, SLOW_WAYS[way], turn, values)]
 
 
-def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
+def _elastic(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
     wanted = options.elastic if r.ELASTIC in options.rows else ()
     for turn in _turns(options):
         seed = options.seed + turn
@@ -112,14 +104,12 @@ def _elastic(options: argparse.Namespace) -> Iterator[Iterable[str]]:
             if group == "kills" and turn > options.first_turn:
                 continue  # once: it is as long as all else
             for way, values in groups[group]():
-                yield [_line(r.ELASTIC, group, way, turn, values)]
+                yield [_measured(r.ELASTIC, group, way, turn, values)]
 
 
-def _line(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> str:
+def _measured(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> r.Measured:
     load = os.getloadavg()[0]
-    return record.to_line(
-        r.ByCost(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
-    )
+    return r.Measured(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
 
 
 if __name__ == "__main__":

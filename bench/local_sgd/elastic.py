@@ -17,22 +17,19 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
+from bench.harness import launch
+from bench.harness.launch import SHARED_MEMORY
 from bench.local_sgd import job_kills
 
 INTERVAL: Final = 10
 """Steps between two rounds, where a replica is killed again and again."""
 _PACE: Final = 0.1
 """Seconds of a step's computation, slept, under kills."""
-_SHARED: Final = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
-"""Roster and logs lie there: no rank waits for a disk on which others write."""
-ROOT: Final = Path(__file__).resolve().parents[2]
 Told = dict[str, Any]
 Values = dict[str, float]
 
@@ -40,27 +37,17 @@ Values = dict[str, float]
 def run(**scenario: Any) -> Told:
     """Return what the control plane did, and what each rank wrote down.
 
+    Roster and logs lie in memory: no rank waits for a disk on which others write.
+
     Raises:
-        RuntimeError: a rank failed; the text has the last words.
+        WorldError: a rank failed; the text has the last words.
     """
-    path = [str(ROOT), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")]
-    ended = subprocess.run(
-        [sys.executable, "-m", "local_sgd.elastic_jobs", json.dumps(scenario)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(one for one in path if one),
-            "PYTHONWARNINGS": "ignore",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            **({"TMPDIR": str(_SHARED)} if _SHARED.is_dir() else {}),
-        },
+    memory = {"TMPDIR": str(SHARED_MEMORY)} if SHARED_MEMORY.is_dir() else {}
+    variables = launch.variables(
+        "tests/support", PYTHONWARNINGS="ignore", GLOO_SOCKET_IFNAME="lo", **memory
     )
-    if ended.returncode:
-        raise RuntimeError(f"{scenario}: {ended.stderr[-3000:]}")
-    told: Told = json.loads(ended.stdout)
+    command = [sys.executable, "-m", "local_sgd.elastic_jobs", json.dumps(scenario)]
+    told: Told = json.loads(launch.said(command, f"{scenario}", env=variables))
     return told
 
 
@@ -226,13 +213,6 @@ def _spread(seconds: list[float]) -> Values:
     }
 
 
-def _line(group: str, seed: int, way: str, values: Mapping[str, float]) -> str:
-    load = os.getloadavg()[0]
-    return json.dumps(
-        {"row": "elastic", "group": group, "way": way, "turn": seed, "values": values, "load": load}
-    )
-
-
 def main() -> None:
     """Measure one group of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -246,7 +226,9 @@ def main() -> None:
         "kills": lambda: kills(given.seed, given.seconds),
     }
     for way, values in ways[given.group]():
-        print(_line(given.group, given.seed, way, values), flush=True)
+        line = {"row": "elastic", "group": given.group, "way": way, "turn": given.seed}
+        line |= {"values": values, "load": os.getloadavg()[0]}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

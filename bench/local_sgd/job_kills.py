@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,17 +21,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.local_sgd.replica_script import INTERVAL
-from bench.recovery import processes, sandbox
+from bench.harness import launch, sandbox
+from bench.local_sgd.job_script import INTERVAL
+from bench.recovery import processes
 from bench.recovery.measure import completed_steps
 from bench.recovery.steplog import Event, Follower
-from bench.recovery.systems.contract import Setting
-from bench.recovery.systems.holdfast import Holdfast
+from bench.recovery.systems import Holdfast, Setting
 
 RANKS: Final = 4
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _START_SECONDS: Final = 300.0
 """Until all ranks train: a busy machine imports torch for a minute."""
+_SPARE_SECONDS: Final = 60.0
+"""On top, before it is ended from outside."""
 _SETTLED: Final = 20
 """Steps before the first kill."""
 
@@ -55,27 +54,17 @@ def measure(
         SandboxError: no PID namespace can be made here.
     """
     sandbox.check()
-    shared = Path("/dev/shm")  # noqa: S108 - a directory of its own in it
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(dir=launch.in_memory()) as name:
         request = {"folder": name, "seed": seed, "seconds": seconds, "each": each, "pace": pace}
         request["replicas"] = replicas
         command = [sys.executable, "-m", "bench.local_sgd.job_kills", json.dumps(request)]
-        trial = subprocess.Popen(
-            sandbox.enter(command),
-            stdin=subprocess.PIPE,  # its end ends the sandbox
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "TMPDIR": name},
-            cwd=_ROOT,
-        )
-        with trial:
-            assert trial.stdout is not None  # noqa: S101 - asked for above
-            said = trial.stdout.read().strip()
-        if trial.returncode:
+        said = Path(name) / "said"
+        limit = seconds + _START_SECONDS + _SPARE_SECONDS
+        if failure := sandbox.run(command, said, limit, {"TMPDIR": name}):
             log = Path(name) / "runner.log"
             words = log.read_text(errors="replace")[-2000:] if log.exists() else ""
-            raise RuntimeError(f"{request}: it ended with {trial.returncode}: {words}")
-    found: dict[str, float] = json.loads(said.splitlines()[-1])
+            raise RuntimeError(f"{request}: it {failure}: {words}")
+        found: dict[str, float] = json.loads(said.read_text().splitlines()[-1])
     return found
 
 
@@ -93,7 +82,8 @@ class _FourWorkers(Holdfast):
             job["spec"]["localSGD"] = {"replicaNodes": 1}
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
         command = [one for one in container["command"] if one != "--sdk"]
-        container["command"] = [*command, f"--step-ms={self.setting.variant}"]
+        more = ["--replicas"] if self.are_replicas else []
+        container["command"] = [*command, f"--step-ms={self.setting.variant}", *more]
         return job
 
 
@@ -102,7 +92,7 @@ def _trial(request: dict[str, Any]) -> dict[str, float]:
     replicas = bool(request["replicas"])
     setting = Setting(
         python=sys.executable,
-        script=Path(__file__).with_name("replica_script.py" if replicas else "ddp_script.py"),
+        script=Path(__file__).with_name("job_script.py"),
         directory=Path(request["folder"]),
         variant=str(1000 * request["pace"]),
         restore="torch",

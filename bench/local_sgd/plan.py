@@ -19,7 +19,7 @@ NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class WayPlan:
     """One way, as a rank carries it out."""
 
     name: str
@@ -37,14 +37,14 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class ReplicaWorld:
     """Ranks that carry out cases, one after another."""
 
     row: str
     group: str
     ranks: int
     turn: int
-    cases: tuple[Case, ...]
+    cases: tuple[WayPlan, ...]
     mbit: float | None = None
     """Of each rank's link; None: not shaped."""
     networks: bool = False
@@ -53,10 +53,10 @@ class World:
     """Of a step, slept."""
 
 
-def edit(interval: int, steps: int, codec: str = "none", name: str = "") -> Case:
+def edit(interval: int, steps: int, codec: str = "none", name: str = "") -> WayPlan:
     """Return EDiT under DDP."""
     said = "" if codec == "none" else f", {codec}"
-    return Case(
+    return WayPlan(
         name=name or f"EDiT, H = {interval}{said}",
         kind="edit",
         interval=interval,
@@ -65,26 +65,26 @@ def edit(interval: int, steps: int, codec: str = "none", name: str = "") -> Case
     )
 
 
-def torchs(interval: int, steps: int) -> Case:
+def torchs(interval: int, steps: int) -> WayPlan:
     """Return torch's own averager of post-local SGD."""
-    return Case(name=TORCH.format(interval), kind="torch", interval=interval, steps=steps)
+    return WayPlan(name=TORCH.format(interval), kind="torch", interval=interval, steps=steps)
 
 
-def torchfts(interval: int, steps: int) -> tuple[Case, Case]:
+def torchfts(interval: int, steps: int) -> tuple[WayPlan, WayPlan]:
     """Return torchft's plain averaging, and its DiLoCo with the outer optimizer of EDiT."""
-    diloco = Case(
+    diloco = WayPlan(
         name=TORCHFT_DILOCO.format(interval), kind="torchft", interval=interval, steps=steps
     )
     name = TORCHFT_AVERAGE.format(interval)
     return dataclasses.replace(diloco, name=name, outer=False), diloco
 
 
-def without(world: World, kind: str) -> World:
+def without(world: ReplicaWorld, kind: str) -> ReplicaWorld:
     """Return a world without the cases of a kind."""
     return dataclasses.replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
 
 
-def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[World]:
+def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[ReplicaWorld]:
     """Yield the worlds of a run; the cases of each in an order drawn by the seed."""
     for turn in turns:
         if r.BYTES in rows and not turn:
@@ -111,17 +111,17 @@ def slow_ways(turn: int, seed: int) -> list[str]:
     return random.Random(f"{seed} slow {turn}").sample(list(SLOW_WAYS), len(SLOW_WAYS))
 
 
-def _shuffled(world: World, seed: int) -> World:
+def _shuffled(world: ReplicaWorld, seed: int) -> ReplicaWorld:
     order = random.Random(f"{seed} {world.row} {world.group} {world.turn}")
     return dataclasses.replace(
         world, cases=tuple(order.sample(list(world.cases), len(world.cases)))
     )
 
 
-def _bytes(ranks: int) -> World:
+def _bytes(ranks: int) -> ReplicaWorld:
     local = [edit(16, 32, codec) for codec in ("none", "bf16", "int8", "int4")]
     cases = (
-        Case(name=DDP, kind="ddp", steps=32),
+        WayPlan(name=DDP, kind="ddp", steps=32),
         *local,
         edit(32, 64),
         edit(32, 64, "int8"),
@@ -129,17 +129,17 @@ def _bytes(ranks: int) -> World:
         *torchfts(16, 32),
     )
     group = f"{ranks} replicas"
-    return World(row=r.BYTES, group=group, ranks=ranks, turn=0, cases=cases, networks=True)
+    return ReplicaWorld(row=r.BYTES, group=group, ranks=ranks, turn=0, cases=cases, networks=True)
 
 
-def _links(turn: int) -> Iterator[World]:
+def _links(turn: int) -> Iterator[ReplicaWorld]:
     for mbit, ddp_steps, more in (
         (1000.0, 40, (torchs(16, 64),)),
         (100.0, 12, (torchs(16, 64), *torchfts(16, 64), edit(32, 64, "int8"))),
         (10.0, 3, (edit(32, 64, "int8"),)),
     ):
-        cases = (Case(name=DDP, kind="ddp", steps=ddp_steps), edit(16, 64), edit(32, 64), *more)
-        yield World(
+        cases = (WayPlan(name=DDP, kind="ddp", steps=ddp_steps), edit(16, 64), edit(32, 64), *more)
+        yield ReplicaWorld(
             row=r.LINKS,
             group=f"{mbit:g} Mbit/s",
             ranks=2,
@@ -155,11 +155,11 @@ LENGTHS: Final = (640, 1280)
 """Steps after which losses are compared: by then H = 64 has made 9 rounds, and 19."""
 
 
-def _loss(turn: int) -> World:
+def _loss(turn: int) -> ReplicaWorld:
     steps = max(LENGTHS)
     warm = {"local_sgd_warmup_steps": 64, "ewma_warmup_steps": 8}
     local = [
-        Case(
+        WayPlan(
             name=f"EDiT, H = {interval}",
             kind="edit",
             interval=interval,
@@ -173,8 +173,10 @@ def _loss(turn: int) -> World:
     beside = [
         dataclasses.replace(one, seed=turn, config={"local_sgd_warmup_steps": 64}) for one in others
     ]
-    ddp = Case(name=DDP, kind="ddp", steps=steps, seed=turn)
-    return World(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, *beside))
+    ddp = WayPlan(name=DDP, kind="ddp", steps=steps, seed=turn)
+    return ReplicaWorld(
+        row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, *beside)
+    )
 
 
 EQUAL: Final = "equal weights"
@@ -198,14 +200,14 @@ EVERY: Final = "all replicas' learning rate × 30 for a round"
 NAN: Final = "one replica's weights are NaN"
 
 
-def _robust(turn: int) -> World:
+def _robust(turn: int) -> ReplicaWorld:
     cases = []
     for group, (who, factor) in {ONE: (1, 30.0), EVERY: (-1, 30.0), NAN: (1, "nan")}.items():
         for way, config in _WAYS.items():
             if group != ONE and way not in (EQUAL, ALL):
                 continue
             cases.append(
-                Case(
+                WayPlan(
                     name=f"{group}|{way}",
                     kind="edit",
                     interval=8,
@@ -215,4 +217,4 @@ def _robust(turn: int) -> World:
                     wild={"step": 32 + 8 * 19, "replica": who, "factor": factor},
                 )
             )
-    return World(row=r.ROBUST, group="4 replicas", ranks=4, turn=turn, cases=tuple(cases))
+    return ReplicaWorld(row=r.ROBUST, group="4 replicas", ranks=4, turn=turn, cases=tuple(cases))

@@ -5,6 +5,7 @@ Run as `python -m bench.local_sgd.rank world.json`, by `worlds.run`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -21,9 +22,9 @@ from torch import nn
 
 import english_text
 from bench.local_sgd import results as r
-from bench.local_sgd.network import INTERFACE
 from bench.local_sgd.plan import LENGTHS
-from bench.local_sgd.ways import Training, training_of
+from bench.local_sgd.ways import WayTraining, training_of
+from bench.local_sgd.worlds import INTERFACE
 from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 
 _WIDTH: Final = 512
@@ -49,7 +50,7 @@ def main() -> None:
         found = measure(world, case)
         if dist.get_rank() == 0:
             group, _, way = case["name"].rpartition("|")
-            line = r.ByCost(
+            line = r.Measured(
                 row=world["row"],
                 group=group or world["group"],
                 way=way,
@@ -58,7 +59,7 @@ def main() -> None:
                 load=os.getloadavg()[0],
             )
             with (file.parent / "lines").open("a") as out:
-                out.write(json.dumps({name: getattr(line, name) for name in line.__slots__}) + "\n")
+                out.write(json.dumps(dataclasses.asdict(line)) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -68,7 +69,7 @@ def _dense() -> nn.Module:
     return nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
 
 
-def _step(training: Training, world: Mapping[str, Any]) -> None:
+def _step(training: WayTraining, world: Mapping[str, Any]) -> None:
     """Take one step whose computation is slept."""
     time.sleep(world["compute_ms"] / 1000)
     loss = training.model(torch.ones(2, _WIDTH)).square().mean()
@@ -124,7 +125,7 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
     return {**found, r.FINITE: float(least)}
 
 
-def _disturb(training: Training, wild: Mapping[str, Any], step: int, interval: int) -> None:
+def _disturb(training: WayTraining, wild: Mapping[str, Any], step: int, interval: int) -> None:
     if not wild or wild["replica"] not in (dist.get_rank(), -1):
         return
     if wild["factor"] == "nan" and step == wild["step"]:

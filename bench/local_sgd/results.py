@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +28,7 @@ FINITE: Final = "finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByCost:
+class Measured:
     """One run."""
 
     row: str
@@ -41,8 +40,3 @@ class ByCost:
     values: Mapping[str, float]
     load: float = 0.0
     """Load average of the last minute."""
-
-
-def from_line(line: str) -> ByCost:
-    """Read a result."""
-    return ByCost(**json.loads(line))

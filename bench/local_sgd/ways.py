@@ -26,7 +26,7 @@ from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
 
 
 @dataclass(slots=True)
-class Training:
+class WayTraining:
     """A model and what steps it."""
 
     model: nn.Module
@@ -37,7 +37,7 @@ class Training:
     """Ends what the way has started."""
 
 
-def training_of(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def training_of(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     """Return a case's training; all ranks call it."""
     made = _WAYS[case["kind"]]
     return made(case, model, lr)
@@ -51,14 +51,14 @@ def _outer(case: Mapping[str, Any]) -> OuterOptimizerConfig | None:
     return OuterOptimizerConfig(torch.optim.SGD, NESTEROV) if case["outer"] else None
 
 
-def _ddp(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def _ddp(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     del case
     wrapped = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     inner = torch.optim.AdamW(wrapped.parameters(), lr=lr)
-    return Training(wrapped, inner, inner)
+    return WayTraining(wrapped, inner, inner)
 
 
-def _local(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def _local(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     """Return a DDP whose gradients stay on the replica after the warm-up."""
     found = _ddp(case, model, lr)
     state = PostLocalSGDState(
@@ -71,7 +71,7 @@ def _local(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     return found
 
 
-def _torch(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def _torch(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     found = _local(case, model, lr)
     averager = PeriodicModelAverager(
         period=case["interval"], warmup_steps=case["config"].get("local_sgd_warmup_steps", 0)
@@ -80,13 +80,13 @@ def _torch(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     return found
 
 
-def _torchft(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def _torchft(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     found = _local(case, model, lr)
     optimizer = Torchft(case, model, found.inner)
-    return Training(found.model, optimizer, found.inner, optimizer.close)
+    return WayTraining(found.model, optimizer, found.inner, optimizer.close)
 
 
-def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
+def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> WayTraining:
     found = _local(case, model, lr)
     averager = OuterOptimPeriodicModelAverager(
         local_sgd_config=_config(case), outer_optim_config=_outer(case)
@@ -95,7 +95,7 @@ def _edit(case: Mapping[str, Any], model: nn.Module, lr: float) -> Training:
     return found
 
 
-_WAYS: Mapping[str, Callable[[Mapping[str, Any], nn.Module, float], Training]] = {
+_WAYS: Mapping[str, Callable[[Mapping[str, Any], nn.Module, float], WayTraining]] = {
     "ddp": _ddp,
     "torch": _torch,
     "torchft": _torchft,

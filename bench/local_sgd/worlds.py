@@ -1,30 +1,99 @@
-"""Starts the ranks of a world, each in its network if it has one, and gathers their measures."""
+"""Starts the ranks of a world, each in its network if it has one, and gathers their measures.
+
+A network of a rank is a namespace of this machine; a bridge joins them, and links are shaped.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from bench.local_sgd.network import INTERFACE, networks
-from bench.local_sgd.plan import World
+from bench import ROOT
+from bench.harness import launch
+from bench.harness.launch import WorldError
+from bench.local_sgd.plan import ReplicaWorld
 
 LIMIT_SECONDS: Final = 3600.0
 """For one world, s: losses beside other work."""
-ROOT: Final = Path(__file__).resolve().parents[2]
+INTERFACE: Final = "eth0"
+"""In each namespace."""
+_numbers: Final = itertools.count()
+"""Of networks: the kernel ends the links of a namespace some time after it is deleted."""
+_BURST: Final = 32 * 1024
+"""Bytes that a link may send at once: far less than a unit."""
 
 
-class WorldError(Exception):
-    """A rank failed; the text has its last words."""
+class NetworkError(Exception):
+    """This user or kernel cannot make networks."""
 
 
-def run(world: World, port: int) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def networks(ranks: int, mbit: float | None) -> Iterator[list[str]]:
+    """Make a network for each rank; yield the names of the namespaces.
+
+    Rank r has the address 10.77.0.(r + 1). The rate holds for what a rank sends.
+
+    Raises:
+        NetworkError: `ip` or `tc` is missing, or refuses.
+    """
+    own = f"hfb{os.getpid() % 10_000}x{next(_numbers) % 100}"
+    names = [f"{own}n{rank}" for rank in range(ranks)]
+    try:
+        _ip("link", "add", own, "type", "bridge")
+        _ip("link", "set", own, "up")
+        for rank, name in enumerate(names):
+            _join(own, rank, name, mbit)
+        yield names
+    finally:
+        for name in names:
+            _try("ip", "netns", "del", name)
+        _try("ip", "link", "del", own)
+
+
+def _join(bridge: str, rank: int, name: str, mbit: float | None) -> None:
+    outer, inner = f"{bridge}v{rank}", f"{bridge}w{rank}"
+    _ip("netns", "add", name)
+    _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+    _ip("link", "set", inner, "netns", name)
+    _ip("link", "set", outer, "master", bridge)
+    _ip("link", "set", outer, "up")
+    _ip("-n", name, "link", "set", inner, "name", INTERFACE)
+    _ip("-n", name, "addr", "add", f"10.77.0.{rank + 1}/24", "dev", INTERFACE)
+    _ip("-n", name, "link", "set", INTERFACE, "up")
+    _ip("-n", name, "link", "set", "lo", "up")
+    if mbit is not None:
+        shape = ["rate", f"{mbit:g}mbit", "burst", str(_BURST), "latency", "200ms"]
+        _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *shape)
+
+
+def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    try:
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise NetworkError(f"{' '.join(words)}: {said.strip()}") from error
+
+
+def _try(*words: str) -> None:
+    with contextlib.suppress(NetworkError):
+        _run(*words)
+
+
+def run(world: ReplicaWorld, port: int) -> list[dict[str, Any]]:
     """Run a world to its end; return the lines of JSON that rank 0 has written.
 
     Raises:
@@ -67,16 +136,13 @@ def _wait(process: subprocess.Popen[bytes], errors: Path, what: str) -> None:
         raise WorldError(f"{what}: exit code {code}: {errors.read_text()[-3000:]}")
 
 
-def _environment(world: World, rank: int, port: int) -> dict[str, str]:
-    path = [str(ROOT), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, path)),
-        "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world.ranks),
-        "MASTER_ADDR": "10.77.0.1" if world.networks else "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": INTERFACE if world.networks else "lo",
-        "PYTHONWARNINGS": "ignore",
-    }
+def _environment(world: ReplicaWorld, rank: int, port: int) -> dict[str, str]:
+    return launch.variables(
+        "examples",
+        RANK=str(rank),
+        WORLD_SIZE=str(world.ranks),
+        MASTER_ADDR="10.77.0.1" if world.networks else "127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME=INTERFACE if world.networks else "lo",
+        PYTHONWARNINGS="ignore",
+    )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import machine
+from bench.harness import machine, page, record
 from bench.nodes.measure import Bed, Fault, applied, killed, lost
-from bench.nodes.page import page, problems
-from bench.record import Record, to_line, written
 from cluster.crd import install_crd
 from cluster.jobs import Job
 from cluster.kubectl import Kubectl
@@ -25,13 +25,76 @@ from cluster.real.node import RealNodes
 from cluster.real.plane import RealPlane
 from cluster.release import Release
 
-_RECORD = Record("nodes", page)
+_BARS = (
+    ("applied", "until the first step", "job applied → first step, the image is on the node", 12.0),
+    ("killed", "until the next step", "a worker's container killed → next step", 4.0),
+    ("lost", "until the next step", "node lost silently → next step", 6.0),
+    ("lost", "until it is at full size", "the same → training at full size again", 60.0),
+)
+_OURS = (
+    "the master decides on a round",
+    "the rank is forked, and joins",
+    "the checkpoint is restored from memory",
+)
+_OURS_SECONDS = 0.5
+
+_HEAD = """# A job on real nodes
+
+Generated from [nodes.jsonl](nodes.jsonl) by
+`PYTHONPATH=tests/support:tests/testbed python -m bench.nodes --publish`.
+
+Two nodes with kubelet, containerd, runc, kube-proxy and the product's image
+([why and how](../design/0041-real-nodes.md)); control plane, nodes, operator and all training
+share one machine. Two workers train on gloo, with checkpoints in memory. Kubernetes gives a node
+up after 40 s, and its pods after 300 s more. Each kill has a job of its own, because a kubelet
+waits 10 s and more before it starts a container a second time within ten minutes.
+
+"""
+
+
+def _rows(faults: Sequence[Fault]) -> list[tuple[str, float, list[float]]]:
+    rows = [
+        (what, bar, [one.parts[part] for one in faults if one.kind == kind])
+        for kind, part, what, bar in _BARS
+    ]
+    ours = [sum(one.parts[part] for part in _OURS) for one in faults if one.kind == "killed"]
+    rows.insert(2, ("of it Holdfast's own: decision, fork, restore", _OURS_SECONDS, ours))
+    return rows
+
+
+def page_of(about: Mapping[str, Any], faults: Sequence[Fault]) -> str:
+    """Return the page of a run."""
+    rows = [
+        (what, f"≤ {bar:g} s", ", ".join(f"{one:.2f}" for one in found) or "–")
+        for what, bar, found in _rows(faults)
+    ]
+    measured = page.table(("what", "must be", "measured"), [(a, b, f"{c} s") for a, b, c in rows])
+    text = [_HEAD, machine.sentence(about), "\n\n", measured]
+    text.append("\nA killed container's time, in seconds, and the load of the machine before:\n\n")
+    for fault in (one for one in faults if one.kind == "killed"):
+        parts = "; ".join(f"{what} {seconds:.2f}" for what, seconds in fault.parts.items())
+        text.append(f"- {parts} (load {fault.load:.1f})\n")
+    loads = ", ".join(f"{one.kind} {one.load:.1f}" for one in faults)
+    text.append(f"\nLoad before each (1 minute): {loads}.\n")
+    return "".join(text)
+
+
+def problems(faults: Sequence[Fault]) -> list[str]:
+    """Return the bars that were not held."""
+    return [
+        f"{what}: {max(found):.2f} s, the bar is {bar:g} s"
+        for what, bar, found in _rows(faults)
+        if found and max(found) > bar
+    ]
+
+
+BENCH = record.Bench("nodes", page_of, Fault)
 
 
 def _measure(out: Path, rounds: int) -> None:
     plane = RealPlane(Path(tempfile.mkdtemp(prefix="holdfast-nodes-")))
     nodes = None
-    with written(out, machine.about("nodes", [])) as add:
+    with record.recording(out, [], plan="nodes") as note:
         try:
             plane.start(lambda: install_crd(plane))
             nodes = RealNodes(plane, 2)
@@ -45,8 +108,7 @@ def _measure(out: Path, rounds: int) -> None:
                 for _ in range(rounds):
                     load = os.getloadavg()[0]
                     result = Fault(kind=measure.__name__, load=load, parts=measure(bed))
-                    print(to_line(result), flush=True)
-                    add(to_line(result))
+                    note(result)
         finally:
             if nodes is not None:
                 nodes.stop()
@@ -55,15 +117,15 @@ def _measure(out: Path, rounds: int) -> None:
 
 def main() -> int:
     """Measure, and show the page; return the exit code."""
-    parser = _RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    if options.page_of:
-        return _RECORD.show(options)
-    code = _RECORD.make(options, lambda: _measure(options.out, options.rounds))
-    wrong = [] if code else problems(options.out.read_text().splitlines())
+    code = BENCH.main(options, lambda: _measure(options.out, options.rounds))
+    if code or options.page_of:
+        return code
+    wrong = problems(BENCH.read(options.out.read_text().splitlines())[1])
     print("\n".join(wrong))
-    return code or (1 if wrong else 0)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,6 @@ class Fault:
     """Of the machine before it, 1 minute."""
     parts: Parts
     """Seconds, by what they are."""
-
-    @classmethod
-    def from_line(cls, line: str) -> Fault:
-        """Read one line of a results file."""
-        return cls(**json.loads(line))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,46 +1,127 @@
-"""``python -m bench.overhead``: measure, write the results, show or publish the page."""
+"""``python -m bench.overhead``: costs in a job without faults; the page and its bars."""
 
-import argparse
+from __future__ import annotations
+
+import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bench import machine, record
-from bench.overhead import sdk, step
-from bench.overhead.page import page
-from bench.overhead.results import SdkCost, Trial, from_line
+from bench.harness import machine, page, record
+from bench.harness.launch import HOLDFAST, TORCHRUN
+from bench.harness.page import Verdict, spread, table
+from bench.overhead import measure
+from bench.overhead.measure import SdkCost, TrainingRun
+
+SDK_BAR_NS = 2000
+SHARE_BAR = 0.005
+
+_INTRO = """\
+# What Holdfast costs a job to which nothing happens
+
+Generated from [overhead.jsonl](overhead.jsonl) by `python -m bench.overhead --publish`.
+
+Two ranks of one node keep both cores busy (DDP over gloo, steps of about 30 ms of arithmetic, a
+heartbeat of what the SDK wrote into its page), in turns under torchrun without the SDK and under
+`holdfast-run` with it. What runs beside the ranks takes its CPU time from one of them, and the
+others wait for that one: so that time, as a share of the step's, is the overhead. The ranks answer
+samples of their collectives at the same time, so of them the rank counts that takes longest. The
+ratio of the step times says the same with the machine's noise in it. The job master runs on the
+node only here: in a cluster it has its own pod.
+"""
 
 
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, from_line))
+def page_of(about: Mapping[str, Any], results: Sequence[SdkCost | TrainingRun]) -> str:
+    """Return the page's text."""
+    costs = [one for one in results if isinstance(one, SdkCost)]
+    runs = [one for one in results if isinstance(one, TrainingRun)]
+    words = machine.words(about, without={"memory_gib"})
+    said = f"{words}; load average {page.load_range(runs)}.\n"
+    return "\n".join([_INTRO, said, _promises(costs, runs), _sdk(costs), _steps(runs)])
 
 
-RECORD = record.Record("overhead", _page)
+def _promises(costs: Sequence[SdkCost], runs: Sequence[TrainingRun]) -> str:
+    worst, share = max(cost.median for cost in costs), overhead(costs, runs)
+    verdicts = [
+        Verdict(
+            "`job.step()`, worst case's median",
+            "≤ 2 µs",
+            f"{worst / 1000:.2f} µs",
+            worst <= SDK_BAR_NS,
+        ),
+        Verdict(
+            "agent, SDK and sampling on the time of a step",
+            "≤ 0.5 %",
+            f"{share:.2%}",
+            share <= SHARE_BAR,
+        ),
+    ]
+    return page.promises(verdicts, page.PLAIN_COLUMNS)
+
+
+def overhead(costs: Sequence[SdkCost], runs: Sequence[TrainingRun]) -> float:
+    """Return what agent, zygote, the SDK's calls and samples take of a step."""
+    ours = [run for run in runs if run.launcher == HOLDFAST]
+    call_us = max(cost.median for cost in costs) / 1000
+    return statistics.median(
+        run.share(run.launcher_us + call_us + (run.sampling_us or 0.0)) for run in ours
+    )
+
+
+def _sdk(costs: Sequence[SdkCost]) -> str:
+    rows = [
+        [cost.case, *(f"{ns:.0f}" for ns in (cost.median, cost.p10, cost.p90, cost.greatest))]
+        for cost in costs
+    ]
+    head = ("CPU time of `job.step(n, samples=…, loss=…)`, ns", "median", "p10", "p90", "greatest")
+    return "## The SDK\n\n" + table(head, rows)
+
+
+def _steps(runs: Sequence[TrainingRun]) -> str:
+    rows = []
+    for name in (TORCHRUN, HOLDFAST):
+        mine = [run for run in runs if run.launcher == name]
+        samples = [one.share(one.sampling_us) for one in mine if one.sampling_us is not None]
+        rows.append(
+            [
+                name,
+                str(len(mine)),
+                f"{statistics.median(one.step_us for one in mine) / 1000:.1f}",
+                spread([one.share(one.launcher_us) for one in mine], ".2%"),
+                spread(samples, ".2%") if samples else "not measured",
+                spread([one.share(one.master_us) for one in mine], ".2%"),
+            ]
+        )
+    head = ("launcher", "runs", "step, ms", "launcher's share", "samples in a rank")
+    values = ((run.pair, run.launcher, run.step_us) for run in runs)
+    ratios = page.turn_ratios(values, HOLDFAST, TORCHRUN)
+    beside = spread(ratios, ".3f", " × torchrun's")
+    said = f"Step time, pair by pair: {beside}.\n"
+    return "## The step\n\n" + table((*head, "master's share"), rows) + "\n" + said
+
+
+def _result(**fields: Any) -> SdkCost | TrainingRun:
+    return TrainingRun(**fields) if "launcher" in fields else SdkCost(**fields)
+
+
+BENCH = record.Bench("overhead", page_of, _result)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="of runs, one under each launcher")
     parser.add_argument("--steps", type=int, default=500, help="of each run")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
 
+    def run() -> None:
+        with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
+            measure.calls(note)
+            measure.steps(options.pairs, options.steps, Path(folder), note)
 
-def _run(options: argparse.Namespace) -> None:
-    about = machine.about("record", {})
-    with record.written(options.out, about) as add, tempfile.TemporaryDirectory() as folder:
-
-        def note(result: SdkCost | Trial) -> None:
-            line = record.to_line(result)
-            add(line)
-            print(line, flush=True)
-
-        sdk.measure(note)
-        step.measure(options.pairs, options.steps, Path(folder), note)
+    return BENCH.main(options, run)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from bench import machine, record
-from bench.preflight import nodes, parts, simulated
-from bench.preflight.page import Line, page
+from bench.harness import record
+from bench.harness.record import Line
+from bench.preflight import checks, nodes
+from bench.preflight.page import page_of
 
 TRIALS = 5
 """Of each number of nodes and each fault."""
@@ -21,16 +22,12 @@ PARTS = 7
 KINDS = ("part", "simulated", "real")
 
 
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, json.loads))
-
-
-RECORD = record.Record("preflight", _page)
+BENCH = record.Bench("preflight", page_of)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; return the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--trials", type=int, default=TRIALS, help="of real nodes, each kind")
     parser.add_argument(
         "--only",
@@ -41,20 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--fewer", type=int, default=1, help="divides the number of seeds")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
+    return BENCH.main(options, lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
     kept = _kept(options)
-    with record.written(options.out, machine.about("preflight", [])) as add:
+    with record.recording(options.out, [], plan="preflight") as note:
         for text in kept:
-            add(text)
+            note(text, "")
         for line in _lines(options):
-            text = json.dumps({**line, "load": round(os.getloadavg()[0], 1)})
-            add(text)
-            print(text, flush=True)
+            note({**line, "load": round(os.getloadavg()[0], 1)})
 
 
 def _kept(options: argparse.Namespace) -> list[str]:
@@ -67,9 +60,9 @@ def _kept(options: argparse.Namespace) -> list[str]:
 
 def _lines(options: argparse.Namespace) -> Iterator[Line]:
     if "part" in options.only:
-        yield from parts.lines(PARTS)
+        yield from checks.parts(PARTS)
     if "simulated" in options.only:
-        yield from simulated.lines(options.fewer)
+        yield from checks.clusters(options.fewer)
     if "real" in options.only:
         yield from nodes.lines(options.trials)
 

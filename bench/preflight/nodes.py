@@ -1,7 +1,8 @@
 """Real agents on this machine, each with a host name of its own: one of them is bad.
 
 Each node has one core of this machine, or where there are more nodes than cores a fixed share of
-one, so that it is as fast as the others whatever they do.
+one, so that it is as fast as the others whatever they do. Without the quota a node is as fast as
+its neighbours let it be, so a check of healthy nodes finds fast and slow ones.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from unittest.mock import patch
 
 import psutil
 
-from bench.preflight import cpu_pressure, cpu_quota
-from bench.record import ROOT
+from bench import ROOT
+from bench.preflight.checks import Line, waiting
 from holdfast_wire.messages import JobEvent
 from holdfast_wire.reasons import EventReason
 from jobs.local_job import RunningJob
@@ -43,8 +44,11 @@ dist.init_process_group("gloo")
 while not pathlib.Path(sys.argv[1]).exists():
     time.sleep(0.1)
 """
+_PERIOD_US = 10_000
+"""Kernel's default is 100,000: a measurement of milliseconds would see a whole core or none."""
+_V1 = Path("/sys/fs/cgroup/cpu")
+_V2 = Path("/sys/fs/cgroup")
 _VERDICTS = {EventReason.PREFLIGHT_FAILED, EventReason.PREFLIGHT_PASSED}
-Line = dict[str, Any]
 
 
 def lines(trials: int, sizes: tuple[int, ...] = SIZES) -> Iterator[Line]:
@@ -62,17 +66,17 @@ def trial(nodes: int, fault: str, bad: int) -> Line:
     with (
         tempfile.TemporaryDirectory(prefix="preflight-") as name,
         _slow(bad, fault),
-        _quota(nodes, share) as files,
+        _cgroups(nodes if share < 1.0 else 0, share) as files,
     ):
         folder = Path(name)
         (folder / "script.py").write_text(_SCRIPT)
         with (
             RunningJob(_job(folder, nodes, files), folder) as job,
             _killer(job, bad, fault),
-            cpu_pressure.measured() as waited,
+            waiting() as waited,
         ):
             job.wait_event(EventReason.WORLD_ASSIGNED, timeout_s=_LIMIT_SECONDS)
-            events, waiting = job.events(), waited()
+            events, pressure = job.events(), waited()
             (folder / "end").touch()
             job.finish()
     named = [int(one.node) for one in events if one.reason == EventReason.PREFLIGHT_FAILED]
@@ -84,7 +88,7 @@ def trial(nodes: int, fault: str, bad: int) -> Line:
         "wrong": len([one for one in named if one != bad or fault == "none"]),
         "from_hello_s": _passed(events, EventReason.NODE_JOINED),
         "seconds": _passed(events, EventReason.PREFLIGHT_BEGUN),
-        "waited": waiting,
+        "waited": pressure,
         "core": share if files or share == 1.0 else None,
         "verdicts": [one.text for one in events if one.reason in _VERDICTS],
     }
@@ -96,8 +100,41 @@ def _passed(events: list[JobEvent], since: str) -> float:
     return max(one.unix_time for one in events if one.reason in _VERDICTS) - begin
 
 
-def _quota(nodes: int, share: float) -> contextlib.AbstractContextManager[list[Path]]:
-    return cpu_quota.cgroups(nodes if share < 1.0 else 0, share)
+@contextlib.contextmanager
+def _cgroups(nodes: int, share: float) -> Iterator[list[Path]]:
+    """Yield the file of each node's cgroup that takes process ids; none: this machine has no quota.
+
+    Args:
+        nodes: Number of nodes.
+        share: Of a core, for each node.
+    """
+    base = _base()
+    folders = [base / f"holdfast-bench-{os.getpid()}-{at}" for at in range(nodes)] if base else []
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            folder.mkdir()
+            stack.callback(folder.rmdir)
+            _limit(folder, int(share * _PERIOD_US))
+        yield [folder / "cgroup.procs" for folder in folders]
+
+
+def _base() -> Path | None:
+    """Return the cgroup under which this process may make others with a quota."""
+    if (_V1 / "cpu.cfs_quota_us").exists() and os.access(_V1, os.W_OK):
+        return _V1
+    control = _V2 / "cgroup.subtree_control"
+    with contextlib.suppress(OSError):
+        if "cpu" in control.read_text().split() and os.access(_V2, os.W_OK):
+            return _V2
+    return None
+
+
+def _limit(folder: Path, quota_us: int) -> None:
+    if (folder / "cpu.max").exists():
+        (folder / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+        return
+    (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+    (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
 
 
 def _job(folder: Path, nodes: int, files: list[Path]) -> Mapping[str, Any]:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench import machine
-from bench.preflight.parts import AGAIN, ALONE, PAIR
-from bench.recovery.report import table
+from bench.harness import machine
+from bench.harness.page import kept, table
+from bench.harness.record import Line
+from bench.preflight.checks import AGAIN, ALONE, PAIR
 
-Line = dict[str, Any]
 LEAST_NAMED = 0.99
 MOST_SECONDS = 10.0
 """The bars: share of the bad nodes that are named, and seconds of a check on idle nodes."""
@@ -52,7 +52,7 @@ copy is made five times. Dead: the process that measures is killed once. Time is
 """
 
 
-def page(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
+def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
     """Return the page's text."""
     seconds = least(lines)
     parts = [
@@ -104,7 +104,7 @@ def _bars(lines: Sequence[Line], seconds: Mapping[str, float]) -> str:
 
 def _bar(what: str, measured: str, value: float, bar: float) -> list[str]:
     words = f"{bar:.0%}" if bar > 0 else f"{-bar:.0f}"
-    return [what, measured, words, "yes" if value >= bar else "**no**"]
+    return [what, measured, words, kept(value >= bar)]
 
 
 def _parts(lines: Sequence[Line]) -> str:

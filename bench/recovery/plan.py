@@ -21,7 +21,7 @@ EITHER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Trials:
     """One scenario under one system."""
 
     scenario: str
@@ -49,44 +49,50 @@ class Row:
 
 # A crash trial measures two crashes, a node-lost trial the loss and the return.
 RECORD = (
-    Row("crash", "holdfast", "default", 4, seconds=9),
-    Row("crash", "torchrun", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=34),
-    Row("crash", "torchrun", "tuned", 4, seconds=20),
-    Row("crash", "dlrover", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=26),
-    Row("crash", "holdfast", "default", 4, restore="dcp", seconds=10),
-    Row("crash", "torchrun", "tuned", 2, restore="dcp", seconds=22),
-    Row("crash", "dlrover", "default", 2, restore="dcp", limit_s=DEFAULT_LIMIT_SECONDS, seconds=27),
-    Row("node-lost", "holdfast", "default", 8, target=0, seconds=13),
-    Row("node-lost", "torchrun", "default", 2, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=9),
-    Row("node-lost", "torchrun", "tuned", 4, target=0, seconds=22),
-    Row("node-lost", "dlrover", "default", 1, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=90),
-    Row("node-lost", "dlrover", "tuned", 4, target=0, seconds=35),
-    Row("node-lost", "holdfast", "default", 8, target=1, seconds=13),
-    Row(
+    Trials("crash", "holdfast", "default", 4, seconds=9),
+    Trials("crash", "torchrun", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=34),
+    Trials("crash", "torchrun", "tuned", 4, seconds=20),
+    Trials("crash", "dlrover", "default", 4, limit_s=DEFAULT_LIMIT_SECONDS, seconds=26),
+    Trials("crash", "holdfast", "default", 4, restore="dcp", seconds=10),
+    Trials("crash", "torchrun", "tuned", 2, restore="dcp", seconds=22),
+    Trials(
+        "crash", "dlrover", "default", 2, restore="dcp", limit_s=DEFAULT_LIMIT_SECONDS, seconds=27
+    ),
+    Trials("node-lost", "holdfast", "default", 8, target=0, seconds=13),
+    Trials(
+        "node-lost", "torchrun", "default", 2, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=9
+    ),
+    Trials("node-lost", "torchrun", "tuned", 4, target=0, seconds=22),
+    Trials(
+        "node-lost", "dlrover", "default", 1, target=0, limit_s=DEFAULT_LIMIT_SECONDS, seconds=90
+    ),
+    Trials("node-lost", "dlrover", "tuned", 4, target=0, seconds=35),
+    Trials("node-lost", "holdfast", "default", 8, target=1, seconds=13),
+    Trials(
         "node-lost", "torchrun", "default", 1, target=1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=122
     ),
-    Row("node-lost", "torchrun", "tuned", 4, target=1, seconds=22),
-    Row("node-lost", "dlrover", "tuned", 4, target=1, seconds=35),
-    Row("node-lost", "holdfast", "default", 8, restore="dcp", seconds=13),
-    Row("agent-frozen", "holdfast", "default", 8, seconds=15),
-    Row("agent-frozen", "torchrun", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=28),
-    Row("agent-frozen", "dlrover", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=32),
-    Row("node-frozen", "holdfast", "default", 4, seconds=15),
-    Row("node-frozen", "torchrun", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=98),
-    Row("node-frozen", "torchrun", "tuned", 2, seconds=19),
-    Row("node-frozen", "dlrover", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=102),
-    Row("node-frozen", "dlrover", "tuned", 2, seconds=27),
+    Trials("node-lost", "torchrun", "tuned", 4, target=1, seconds=22),
+    Trials("node-lost", "dlrover", "tuned", 4, target=1, seconds=35),
+    Trials("node-lost", "holdfast", "default", 8, restore="dcp", seconds=13),
+    Trials("agent-frozen", "holdfast", "default", 8, seconds=15),
+    Trials("agent-frozen", "torchrun", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=28),
+    Trials("agent-frozen", "dlrover", "tuned", 1, limit_s=UNNOTICED_LIMIT_SECONDS, seconds=32),
+    Trials("node-frozen", "holdfast", "default", 4, seconds=15),
+    Trials("node-frozen", "torchrun", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=98),
+    Trials("node-frozen", "torchrun", "tuned", 2, seconds=19),
+    Trials("node-frozen", "dlrover", "default", 1, limit_s=DEFAULT_LIMIT_SECONDS, seconds=102),
+    Trials("node-frozen", "dlrover", "tuned", 2, seconds=27),
 )
 """The run that the published page is made of: at most 35 min."""
 
 QUICK = (
-    Row("crash", "holdfast", "default", 1, target=0, seconds=9),
-    Row("crash", "torchrun", "tuned", 1, target=0, seconds=20),
-    Row("crash", "dlrover", "default", 1, target=0, seconds=26),
-    Row("node-lost", "holdfast", "default", 1, target=1, seconds=13),
-    Row("node-lost", "torchrun", "tuned", 1, target=1, seconds=22),
-    Row("node-lost", "dlrover", "tuned", 1, target=1, seconds=35),
-    Row("agent-frozen", "holdfast", "default", 1, target=1, seconds=15),
+    Trials("crash", "holdfast", "default", 1, target=0, seconds=9),
+    Trials("crash", "torchrun", "tuned", 1, target=0, seconds=20),
+    Trials("crash", "dlrover", "default", 1, target=0, seconds=26),
+    Trials("node-lost", "holdfast", "default", 1, target=1, seconds=13),
+    Trials("node-lost", "torchrun", "tuned", 1, target=1, seconds=22),
+    Trials("node-lost", "dlrover", "tuned", 1, target=1, seconds=35),
+    Trials("agent-frozen", "holdfast", "default", 1, target=1, seconds=15),
 )
 """Everything once, without the long waits: at most 6 min also on a busy machine."""
 
@@ -94,8 +100,8 @@ PLANS = {"record": RECORD, "quick": QUICK}
 
 
 def chosen(
-    rows: Iterable[Row], systems: Collection[str] = (), scenarios: Collection[str] = ()
-) -> list[Row]:
+    rows: Iterable[Trials], systems: Collection[str] = (), scenarios: Collection[str] = ()
+) -> list[Trials]:
     """Return the rows of these systems and scenarios; an empty choice leaves nothing out."""
     return [
         row
@@ -104,7 +110,7 @@ def chosen(
     ]
 
 
-def cases(rows: Iterable[Row], repetitions: int | None = None) -> list[Case]:
+def cases(rows: Iterable[Trials], repetitions: int | None = None) -> list[Case]:
     """Return the trials in their order; ``repetitions`` replaces every row's own number."""
     wanted = [(row, row.trials if repetitions is None else repetitions) for row in rows]
     most = max((trials for _, trials in wanted), default=0)
@@ -119,6 +125,6 @@ def cases(rows: Iterable[Row], repetitions: int | None = None) -> list[Case]:
     return ordered
 
 
-def estimate_s(rows: Iterable[Row], repetitions: int | None = None) -> float:
+def estimate_s(rows: Iterable[Trials], repetitions: int | None = None) -> float:
     """Return how long a run of ``rows`` takes on an idle machine, seconds."""
     return sum(row.seconds * (row.trials if repetitions is None else repetitions) for row in rows)

@@ -1,11 +1,8 @@
-"""One measurement, and how a line of the record becomes one. Pure: no files, no clock."""
+"""One measurement. Pure: no files, no clock."""
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench import record
 from bench.recovery.measure import Recovery
 
 OURS = "holdfast"
@@ -52,16 +49,7 @@ class Result:
     """The machine's load average over a minute, before the fault."""
 
 
-def from_line(line: str) -> Result:
-    """Read a result from a line that `record.to_line` wrote."""
-    raw: dict[str, Any] = json.loads(line)
-    recovered = raw.pop("recovery")
-    return Result(
-        **{**raw, "case": Case(**raw["case"])},
-        recovery=None if recovered is None else Recovery(**recovered),
-    )
-
-
-def read(lines: Iterable[str]) -> tuple[dict[str, Any], list[Result]]:
-    """Read a results file: return what is known of the run, and the results."""
-    return record.read(lines, from_line)
+def result(*, case: dict[str, Any], recovery: dict[str, Any] | None, **fields: Any) -> Result:
+    """Make a result of the fields of its line."""
+    found = None if recovery is None else Recovery(**recovery)
+    return Result(case=Case(**case), recovery=found, **fields)

@@ -8,18 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from bench.recovery import measure, processes
-from bench.recovery.results import (
-    NEVER,
-    NOT_STARTED,
-    RECOVERED,
-    UNNOTICED,
-    Case,
-    Result,
-)
+from bench.recovery.results import NEVER, NOT_STARTED, RECOVERED, UNNOTICED, Case, Result
 from bench.recovery.steplog import Event, Follower
-from bench.recovery.systems.contract import NODES, System
+from bench.recovery.systems import NODES, System
 
 START_LIMIT_SECONDS = 180.0
 """The longest that a system may take until both ranks train: slow disks, cold caches."""
@@ -68,12 +62,14 @@ class Trial:
         """Return the pid of the agent of the node on which ``rank`` trains."""
         return self.system.agent_of(self.worker(rank))
 
+    def result(self, measured: str, target: int, outcome: str, **more: Any) -> Result:
+        """Return a result of this trial."""
+        return Result(case=self.case, measured=measured, target=target, outcome=outcome, **more)
+
     def not_started(self, measured: str, target: int) -> Result:
         """Return the result of a fault that could not be done."""
         reason = self.system.ended() or f"no settled world within {START_LIMIT_SECONDS:.0f} s"
-        return Result(
-            case=self.case, measured=measured, target=target, outcome=NOT_STARTED, reason=reason
-        )
+        return self.result(measured, target, NOT_STARTED, reason=reason)
 
     def watch(
         self,
@@ -97,18 +93,8 @@ class Trial:
             ended = self.system.ended()
             return answer(NEVER, reason=f"{ended}, {self._since(moment)}") if ended else None
 
-        def answer(
-            outcome: str, *, reason: str = "", recovery: measure.Recovery | None = None
-        ) -> Result:
-            return Result(
-                case=self.case,
-                measured=measured,
-                target=target,
-                outcome=outcome,
-                reason=reason,
-                recovery=recovery,
-                load=load,
-            )
+        def answer(outcome: str, **more: Any) -> Result:
+            return self.result(measured, target, outcome, load=load, **more)
 
         seen = self.follower.wait(look, moment + self.case.limit_s)
         if seen is not None:

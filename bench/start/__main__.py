@@ -1,45 +1,123 @@
-"""``python -m bench.start``: time the start of a script, write the results, show the page."""
+"""``python -m bench.start``: time until a small script's first collective, beside torchrun.
 
-import argparse
+Read from the ranks' own clock, which is the launcher's: both are processes of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from bench import machine, record
-from bench.start.measure import Start, from_line, measure
-from bench.start.page import page
+from bench.harness import launch, machine, page, record
+from bench.harness.launch import HOLDFAST, LAUNCHERS, TORCHRUN
+
+SCRIPT = Path(__file__).with_name("script.py")
+TIMEOUT_SECONDS = 120.0
+BAR = 0.7
+_INTRO = """\
+# How soon a script starts
+
+Generated from [start.jsonl](start.jsonl) by `python -m bench.start --publish`.
+
+From the start of the launcher's process to the end of the script's first `all_reduce` on every
+rank: one node, gloo, the default options, in turns under `torchrun --standalone` and under
+`holdfast-run`, which starts a job master of its own. A script that imports no more than torch.
+"""
 
 
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, from_line))
+@dataclass(frozen=True, slots=True)
+class ScriptStart:
+    """One start under one launcher."""
+
+    launcher: str
+    ranks: int
+    pair: int
+    first_collective_s: float
+    """Seconds from the start of the launcher's process until the last rank had the sum."""
+    over_s: float
+    """Seconds until the launcher's process had ended."""
+    load: float
+    """Load average of the last minute, at the end."""
 
 
-RECORD = record.Record("start", _page)
+def page_of(about: Mapping[str, Any], results: Sequence[ScriptStart]) -> str:
+    """Return the page's text."""
+    head = ("ranks", "launcher", "starts", "first collective, s", "ended, s", "× torchrun", "bar")
+    rows = []
+    for ranks in sorted({one.ranks for one in results}):
+        mine = [one for one in results if one.ranks == ranks]
+        ratios = pair_ratios(mine)
+        bar = f"≤ {BAR}: {page.kept(median(ratios) <= BAR)}"
+        rows += [_row(TORCHRUN, mine, "1", ""), _row(HOLDFAST, mine, page.spread(ratios), bar)]
+    said = f"{machine.sentence(about)} Load average {page.load_range(results)}.\n"
+    return "\n".join([_INTRO, said, page.table(head, rows)])
+
+
+def _row(launcher: str, results: Sequence[ScriptStart], ratio: str, bar: str) -> list[str]:
+    mine = [one for one in results if one.launcher == launcher]
+    first = page.spread([one.first_collective_s for one in mine])
+    over = page.spread([one.over_s for one in mine])
+    return [str(mine[0].ranks), launcher, str(len(mine)), first, over, ratio, bar]
+
+
+def pair_ratios(results: Sequence[ScriptStart]) -> list[float]:
+    """Return, for each pair, our time to the first collective over torchrun's."""
+    values = ((one.pair, one.launcher, one.first_collective_s) for one in results)
+    return page.turn_ratios(values, HOLDFAST, TORCHRUN)
+
+
+BENCH = record.Bench("start", page_of, ScriptStart)
+
+
+def measure(pairs: int, ranks: int, folder: Path, note: record.Note) -> None:
+    """Start the script in pairs, one under each launcher; each pair begins with the other one."""
+    for launcher in LAUNCHERS:
+        _start(launcher, ranks, -1, folder)  # bytecode and the page cache, for both alike
+    for pair in range(pairs):
+        for launcher in sorted(LAUNCHERS, reverse=bool(pair % 2)):
+            note(_start(launcher, ranks, pair, folder))
+
+
+def _start(launcher: str, ranks: int, pair: int, folder: Path) -> ScriptStart:
+    log = folder / f"{launcher}.{ranks}.{pair}.jsonl"
+    words = [*LAUNCHERS[launcher], f"--nproc-per-node={ranks}", str(SCRIPT), str(log)]
+    begun = time.monotonic()
+    launch.said([sys.executable, *words], launcher, TIMEOUT_SECONDS)
+    over = time.monotonic()
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if [line["sum"] for line in lines] != [ranks] * ranks:
+        raise RuntimeError(f"{launcher}: expected {ranks} sums over {ranks} ranks, found {lines}")
+    return ScriptStart(
+        launcher=launcher,
+        ranks=ranks,
+        pair=pair,
+        first_collective_s=max(line["moment"] for line in lines) - begun,
+        over_s=over - begun,
+        load=os.getloadavg()[0],
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="of starts, one by each launcher")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the node")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
 
+    def run() -> None:
+        with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
+            for ranks in options.ranks:
+                measure(options.pairs, ranks, Path(folder), note)
 
-def _run(options: argparse.Namespace) -> None:
-    about = machine.about("record", {})
-    with record.written(options.out, about) as add, tempfile.TemporaryDirectory() as folder:
-
-        def note(result: Start) -> None:
-            line = record.to_line(result)
-            add(line)
-            print(line, flush=True)
-
-        for ranks in options.ranks:
-            measure(options.pairs, ranks, Path(folder), note)
+    return BENCH.main(options, run)
 
 
 if __name__ == "__main__":

@@ -6,30 +6,25 @@ Each world is a run of its own; the ways that are compared take turns, in an ord
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from bench import machine, record
-from bench.universal.page import page
-from bench.universal.plan import State, megatron, worlds, zero
-from bench.universal.results import from_line
-from bench.universal.worlds import WorldError, run
+from bench.harness import record
+from bench.harness.launch import WorldError
+from bench.universal.page import page_of
+from bench.universal.plan import State, megatron, run, worlds, zero
+from bench.universal.results import Timed
 
-
-def _page(lines: Iterable[str]) -> str:
-    return page(*record.read(lines, from_line))
-
-
-RECORD = record.Record("universal", _page)
+BENCH = record.Bench("universal", page_of, Timed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line says; the exit code."""
-    parser = RECORD.parser(__doc__)
+    parser = BENCH.parser(__doc__)
     parser.add_argument("--turns", type=int, default=5, help="of each comparison")
     parser.add_argument("--width", type=int, default=1024, help="of a layer")
     parser.add_argument(
@@ -41,38 +36,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order in a turn")
     options = parser.parse_args(arguments)
-    if options.page_of:
-        return RECORD.show(options)
-    return RECORD.make(options, lambda: _run(options))
+    return BENCH.main(options, lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> None:
     states = [*map(megatron, options.tensor), *map(zero, options.stages)]
-    about = machine.about("record", {}) | {
-        "seed": options.seed,
-        "deepspeed": metadata.version("deepspeed"),
-        "megatron": metadata.version("megatron-core"),
-    }
-    with record.written(options.out, about) as add:
+    with record.recording(
+        options.out,
+        {},
+        seed=options.seed,
+        deepspeed=metadata.version("deepspeed"),
+        megatron=metadata.version("megatron-core"),
+    ) as note:
         for state in states:
             with tempfile.TemporaryDirectory() as folder:
                 for line in _measured(state, options, Path(folder)):
-                    add(line)
-                    print(line, flush=True)
+                    note(line)
 
 
-def _measured(state: State, options: argparse.Namespace, folder: Path) -> Iterable[str]:
+def _measured(state: State, options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     words = ["--folder", str(folder)]
     for name in ("turns", "width", "layers", "seed"):
         words += [f"--{name}", str(getattr(options, name))]
     for world in worlds(state, options.turns, options.seed):
         _read(folder)
         try:
-            found = run(world, words, folder / "log.jsonl")
+            yield from run(world, words, folder / "log.jsonl")
         except WorldError as error:
             print(f"bench.universal: {error}", file=sys.stderr)
             raise SystemExit(1) from error
-        yield from map(json.dumps, found)
 
 
 def _read(folder: Path) -> None:

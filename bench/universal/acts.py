@@ -10,21 +10,21 @@ import argparse
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 import holdfast
 from bench.universal import results as r
-from bench.universal.dcp_boxes import targets
 from bench.universal.rank import Copy, Log, Way, digest
-from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 from holdfast.flash.trainer.shards import Shards
 
 HASHED_SECONDS: Final = 2.0
@@ -196,6 +196,53 @@ def reshape(subject: Subject, folder: Path, options: argparse.Namespace) -> None
         if len(set(found.values())) > 1:
             raise RuntimeError(f"rank {dist.get_rank()} has loaded unequal shards: {found}")
     flash.close()
+
+
+class Boxes(torch.Tensor):
+    """Boxes of one global tensor on this rank, in DCP's protocol `_Checkpointable`."""
+
+    whole: torch.Size
+    boxes: dict[torch.Size, torch.Tensor]
+
+    @classmethod
+    def of(cls, leaves: Sequence[TensorLeaf]) -> Self:
+        """Return the boxes of leaves that have one name."""
+        found = torch.empty(0).as_subclass(cls)
+        found.boxes = {}
+        for leaf in leaves:
+            if leaf.box is None:
+                raise ValueError(f"{leaf.name}: expected a box of a global tensor")
+            found.whole = torch.Size(leaf.box.shape)
+            found.boxes[torch.Size(leaf.box.offsets)] = leaf.tensor.detach()
+        return found
+
+    def size(self, *_: Any) -> torch.Size:  # type: ignore[override]
+        """Return the global shape."""
+        return self.whole
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """List the boxes."""
+        return [
+            ChunkStorageMetadata(offsets=offsets, sizes=tensor.size())
+            for offsets, tensor in self.boxes.items()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the tensor that a box is read into."""
+        if index.offset is None:
+            raise ValueError(f"{index.fqn}: expected the offset of a box")
+        return self.boxes[index.offset]
+
+
+def targets(leaves: Sequence[TensorLeaf]) -> dict[str, Any]:
+    """Return the state dict that `dcp.load` fills in place."""
+    found: dict[str, list[TensorLeaf]] = {}
+    for leaf in leaves:
+        found.setdefault(leaf.name, []).append(leaf)
+    return {
+        name: Boxes.of(several) if several[0].box is not None else several[0].tensor
+        for name, several in found.items()
+    }
 
 
 ACTS: Final = {"save": save, "load": load, "restart": restart, "reshape": reshape}

@@ -1,18 +1,34 @@
-"""Plan of a run: the states that are saved, and the worlds of each in their order. Pure."""
+"""Plan of a run: the states that are saved, and the worlds of each in their order; runs a world."""
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from bench.universal.worlds import World
+from bench.harness import launch
 
+LIMIT_SECONDS: Final = 900.0
+"""For one world, s."""
 _HERE: Final = Path(__file__).parent
 RANKS: Final = 4
 """That save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One world: the script that its ranks run, and its restarts."""
+
+    script: Path
+    ranks: int
+    words: tuple[str, ...]
+    preload: str
+    """The module that imports what the script needs, before its ranks are forked."""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +107,25 @@ def worlds(state: State, turns: int, seed: int) -> Iterator[World]:
 
 def _shuffled(names: Sequence[str], seed: str) -> list[str]:
     return random.Random(seed).sample(names, len(names))
+
+
+def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
+    """Run a world on one node to its end; return the lines of JSON that it has logged.
+
+    Raises:
+        WorldError: the world failed or took longer than `LIMIT_SECONDS`.
+    """
+    log.unlink(missing_ok=True)
+    command = [sys.executable, *launch.LAUNCHERS[launch.HOLDFAST]]
+    command += [f"--nproc-per-node={world.ranks}", f"--max-restarts={world.restarts}"]
+    command += [str(world.script), "--lines", str(log), *world.words, *words]
+    variables = launch.variables(
+        "tests/support",
+        DS_ACCELERATOR="cpu",
+        TOKENIZERS_PARALLELISM="false",
+        # The zygote imports torch before a script can set it; of no use to what is measured.
+        TORCHDYNAMO_DISABLE="1",
+        HOLDFAST_PRELOAD=world.preload,
+    )
+    launch.said(command, f"{world.script.name} {' '.join(world.words)}", LIMIT_SECONDS, variables)
+    return [json.loads(line) for line in log.read_text().splitlines()]

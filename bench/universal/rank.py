@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 from bench.universal.results import Timed
 from holdfast.flash.memory.mmap import Mapping as Memory
-from holdfast.flash.trainer.copier import Piece, Pieces
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
 
 Way = Mapping[str, Callable[[], Any]]
 """Calls of one system in order, by the name of what is over when the call returns."""
@@ -113,10 +114,10 @@ class Copy:
         for one, size in zip(self._kept, sizes, strict=True):
             if not one.is_contiguous():
                 raise ValueError(f"a tensor of shape {tuple(one.shape)} is not contiguous")
-            there.append(Piece(at, one.data_ptr(), one.nbytes))
-            back.append(Piece(one.data_ptr(), at, one.nbytes))
+            there.append(CopyRange(at, one.data_ptr(), one.nbytes))
+            back.append(CopyRange(one.data_ptr(), at, one.nbytes))
             at += size
-        self._there, self._back = Pieces(there), Pieces(back)
+        self._there, self._back = CopyRanges(there), CopyRanges(back)
         self()
 
     def __call__(self) -> None:
@@ -160,7 +161,7 @@ class Log:
         if dist.get_rank():
             return
         with self._file.open("a") as file:
-            file.write(json.dumps({name: getattr(line, name) for name in Timed.__slots__}) + "\n")
+            file.write(json.dumps(dataclasses.asdict(line)) + "\n")
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> str:

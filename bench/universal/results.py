@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,8 +45,3 @@ class Timed:
     """Of torch.distributed in the call, on the rank that has most."""
     load: float = 0.0
     """Load average of the last minute."""
-
-
-def from_line(line: str) -> Timed:
-    """Read a result."""
-    return Timed(**json.loads(line))

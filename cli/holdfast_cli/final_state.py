@@ -1,20 +1,19 @@
 """Final state of a job: the master's last answers, kept in the job's directory.
 
-Belongs here: the four answers as one file, and answers to requests from it. Does not belong here:
-getting them from a master (`runner.final_snapshot`).
+Belongs here: the four answers as one file, and answers to requests from it and from the evidence
+that masters left. Does not belong here: getting them from a master (`runner.supervisor`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from google.protobuf import json_format
 
-from holdfast_cli import ended_incidents
 from holdfast_cli.errors import MasterRefusedError
 from holdfast_cli.job_directory import JobHome, write_json
 from holdfast_wire import codec, evidence_file
@@ -26,13 +25,17 @@ from holdfast_wire.messages import (
     GetHealthRequest,
     GetHealthResponse,
     GetIncidentRequest,
+    GetIncidentResponse,
     GetJobRequest,
     GetJobResponse,
+    Incident,
+    IncidentEvidence,
     JobSnapshot,
     JobStatus,
     ListEventsRequest,
     ListEventsResponse,
     ListIncidentsRequest,
+    ListIncidentsResponse,
     ListNodesRequest,
     ListNodesResponse,
     RestartWorkerRequest,
@@ -95,11 +98,9 @@ class FinalState:
             case GetGoodputRequest():
                 return self._kept(self.goodput)
             case ListIncidentsRequest():
-                return ended_incidents.listed(self._kept(self.goodput).incidents, self.evidence)
+                return _incidents(self._kept(self.goodput).incidents, self.evidence)
             case GetIncidentRequest():
-                return ended_incidents.one(
-                    self._kept(self.goodput).incidents, self.evidence, request
-                )
+                return _incident(self._kept(self.goodput).incidents, self.evidence, request)
             case GetHealthRequest():
                 return GetHealthResponse(not_judged="the job has ended, and no world runs")
             case StopJobRequest():
@@ -155,3 +156,38 @@ def read(home: JobHome) -> FinalState | None:
 def _part(twin: type[Any], data: Any) -> Any:
     message = codec.PROTO[twin.__name__]()
     return codec.from_proto(json_format.ParseDict(data, message, ignore_unknown_fields=True))
+
+
+def _incidents(incidents: Iterable[Incident], directory: Path | None) -> ListIncidentsResponse:
+    """Return the list; `directory` has the evidence, None: nobody kept it."""
+    every = tuple(incidents)
+    try:
+        kept = evidence_file.listing(directory) if directory is not None else {}
+    except OSError:
+        kept = {}
+    with_evidence = tuple(one.id for one in every if one.id in kept)
+    return ListIncidentsResponse(incidents=every, with_evidence=with_evidence)
+
+
+def _incident(
+    incidents: Iterable[Incident], directory: Path | None, request: GetIncidentRequest
+) -> GetIncidentResponse:
+    """Return one incident with all of its evidence.
+
+    Raises:
+        MasterRefusedError: no incident has that id.
+    """
+    fact = {each.id: each for each in incidents}.get(request.incident_id)
+    if fact is None:
+        raise MasterRefusedError(
+            f"incident {request.incident_id!r} is none of the job's; `holdfast incidents` has them"
+        )
+    found: IncidentEvidence | None = None
+    why = "none was kept: the master wrote no file for it"
+    try:
+        found = evidence_file.read(directory, fact.id) if directory is not None else None
+    except evidence_file.EvidenceFileError as error:
+        why = str(error)
+    if found is None:
+        return GetIncidentResponse(incident=fact, evidence_missing=why)
+    return GetIncidentResponse(incident=fact, evidence=found)

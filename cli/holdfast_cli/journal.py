@@ -17,36 +17,13 @@ import click
 from holdfast_cli.arguments import job_argument, output_option
 from holdfast_cli.errors import BadInputError
 from holdfast_cli.job_directory import find_job
+from holdfast_wire import codec
 
 _TOOLS = "holdfast_master.replay.inspect"
-FACTS = (
-    "BudgetCharge",
-    "CheckpointCommitted",
-    "CommandFinished",
-    "CommandIssued",
-    "EventRecorded",
-    "GoodputMarked",
-    "Incident",
-    "NodeExcluded",
-    "NodeGone",
-    "NodeJoined",
-    "NodeJudged",
-    "NodeMarked",
-    "NodeStruck",
-    "OuterRoster",
-    "PhaseChanged",
-    "ReferencesLearned",
-    "ScheduleConfirmed",
-    "SegmentOpened",
-    "SpecAccepted",
-    "StopRequested",
-    "StragglerTrial",
-    "SyncChosen",
-    "WorldDecided",
-    "WorldEnded",
-    "WorldTraining",
-)
-"""Kinds of facts, for the completion and the check of --kind."""
+_RECORD = codec.PROTO["JournalRecord"].DESCRIPTOR
+_KINDS = (one.message_type for one in _RECORD.oneofs_by_name["fact"].fields)
+FACTS = sorted({kind.name for kind in _KINDS if kind is not None} - {"JobFolded"})
+"""Kinds of facts, for the completion and the check of --kind; a folded job is a file's base."""
 _incident = click.option("--incident", default="", help="Only records of this incident id.")
 _first = click.option(
     "--from", "first", type=click.IntRange(min=0), default=0, help="From this record on."

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from holdfast_cli import check, checkpoint, health_screen, journal, live_view, render
+from holdfast_cli import check, checkpoint, incidents, journal, live_view, render
 from holdfast_cli.arguments import (
     cluster_options,
     complete_job,
@@ -25,10 +25,8 @@ from holdfast_cli.arguments import (
 )
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import EXIT_CODES, BadInputError, CliError, JobFailedError
-from holdfast_cli.incidents import command as incidents
-from holdfast_cli.job_list import list_jobs
 from holdfast_cli.output import UNREAD, abandon
-from holdfast_cli.target import JobTarget
+from holdfast_cli.target import JobTarget, list_jobs
 from holdfast_cli.terminal_text import clean
 from holdfast_wire import environment
 from holdfast_wire.messages import (
@@ -151,7 +149,7 @@ def status(job: str | None, where: Mapping[str, str], output: str) -> None:
 
 def _list_jobs(where: Mapping[str, str], output: str) -> None:
     if where:
-        from holdfast_cli.cluster.listing import HEADER, list_there, row
+        from holdfast_cli.cluster.find import HEADER, list_there, row
 
         there = list_there(os.environ, where)
         _show(output, there, lambda: render.columns(HEADER, [row(job) for job in there]))
@@ -210,7 +208,7 @@ def health(place: JobTarget, output: str, *, watch: bool) -> None:
         if watch:
             click.echo(_watched(output, answer))
         else:
-            _show(output, answer, partial(health_screen.screen, answer))
+            _show(output, answer, partial(render.health_screen, answer))
         if over or not watch:
             return
         time.sleep(_WATCH_SECONDS)
@@ -222,8 +220,8 @@ def _watched(output: str, answer: Any) -> str:
         return render.to_json(answer, indent=None)
     if sys.stdout.isatty():
         click.clear()
-        return health_screen.screen(answer)
-    return f"--- {render.clock(time.time())}\n{health_screen.screen(answer)}"
+        return render.health_screen(answer)
+    return f"--- {render.clock(time.time())}\n{render.health_screen(answer)}"
 
 
 @main.command()

@@ -11,14 +11,16 @@ import enum
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from holdfast_cli.terminal_text import clean
 from holdfast_wire.messages import (
     BudgetKind,
     CheckpointInterval,
     GetGoodputResponse,
+    GetHealthResponse,
     GoodputEntry,
+    HangStatus,
     HostHistory,
     Incident,
     JobEvent,
@@ -27,6 +29,8 @@ from holdfast_wire.messages import (
     NodeInfo,
     NodeState,
     NodeStruck,
+    RankHealth,
+    SlowVerdict,
     SyncChosen,
 )
 from holdfast_wire.reasons import EndReason
@@ -40,6 +44,10 @@ _SHOWN = 20
 """Replicas that a status names."""
 _WAITING = frozenset({NodeState.READY, NodeState.STANDBY})
 """States of a node that a world could take: one that failed its check is in none of them."""
+BAR: Final = 20
+"""Characters of the longest bar of a lag."""
+FULL: Final = 0.5
+"""Lag, as a share of a step, that fills a bar."""
 _KILO = 1000.0
 _MINUTE = 60.0
 _HOUR = 3600.0
@@ -383,4 +391,56 @@ def _incident_row(incident: Incident) -> tuple[str, ...]:
         duration(incident.respawned_seconds) if incident.respawned_seconds else "-",
         _first_step(incident),
         counted(incident.steps_redone, "step"),
+    )
+
+
+def health_screen(health: GetHealthResponse) -> str:
+    """Return `holdfast health`: verdicts, then each rank with its lag as a bar."""
+    hang = [_hang(health.hang)] if health.hang is not None else []
+    parts = [_judged(health), *hang, *(_verdict(one) for one in health.slow)]
+    if health.ranks:
+        rows = [_rank_row(one, health.step_seconds) for one in health.ranks]
+        parts.append(columns(("RANK", "NODE", "STEP", "LOCAL", "LAG", ""), rows))
+    return "\n".join(parts)
+
+
+def _judged(health: GetHealthResponse) -> str:
+    if health.not_judged:
+        return f"Nobody is judged: {health.not_judged}"
+    step = f"round {health.round}, {health.step_seconds:.3g} s a step"
+    found = "nobody is slow" if not health.slow else f"{len(health.slow)} slow"
+    return f"{found} ({step}, {counted(health.windows, 'window')} judged)"
+
+
+def _hang(one: HangStatus) -> str:
+    seen = f"for {one.seconds:.0f} s"
+    if not one.cause:
+        return f"HANG  the ranks are asked what they do: {clean(one.text)} ({seen})"
+    where = " on ".join(f"{what} {', '.join(map(str, of))}" for what, of in _places(one))
+    cause = f"{one.cause}: {where}" if where else one.cause
+    return f"HANG  {cause} ({seen})\n  {clean(one.text)}"
+
+
+def _places(one: HangStatus) -> list[tuple[str, tuple[int, ...]]]:
+    named = (("rank", one.ranks), ("node", one.nodes))
+    return [(what if len(of) == 1 else f"{what}s", of) for what, of in named if of]
+
+
+def _verdict(one: SlowVerdict) -> str:
+    lost = f"  costs {one.lost_node_seconds_per_hour:.0f} node-seconds an hour"
+    causes = [f"  {clean(text)}" for text in one.considered]
+    return "\n".join([f"SLOW  {clean(one.text)}", lost, *causes])
+
+
+def _rank_row(one: RankHealth, step: float) -> tuple[str, ...]:
+    guessed = "~" if one.step_guessed else ""
+    known = one.local_seconds > 0
+    lag = one.lag_seconds / step if step else 0.0
+    return (
+        str(one.rank),
+        str(one.node_rank),
+        f"{guessed}{one.step}",
+        f"{one.local_seconds:.3g} s" if known else "-",
+        f"{lag:+.1%}" if known else "-",
+        "#" * min(BAR, round(BAR * max(0.0, lag) / FULL)),
     )

@@ -1,7 +1,6 @@
-"""The pure core of the job master: inputs in, instructions out.
+"""The pure core of the job master: dispatches inputs and deadlines, and serves views of the job.
 
-Belongs here: the one entry that dispatches inputs and deadlines, and the views that the shell
-serves. Does not belong here: decisions (see `policies`), clocks, I/O, logging, randomness.
+Decisions stand in `policies` and `job`. No clock, I/O, logging or randomness.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_master.instructions import Instruction, StepDown
+from holdfast_master.instructions import JOURNAL_FORMAT, Instruction, StepDown
 from holdfast_master.job import reconcile
 from holdfast_master.job.checkpoints import interval, on_demand
 from holdfast_master.job.health import hangs, health_view, preflight, samples
@@ -42,38 +41,14 @@ from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.inspection import JobInspection
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Subject, Timer
 from holdfast_master.job.takeover import adoption, from_journal, hello
 from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    ClusterStrikes,
-    Fence,
-    GetGoodputResponse,
-    GetHealthResponse,
-    HostHistory,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    JournalRecord,
-    MasterSpec,
-    NodeInfo,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    SegmentOpened,
-    StateDigest,
-    StopRequest,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
-
-JOURNAL_FORMAT = 4
-"""Format of the facts in the journal; 2: a base may stand for the oldest of them; 4: messages by
-tier."""
 
 
 class Core:
@@ -91,7 +66,7 @@ class Core:
     @classmethod
     def restore(
         cls,
-        records: Iterable[JournalRecord],
+        records: Iterable[wire.JournalRecord],
         identity: CoreIdentity,
         settings: CoreSettings,
     ) -> Core:
@@ -110,7 +85,7 @@ class Core:
         job.clock.open(now, job.state.job_seconds)
         identity = job.identity
         job.out.record(
-            SegmentOpened(
+            wire.SegmentOpened(
                 format=JOURNAL_FORMAT,
                 epoch=identity.epoch,
                 incarnation=identity.incarnation,
@@ -126,7 +101,7 @@ class Core:
             from_journal.take_up(job)
         else:
             job.out.event(EventReason.MASTER_STARTED, f"epoch {identity.epoch} begins")
-        if identity.epoch > 1 and not job.state.round and job.state.phase is JobPhase.WAITING:
+        if identity.epoch > 1 and not job.state.round and job.state.phase is wire.JobPhase.WAITING:
             # A journal without a world may be of one that had lost another, and was still asking.
             adoption.expect(job)
         job.timers.set(Timer.MARK, job.now + job.settings.goodput_mark_seconds)
@@ -158,30 +133,30 @@ class Core:
         """Return why the newest call looked at the decisions again; empty: it did not."""
         return tuple(self._job.changes.batch)
 
-    def inspect(self) -> JobInspection:
-        """Return the job's context for reading, for tests: it lives on with each input."""
+    def inspect(self) -> JobContext:
+        """The job's context for reading, for tests: it lives on with each input."""
         return self._job
 
     def newest_record(self) -> int:
         """Sequence of the newest record; 0: there is none."""
         return self._job.state.sequence
 
-    def status(self, now: Moment) -> JobStatus:
+    def status(self, now: Moment) -> wire.JobStatus:
         """The whole small truth, for JobService and the operator."""
         self._job.clock.moment = now
         return views.status(self._job)
 
-    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
+    def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known or expected node, in node rank order."""
         self._job.clock.moment = now
         return views.nodes(self._job)
 
-    def history(self, now: Moment) -> tuple[HostHistory, ...]:
+    def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against, the worst first."""
         self._job.clock.moment = now
         return strikes.history(self._job)
 
-    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+    def events_after(self, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
         """Events after this sequence, oldest first, at most `limit`."""
         return views.events_after(self._job.state, sequence, limit)
 
@@ -189,27 +164,27 @@ class Core:
         """Sequence of the newest event; 0: none yet."""
         return self._job.state.event_sequence
 
-    def goodput(self, now: Moment) -> GetGoodputResponse:
+    def goodput(self, now: Moment) -> wire.GetGoodputResponse:
         """Node-seconds by class, whole and by node, and every incident with its cost."""
         self._job.clock.moment = now
         return views.goodput(self._job)
 
-    def incidents(self, now: Moment) -> tuple[Incident, ...]:
+    def incidents(self, now: Moment) -> tuple[wire.Incident, ...]:
         """Every incident that is remembered, oldest first."""
         self._job.clock.moment = now
         return views.listed_incidents(self._job)
 
-    def health(self, now: Moment) -> GetHealthResponse:
+    def health(self, now: Moment) -> wire.GetHealthResponse:
         """The ranks of the running world, who is slow, and the hang that holds."""
         self._job.clock.moment = now
         return health_view.health(self._job)
 
-    def digest(self, now: Moment) -> StateDigest:
-        """Return the digest: the state that a master without a journal needs."""
+    def digest(self, now: Moment) -> wire.StateDigest:
+        """The digest: the state that a master without a journal needs."""
         self._job.clock.moment = now
         return digests.build(self._job)
 
-    def spec(self) -> MasterSpec | None:
+    def spec(self) -> wire.MasterSpec | None:
         """The spec in force; None: none has come yet."""
         return self._job.state.spec
 
@@ -221,8 +196,8 @@ def _blank(settings: CoreSettings) -> JobState:
 # ---------------------------------------------------------------------------------------- inputs
 
 
-def _superseded(job: JobContext, fence: Fence | None) -> bool:
-    """Return whether the sender has heard of a newer master: then this one steps down."""
+def _superseded(job: JobContext, fence: wire.Fence | None) -> bool:
+    """Whether the sender has heard of a newer master: then this one steps down."""
     identity = job.identity
     if fence is None or fence.epoch < identity.epoch:
         return False
@@ -248,19 +223,19 @@ def _received(job: JobContext, event: Received) -> None:
         agent_messages.received(job, node, event.fence, event.message)
 
 
-def _operator_said(job: JobContext, event: OperatorMessage) -> None:
+def _note_operator(job: JobContext, event: OperatorMessage) -> None:
     match event.message:
-        case MasterSpec() as spec:
+        case wire.MasterSpec() as spec:
             operator_messages.spec_arrived(job, spec)
-        case PodObservation() as pod:
+        case wire.PodObservation() as pod:
             pods.pod_seen(job, pod)
-        case PodListDone():
+        case wire.PodListDone():
             pods.pods_listed(job)
-        case ScaleResult() as result:
+        case wire.ScaleResult() as result:
             user_requests.scale_answered(job, result)
-        case ClusterStrikes() as told:
-            job.operator.cluster = told
-        case StopRequest() as wish:
+        case wire.ClusterStrikes() as strikes:
+            job.operator.cluster = strikes
+        case wire.StopRequest() as wish:
             operator_messages.stop_requested(job, wish)
 
 
@@ -288,7 +263,7 @@ _INPUTS: dict[type, Callable[[JobContext, Any], None]] = {
     Received: _received,
     OperatorConnected: lambda job, _: operator_messages.connected(job),
     OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
-    OperatorMessage: _operator_said,
+    OperatorMessage: _note_operator,
     UserCall: user_requests.asked,
     JournalNoted: lambda job, event: job.out.event(event.reason, event.text, Warn),
     PeerRefused: lambda job, event: job.out.event(EventReason.PEER_REFUSED, event.text, Warn),

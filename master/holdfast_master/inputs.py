@@ -1,49 +1,14 @@
-"""Inputs of the core: all that can happen to a job master, as frozen values.
-
-Belongs here: the values that the shell hands to the core. Does not belong here: their sources
-(streams, files, clocks), and the core's decisions.
-"""
+"""Inputs of the core: all that can happen to a job master, as frozen values."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 
-from holdfast_wire.messages import (
-    BarrierAck,
-    BarrierReached,
-    CheckListening,
-    ClockProbe,
-    ClusterStrikes,
-    CollectiveSamples,
-    CommandDone,
-    CommitResult,
-    EvidenceCollected,
-    Fence,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    MasterSpec,
-    MemoryCheckpoints,
-    NodeChecked,
-    NoticeReceived,
-    PodListDone,
-    PodObservation,
-    ReplicaReady,
-    RestorePlanVerified,
-    RestoreRequest,
-    RosterFailed,
-    RoundStarted,
-    RoundStopped,
-    ScaleResult,
-    ShardsPersisted,
-    StopRequest,
-    StorePrepared,
-    SyncChosen,
-    Warmed,
-    WorkerExited,
-)
+from holdfast_wire.messages import Fence, Hello
+from holdfast_wire.messages.agent import SessionRequestMessage
 from holdfast_wire.messages.job import JobServiceRequest
+from holdfast_wire.messages.operator import SyncRequestMessage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,36 +32,10 @@ class DisconnectCause(enum.Enum):
     """The shell ended it: a malformed message, a full queue, a CloseSession instruction."""
 
 
-SyncMessage = MasterSpec | PodObservation | PodListDone | ScaleResult | StopRequest | ClusterStrikes
+SyncMessage = SyncRequestMessage
 """What an operator says."""
-AgentMessage = (
-    Heartbeat
-    | WorkerExited
-    | RoundStarted
-    | RoundStopped
-    | StorePrepared
-    | BarrierReached
-    | BarrierAck
-    | CommandDone
-    | Warmed
-    | Goodbye
-    | MemoryCheckpoints
-    | ShardsPersisted
-    | CommitResult
-    | RestoreRequest
-    | RestorePlanVerified
-    | ClockProbe
-    | CollectiveSamples
-    | EvidenceCollected
-    | CheckListening
-    | NodeChecked
-    | NoticeReceived
-    | ReplicaReady
-    | RosterFailed
-    | SyncChosen
-)
-"""What an agent sends after its Hello."""
-
+AgentMessage = SessionRequestMessage
+"""What an agent sends; a Hello only as the first one of a stream."""
 UserRequest = JobServiceRequest
 """Those that change something, or need an agent's answer, have a handler in `user_requests`."""
 

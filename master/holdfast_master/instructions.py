@@ -1,8 +1,5 @@
 """Instructions of the core to its shell, as frozen values.
 
-Belongs here: one value for each thing that the shell does. Does not belong here: the means (queues,
-files, gRPC).
-
 A batch is carried out in order, after its records: the shell appends every Record of the batch in
 order, calls fsync once if any of them is durable, and only then performs the rest.
 """
@@ -11,69 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Final
 
-from holdfast_wire.messages import (
-    BudgetCharge,
-    CheckpointCommitted,
-    CommandFinished,
-    CommandIssued,
-    EventRecorded,
-    GoodputMarked,
-    Incident,
-    IncidentEvidence,
-    JobFolded,
-    JournalRecord,
-    NodeExcluded,
-    NodeGone,
-    NodeJoined,
-    NodeJudged,
-    NodeMarked,
-    NodeStruck,
-    OuterRoster,
-    PhaseChanged,
-    ReferencesLearned,
-    ScheduleConfirmed,
-    SegmentOpened,
-    SessionResponse,
-    SpecAccepted,
-    StopRequested,
-    StragglerTrial,
-    SyncChosen,
-    SyncResponse,
-    WorldDecided,
-    WorldEnded,
-    WorldTraining,
-)
+from holdfast_wire.messages import IncidentEvidence, JournalRecord, SessionResponse, SyncResponse
 from holdfast_wire.messages.job import JobServiceResponse
+from holdfast_wire.messages.journal import JournalRecordFact
 
-Fact = (
-    SegmentOpened
-    | SpecAccepted
-    | NodeJoined
-    | NodeGone
-    | WorldDecided
-    | WorldTraining
-    | WorldEnded
-    | Incident
-    | BudgetCharge
-    | EventRecorded
-    | PhaseChanged
-    | CommandIssued
-    | CommandFinished
-    | GoodputMarked
-    | NodeExcluded
-    | NodeJudged
-    | NodeStruck
-    | OuterRoster
-    | SyncChosen
-    | ReferencesLearned
-    | StragglerTrial
-    | NodeMarked
-    | StopRequested
-    | JobFolded
-    | CheckpointCommitted
-    | ScheduleConfirmed
-)
+JOURNAL_FORMAT: Final = 4
+"""Format of the facts in the journal; a release reads no other."""
+
+Fact = JournalRecordFact
 """What a journal record can hold."""
 
 UserResponse = JobServiceResponse
@@ -136,7 +80,7 @@ class CloseSession:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Tell:
+class SendToOperator:
     """Send to the operator.
 
     Without an operator: drop it; the core repeats what is still wanted when one connects.
@@ -194,6 +138,14 @@ class StepDown:
 
 
 Instruction = (
-    Record | Send | CloseSession | Tell | Reply | Refuse | KeepEvidence | Finished | StepDown
+    Record
+    | Send
+    | CloseSession
+    | SendToOperator
+    | Reply
+    | Refuse
+    | KeepEvidence
+    | Finished
+    | StepDown
 )
 """What `Core.handle` returns."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
+import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
+from typing import TextIO
 
 from holdfast_master.journal.segments import EpochRefusedError, JournalError
-from holdfast_master.process import grpc_environment, in_pod, logs, os_process
+from holdfast_master.process import os_process
 from holdfast_master.process import settings as configuration
 from holdfast_master.process.settings import ConfigError, MasterConfig
 from holdfast_master.process.storage import Storage, open_storage
@@ -41,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     os_process.end_at_signals()
     try:
         config = (
-            in_pod.config_of(os.environ) if options.in_pod else configuration.load(options.config)
+            configuration.load_in_pod(os.environ)
+            if options.in_pod
+            else configuration.load(options.config)
         )
     except ConfigError as error:
         sys.stderr.write(f"holdfast-master: {error}\n")
@@ -49,9 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     if config.die_with_parent and not os_process.die_with_parent(config.parent_pid):
         return 0
     os_process.spread_large_blocks()
-    grpc_environment.choose_poller(os.environ)
+    os_process.choose_poller(os.environ)
     try:
-        logs.start(config.log_level.value, config.log_file, sys.stderr)
+        _start_log(config.log_level.value, config.log_file, sys.stderr)
     except OSError as error:
         sys.stderr.write(
             f"holdfast-master: log_file is {config.log_file}, which cannot be opened "
@@ -64,8 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(config: MasterConfig) -> int:
     # Only now: gRPC reads its settings from the environment when it is loaded.
-    from holdfast_master.process.assembly import serve  # noqa: PLC0415
-    from holdfast_master.process.serving import ProcessEnd, ServeError  # noqa: PLC0415
+    from holdfast_master.process.serving import ProcessEnd, ServeError, serve  # noqa: PLC0415
     from holdfast_wire.channel import CredentialsError  # noqa: PLC0415
 
     codes = {
@@ -93,6 +97,45 @@ def _open_storage(config: MasterConfig) -> Storage:
     if storage.journal is not None and storage.journal.trouble:
         log.error("%s; going on without it, trying again", storage.journal.trouble)
     return storage
+
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Time, level, logger, message, the fields of `extra`, and the trace of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _start_log(level: str, file: Path | None, stream: TextIO) -> None:
+    """Send this process's log to `file`, made 0600, or else to `stream`.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if file is not None:
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        stream = os.fdopen(descriptor, "a", encoding="utf-8")
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # Its debug lines are about every call.
+    logging.getLogger("grpc").setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Settings of the core: its identity and its time limits.
-
-Belongs here: frozen values with their reasons. Does not belong here: reading environment, flags or
-files (see `process.settings`), and anything that the job's spec says.
-"""
+"""Settings of the core: its identity and its time limits, as frozen values with their reasons."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.kube import paths
-from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
+from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient, only
 from holdfast_operator.kube.errors import ApiRefusedError, DroppedFieldsError, TakenError
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import (
@@ -95,7 +94,7 @@ class Applier:
             "metadata": {"name": state.owner.name, **state.version},
             "status": status,
         }
-        path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}&force=true"
+        path = f"{state.owner.path}/status?fieldManager={MANAGER}&force=true"
         try:
             await self._patch(state, path, body, APPLY)
         except ApiRefusedError as error:
@@ -151,7 +150,7 @@ class Applier:
         # Not repeated with the epoch of a pod that was made all the same, and is gone again.
         again = action.slot.role is not Role.MASTER
         try:
-            await self._client.call("POST", paths.core(state.owner, "pods"), pod, may_repeat=again)
+            await self._client.call("POST", state.owner.core("pods"), pod, may_repeat=again)
         except ApiRefusedError as error:
             if not error.exists:
                 self._take_refusal(state, action, error)
@@ -171,8 +170,8 @@ class Applier:
         if error.is_invalid:
             text = f"pod {action.name}: {error.message}"
             text += _remedy(state, action)
-            said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
-            state.hear(said, time.time())
+            end = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=text)
+            state.receive(end, time.time())
         elif error.is_admission:
             if action.slot not in state.refused:
                 _log.warning("job %s: %s", state.key, error)
@@ -183,7 +182,7 @@ class Applier:
 
     async def _next_epoch(self, state: JobState) -> int:
         """Allocate the epochs of one more master pod: in the status, by compare and swap."""
-        path = paths.job(state.owner)
+        path = state.owner.path
         found = await self._client.call("GET", path)
         if found["metadata"]["uid"] != state.owner.uid:
             raise ApiRefusedError(f"GET {path}", 404, "NotFound", "another job has its name")
@@ -199,7 +198,7 @@ class Applier:
             await self._note(state, templateRevision=revision)
 
     async def _note(self, state: JobState, **fields: Any) -> None:
-        path = f"{paths.job(state.owner)}/status?fieldManager={MANAGER}"
+        path = f"{state.owner.path}/status?fieldManager={MANAGER}"
         await self._patch(state, path, {"metadata": state.version, "status": fields}, MERGE)
         kept = state.body.get("status") or {}
         dropped = [f"status.{name}" for name in fields if kept.get(name) != fields[name]]
@@ -218,22 +217,15 @@ class Applier:
         others = [one for one in before if one != keys.FINALIZER]
         finalizers = [*others, keys.FINALIZER] if held else others
         body = {"metadata": {**state.version, "finalizers": finalizers}}
-        path = f"{paths.job(state.owner)}?fieldManager={MANAGER}"
+        path = f"{state.owner.path}?fieldManager={MANAGER}"
         state.patched(await self._client.call("PATCH", path, body, MERGE))
 
     async def _delete(self, state: JobState, action: DeletePod) -> None:
         until = time.monotonic() + EXPECT_SECONDS
         state.expectations.delete(action.uid, until, forced=action.grace_s == 0)
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": action.grace_s,
-            "preconditions": {"uid": action.uid},
-        }
+        body = {**only(action.uid), "gracePeriodSeconds": action.grace_s}
         try:
-            await self._client.call(
-                "DELETE", f"{paths.core(state.owner, 'pods')}/{action.name}", body
-            )
+            await self._client.call("DELETE", f"{state.owner.core('pods')}/{action.name}", body)
         except ApiRefusedError as error:
             if not error.is_gone and action.grace_s:
                 raise
@@ -247,7 +239,7 @@ class Applier:
         result = ScaleResult(decision_id=action.decision_id, ok=True)
         body = {"metadata": state.version, "spec": {"replicas": action.replicas}}
         try:
-            path = f"{paths.job(state.owner)}/scale?fieldManager={MANAGER}"
+            path = f"{state.owner.path}/scale?fieldManager={MANAGER}"
             await self._client.call("PATCH", path, body, MERGE)
         except ApiRefusedError as error:
             if not error.is_invalid and error.code != 403:
@@ -257,14 +249,9 @@ class Applier:
         state.link.send(result)
 
     async def _delete_job(self, state: JobState) -> None:
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "propagationPolicy": "Background",
-            "preconditions": {"uid": state.owner.uid},
-        }
+        body = {**only(state.owner.uid), "propagationPolicy": "Background"}
         # A refusal of a job that is gone already makes the reconciler forget it.
-        await self._client.call("DELETE", paths.job(state.owner), body)
+        await self._client.call("DELETE", state.owner.path, body)
 
 
 def _remedy(state: JobState, action: CreatePod) -> str:

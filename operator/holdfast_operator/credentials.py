@@ -6,7 +6,6 @@ job are the key pairs themselves.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import datetime as dt
 import tempfile
@@ -55,38 +54,20 @@ class JobCredentials:
             self._folder.cleanup()
             self._folder = None
 
-    async def fixed_secrets(self) -> list[dict[str, Any]]:
-        """Return the Secrets of the master and of people."""
-        return [await self.master_secret(), await self.user_secret()]
-
-    async def master_secret(self) -> dict[str, Any]:
-        """Return the Secret of the master."""
-        return await asyncio.to_thread(self._master)
-
-    async def user_secret(self) -> dict[str, Any]:
-        """Return the Secret of people."""
-        return await asyncio.to_thread(self._user)
-
-    async def worker_secret(self, rank: int, most: int) -> dict[str, Any]:
-        """Return the Secret with a rank's key pair and those of its neighbours.
-
-        Args:
-            rank: Rank of the worker.
-            most: Largest number of ranks that the job may have.
-        """
-        return await asyncio.to_thread(self._workers, rank, most)
-
-    def _master(self) -> dict[str, Any]:
+    def master_secret(self) -> dict[str, Any]:
+        """Return the Secret of the master; like the others it takes milliseconds of a core."""
         owner = self._owner
         names = (owner.master_service, owner.master_host, f"{owner.master_host}.cluster.local")
         issued = self._issue(Identity(owner.uid, keys.ROLE_MASTER), names)
         return self._secret(owner.master_secret, _files(issued))
 
-    def _user(self) -> dict[str, Any]:
+    def user_secret(self) -> dict[str, Any]:
+        """Return the Secret of people."""
         issued = self._issue(Identity(self._owner.uid, keys.ROLE_USER))
         return self._secret(self._owner.user_secret, _files(issued))
 
-    def _workers(self, rank: int, most: int) -> dict[str, Any]:
+    def worker_secret(self, rank: int, most: int) -> dict[str, Any]:
+        """Return the Secret with a rank's key pair and its neighbours'; `most`: the job's ranks."""
         first = rank // KEYS_PER_SECRET * KEYS_PER_SECRET
         end = min(first + KEYS_PER_SECRET, max(most, rank + 1))
         files = {keys.CA_FILE: self._authority.ca_pem}

@@ -85,11 +85,8 @@ class Election:
             _log.info("election: %s", error)
 
     async def _try(self) -> bool:
-        try:
-            lease = await self._client.call("GET", f"{self._path}/{self._name}")
-        except ApiRefusedError as error:
-            if error.code != 404:
-                raise
+        lease = await self._client.find(f"{self._path}/{self._name}")
+        if lease is None:
             return await self._write("POST", self._path, _fresh(self._name, self._identity))
         spec = lease["spec"]
         holder = spec.get("holderIdentity") or ""

@@ -1,7 +1,4 @@
-"""The operator's log: one JSON object per line, like the master's, with the job's name.
-
-Belongs here: the format, and the job's name in it. Does not belong here: the choice of lines.
-"""
+"""The operator's log: one JSON object per line, like the master's, with the job's name."""
 
 from __future__ import annotations
 

@@ -14,22 +14,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
+
+import prometheus_client as prometheus
+from aiohttp import web
 
 from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.handlers import watch_jobs
-from holdfast_operator.http_probes import LOOK_SECONDS, LOOKS, QUEUE_DEPTH, serve_probes
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import KubeError
-from holdfast_operator.kube.node_reflector import NodeReflector
-from holdfast_operator.kube.pod_reflector import PodReflector
-from holdfast_operator.node_history import NodeHistory
-from holdfast_operator.plan.node_strikes import NodeStrike
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
+from holdfast_operator.nodes.reflector import NodeReflector
+from holdfast_operator.nodes.strikes import NodeStrike
 from holdfast_operator.pods.record import PodRecord
-from holdfast_operator.reconcile import ClusterNodes, Reconciler
+from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.root_key import RootKey
 from holdfast_operator.settings import OperatorSettings, SettingsError, Switch, read_settings
 from holdfast_operator.state.job_state import Key
@@ -49,6 +51,13 @@ _RETRY_SECONDS: Final = 1.0
 _LEASE_RATE: Final = 5.0
 """Requests about the Lease, 1/s: five times the rate of renewals, for repeated tries."""
 _LEASE_BURST: Final = 10
+LOOKS: Final = prometheus.Counter(
+    "holdfast_operator_looks_total", "Looks at jobs, by outcome.", ["outcome"]
+)
+LOOK_SECONDS: Final = prometheus.Histogram(
+    "holdfast_operator_look_seconds", "How long one look at a job takes."
+)
+QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
 
 
 class _Stopped(Exception):  # noqa: N818 - a wish, not an error
@@ -155,7 +164,7 @@ class Operator:
         """Take what nodes show: a cordon only while a job is there, whose work it may disturb."""
         nodes = self._pods.nodes()
         self._history.add(
-            one for one in strikes if one.cause is StrikeCause.CONDITION or one.host in nodes
+            one for one in strikes if one.cause == StrikeCause.CONDITION or one.host in nodes
         )
 
     def _nodes_struck(self, nodes: Collection[str]) -> None:
@@ -261,3 +270,31 @@ def main() -> int:
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(main())
+
+
+async def serve_probes(
+    port: int, healthy: Callable[[], bool], ready: Callable[[], bool]
+) -> web.AppRunner:
+    """Serve the endpoints on every address; the caller cleans the runner up."""
+
+    async def health(_: web.Request) -> web.Response:
+        return _answer(good=healthy())
+
+    async def readiness(_: web.Request) -> web.Response:
+        return _answer(good=ready())
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=prometheus.generate_latest(), content_type="text/plain")
+
+    application = web.Application()
+    application.router.add_get("/healthz", health)
+    application.router.add_get("/readyz", readiness)
+    application.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, None, port).start()
+    return runner
+
+
+def _answer(*, good: bool) -> web.Response:
+    return web.Response(status=200 if good else 503, text="ok\n" if good else "no\n")

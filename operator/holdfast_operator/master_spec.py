@@ -1,24 +1,14 @@
-"""A job's spec as a message of the wire: the fields for its master, with defaults.
-
-Pure. Fields for the operator itself (pods, cleanup, templates) are left out.
-"""
+"""The part of a job's spec that its master needs, as a message of the wire. Pure."""
 
 from __future__ import annotations
 
 from holdfast_operator.pods.template import main_container
-from holdfast_operator.spec.job import BudgetSpec as JobBudget
-from holdfast_operator.spec.job import FailureRuleSpec as JobRule
-from holdfast_operator.spec.job import JobSpec
-from holdfast_wire.messages import Budget, BudgetKind, FailureRule, MasterSpec
+from holdfast_operator.spec.job import FailureRuleSpec, JobSpec
+from holdfast_wire.messages import FailureRule, MasterSpec
 
 
 def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
-    """Return the part of a spec that the job's master needs.
-
-    Args:
-        spec: The checked spec.
-        generation: Grows with each change of the spec; a master ignores older ones.
-    """
+    """Return the part of a spec that the job's master needs; it ignores older generations."""
     size = spec.size
     pod = spec.worker_template["spec"]
     main = pod["containers"][main_container(pod)]["name"]
@@ -34,7 +24,7 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
         join_window_seconds=float(spec.join_window_s),
         scale_down_grace_seconds=float(spec.scale_down_grace_s),
         below_min_timeout_seconds=float(spec.below_min_timeout_s),
-        budgets=_budgets(spec),
+        budgets=spec.budgets,
         failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
@@ -43,20 +33,7 @@ def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
     )
 
 
-def _budgets(spec: JobSpec) -> tuple[Budget, ...]:
-    named: tuple[tuple[BudgetKind, JobBudget], ...] = (
-        (BudgetKind.FAILURES, spec.budgets.failures),
-        (BudgetKind.PREEMPTIONS, spec.budgets.preemptions),
-        (BudgetKind.RESCALES, spec.budgets.rescales),
-        (BudgetKind.NO_PROGRESS, spec.budgets.no_progress),
-    )
-    return tuple(
-        Budget(kind=kind, limit=budget.limit, window_seconds=budget.window_s)
-        for kind, budget in named
-    )
-
-
-def _rule(spec: JobRule, main: str) -> FailureRule:
+def _rule(spec: FailureRuleSpec, main: str) -> FailureRule:
     if spec.container in {"", main}:
         return spec.rule
     # The master only gets exit codes of the training container. The rule stays, without a matcher,

@@ -6,14 +6,15 @@ certificates are renewed in time. Does not belong here: the content of a Secret 
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from holdfast_operator.credentials import LABEL_RANKS, RENEW_AFTER, is_whole
-from holdfast_operator.kube import paths
-from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient
+from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient, only
 from holdfast_operator.kube.errors import ApiRefusedError, NotYetError, TakenError
 from holdfast_operator.plan.pods import PodSlot, Role
 from holdfast_operator.pods.names import KEYS_PER_SECRET, Owner, budget, services
@@ -24,42 +25,38 @@ from holdfast_wire.messages import PodPhase
 
 _log = logging.getLogger(__name__)
 
-Make = Callable[[], Awaitable[dict[str, Any]]]
+Make = Callable[[], dict[str, Any]]
 
 
 class OwnedResources:
     """Owned objects of all jobs."""
 
     def __init__(self, client: KubeClient, check_s: float) -> None:
-        """Begin without jobs.
-
-        Args:
-            client: The API server.
-            check_s: Time between two checks of a job's Secrets without a cause, s.
-        """
+        """Begin without jobs; their Secrets are checked each `check_s` seconds, or for a cause."""
         self._client = client
         self._check_s = check_s
 
     async def prepare(self, state: JobState) -> None:
         """Make the objects that a job has from its beginning; existing ones stay."""
         for one in services(state.owner, state.spec.master_port):
-            await self._make(state, paths.core(state.owner, "services"), one)
-        for secret in await state.credentials.issuer.fixed_secrets():
-            await self._make(state, paths.core(state.owner, "secrets"), secret)
+            await self._make(state, state.owner.core("services"), one)
+        issuer = state.credentials.issuer
+        for make in (issuer.master_secret, issuer.user_secret):
+            secret = await asyncio.to_thread(make)
+            await self._make(state, state.owner.core("secrets"), secret)
 
     async def keep_budget(self, state: JobState) -> None:
         """Make, change or delete the PodDisruptionBudget, as the spec asks."""
         least = state.spec.size.least if state.spec.budget_for_drains else 0
         if least == state.credentials.budget:
             return
-        path = f"{paths.budgets(state.owner)}/{state.owner.budget}"
-        found = await self._look(path)
+        path = state.owner.budget_path
+        found = await self._client.find(path)
         try:
             if least:
                 await self._apply_budget(state.owner, path, found, least)
             elif found is not None and _is_owned(state.owner, found):
-                body = _only(found["metadata"]["uid"])
-                await self._client.call("DELETE", path, body)
+                await self._client.call("DELETE", path, only(found["metadata"]["uid"]))
         except (TakenError, ApiRefusedError) as error:
             if isinstance(error, ApiRefusedError) and not (error.is_gone or error.is_admission):
                 raise
@@ -77,22 +74,13 @@ class OwnedResources:
         body = budget(owner, least)
         await self._client.call("PATCH", f"{path}?fieldManager={MANAGER}&force=true", body, APPLY)
 
-    async def _look(self, path: str) -> dict[str, Any] | None:
-        """Return an object; None: it does not exist."""
-        try:
-            found: dict[str, Any] = await self._client.call("GET", path)
-        except ApiRefusedError as error:
-            if not error.is_gone:
-                raise
-            return None
-        return found
-
     async def certify(self, state: JobState, slot: PodSlot) -> None:
         """Ensure that a worker's key pair is in its Secret before its pod is made."""
         if slot.index in state.credentials.certified:
             return
-        secret = await state.credentials.issuer.worker_secret(slot.index, _most(state))
-        path = paths.core(state.owner, "secrets")
+        make = state.credentials.issuer.worker_secret
+        secret = await asyncio.to_thread(make, slot.index, _most(state))
+        path = state.owner.core("secrets")
         if not await self._make(state, path, secret):
             await self._complete(f"{path}/{secret['metadata']['name']}", secret)
         first = slot.index - slot.index % KEYS_PER_SECRET
@@ -119,10 +107,10 @@ class OwnedResources:
         return max(1.0, min(self._check_s, min(renewals) - now))
 
     async def _keep_services(self, state: JobState) -> None:
-        path = paths.core(state.owner, "services")
+        path = state.owner.core("services")
         for one in services(state.owner, state.spec.master_port):
             name = one["metadata"]["name"]
-            found = await self._look(f"{path}/{name}")
+            found = await self._client.find(f"{path}/{name}")
             if found is None:
                 await self._make(state, path, one)
                 _log.warning("job %s: Service %s was gone, and is made again", state.key, name)
@@ -131,10 +119,10 @@ class OwnedResources:
 
     async def _check(self, state: JobState, name: str, make: Make, now: float) -> float:
         """Check one Secret; return the time to renew it, Unix time, s."""
-        path = paths.core(state.owner, "secrets")
-        found = await self._look(f"{path}/{name}")
+        path = state.owner.core("secrets")
+        found = await self._client.find(f"{path}/{name}")
         if found is None:
-            found = await make()
+            found = await asyncio.to_thread(make)
             await self._make(state, path, found)
             _log.warning("job %s: Secret %s was gone, and is made again", state.key, name)
         if not _is_owned(state.owner, found):
@@ -143,7 +131,7 @@ class OwnedResources:
         renew_at = _renewal(found)
         if now < renew_at and is_whole(found):
             return renew_at
-        fresh = await make()
+        fresh = await asyncio.to_thread(make)
         metadata = {key: fresh["metadata"][key] for key in ("annotations", "labels")}
         body = {"metadata": metadata, "data": fresh["data"]}
         await self._client.call("PATCH", f"{path}/{name}", body, MERGE)
@@ -157,16 +145,10 @@ class OwnedResources:
             NotYetError: It belongs to an earlier job of the same name, and goes with that job.
             TakenError: It belongs to another owner.
         """
-        try:
-            await self._client.call("POST", path, body)
-        except ApiRefusedError as error:
-            if not error.exists:
-                raise
-        else:
+        if await self._client.make(path, body):
             return True
-        check_owner(
-            state.owner, await self._client.call("GET", f"{path}/{body['metadata']['name']}")
-        )
+        found = await self._client.call("GET", f"{path}/{body['metadata']['name']}")
+        check_owner(state.owner, found)
         return False
 
     async def _complete(self, path: str, secret: dict[str, Any]) -> None:
@@ -206,10 +188,7 @@ def _secrets(state: JobState) -> list[tuple[str, Make]]:
     blocks = {rank // KEYS_PER_SECRET for rank in ranks | certified}
     for block in sorted(blocks):
         first = block * KEYS_PER_SECRET
-
-        async def make(first: int = first) -> dict[str, Any]:
-            return await credentials.worker_secret(first, most)
-
+        make = functools.partial(credentials.worker_secret, first, most)
         made.append((owner.worker_secret(first), make))
     return made
 
@@ -226,11 +205,6 @@ def _renewal(secret: dict[str, Any]) -> float:
 def _is_owned(owner: Owner, found: Mapping[str, Any]) -> bool:
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one["uid"] == owner.uid for one in owners)
-
-
-def _only(uid: str) -> dict[str, Any]:
-    """Return the options for deleting this very object."""
-    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 def check_owner(owner: Owner, found: Mapping[str, Any]) -> None:

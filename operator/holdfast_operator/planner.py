@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from holdfast_operator.deadline import deadline_at
-from holdfast_operator.finish import after_end, end, outcome_of
+from holdfast_operator.finish import after_end, deadline_at, depart, end, hold, outcome_of
 from holdfast_operator.plan.actions import (
     Action,
     AskToStop,
@@ -25,12 +24,10 @@ from holdfast_operator.plan.actions import (
     ScaleJob,
 )
 from holdfast_operator.plan.completed import remembered
-from holdfast_operator.plan.fill import fill
-from holdfast_operator.plan.finalizer import depart, hold
+from holdfast_operator.plan.fill import fill, suspend, trim
 from holdfast_operator.plan.history import observe
-from holdfast_operator.plan.inputs import PlannedJob, Situation, Steps, Wake
-from holdfast_operator.plan.lost_nodes import gone, stranded
-from holdfast_operator.plan.master_lost import AGAIN_SECONDS, judged, verdict_at
+from holdfast_operator.plan.inputs import Look, PlannedJob, Steps, Wake
+from holdfast_operator.plan.lost import AGAIN_SECONDS, gone, judged, stranded, verdict_at
 from holdfast_operator.plan.pods import (
     MASTER_SLOT,
     ObservedPod,
@@ -39,7 +36,6 @@ from holdfast_operator.plan.pods import (
     overdue,
     wanted_slots,
 )
-from holdfast_operator.plan.shrink import suspend, trim
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.status.report import report
 from holdfast_operator.status.world import kept_until
@@ -69,7 +65,7 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
     known = tuple(stranded(known, job, gone(known, job, now)))
     existing = by_slot(known)
     wanted = tuple(_wanted(job))
-    situation = Situation(
+    look = Look(
         job=job,
         pods=existing,
         master=master,
@@ -81,21 +77,21 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
     )
     actions: list[Action] = []
     wakes: list[float] = []
-    for step in _steps(situation):
+    for step in _steps(look):
         if isinstance(step, Wake):
             wakes.append(step.at)
         else:
             actions.append(step)
     wakes += _verdicts(seen, job, master, now)
-    kept = kept_until(situation)
+    kept = kept_until(look)
     if kept is not None:
         wakes.append(kept)
     actions.sort(key=lambda action: _ORDER[type(action)])
     finished = any(isinstance(action, FinishJob) for action in actions)
     return Plan(
         actions=tuple(actions),
-        status=report(situation, outcome_of(situation), finished=finished),
-        history=situation.history,
+        status=report(look, outcome_of(look), finished=finished),
+        history=look.history,
         requeue_after=max(0.0, min(wakes) - now) if wakes else None,
     )
 
@@ -113,28 +109,28 @@ def _wanted(job: PlannedJob) -> Iterable[PodSlot]:
     return (MASTER_SLOT,) if job.spec.suspend else wanted_slots(job.spec)
 
 
-def _steps(situation: Situation) -> Steps:
-    job = situation.job
+def _steps(look: Look) -> Steps:
+    job = look.job
     if job.stopping and job.held:
-        yield from depart(situation)
+        yield from depart(look)
         return
-    yield from hold(situation)
+    yield from hold(look)
     if job.ended_at is not None:
-        yield from after_end(situation, job.ended_at)
+        yield from after_end(look, job.ended_at)
         return
-    outcome = outcome_of(situation)
+    outcome = outcome_of(look)
     if outcome is not None:
-        yield from end(situation, outcome)
+        yield from end(look, outcome)
         return
-    deadline = deadline_at(situation)
+    deadline = deadline_at(look)
     if deadline is not None:
         yield Wake(deadline)
-    scale = situation.master.scale
+    scale = look.master.scale
     if scale is not None:
         yield ScaleJob(decision_id=scale.decision_id, replicas=scale.replicas, reason=scale.reason)
     if job.spec.suspend:
-        yield from suspend(situation)
+        yield from suspend(look)
         return
-    yield from trim(situation)
+    yield from trim(look)
     for slot in wanted_slots(job.spec):
-        yield from fill(situation, slot)
+        yield from fill(look, slot)

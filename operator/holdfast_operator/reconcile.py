@@ -7,33 +7,29 @@ import datetime as dt
 import http
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.apply import INVALID_TEMPLATE, Applier, without_notes
 from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
-from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
-from holdfast_operator.events.sources import NODE_AVOIDED, from_master, notice, transitions
 from holdfast_operator.job_cache import JobCache
-from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
-from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import Downward, MasterLink
-from holdfast_operator.node_history import NodeHistory
-from holdfast_operator.node_probe import NodeProbe
+from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
+from holdfast_operator.nodes.probe import NodeProbe
+from holdfast_operator.nodes.reachability import NodeReachability, ProbeTarget, target_of
+from holdfast_operator.nodes.strikes import ExcludedNode, of_job
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import Action, CreatePod, Plan, in_steps
-from holdfast_operator.plan.api_refusals import FIRST_WAIT_SECONDS
-from holdfast_operator.plan.history import SETTLED_SECONDS
-from holdfast_operator.plan.master_fence import KnownMaster
-from holdfast_operator.plan.master_lost import cut_off
-from holdfast_operator.plan.node_exclusion import EXCLUDED_FROM, ExcludedNode
-from holdfast_operator.plan.node_reachability import NodeReachability
-from holdfast_operator.plan.node_strikes import of_job
+from holdfast_operator.plan.history import FIRST_REFUSAL_SECONDS, SETTLED_SECONDS
+from holdfast_operator.plan.lost import cut_off
 from holdfast_operator.plan.pods import MASTER_SLOT, ObservedPod, Role
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_operator.planner import plan
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
@@ -44,7 +40,8 @@ from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus
 from holdfast_operator.template_revisions import Revisions
-from holdfast_wire.messages import FinishDecision, JobEvent, NoticeReceived, StrikesReported
+from holdfast_wire.messages import FinishDecision, JobEvent, StrikesReported
+from holdfast_wire.strikes import SUSPECT_FROM
 
 _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
@@ -54,15 +51,66 @@ _CHANGED_SECONDS: Final = 0.2
 """Wait after a write that met a newer version of the object, which is known by then."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClusterNodes:
-    """Knowledge of the cluster's nodes that no job has by itself."""
+class JobSession:
+    """Stream and probe of one job, from now on until its link is closed."""
 
-    history: NodeHistory
-    notice: Callable[[str], NoticeReceived | None] = lambda _: None
-    """Returns the notice of a node."""
-    silent: Callable[[], frozenset[str]] = frozenset
-    """Returns the nodes of whose kubelet the cluster hears nothing."""
+    def __init__(
+        self, state: JobState, reporter: Reporter, wake: Callable[[Key], None], own_node: str
+    ) -> None:
+        """Begin to probe and to connect.
+
+        Args:
+            state: The job; its link gets stream and probe.
+            reporter: Takes the events of the master.
+            wake: Has the job looked at.
+            own_node: Node of this process; empty: not known.
+        """
+        self._state = state
+        self._reporter = reporter
+        self._wake = wake
+        self._probe = NodeProbe(
+            name="/".join(state.key),
+            port=state.spec.master_port,
+            own_node=own_node,
+            targets=self._targets,
+            suspects=state.in_doubt,
+            found=self._found,
+        )
+        self._probe.start()
+        stream = MasterLink(
+            where=state.master_address,
+            job_uid=state.owner.uid,
+            tls=state.credentials.issuer.operator_folder,
+            first=state.first_messages,
+            heard=self._received,
+            told=self._events,
+            refusal=state.link.refusal,
+        )
+        state.link.open(stream, self._probe)
+
+    def _received(self, message: Downward | None) -> None:
+        """Take a message of the master; None: the stream to it has ended."""
+        state = self._state
+        if isinstance(message, StrikesReported):
+            strikes = of_job(message.strikes, "/".join(state.key), state.owner.uid)
+            state.nodes.history.add(strikes)
+            return
+        state.receive(message, time.time())
+        if message is None:
+            self._probe.probe_now()
+        elif state.link.view.speaker:
+            self._probe.met(state.link.view.speaker)
+        self._wake(state.key)
+
+    def _events(self, events: Sequence[JobEvent]) -> None:
+        self._reporter.report(self._state.owner, map(from_master, events))
+
+    def _targets(self) -> Iterator[ProbeTarget]:
+        return map(target_of, self._state.pods())
+
+    def _found(self, reach: NodeReachability) -> None:
+        self._state.finds(reach)
+        self._wake(self._state.key)
 
 
 class Reconciler:
@@ -181,7 +229,7 @@ class Reconciler:
         known = self._jobs.bodies(key)  # before the request: objects that come meanwhile are newer
         try:
             found = await self._client.call(
-                "GET", paths.job(Owner(name=key[1], namespace=key[0], uid=""))
+                "GET", Owner(name=key[1], namespace=key[0], uid="").path
             )
         except ApiRefusedError as error:
             if error.code != http.HTTPStatus.NOT_FOUND:
@@ -204,8 +252,8 @@ class Reconciler:
     def round(self, key: Key) -> int | None:
         """Return the newest round that the job's master has reported; None: none yet."""
         state = self._states.get(key)
-        said = None if state is None else state.link.view.status
-        return None if said is None else said.round
+        status = None if state is None else state.link.view.status
+        return None if status is None else status.round
 
     async def close(self) -> None:
         """End every stream; the cluster does not change."""
@@ -263,7 +311,7 @@ class Reconciler:
                 self._wake(state.key)
                 break
         # Actions that were not tried: a refused one waits longer, and must not block them.
-        return [*waits, FIRST_WAIT_SECONDS] if refused else waits
+        return [*waits, FIRST_REFUSAL_SECONDS] if refused else waits
 
     async def _prepare(self, state: JobState) -> None:
         """Check what the CRD's schema cannot see; then make the objects that the job always has.
@@ -276,8 +324,8 @@ class Reconciler:
         try:
             fault = await self._revisions.settle(state)
             if fault:
-                said = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
-                state.hear(said, time.time())
+                end = FinishDecision(succeeded=False, reason=INVALID_TEMPLATE, text=fault)
+                state.receive(end, time.time())
                 return
             if not prepared:
                 await self._owned.prepare(state)
@@ -302,9 +350,9 @@ class Reconciler:
         text = "; ".join(map(str, found))
         now = time.time()
         if "templateRevision" in state.status.fields:
-            self._reporter.tell(state.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
+            self._reporter.report(state.owner, [notice(NOT_SUPPORTED, f"ignored: {text}", now)])
             return False
-        state.hear(FinishDecision(succeeded=False, reason=NOT_SUPPORTED, text=text), now)
+        state.receive(FinishDecision(succeeded=False, reason=NOT_SUPPORTED, text=text), now)
         return True
 
     def _plan(self, state: JobState) -> Plan:
@@ -317,7 +365,7 @@ class Reconciler:
         state.planned_as(made)
         if any(isinstance(action, CreatePod) for action in made.actions):
             news = [_avoidance(one, now) for one in state.avoids_anew()]
-            self._reporter.tell(state.owner, news)
+            self._reporter.report(state.owner, news)
         return made
 
     def _reaches_nobody(self) -> bool:
@@ -339,7 +387,7 @@ class Reconciler:
             return wait
         news = transitions(state.status.fields, status, time.time())
         await self._applier.write_status(state, status)
-        self._reporter.tell(state.owner, news)
+        self._reporter.report(state.owner, news)
         return None
 
     def _keep(self, body: Mapping[str, Any]) -> JobState:
@@ -352,10 +400,7 @@ class Reconciler:
             job=from_object(body),
             body=body,
             pods_now=self._pods.of,
-            notice=self._nodes.notice,
-            silent=self._nodes.silent,
-            excluded=self._nodes.history.excluded,
-            elsewhere=self._nodes.history.told,
+            nodes=self._nodes,
             credentials=Credentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
             link=Link(known=_master_before(status)),
@@ -366,47 +411,8 @@ class Reconciler:
     async def _connect(self, state: JobState, *, ended: bool) -> None:
         if ended:
             await state.link.close()
-        if ended or state.link.stream is not None:
-            return
-
-        def heard(said: Downward | None) -> None:
-            if isinstance(said, StrikesReported):
-                key = "/".join(state.key)
-                self._nodes.history.add(of_job(said.strikes, key, state.owner.uid))
-                return
-            state.hear(said, time.time())
-            if said is None:
-                probe.probe_now()
-            elif state.link.view.speaker:
-                probe.met(state.link.view.speaker)
-            self._wake(state.key)
-
-        def found(reach: NodeReachability) -> None:
-            state.finds(reach)
-            self._wake(state.key)
-
-        def told(events: Sequence[JobEvent]) -> None:
-            self._reporter.tell(state.owner, [from_master(event) for event in events])
-
-        probe = NodeProbe(
-            name="/".join(state.key),
-            port=state.spec.master_port,
-            own_node=self._settings.node_name,
-            targets=lambda: [pod.probe_target for pod in state.pods()],
-            suspects=state.in_doubt,
-            found=found,
-        )
-        probe.start()
-        stream = MasterLink(
-            where=state.master_address,
-            job_uid=state.owner.uid,
-            tls=state.credentials.issuer.operator_folder,
-            first=state.first_messages,
-            heard=heard,
-            told=told,
-            refusal=state.link.refusal,
-        )
-        state.link.open(stream, probe)
+        elif state.link.stream is None:
+            JobSession(state, self._reporter, self._wake, self._settings.node_name)
 
     async def _forget(self, state: JobState) -> None:
         self._states.pop(state.key, None)
@@ -416,7 +422,7 @@ class Reconciler:
 
 
 def _avoidance(node: ExcludedNode, now: float) -> NewsItem:
-    text = f"new pods avoid {node.host} until its points are below {EXCLUDED_FROM:g}: {node.reason}"
+    text = f"new pods avoid {node.host} until its points are below {SUSPECT_FROM:g}: {node.reason}"
     return notice(NODE_AVOIDED, text, now)
 
 
@@ -433,5 +439,5 @@ def _master_before(status: Mapping[str, Any]) -> KnownMaster:
 def _observed(pod: PodRecord, state: JobState, now: float) -> ObservedPod:
     """Return a pod for the planner: a master proves itself by its stream, others by staying."""
     if pod.slot.role is Role.MASTER:
-        return pod.observed(ready=state.link.view.connected and pod.ready, proven=True)
-    return pod.observed(ready=pod.ready, proven=now - pod.created_at >= SETTLED_SECONDS)
+        return dataclasses.replace(pod, ready=state.link.view.connected and pod.ready)
+    return dataclasses.replace(pod, proven=now - pod.created_at >= SETTLED_SECONDS)

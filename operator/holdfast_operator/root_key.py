@@ -1,8 +1,4 @@
-"""Root key of all jobs' certificates, and the Secret that keeps it for the next operator.
-
-Belongs here: making, reading and guarding that Secret. Does not belong here: keys derived from it
-(`credentials`).
-"""
+"""Root key of all jobs' certificates, and the Secret that keeps it for the next operator."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from typing import Any, Final
 import prometheus_client as prometheus
 
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.errors import ApiRefusedError, KubeError
+from holdfast_operator.kube.errors import KubeError
 from holdfast_wire.authority import ROOT_KEY_BYTES, new_root_key
 
 _log = logging.getLogger(__name__)
@@ -56,7 +52,7 @@ class RootKey:
             KubeError: the API server refused, or cannot be reached.
             ValueError: The Secret holds no key.
         """
-        found = await self._look()
+        found = await self._client.find(f"{self._path}/{ROOT_SECRET}")
         if found is None:
             if await self._make(key := new_root_key()):
                 self._fresh = True
@@ -83,7 +79,7 @@ class RootKey:
     async def see_to_it(self) -> None:
         """Put a missing Secret back; log an error if it holds another content."""
         try:
-            found = await self._look()
+            found = await self._client.find(f"{self._path}/{ROOT_SECRET}")
             if found is None:
                 made = await self._make(self._key)
                 KEPT.set(made)
@@ -112,8 +108,7 @@ class RootKey:
     async def warn_of_strangers(self, jobs: str) -> None:
         """Name the running jobs if this operator had to make a key: theirs was another one.
 
-        Args:
-            jobs: Path of the ElasticJobs that it reconciles.
+        `jobs`: path of the ElasticJobs that it reconciles.
         """
         if not self._fresh:
             return
@@ -147,15 +142,6 @@ class RootKey:
             ROOT_SECRET,
         )
 
-    async def _look(self) -> dict[str, Any] | None:
-        try:
-            found: dict[str, Any] = await self._client.call("GET", f"{self._path}/{ROOT_SECRET}")
-        except ApiRefusedError as error:
-            if error.code != 404:
-                raise
-            return None
-        return found
-
     async def _make(self, key: bytes) -> bool:
         """Make the Secret; False: there is one already."""
         body = {
@@ -166,13 +152,7 @@ class RootKey:
             "immutable": True,
             "data": {_ROOT_FIELD: base64.b64encode(key).decode()},
         }
-        try:
-            await self._client.call("POST", self._path, body)
-        except ApiRefusedError as error:
-            if not error.exists:
-                raise
-            return False
-        return True
+        return await self._client.make(self._path, body)
 
 
 def _key_of(secret: Mapping[str, Any]) -> bytes | None:

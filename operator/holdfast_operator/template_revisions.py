@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from holdfast_operator.kube import paths
 from holdfast_operator.kube.client import YAML, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError
 from holdfast_operator.owned_resources import check_owner
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot, Role
-from holdfast_operator.pods import memory_volume
+from holdfast_operator.pods import memory
 from holdfast_operator.pods.pod import master_pod, worker_pod
 from holdfast_operator.pods.revision import revision_object, templates_of
 from holdfast_operator.settings import OperatorSettings
@@ -58,30 +57,21 @@ class Revisions:
         if known == wanted:
             state.templates.put_in_force(known, templates_of(state.job.spec))
         elif known:
-            try:
-                found = await self._client.call("GET", f"{paths.revisions(state.owner)}/{known}")
-            except ApiRefusedError as error:
-                if not error.is_gone:
-                    raise
-            else:
+            found = await self._client.find(f"{state.owner.revisions}/{known}")
+            if found is not None:
                 state.templates.put_in_force(known, found["data"])
 
     async def _make(self, state: JobState, name: str) -> None:
         templates = templates_of(state.job.spec)
-        path = paths.revisions(state.owner)
+        path = state.owner.revisions
         body = revision_object(state.owner, templates, state.generation)
-        try:
-            await self._client.call("POST", path, body, YAML)
-        except ApiRefusedError as error:
-            if not error.exists:
-                raise
-            found = await self._client.call("GET", f"{path}/{name}")
-            check_owner(state.owner, found)
+        if not await self._client.make(path, body, YAML):
+            check_owner(state.owner, await self._client.call("GET", f"{path}/{name}"))
         state.templates.put_in_force(name, templates)
 
     async def _delete(self, state: JobState, name: str) -> None:
         try:
-            await self._client.call("DELETE", f"{paths.revisions(state.owner)}/{name}")
+            await self._client.call("DELETE", f"{state.owner.revisions}/{name}")
         except ApiRefusedError as error:
             if not error.is_gone:
                 raise
@@ -93,7 +83,7 @@ class Revisions:
             fault = ""
             try:
                 pod = self._sample(state, slot, starts_again=again)
-                fault = memory_volume.fault(template) if again and slot.role is Role.WORKER else ""
+                fault = memory.fault(template) if again and slot.role is Role.WORKER else ""
             except _MISSHAPEN as error:
                 # The API server's text is better if it gets the bare template.
                 fault = f"it has not the shape of a pod template ({error})"
@@ -101,7 +91,7 @@ class Revisions:
                 pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
                 pod["spec"] = template["spec"]
             try:
-                path = f"{paths.core(state.owner, 'pods')}?dryRun=All"
+                path = f"{state.owner.core('pods')}?dryRun=All"
                 await self._client.call("POST", path, pod)
             except ApiRefusedError as error:
                 if error.is_invalid:

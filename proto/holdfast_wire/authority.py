@@ -38,13 +38,10 @@ class Credentials:
     key: bytes
 
     def write(self, directory: Path) -> None:
-        """Write the three files, 0600, each at once.
-
-        Args:
-            directory: Made if it is missing; becomes 0700.
+        """Write the three files, 0600, each at once; the directory becomes 0700.
 
         Raises:
-            OSError: A file could not be written.
+            OSError: a file could not be written.
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
@@ -59,13 +56,11 @@ class JobAuthority:
     def __init__(self, root_key: bytes, job_uid: str, not_before: dt.datetime) -> None:
         """Derive the job's CA: the same root key and uid give the same one.
 
-        Args:
-            root_key: 32 random bytes or more, which never leave their owner.
-            job_uid: Uid of the job.
-            not_before: The CA's certificate is valid from five minutes before this, for 10 years.
+        The root key never leaves its owner. The CA's certificate is valid from five minutes before
+        `not_before`, for 10 years.
 
         Raises:
-            ValueError: The root key is shorter than 32 bytes.
+            ValueError: the root key is shorter than 32 bytes.
         """
         if len(root_key) < ROOT_KEY_BYTES:
             raise ValueError(f"root key has {len(root_key)} bytes, needs {ROOT_KEY_BYTES}")
@@ -86,19 +81,12 @@ class JobAuthority:
         lifetime: dt.timedelta,
         addresses: Iterable[str] = (),
     ) -> Credentials:
-        """Return a new key pair with its certificate.
+        """A new key pair with its certificate, valid from five minutes before `now`.
 
-        Args:
-            identity: Identity in the certificate.
-            now: The certificate is valid from five minutes before this.
-            lifetime: The certificate is valid until this long after `now`.
-            addresses: IP addresses and DNS names beside those of the role.
-
-        Returns:
-            PEM bytes of the CA's certificate, the new one and its key.
+        addresses: IP addresses and DNS names beside those of the role.
 
         Raises:
-            ValueError: The identity belongs to another job.
+            ValueError: the identity belongs to another job.
         """
         if identity.job_uid != self._job_uid:
             raise ValueError(f"identity of job {identity.job_uid}, authority of {self._job_uid}")
@@ -155,7 +143,7 @@ class JobAuthority:
 
 
 def new_root_key() -> bytes:
-    """Return a fresh root key: 32 bytes of the kernel's randomness."""
+    """A fresh root key: 32 bytes of the kernel's randomness."""
     return os.urandom(ROOT_KEY_BYTES)
 
 

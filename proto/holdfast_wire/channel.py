@@ -62,14 +62,7 @@ class CredentialsError(Exception):
 
 
 def channel_options(host: str) -> Options:
-    """Return a client's options.
-
-    Args:
-        host: DNS name that the server's certificate must have.
-
-    Returns:
-        Names and values for gRPC.
-    """
+    """A client's options; host: the DNS name that the server's certificate must have."""
     return [
         *_KEEPALIVE,
         ("grpc.ssl_target_name_override", host),
@@ -85,17 +78,12 @@ def channel_options(host: str) -> Options:
 
 
 def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of a channel to a job's master.
+    """The options of a channel to a job's master.
 
     A master that vanished with its machine is noticed after 5 + 2 s. Its successor needs longer to
     start, and the pings of ten thousand agents cost the master as much as their heartbeats.
 
-    Args:
-        job_uid: Uid of the job.
-        connect_seconds: Longest attempt to connect, its handshake included, s.
-
-    Returns:
-        Names and values for gRPC.
+    connect_seconds: longest attempt to connect, its handshake included, s.
     """
     options = dict(channel_options(master_host(job_uid))) | dict(_MASTER)
     options |= {
@@ -106,17 +94,10 @@ def master_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Optio
 
 
 def operator_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of the operator's channel to a job's master.
+    """The options of the operator's channel to a job's master: more pings.
 
     There is one such channel for each job, and an unreachable master is judged. So its peer's end
     is noticed after 1 + 1 s.
-
-    Args:
-        job_uid: Uid of the job.
-        connect_seconds: Longest attempt to connect, its handshake included, s.
-
-    Returns:
-        Those of `master_channel_options` with other pings.
     """
     options = dict(master_channel_options(job_uid, connect_seconds))
     pings = {"grpc.keepalive_time_ms": 1_000, "grpc.keepalive_timeout_ms": 1_000}
@@ -124,52 +105,31 @@ def operator_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Opt
 
 
 def agent_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
-    """Return the options of an agent's channel to its job's master.
+    """The options of an agent's channel to its job's master: fewer pings.
 
     Its heartbeats are pings enough: TCP gives up when one is not acknowledged within the
     keepalive's 2 s, so a vanished master is noticed as soon. gRPC's own pings would cost the master
     of 3,000 agents as much again as a heartbeat per 5 s.
-
-    Args:
-        job_uid: Uid of the job.
-        connect_seconds: Longest attempt to connect, its handshake included, s.
-
-    Returns:
-        Those of `master_channel_options` with fewer pings.
     """
     options = dict(master_channel_options(job_uid, connect_seconds))
     return list((options | {"grpc.keepalive_time_ms": 60_000}).items())
 
 
 def peer_channel_options(job_uid: str) -> Options:
-    """Return the options of a channel to another agent of the job.
-
-    Args:
-        job_uid: Uid of the job.
-
-    Returns:
-        Names and values for gRPC.
-    """
+    """The options of a channel to another agent of the job."""
     return channel_options(agent_host(job_uid))
 
 
 def server_credentials(
     tls_dir: Path, on_connection: Callable[[], None] | None = None
 ) -> grpc.ServerCredentials:
-    """Return credentials that require a certificate of the job's CA from every client.
+    """Credentials that require a certificate of the job's CA from every client.
 
-    Renewed files are used for later connections.
-
-    Args:
-        tls_dir: Directory with the three files of `authority.Credentials`.
-        on_connection: Called once for each new connection, before its handshake, in a thread of
-            gRPC's.
-
-    Returns:
-        Credentials for a server's secure port.
+    Renewed files are used for later connections. on_connection: called once for each new
+    connection, before its handshake, in a thread of gRPC's.
 
     Raises:
-        CredentialsError: A file is missing or unreadable.
+        CredentialsError: a file is missing or unreadable.
     """
     renewal = _Renewal(tls_dir, on_connection)
     return grpc.dynamic_ssl_server_credentials(
@@ -180,30 +140,17 @@ def server_credentials(
 
 
 def channel_credentials(tls_dir: Path) -> grpc.ChannelCredentials:
-    """Return a client's credentials, as the files are now.
-
-    Args:
-        tls_dir: Directory with the three files of `authority.Credentials`.
-
-    Returns:
-        Credentials for a secure channel.
+    """A client's credentials, as the files are now.
 
     Raises:
-        CredentialsError: A file is missing or unreadable.
+        CredentialsError: a file is missing or unreadable.
     """
     ca, certificate, key = _read(tls_dir)
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
 def peer_identity(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | None:
-    """Return the identity of a call's peer.
-
-    Args:
-        auth_context: Authentication context of the call, from gRPC.
-
-    Returns:
-        The identity; None if the certificate carries no name of ours.
-    """
+    """The identity of a call's peer; None: its certificate carries no name of ours."""
     for name in auth_context.get("x509_subject_alternative_name", ()):
         with contextlib.suppress(IdentityError, UnicodeDecodeError):
             return parse(name.decode())
@@ -219,14 +166,14 @@ class _Renewal:
         self._seen: tuple[int, int] = (0, 0)
 
     def read(self) -> grpc.ServerCertificateConfiguration:
-        """Return the files' present content; raises CredentialsError."""
+        """The files' present content; raises CredentialsError."""
         seen = self._mark()
         ca, certificate, key = _read(self._tls_dir)
         self._seen = seen
         return grpc.ssl_server_certificate_configuration([(key, certificate)], ca)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return a changed certificate; None: no change, or it cannot be read now."""
+        """A changed certificate; None: no change, or it cannot be read now."""
         if self._on_connection is not None:
             self._on_connection()
         with contextlib.suppress(CredentialsError):

@@ -14,16 +14,14 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from holdfast_wire import messages
 
 Twin = TypeVar("Twin")
 Decode = Callable[[Any], Any]
-_VARINT: Final = 0
 """Wire type of whole numbers."""
 
 
@@ -69,17 +67,10 @@ _CONVERTERS: dict[str, _Converter] = {}
 
 
 def to_proto(twin: object) -> Any:
-    """Return the protobuf message of a twin.
-
-    Args:
-        twin: A message twin of any class in `messages`.
-
-    Returns:
-        A protobuf message of the class with the same name in `PROTO`.
+    """The protobuf message of a twin.
 
     Raises:
-        WireError: The argument is no twin, or a field has a value that protobuf refuses, for
-            example a negative count.
+        WireError: the argument is no twin, or protobuf refuses a value, such as a negative count.
     """
     name = type(twin).__name__
     try:
@@ -89,52 +80,34 @@ def to_proto(twin: object) -> Any:
 
 
 def from_proto(message: Message) -> Any:
-    """Return the twin of a protobuf message.
-
-    Args:
-        message: A message of any class in `PROTO`.
-
-    Returns:
-        A frozen twin of the class with the same name.
+    """The twin of a protobuf message.
 
     Raises:
-        NewerError: An enum has a number that this release does not know.
+        NewerError: an enum has a number that this release does not know.
     """
     return _converter(type(message).__name__).from_proto(message)
 
 
 def encode(twin: object) -> bytes:
-    """Return the wire bytes of a twin.
-
-    Args:
-        twin: A message twin of any class in `messages`.
-
-    Returns:
-        Protobuf's binary form.
+    """The wire bytes of a twin.
 
     Raises:
-        WireError: As for `to_proto`.
+        WireError: as for `to_proto`.
     """
     data: bytes = to_proto(twin).SerializeToString()
     return data
 
 
-def encode_said(
+def encode_received(
     moment: tuple[float, float], sequence: int, instructions: int, session: int, request: bytes
 ) -> bytes:
-    """Return the wire bytes of an InputRecorded with an agent's message, without a twin.
+    """The wire bytes of an InputRecorded with an agent's message, without a twin.
 
     There are a thousand per second, and this takes a quarter of the time.
 
-    Args:
-        moment: Monotonic and wall clock, s.
-        sequence: Number of the journal's newest record after the message.
-        instructions: Number of instructions that followed from it.
-        session: Number of the agent's stream.
-        request: Bytes of the SessionRequest, as received.
-
-    Returns:
-        Protobuf's binary form.
+    moment: monotonic and wall clock, s. sequence: of the journal's newest record after the message.
+    instructions: how many followed from it. session: number of the agent's stream. request: the
+    SessionRequest, as received.
     """
     proto: Any = PROTO["InputRecorded"]
     recorded: Message = proto(
@@ -148,17 +121,10 @@ def encode_said(
 
 
 def decode(kind: type[Twin], data: bytes) -> Twin:
-    """Return the twin in wire bytes.
-
-    Args:
-        kind: Class of the twin.
-        data: Protobuf's binary form.
-
-    Returns:
-        The twin; fields that this release does not know are left out.
+    """The twin in wire bytes, without fields that this release does not know.
 
     Raises:
-        NewerError: An enum has a number that this release does not know.
+        NewerError: an enum has a number that this release does not know.
         WireError: `data` is no such message.
     """
     twin: Twin = from_proto(parse(kind, data))
@@ -166,14 +132,7 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
 
 
 def parse(kind: type[Any], data: bytes) -> Any:
-    """Return the protobuf message in wire bytes.
-
-    Args:
-        kind: Class of its twin.
-        data: Protobuf's binary form.
-
-    Returns:
-        The message, not converted.
+    """The protobuf message in wire bytes, by the class of its twin.
 
     Raises:
         WireError: `data` is no such message.
@@ -184,21 +143,6 @@ def parse(kind: type[Any], data: bytes) -> Any:
     except DecodeError as error:
         raise WireError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
     return proto
-
-
-def unknown_numbers(message: Message) -> dict[int, int]:
-    """Return the numbers in fields that this release does not know, or has no more.
-
-    Args:
-        message: A message that was parsed.
-
-    Returns:
-        Values of varint fields by field number: integers without a sign, booleans and enums. Of a
-        field that came twice the last value.
-    """
-    found = UnknownFieldSet(message)
-    fields = (found[at] for at in range(len(found)))
-    return {field.field_number: field.data for field in fields if field.wire_type == _VARINT}
 
 
 def _converter(name: str) -> _Converter:
@@ -252,7 +196,7 @@ def _compile_decode(
     optional: frozenset[str],
     oneofs: dict[str, dict[str, str]],
 ) -> Callable[[Any], Any]:
-    """Return a function that makes a twin slot by slot.
+    """A function that makes a twin slot by slot.
 
     A frozen class's own constructor costs three times as much, and most of a master's work for ten
     thousand agents is decoding heartbeats.
@@ -282,7 +226,7 @@ def _compile_decode(
 
 
 def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that reads these attributes."""
+    """A function that reads these attributes."""
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda message: tuple(getattr(message, name) for name in names)
@@ -309,7 +253,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def _field_encoder(hint: Any) -> Callable[[Any], Any] | None:
-    """Return the function from a field's value to protobuf's; None: they are the same."""
+    """The function from a field's value to protobuf's; None: they are the same."""
     hint = _without_none(hint)
     origin = typing.get_origin(hint)
     if origin is tuple:

@@ -1,8 +1,4 @@
-"""All HOLDFAST_* environment variables, and the detection of unknown ones.
-
-Belongs here: finding a name that no part reads, and the nearest known one. Does not belong here:
-the meaning of a variable (the part that reads it).
-"""
+"""All HOLDFAST_* environment variables, and the detection of unknown ones."""
 
 from __future__ import annotations
 
@@ -54,15 +50,9 @@ _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT(_\d+_(TCP|UDP|SC
 
 
 def unknown(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a sentence for each HOLDFAST_* variable that no part reads.
+    """A sentence for each HOLDFAST_* variable that no part reads, with the nearest known name.
 
     It is a notice and no refusal: a script may have variables of its own with this prefix.
-
-    Args:
-        names: Names of all variables of the environment.
-
-    Returns:
-        Sentences in the order of the names, each with the nearest known name, if one is near.
     """
     odd = sorted(
         name

@@ -30,14 +30,7 @@ class Refusal:
 
 
 def status(refusal: Refusal) -> grpc.Status:
-    """Return a refusal in a server's form.
-
-    Args:
-        refusal: Code, reason and text.
-
-    Returns:
-        Argument for `context.abort_with_status`.
-    """
+    """A refusal as `context.abort_with_status` takes it."""
     info = ErrorInfo(reason=refusal.reason, domain=keys.API_GROUP, metadata=dict(refusal.metadata))
     detail = AnyMessage()
     detail.Pack(info)
@@ -47,14 +40,7 @@ def status(refusal: Refusal) -> grpc.Status:
 
 
 def read(error: grpc.RpcError) -> Refusal:
-    """Return the refusal in a failed call.
-
-    Args:
-        error: Error that a stub raised.
-
-    Returns:
-        The refusal; its reason is `UNKNOWN` if the peer attached none.
-    """
+    """The refusal in a failed call; its reason is `UNKNOWN` if the peer attached none."""
     code, text = error.code(), error.details() or ""
     # The stubs know the sync API only: there pairs are named tuples, in the asyncio API plain ones.
     metadata: Any = error.trailing_metadata()

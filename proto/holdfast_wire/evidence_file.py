@@ -1,8 +1,4 @@
-"""Files with the evidence of incidents: names and content, for the master and for tools.
-
-Belongs here: the form of one file, and the listing of a directory. Does not belong here: when one
-is written or removed (the master's `evidence`).
-"""
+"""Files with the evidence of incidents: names and content, for the master and for tools."""
 
 from __future__ import annotations
 
@@ -27,13 +23,13 @@ class EvidenceFileError(Exception):
 
 
 def path_of(directory: Path, incident_id: str) -> Path | None:
-    """Return the path of an incident's evidence; None: no incident has such an id."""
+    """The path of an incident's evidence; None: no incident has such an id."""
     path = directory / f"{incident_id}.evidence"
     return path if _NAME.fullmatch(path.name) and path.parent == directory else None
 
 
 def listing(directory: Path) -> dict[str, int]:
-    """Return the ids of the incidents whose evidence is there, with bytes, oldest first.
+    """The ids of the incidents whose evidence is there, with bytes, oldest first.
 
     Raises:
         OSError: the directory cannot be read; one that is absent is empty.
@@ -52,12 +48,12 @@ def listing(directory: Path) -> dict[str, int]:
 
 
 def pack(evidence: IncidentEvidence) -> bytes:
-    """Return the content of a file: stacks repeat themselves, and shrink to a tenth."""
+    """The content of a file: stacks repeat themselves, and shrink to a tenth."""
     return zlib.compress(codec.encode(evidence), level=1)
 
 
 def unpack(data: bytes) -> IncidentEvidence:
-    """Return the evidence in a file's content.
+    """The evidence in a file's content.
 
     Raises:
         EvidenceFileError: there is none, or it is damaged.
@@ -73,7 +69,7 @@ def unpack(data: bytes) -> IncidentEvidence:
 
 
 def read(directory: Path, incident_id: str) -> IncidentEvidence | None:
-    """Return the evidence of an incident; None: none is kept.
+    """The evidence of an incident; None: none is kept.
 
     Raises:
         EvidenceFileError: it cannot be read, or is damaged.

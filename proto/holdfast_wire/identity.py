@@ -26,23 +26,17 @@ class Identity:
     index: int | None = None
 
     def uri(self) -> str:
-        """Return the subject alternative name, for example `holdfast://6f1e/agent/3`."""
+        """The subject alternative name, for example `holdfast://6f1e/agent/3`."""
         tail = "" if self.index is None else f"/{self.index}"
         return f"{SCHEME}{quote(self.job_uid, safe='')}/{self.role}{tail}"
 
     def describe(self) -> str:
-        """Return the identity's text for logs and events."""
+        """The identity's text for logs and events."""
         return self.role if self.index is None else f"{self.role} {self.index}"
 
 
 def parse(uri: str) -> Identity:
-    """Return the identity in a certificate's name.
-
-    Args:
-        uri: A subject alternative name, for example `holdfast://6f1e/agent/3`.
-
-    Returns:
-        Job uid, role and, with a third part, the node rank.
+    """The identity in a certificate's name, such as `holdfast://6f1e/agent/3`.
 
     Raises:
         IdentityError: `uri` is no name that `Identity.uri` makes.
@@ -61,24 +55,13 @@ def parse(uri: str) -> Identity:
 
 
 def master_host(job_uid: str) -> str:
-    """Return the DNS name in a master's certificate; clients check it instead of an address.
+    """The DNS name in a master's certificate, such as `master.6f1e.holdfast`; no resolver knows it.
 
-    Args:
-        job_uid: Uid of the job; its letters become lower case.
-
-    Returns:
-        The name, for example `master.6f1e.holdfast`; no resolver knows it.
+    Clients check it instead of an address.
     """
     return f"{keys.ROLE_MASTER}.{job_uid.lower()}.holdfast"
 
 
 def agent_host(job_uid: str) -> str:
-    """Return the DNS name in every agent's certificate, for PeerService.
-
-    Args:
-        job_uid: Uid of the job; its letters become lower case.
-
-    Returns:
-        The name, for example `agent.6f1e.holdfast`; the same for all agents of the job.
-    """
+    """The DNS name in every agent's certificate of a job, for PeerService."""
     return f"{keys.ROLE_AGENT}.{job_uid.lower()}.holdfast"

@@ -13,11 +13,7 @@ IPV6: Final = "::1"
 
 
 def address() -> str:
-    """Return the loopback address: IPv6's if this machine has no other.
-
-    Returns:
-        `127.0.0.1` or `::1`.
-    """
+    """The loopback address: IPv6's if this machine has no other."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((IPV4, 0))
@@ -27,12 +23,5 @@ def address() -> str:
 
 
 def bracketed(host: str) -> str:
-    """Return an address as it stands before a port.
-
-    Args:
-        host: An IPv4 or IPv6 address, or a name.
-
-    Returns:
-        The address, in brackets if it is IPv6.
-    """
+    """An address as it stands before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

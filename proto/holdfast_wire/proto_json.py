@@ -1,8 +1,4 @@
-"""Protobuf's JSON of a twin, without protobuf: text for a variable of the environment.
-
-Belongs here: scalars but bytes, enums, messages, and lists of them. Does not belong here: oneofs,
-maps and bytes, which no such message has; what a value means.
-"""
+"""Protobuf's JSON of a twin, without protobuf: text for a variable of the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class JsonError(ValueError):
 
 
 def to_json(twin: Any) -> str:
-    """Return the text of a twin; fields with their defaults are left out.
+    """The text of a twin; fields with their defaults are left out.
 
     Args:
         twin: of a class in `messages`.
@@ -40,7 +36,7 @@ def to_json(twin: Any) -> str:
 
 
 def from_json(kind: type[Twin], text: str) -> Twin:
-    """Return the twin that a text holds.
+    """The twin that a text holds.
 
     Args:
         kind: its class.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 
@@ -122,6 +122,17 @@ def goodness(resource: Resource, value: float) -> float:
 def value_of(resource: Resource, good: float) -> float:
     """Return the figure that has this goodness, in the resource's unit."""
     return math.exp(good if TRAITS[resource].higher_is_better else -good)
+
+
+def level_of(goods: Iterable[float]) -> float:
+    """Return the goodness that a quarter of like nodes or devices reach, at least one of them.
+
+    A fault makes a node slower, never faster. So up to three quarters may be slow, and up to a
+    quarter may be faster than the rest (two pods on one machine, for example), before the level is
+    wrong.
+    """
+    ordered = sorted(goods, reverse=True)
+    return ordered[len(ordered) // 4]
 
 
 def margin(resource: Resource) -> float:

@@ -28,15 +28,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
 
 
 def refusal(method: str, role: str) -> str | None:
-    """Return the reason why a role may not call a method.
-
-    Args:
-        method: Full name, for example `/holdfast.v1.JobService/Scale`.
-        role: One of `keys.ROLES`.
-
-    Returns:
-        A sentence for the caller; None if it may.
-    """
+    """The reason why a role may not call a method, for the caller; None: it may."""
     allowed = ALLOWED.get(method)
     if allowed is None:
         return f"{method} is not served to anybody"

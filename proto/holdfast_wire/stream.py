@@ -1,9 +1,4 @@
-"""One bidirectional gRPC stream to a job's master, opened again whenever it ends.
-
-Belongs here: connecting, the writer's task, the queue of messages, the ways in which a stream ends,
-and the loop around them. Does not belong here: the meaning of messages (`Peer`, an object of the
-caller), the pauses between tries (`Pace`, the caller's as well), the server's side.
-"""
+"""One bidirectional gRPC stream to a job's master, opened again whenever it ends."""
 
 from __future__ import annotations
 
@@ -70,60 +65,39 @@ class Peer(Protocol[Response_contra]):
     """Owner of a stream: it knows the messages. An exception in any method ends `run`."""
 
     def opening(self) -> Iterable[object]:
-        """Return the first requests of a new stream, as twins."""
+        """The first requests of a new stream, as twins."""
 
     def received(self, response: Response_contra) -> bool:
-        """Take a message.
-
-        Args:
-            response: The message.
-
-
-        Returns:
-            False to hang up.
+        """Take a message; False: hang up.
 
         Raises:
-            ConnectionError: The stream is of no use; it ends as if it had been refused.
+            ConnectionError: the stream is of no use; it ends as if it had been refused.
         """
 
     def unreadable(self, error: codec.WireError) -> None:
-        """Note a dropped message of a newer release; may raise, as `received` does.
-
-        Args:
-            error: Reason, with message and field.
-        """
+        """Note a dropped message of a newer release; may raise, as `received` does."""
 
     def unsendable(self, error: codec.WireError) -> None:
-        """Note a request that was left out, because the wire does not accept its values.
-
-        Args:
-            error: Reason, with message and field.
-        """
+        """Note a request that was left out, because the wire does not accept its values."""
 
     def ended(self, end: StreamEnding) -> None:
-        """Note the end of a try; the next one follows after a pause.
-
-        Args:
-            end: The end with its reason.
-        """
+        """Note the end of a try; the next one follows after a pause."""
 
 
 class Pace(Protocol):
     """Patience of a stream's owner. `attempt` counts failed tries since a greeted one."""
 
     def connect_seconds(self, attempt: int) -> float:
-        """Return the longest time for one attempt to connect, its handshake included, s."""
+        """The longest time for one attempt to connect, its handshake included, s."""
 
     def greeting_seconds(self) -> float | None:
-        """Return the longest time until the first message.
+        """The longest time until the first message, s; `send` drops everything before that.
 
-        Returns:
-            Seconds; then `send` drops everything before that message. None: no limit, and requests
-            are sent from the beginning.
+        None: no limit, and requests are sent from the beginning.
         """
 
     def pause(self, attempt: int, *, refused: bool) -> float:
-        """Return the time until the next try, s; `refused` as in `StreamEnding`."""
+        """The time until the next try, s; `refused` as in `StreamEnding`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +118,9 @@ class SendQueue:
     def __init__(
         self, limit: int | None = None, replaces: Callable[[Any, Any], bool] | None = None
     ) -> None:
-        """Make an empty queue.
+        """Make an empty queue of at most `limit` requests; None: no limit.
 
-        Args:
-            limit: Largest number of waiting requests; None: no limit.
-            replaces: Returns True if a new request (second) makes the newest waiting one (first)
-                void.
+        replaces: returns True if a new request (second) makes the newest waiting one (first) void.
         """
         self._limit = limit
         self._replaces = replaces
@@ -158,14 +129,7 @@ class SendQueue:
         self._closed = False
 
     def put(self, request: object) -> bool:
-        """Add a request.
-
-        Args:
-            request: A request twin.
-
-        Returns:
-            False if too many requests wait.
-        """
+        """Add a request; False: too many wait."""
         queue = self._queue
         if queue and self._replaces is not None and self._replaces(queue[-1], request):
             queue.pop()
@@ -203,16 +167,10 @@ class Stream(Generic[Response]):
         outbox: Callable[[], SendQueue] = SendQueue,
         beside: Callable[[grpc.aio.Channel], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Make a stream that is not open yet.
+        """Make a stream of a method, such as /holdfast.v1.AgentService/Session; it is not open yet.
 
-        Args:
-            method: Full name, for example /holdfast.v1.AgentService/Session.
-            response: Class of the other side's messages.
-            dial: Address of the other side.
-            peer: Handler of the messages.
-            pace: Deadlines and pauses.
-            outbox: Makes the queue of a new stream.
-            beside: Runs on the same channel from the first message until the stream ends.
+        outbox: makes the queue of a new stream. beside: runs on the same channel from the first
+        message until the stream ends.
         """
         self._method = method
         self._response = response
@@ -232,12 +190,7 @@ class Stream(Generic[Response]):
     def send(self, request: object) -> bool:
         """Queue a request, if there is a stream; without one the next stream's opening has it all.
 
-        Args:
-            request: A request twin.
-
-
-        Returns:
-            False if too many requests waited: a new stream replaces this one.
+        False: too many requests waited, and a new stream replaces this one.
         """
         outbox = self._outbox
         if outbox is None or outbox.put(request):
@@ -263,11 +216,7 @@ class Stream(Generic[Response]):
                 await asyncio.sleep(self._pace.pause(self._attempt, refused=end.refused))
 
     async def close(self, timeout_seconds: float) -> None:
-        """Send waiting requests and end the stream; the caller then awaits or cancels `run`.
-
-        Args:
-            timeout_seconds: Time for the other side to end it, s.
-        """
+        """Send waiting requests and end the stream within this time; then await or cancel `run`."""
         self.closing = True
         outbox = self._outbox
         if outbox is None:
@@ -367,14 +316,10 @@ class Stream(Generic[Response]):
 
 
 async def connected(link: grpc.aio.Channel, limit: float) -> None:
-    """Wait until the channel is connected.
-
-    Args:
-        link: The channel.
-        limit: Longest wait, s.
+    """Wait until the channel is connected, at most for `limit` s.
 
     Raises:
-        ConnectionError: The connection is refused, or not there in time.
+        ConnectionError: the connection is refused, or not there in time.
     """
     try:
         async with asyncio.timeout(limit):
@@ -390,14 +335,7 @@ async def connected(link: grpc.aio.Channel, limit: float) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """Return the end of a stream as a text for people.
-
-    Args:
-        error: Error that ended the stream.
-
-    Returns:
-        The status code with its details, or the error's own text.
-    """
+    """The end of a stream for people: status code and details, or the error's own text."""
     if isinstance(error, grpc.RpcError):
         refusal = errors.read(error)
         return f"{refusal.code.name}: {refusal.text}"
@@ -422,12 +360,12 @@ def _give_up(writing: asyncio.Task[None], call: Any) -> None:
 
 
 def _why(writing: asyncio.Task[None]) -> BaseException:
-    """Return the reason why a call was cancelled, while this task was not."""
+    """The reason why a call was cancelled, while this task was not."""
     failed = writing.exception() if writing.done() and not writing.cancelled() else None
     return failed or AbandonedError("the stream was given up on this side")
 
 
 def _is_cancelled() -> bool:
-    """Return True if this task was cancelled, rather than a call in it."""
+    """Whether this task was cancelled, rather than a call in it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -2,7 +2,7 @@
 
 Belongs here: what the job master, which judges the hosts of its job, and the operator, which keeps
 the strikes of all jobs, must agree on. Does not belong here: the standing of a host (the master's
-`policies/node_history`), nodes that are avoided (the operator's `plan/node_strikes`).
+`policies/node_history`), nodes that are avoided (the operator's `nodes/strikes`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ from typing import Final
 HALF_LIFE_SECONDS: Final = 6 * 3600.0
 """Time in which a strike loses half of its weight: a host that was repaired, or that was blamed by
 accident, is as good as any after a day."""
+
+SUSPECT_FROM: Final = 1.5
+"""Points from which the master calls a host suspect, and from which the operator has new pods avoid
+it: two jobs at least, both within hours."""
+
+SOURCE_MOST: Final = 1.0
+"""Points that the strikes of one other job, or what the node itself shows, count at the most: a
+script may crash anywhere."""
 
 NODE_SOURCE: Final = "node"
 """Stands for the job in strikes that the Kubernetes node itself shows; a job has a slash."""
@@ -37,7 +45,7 @@ class StrikeCause(enum.StrEnum):
     """Somebody cordoned the Kubernetes node, and nobody knows why."""
 
 
-WEIGHTS: Final[Mapping[StrikeCause, float]] = {
+WEIGHTS: Final[Mapping[str, float]] = {
     StrikeCause.PREFLIGHT: 1.0,
     StrikeCause.STRAGGLER: 1.0,
     # The script is the cause of most hangs and crashes.
@@ -47,15 +55,12 @@ WEIGHTS: Final[Mapping[StrikeCause, float]] = {
     # Most cordons are maintenance, after which a node is as good as any.
     StrikeCause.CORDON: 0.1,
 }
-"""Points of a new strike."""
+"""Points of a new strike; a cause that is not here is a newer release's."""
 
 
-def points_left(cause: StrikeCause, at: float, now: float) -> float:
+def points_left(cause: str, at: float, now: float) -> float:
     """Return the points of a strike that still count; one from a clock that was ahead is new.
 
-    Args:
-        cause: What spoke against the host.
-        at: When; Unix time, s.
-        now: Unix time, s.
+    Both times are Unix times, s.
     """
     return float(WEIGHTS[cause] * 0.5 ** (max(0.0, now - at) / HALF_LIFE_SECONDS))

@@ -1,8 +1,4 @@
-"""Checkpoint tiers: their order, their words, and the steps between saves by tier.
-
-Belongs here: what every part needs to read a message by tier. Does not belong here: what a tier
-does (`holdfast.flash.server`), and which failures lose it (the master's `failure_rate`).
-"""
+"""Checkpoint tiers: their order, their words, and the steps between saves by tier."""
 
 from __future__ import annotations
 
@@ -25,23 +21,23 @@ TIERS: Final[tuple[Tier, ...]] = tuple(
 
 
 def word(tier: Tier) -> str:
-    """Return the word of a tier for people: "memory", "storage"."""
+    """The word of a tier for people: "memory", "storage"."""
     return tier.name.lower().replace("_", " ")
 
 
 def by_tier(intervals: Iterable[TierInterval]) -> dict[Tier, int]:
-    """Return the steps between saves of each tier; 0 for one that is not named."""
+    """The steps between saves of each tier; 0 for one that is not named."""
     named = {one.tier: one.every for one in intervals}
     return {tier: named.get(tier, 0) for tier in TIERS}
 
 
 def to_intervals(every: Mapping[Tier, int]) -> tuple[TierInterval, ...]:
-    """Return the message's form of steps between saves, the nearest tier first."""
+    """The message's form of steps between saves, the nearest tier first."""
     return tuple(TierInterval(tier=tier, every=every[tier]) for tier in sorted(every))
 
 
 def offered(request: RestoreRequest, tier: Tier) -> tuple[CheckpointVersion, ...]:
-    """Return the versions that a node could take from a tier, newest first."""
+    """The versions that a node could take from a tier, newest first."""
     return tuple(v for one in request.offers if one.tier is tier for v in one.versions)
 
 

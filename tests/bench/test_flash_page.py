@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import record
+from bench import ROOT
 from bench.flash import results as r
-from bench.flash.bars import judge
-from bench.flash.page import page
-from bench.flash.plan import ON_GPU, ROWS, chosen, ordered
-from bench.flash.results import Result, figures, from_line, read
-from bench.recovery import sandbox
+from bench.flash.__main__ import BENCHES
+from bench.flash.page import judge, page_of
+from bench.flash.results import ON_GPU, ROWS, SaveResult, chosen, figures, ordered
+from bench.harness import machine, sandbox
 
-ROOT = Path(__file__).resolve().parents[2]
-ABOUT = {"date": "today", "commit": "abc", "cores": 2, "cpu": "CPU", "kernel": "6", "torch": "2"}
+ABOUT = machine.about("flash", [])
 
 KEPT = {
     (r.ONE, r.FLASH_1): 0.7,
@@ -40,11 +38,11 @@ KEPT = {
 """× copy of each, in a run that keeps every promise."""
 
 
-def _run(changed: dict[tuple[str, str], float] | None = None) -> list[Result]:
+def _run(changed: dict[tuple[str, str], float] | None = None) -> list[SaveResult]:
     """Return a run of three saves each, with the given × around their median."""
     values = KEPT | (changed or {})
     found = [
-        Result(
+        SaveResult(
             case=case,
             system=system,
             bytes=2**30,
@@ -58,20 +56,20 @@ def _run(changed: dict[tuple[str, str], float] | None = None) -> list[Result]:
         for (case, system), x in values.items()
     ]
     stages = {"started_s": 0.2, "restored_s": 0.2, "fresh_s": 0.1, "cold_copy_s": 0.15}
-    crash = Result(
+    crash = SaveResult(
         case=r.CRASH, system=r.FLASH_1, seconds=[0.5], copies=[0.15], figures=stages, bytes=2**20
     )
     return [*found, crash]
 
 
-def _kept(found: list[Result]) -> dict[str, bool | None]:
+def _kept(found: list[SaveResult]) -> dict[str, bool | None]:
     return {verdict.text: verdict.kept for verdict in judge(found)}
 
 
 def test_a_good_run_keeps_every_promise() -> None:
     """Nothing is left unmeasured, and nothing is said to be missed."""
     assert set(_kept(_run()).values()) == {True}
-    assert page(ABOUT, _run()).count("| yes |") == len(judge(_run()))
+    assert page_of(ABOUT, _run()).count("| yes |") == len(judge(_run()))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_each_promise_is_judged_by_itself(
     """The page marks as broken exactly the promises whose bars the results miss."""
     verdicts = [one for one in judge(_run({what: x})) if one.kept is not True]
     assert {one.text for one in verdicts} == missed
-    assert page(ABOUT, _run({what: x})).count("**no**") == len(missed)
+    assert page_of(ABOUT, _run({what: x})).count("**no**") == len(missed)
 
 
 def test_a_missed_promise_is_beside_what_the_machine_allows() -> None:
@@ -120,15 +118,15 @@ def test_collectives_and_memory_left_are_missed_promises() -> None:
 
 def test_what_was_not_measured_is_said_to_be_so() -> None:
     """A system that failed leaves its promises open, and the page says why."""
-    failed = Result(case=r.ONE, system=r.DLROVER, failed="exited with 1: no module")
+    failed = SaveResult(case=r.ONE, system=r.DLROVER, failed="exited with 1: no module")
     run = [failed if one.system == r.DLROVER and one.case == r.ONE else one for one in _run()]
     assert _kept(run)["… below DLRover's memory save"] is None
-    assert "exited with 1: no module" in page(ABOUT, run)
+    assert "exited with 1: no module" in page_of(ABOUT, run)
 
 
 def test_rounds_count_together_and_ratios_pair_each_save_with_its_own_copy() -> None:
     """A copy that was slow makes its own save's × smaller, and no other's."""
-    one = Result(case=r.ONE, system=r.FLASH_1, seconds=[1.0, 2.0], copies=[1.0, 4.0])
+    one = SaveResult(case=r.ONE, system=r.FLASH_1, seconds=[1.0, 2.0], copies=[1.0, 4.0])
     found = figures([one, replace(one, seconds=[3.0], copies=[1.0])], r.ONE, r.FLASH_1)
     assert found is not None
     assert found.x == (1.0, 0.5, 3.0)
@@ -141,15 +139,6 @@ def test_the_plan_measures_every_promised_system_ten_times() -> None:
     assert all(planned.count(key) == 2 for key in KEPT if key not in best_of)
     assert len(planned) == sum(row.rounds for row in ROWS)
     assert {row.rounds * row.repeats(5) for row in (*ROWS, *ON_GPU)} == {10}
-
-
-def test_results_survive_their_file() -> None:
-    """Results survive being written and read again. The file keeps what is said about the run."""
-    run = _run()
-    lines = ['{"about": {"date": "today"}}', *map(record.to_line, run)]
-    about, found = read(lines)
-    assert about == {"date": "today"}
-    assert [from_line(record.to_line(one)) for one in found] == found
 
 
 @pytest.mark.extended(
@@ -180,7 +169,7 @@ def test_a_small_run_measures_our_own_systems(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        _, found = read(out.read_text().splitlines())
+        _, found = BENCHES["cpu"].read(out.read_text().splitlines())
         assert [one.failed for one in found] == ["", ""], done.stderr
         assert all(one.seconds and one.copies for one in found)
         assert {one.figures["left_bytes"] for one in found} == {0}

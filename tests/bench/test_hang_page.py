@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from bench.hang.__main__ import main
-from bench.hang.page import page
+from bench.hang.__main__ import BENCH, main, page_of
 from bench.hang.trial import Hung
+from bench.harness import machine
 
-ABOUT = {
-    "date": "today",
-    "commit": "abc",
-    "cores": 2,
-    "cpu": "CPU",
-    "memory_gib": 24,
-    "kernel": "6",
-    "python": "3.11",
-    "torch": "2",
-}
+ABOUT = machine.about("record", {})
 
 
 @pytest.mark.parametrize(
@@ -33,7 +23,7 @@ def test_a_hang_is_compared_with_the_soonest_peer(ours: float, said: str) -> Non
         Hung("dlrover", None, 2000.0, "", named=False),
         Hung("holdfast", ours, 2000.0, "absent: rank 1", named=True),
     ]
-    text = page(ABOUT, results)
+    text = page_of(ABOUT, results)
     assert said in text
     assert "not within 2000" in text
 
@@ -50,8 +40,7 @@ def test_a_planted_hang_is_noticed_and_named(tmp_path: Path) -> None:
     """Of a plain script, with the shortest limit."""
     out = tmp_path / "hang.jsonl"
     assert main(["--systems", "holdfast, minSeconds 5", "--limit=60", f"--out={out}"]) == 0
-    _, line = out.read_text().splitlines()
-    found = Hung(**json.loads(line))
+    (found,) = BENCH.read(out.read_text().splitlines())[1]
     assert found.named
     assert found.seconds is not None
     assert 5 <= found.seconds < 60

@@ -6,31 +6,22 @@ import math
 
 import pytest
 
+from bench.harness import machine
+from bench.harness.page import ratio
 from bench.load import figures
 from bench.load.__main__ import FILES_BESIDE, fitting
-from bench.load.bars import judge
 from bench.load.herd import merged
-from bench.load.page import number, page
-from bench.load.results import (
-    FAILURE,
-    HERD,
-    OURS,
-    PEER,
-    STEADY,
-    Result,
-    from_line,
-    read,
-)
+from bench.load.page import judge, number, page_of
+from bench.load.results import FAILURE, HERD, OURS, PEER, STEADY, LoadResult
 from bench.load.usage import parse
-from bench.record import to_line
 
 
-def _result(scenario: str, clients: int, **more: object) -> Result:
+def _result(scenario: str, clients: int, **more: object) -> LoadResult:
     given = {"system": OURS, "scenario": scenario, "clients": clients} | more
-    return Result(**given)  # type: ignore[arg-type]
+    return LoadResult(**given)  # type: ignore[arg-type]
 
 
-def _verdict(results: list[Result], words: str) -> tuple[str, bool | None]:
+def _verdict(results: list[LoadResult], words: str) -> tuple[str, bool | None]:
     (found,) = [verdict for verdict in judge(results) if words in verdict.text]
     return found.reached, found.kept
 
@@ -61,8 +52,8 @@ def test_a_constant_part_makes_growth_no_worse() -> None:
 
 def test_a_ratio_spans_every_pairing() -> None:
     """No pair of their windows and ours is outside."""
-    assert figures.ratio([400.0, 500.0, 600.0], [100.0, 125.0]) == (5.0, 3.2, 6.0)
-    assert figures.ratio([], [1.0]) is None
+    assert ratio([400.0, 500.0, 600.0], [100.0, 125.0], figures.median) == (5.0, 3.2, 6.0)
+    assert ratio([], [1.0]) is None
 
 
 def test_counts_of_processes_are_added_and_the_latest_time_stays() -> None:
@@ -91,14 +82,6 @@ def test_too_few_open_files_make_the_sizes_smaller_and_that_is_said() -> None:
     assert sizes == [100, 2_000 - FILES_BESIDE]
     assert any("10,200 open files" in text for text in said)
     assert fitting([100], 2_000) == ([100], [])
-
-
-def test_results_come_back_as_they_were_written() -> None:
-    """One line of JSON each."""
-    result = _result(STEADY, 10, figures={"cores": 0.5}, samples={"message_us": [1.0]}, load=2.5)
-    assert from_line(to_line(result)) == result
-    about, results = read(['{"about": {"cores": 2}}', to_line(result), ""])
-    assert (about, results) == ({"cores": 2}, [result])
 
 
 def test_a_promise_is_kept_broken_or_not_measured() -> None:
@@ -130,8 +113,9 @@ def test_the_peers_ratio_is_of_the_same_number_of_clients() -> None:
 
 def test_the_page_shows_every_scenario_that_ran() -> None:
     """And none that did not."""
-    shown = page(
-        {"date": "2030-01-01", "left_out": ["DLRover: no network"]},
+    about = machine.about("load", ["DLRover: no network"]) | {"grpc": "1", "open_files": 9}
+    shown = page_of(
+        about,
         [_result(FAILURE, 1_000, figures={"told_s_p50": 0.25}, load=1.25)],
     )
     assert "## A worker fails" in shown

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.record import DOCS
 from bench.local_sgd import plan
 from bench.local_sgd import results as r
-from bench.local_sgd.__main__ import main
-from bench.local_sgd.bars import judge
-from bench.local_sgd.results import ByCost
+from bench.local_sgd.page import judge
+from bench.local_sgd.results import Measured
 
 LATER = r.AFTER_STEPS.format(1280)
-PUBLISHED = Path(__file__).parents[2] / "docs/benchmarks/local_sgd.jsonl"
 
 
-def _run(row: str, group: str, way: str, turn: int = 0, **values: float) -> ByCost:
+def _run(row: str, group: str, way: str, turn: int = 0, **values: float) -> Measured:
     named = {getattr(r, name, name): value for name, value in values.items()}
-    return ByCost(row=row, group=group, way=way, turn=turn, values=named)
+    return Measured(row=row, group=group, way=way, turn=turn, values=named)
 
 
-def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> list[ByCost]:
+def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> list[Measured]:
     """Return three turns of a way and of DDP."""
     return [
         _run(row, group, one, turn, **{name: value * (1 + turn)})
@@ -49,7 +48,7 @@ def _pair(row: str, group: str, way: str, name: str, own: float, ddp: float) -> 
         ([_run(r.ELASTIC, "kills", "kills", goodput=0.8)], "goodput", False),
     ],
 )
-def test_a_bar_is_judged_by_the_median(found: list[ByCost], text: str, kept: bool) -> None:  # noqa: FBT001
+def test_a_bar_is_judged_by_the_median(found: list[Measured], text: str, kept: bool) -> None:  # noqa: FBT001
     """Each kind of bar is kept on its limit and broken beyond it; all others are not measured."""
     judged = [one for one in judge(found) if one.kept is not None]
     assert [one.kept for one in judged if text in one.text] == [kept]
@@ -69,27 +68,26 @@ def test_every_comparison_has_ddp_and_takes_turns_in_a_drawn_order() -> None:
 @pytest.mark.timeout(300)
 def test_the_bytes_of_two_replicas_are_counted(tmp_path: Path) -> None:
     """A real world of two ranks in networks of their own, if this user may make them."""
-    from bench.local_sgd.network import NetworkError, networks
-    from bench.local_sgd.worlds import run
+    from bench.local_sgd.worlds import NetworkError, networks, run
 
     try:
         with networks(1, None):
             pass
     except NetworkError as error:
         pytest.skip(f"needs the right to make networks: {error}")
-    cases = (plan.Case(name=plan.DDP, kind="ddp", steps=8), plan.edit(4, 8, "int8"))
-    world = plan.World(row=r.BYTES, group="2 replicas", ranks=2, turn=0, cases=cases, networks=True)
+    cases = (plan.WayPlan(name=plan.DDP, kind="ddp", steps=8), plan.edit(4, 8, "int8"))
+    world = plan.ReplicaWorld(
+        row=r.BYTES, group="2 replicas", ranks=2, turn=0, cases=cases, networks=True
+    )
     ddp, int8 = (line["values"][r.SENT] for line in run(world, 29_990))
     assert ddp == pytest.approx(7.35e6, rel=0.1)
     assert int8 * 4 / ddp == pytest.approx(0.256, rel=0.1)
 
 
-def test_the_published_page_is_that_of_its_results(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has edited the page by hand, and every row of the benchmark is on it."""
-    assert main(["--page-of", str(PUBLISHED)]) == 0
-    assert capsys.readouterr().out == PUBLISHED.with_suffix(".md").read_text()
-    rows = {json.loads(line)["row"] for line in PUBLISHED.read_text().splitlines()[1:]}
-    assert rows == set(r.ROWS)
+def test_every_row_of_the_benchmark_is_published() -> None:
+    """None was left out of the run."""
+    lines = (DOCS / "local_sgd.jsonl").read_text().splitlines()[1:]
+    assert {json.loads(line)["row"] for line in lines} == set(r.ROWS)
 
 
 def test_torchft_is_left_out_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,46 +10,37 @@ import time
 
 import pytest
 
-from bench import record
-from bench.overhead.page import overhead, page
-from bench.overhead.results import SdkCost, Trial, from_line
-from bench.overhead.step import cpu_seconds, sampling
+from bench.harness import machine
+from bench.overhead.__main__ import overhead, page_of
+from bench.overhead.measure import SdkCost, TrainingRun, cpu_seconds, sampling
 
-ABOUT = {
-    "date": "today",
-    "commit": "abc",
-    "cores": 2,
-    "cpu": "CPU",
-    "kernel": "6",
-    "python": "3.11",
-    "torch": "2",
-}
+ABOUT = machine.about("record", {})
 
 
-def _results(call_ns: float, launcher_us: float) -> list[SdkCost | Trial]:
-    trials = [Trial("torchrun", pair, 30_000.0, 1.0, 0.0, 2, 2.0 + pair) for pair in range(3)] + [
-        Trial("holdfast", pair, 30_300.0, launcher_us, 90.0, 2, 2.0) for pair in range(3)
-    ]
+def _results(call_ns: float, launcher_us: float) -> list[SdkCost | TrainingRun]:
+    trials = [
+        TrainingRun("torchrun", pair, 30_000.0, 1.0, 0.0, 2, 2.0 + pair) for pair in range(3)
+    ] + [TrainingRun("holdfast", pair, 30_300.0, launcher_us, 90.0, 2, 2.0) for pair in range(3)]
     return [SdkCost("under an agent", call_ns, 1.0, 2.0, 3.0), *trials]
 
 
-def _pair(trial: Trial) -> tuple[Trial, Trial]:
-    return Trial("torchrun", 0, 20_000.0, 1.0, 0.0, 2, 2.0, sampling_us=0.0), trial
+def _pair(trial: TrainingRun) -> tuple[TrainingRun, TrainingRun]:
+    return TrainingRun("torchrun", 0, 20_000.0, 1.0, 0.0, 2, 2.0, sampling_us=0.0), trial
 
 
 def test_what_runs_beside_the_ranks_and_the_calls_make_the_overhead() -> None:
     """A launcher's CPU time counts as if one rank had lost it, and so does a call's."""
     cost, *trials = _results(3000.0, 60.6)
     assert isinstance(cost, SdkCost)
-    share = overhead([cost], [one for one in trials if isinstance(one, Trial)])
+    share = overhead([cost], [one for one in trials if isinstance(one, TrainingRun)])
     assert share == pytest.approx(60.6 / 30_300 + 3 / 30_300)
 
 
 def test_samples_in_a_rank_are_part_of_the_overhead() -> None:
     """The threads that answer them take a CPU from the rank's own training."""
-    trial = Trial("holdfast", 0, 20_000.0, 60.0, 0.0, 2, 2.0, sampling_us=20.0)
+    trial = TrainingRun("holdfast", 0, 20_000.0, 60.0, 0.0, 2, 2.0, sampling_us=20.0)
     assert overhead([SdkCost("x", 0.0, 0.0, 0.0, 0.0)], [trial]) == pytest.approx(0.004)
-    assert "| 0.10% (0.10%–0.10%) |" in page(
+    assert "| 0.10% (0.10%–0.10%) |" in page_of(
         ABOUT, [SdkCost("x", 1.0, 1.0, 1.0, 1.0), *_pair(trial)]
     )
 
@@ -93,14 +84,8 @@ def test_the_cpu_time_of_a_process_is_finer_than_a_tick() -> None:
 )
 def test_a_promise_is_kept_or_not(call_ns: float, launcher_us: float, kept: int) -> None:
     """Each of the two bars is judged by itself."""
-    text = page(ABOUT, _results(call_ns, launcher_us))
+    text = page_of(ABOUT, _results(call_ns, launcher_us))
     assert text.count("| yes |") == kept
     assert text.count("| **no** |") == 2 - kept
     assert "1.010 × torchrun's (1.010–1.010)" in text
     assert "load average 2.0–4.0" in text
-
-
-def test_results_survive_their_file() -> None:
-    """A result read back from its line equals the one written, rounding aside."""
-    for result in _results(900.5, 60.25):
-        assert from_line(record.to_line(result)) == result

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bench.recovery.plan import PLANS, QUICK, RECORD, Row, cases, chosen, estimate_s
+from bench.recovery.plan import PLANS, QUICK, RECORD, Trials, cases, chosen, estimate_s
 from bench.recovery.scenarios import SCENARIOS
 from bench.recovery.trial import SYSTEMS
 
@@ -18,7 +18,7 @@ def test_a_plan_fits_into_its_time(plan: str, minutes: float) -> None:
 
 
 @pytest.mark.parametrize("row", [*RECORD, *QUICK], ids=lambda row: f"{row.system}-{row.scenario}")
-def test_every_row_can_be_run(row: Row) -> None:
+def test_every_row_can_be_run(row: Trials) -> None:
     """A plan names only scenarios and systems that exist."""
     assert row.scenario in SCENARIOS
     assert row.system in SYSTEMS
@@ -37,20 +37,20 @@ def test_every_promise_of_the_record_rests_on_eight_trials() -> None:
 
 def test_trials_are_interleaved() -> None:
     """A, B, A, B, and not A, A, B, B: a slower machine is slower for all."""
-    rows = [Row("crash", "a", "default", 3), Row("crash", "b", "default", 3)]
+    rows = [Trials("crash", "a", "default", 3), Trials("crash", "b", "default", 3)]
     assert [case.system for case in cases(rows)] == ["a", "b"] * 3
 
 
 def test_rows_with_fewer_trials_are_spread_over_the_run() -> None:
     """Two trials beside six fall into its first and its second half."""
-    rows = [Row("crash", "a", "default", 6), Row("crash", "b", "default", 2)]
+    rows = [Trials("crash", "a", "default", 6), Trials("crash", "b", "default", 2)]
     order = "".join(case.system for case in cases(rows))
     assert order == "abaaabaa"
 
 
 def test_both_ranks_take_turns() -> None:
     """Crash cases hit the two ranks in turn. The rank does not matter to the promise."""
-    targets = [case.target for case in cases([Row("crash", "a", "default", 4)])]
+    targets = [case.target for case in cases([Trials("crash", "a", "default", 4)])]
     assert targets == [0, 1, 0, 1]
 
 

@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.preflight.page import page
-from bench.preflight.parts import AGAIN, ALONE, PAIR
+from bench.harness import machine
+from bench.preflight.checks import AGAIN, ALONE, PAIR
+from bench.preflight.page import page_of
 
-ABOUT = {
-    "date": "today",
-    "commit": "c",
-    "cores": 2,
-    "cpu": "x",
-    "memory_gib": 8,
-    "kernel": "6",
-    "python": "3",
-    "torch": "2",
-}
+ABOUT = machine.about("preflight", [])
 
 
 def part(name: str, seconds: float) -> dict[str, Any]:
@@ -45,7 +37,7 @@ def real(named: int, core: float | None = None, seconds: float = 7.0) -> dict[st
 def test_bars_that_are_not_held_are_told(named: int, pair: float, held: str) -> None:
     """One that is named in each trial and a short check, beside one that is not and a long one."""
     parts = [part(ALONE, 2.0), part(AGAIN, 2.0), part(PAIR, pair), part(PAIR, pair + 5.0)]
-    text = page(ABOUT, [*parts, real(named)])
+    text = page_of(ABOUT, [*parts, real(named)])
     rows = [line for line in text.splitlines() if "| 99% |" in line or "| 10 |" in line]
     assert [row.split("|")[-2].strip() for row in rows] == [held, held]
     assert f"| {4.0 + 3 * pair:.1f} |" in rows[1]
@@ -53,7 +45,7 @@ def test_bars_that_are_not_held_are_told(named: int, pair: float, held: str) -> 
 
 def test_the_time_of_real_nodes_counts_where_each_has_a_core() -> None:
     """A node with a part of one is slower, which says nothing of a check on machines."""
-    text = page(ABOUT, [part(ALONE, 2.0), real(1, 1.0, 9.5), real(1, 0.25, 30.0), real(1)])
+    text = page_of(ABOUT, [part(ALONE, 2.0), real(1, 1.0, 9.5), real(1, 0.25, 30.0), real(1)])
     (row,) = (line for line in text.splitlines() if "with a core each" in line)
     assert "| 9.5 | 10 | yes |" in row
     assert "| 4 | 1 | dead |" in text
@@ -64,4 +56,4 @@ def test_the_time_of_a_pretended_check_is_that_of_its_rounds() -> None:
     line = {"what": "simulated", "nodes": 16, "fault": "dead", "clusters": 10, "bad": 10}
     line |= {"named": 10, "healthy": 150, "wrong": 0, "alone_rounds": 2, "pair_rounds": 3}
     parts = [part(ALONE, 2.0), part(AGAIN, 3.0), part(PAIR, 1.0)]
-    assert "| 2 + 3 | 8.0 |" in page(ABOUT, [*parts, line])
+    assert "| 2 + 3 | 8.0 |" in page_of(ABOUT, [*parts, line])

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from bench.record import to_line
-from bench.recovery.bars import BARS, judge
+from bench.harness import machine
+from bench.harness.page import ratio, table, times
+from bench.harness.record import to_line
+from bench.recovery.__main__ import BENCH
 from bench.recovery.measure import Recovery
-from bench.recovery.report import page, ratio, spread, table
-from bench.recovery.results import (
-    NEVER,
-    RECOVERED,
-    UNNOTICED,
-    Case,
-    Result,
-    from_line,
-    read,
-)
+from bench.recovery.page import BARS, judge, page, spread
+from bench.recovery.results import NEVER, RECOVERED, UNNOTICED, Case, Result
 
-ROOT = Path(__file__).resolve().parents[2]
-ABOUT = {"date": "2030-01-01", "plan": "quick", "left_out": {}}
+ABOUT = machine.about("quick", {})
 
 
 def _recovery(total_s: float) -> Recovery:
@@ -53,18 +45,11 @@ def _result(
     )
 
 
-def test_a_result_survives_its_line() -> None:
-    """A result read back from its line equals the one written, with and without a recovery."""
-    for result in (_result("holdfast", 0.25), _result("torchrun", None)):
-        assert from_line(to_line(result)) == result
-
-
 def test_a_file_begins_with_what_is_known_of_the_run() -> None:
-    """The first line is about the run, each other one a result; empty lines do not matter."""
-    lines = [json.dumps({"about": ABOUT}), to_line(_result("dlrover", 4.0)), ""]
-    about, results = read(lines)
-    assert about == ABOUT
-    assert results == [_result("dlrover", 4.0)]
+    """The first line is about the run, each other one a result, with a recovery or without."""
+    run = [_result("holdfast", 0.25), _result("torchrun", None)]
+    about, results = BENCH.read([json.dumps({"about": ABOUT}), *map(to_line, run), ""])
+    assert (about, results) == (ABOUT, run)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +70,9 @@ def test_seconds_are_shown_as_median_and_spread(values: list[float], text: str) 
 
 def test_a_ratio_is_bounded_by_the_worst_pairings() -> None:
     """Least over greatest and greatest over least."""
-    assert ratio([4.0, 5.0, 6.0], [0.2, 0.25, 0.5]) == "20.0× (8.0–30.0)"
-    assert ratio([], [0.2]) == "–"
-    assert ratio([4.0], []) == "–"
+    assert times(ratio([4.0, 5.0, 6.0], [0.2, 0.25, 0.5])) == "20.0× (8.0–30.0)"
+    assert times(ratio([], [0.2])) == "–"
+    assert times(ratio([4.0], [])) == "–"
 
 
 def test_a_table_has_one_line_per_row() -> None:
@@ -117,7 +102,7 @@ def test_peers_are_compared_with_the_same_restore() -> None:
 
 
 def _verdict(text: str, results: list[Result]) -> tuple[bool | None, str]:
-    verdict = next(verdict for verdict in judge(results) if verdict.bar.text == text)
+    verdict = next(verdict for verdict in judge(results) if verdict.text == text)
     return verdict.kept, verdict.reached
 
 
@@ -161,12 +146,3 @@ def test_a_fault_that_nobody_noticed_is_named_so() -> None:
         _result("torchrun", None, measured="agent-frozen"), outcome=UNNOTICED, reason="700 steps"
     )
     assert "- torchrun, tuned, rank 0: unnoticed: 700 steps" in page(ABOUT, [went_on])
-
-
-def test_the_published_page_is_what_the_published_results_say() -> None:
-    """Nobody edits the page by hand."""
-    published = ROOT / "docs" / "benchmarks" / "recovery.jsonl"
-    if not published.exists():
-        pytest.skip("no results have been published yet")
-    about, results = read(published.read_text().splitlines())
-    assert published.with_suffix(".md").read_text() == page(about, results)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.recovery import processes, sandbox
+from bench import ROOT
+from bench.harness import sandbox
+from bench.recovery import processes
 
-ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_SECONDS = 20.0
 
 ESCAPES = """

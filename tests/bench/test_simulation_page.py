@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from bench import machine
-from bench.simulation import page
+from bench.harness import machine
+from bench.simulation import page_of
 
 
 def _page(*results: dict[str, Any]) -> str:
-    about = {"about": machine.about("simulation", [])}
-    return page(json.dumps(line) for line in (about, *results))
+    return page_of(machine.about("simulation", []), results)
 
 
 def test_a_rate_is_shown_with_its_spread() -> None:

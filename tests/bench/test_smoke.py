@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.recovery import sandbox
-from bench.recovery.results import RECOVERED, read
-
-ROOT = Path(__file__).resolve().parents[2]
+from bench import ROOT
+from bench.harness import sandbox
+from bench.recovery.__main__ import BENCH
+from bench.recovery.results import RECOVERED
 
 
 @pytest.mark.extended(
@@ -45,7 +45,7 @@ def test_two_crashes_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
         finally:
             run.kill()  # its sandboxes end with it
     assert run.returncode == 0, said
-    _, results = read(out.read_text().splitlines())
+    _, results = BENCH.read(out.read_text().splitlines())
     assert [result.outcome for result in results] == [RECOVERED, RECOVERED], said
     assert {result.target for result in results} == {0, 1}
     assert "| torch | holdfast | either | 2/2 |" in said

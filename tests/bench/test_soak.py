@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import soak
-from bench.descriptors import LEAST, SLACK, Descriptors, kept
+from bench.soak import LEAST, SLACK, Descriptors, kept
 
 LEAKS = "import os, sys\nfor line in sys.stdin: os.open('/dev/null', 0); print(flush=True)"
 KEEPS = (

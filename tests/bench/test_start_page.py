@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from bench import record
-from bench.start.__main__ import main
-from bench.start.measure import Start, from_line
-from bench.start.page import page, pair_ratios
+from bench.harness import machine
+from bench.start.__main__ import BENCH, ScriptStart, main, page_of, pair_ratios
 
-ABOUT = {
-    "date": "today",
-    "commit": "abc",
-    "cores": 2,
-    "cpu": "CPU",
-    "memory_gib": 24,
-    "kernel": "6",
-    "python": "3.11",
-    "torch": "2",
-}
+ABOUT = machine.about("record", {})
 
 
-def _results(ours: float) -> list[Start]:
-    torchrun = [Start("torchrun", 2, pair, 10.0, 11.0, 0.5) for pair in range(3)]
-    return [*torchrun, *(Start("holdfast", 2, pair, ours, 12.0, 1.5) for pair in range(3))]
+def _results(ours: float) -> list[ScriptStart]:
+    torchrun = [ScriptStart("torchrun", 2, pair, 10.0, 11.0, 0.5) for pair in range(3)]
+    return [*torchrun, *(ScriptStart("holdfast", 2, pair, ours, 12.0, 1.5) for pair in range(3))]
 
 
 @pytest.mark.parametrize(("ours", "said"), [(7.0, "≤ 0.7: yes"), (7.1, "≤ 0.7: **no**")])
 def test_a_start_is_judged_beside_torchruns_of_the_same_pair(ours: float, said: str) -> None:
     """The median of the pairs' ratios is what the bar is held against."""
-    text = page(ABOUT, _results(ours))
+    text = page_of(ABOUT, _results(ours))
     assert said in text
     assert f"| {ours / 10:.2f} ({ours / 10:.2f}–{ours / 10:.2f}) |" in text
     assert "Load average 0.5–1.5" in text
@@ -56,10 +44,8 @@ def test_a_pair_of_starts_is_measured(tmp_path: Path) -> None:
     """Both launchers bring two ranks to the sum, and the launcher outlives it."""
     out = tmp_path / "start.jsonl"
     assert main(["--pairs=1", "--ranks", "2", f"--out={out}"]) == 0
-    about, *lines = out.read_text().splitlines()
-    assert json.loads(about)["about"]["cores"] > 0
-    results = [from_line(line) for line in lines]
+    about, results = BENCH.read(out.read_text().splitlines())
+    assert about["cores"] > 0
     assert [one.launcher for one in results] == ["holdfast", "torchrun"]
     for one in results:
         assert 0 < one.first_collective_s < one.over_s
-        assert from_line(record.to_line(one)) == one

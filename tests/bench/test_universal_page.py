@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.harness import machine
 from bench.universal import results as r
-from bench.universal.__main__ import main
-from bench.universal.bars import judge
-from bench.universal.page import page
+from bench.universal.__main__ import BENCH, main
+from bench.universal.page import judge, page_of
 from bench.universal.plan import megatron, worlds, zero
-from bench.universal.results import Timed, from_line
+from bench.universal.results import Timed
 
-ABOUT = {
-    "date": "today",
-    "commit": "abc",
-    "cores": 2,
-    "cpu": "CPU",
-    "memory_gib": 24,
-    "kernel": "6",
-    "python": "3.11",
-    "torch": "2",
-    "deepspeed": "0.19",
-    "megatron": "0.16",
-    "seed": 1,
-}
+ABOUT = machine.about("record", {}) | {"deepspeed": "0.19", "megatron": "0.16", "seed": 1}
 MEGATRON = megatron(1).name
 ZERO = zero(2).name
 
@@ -90,7 +77,7 @@ def test_one_collective_of_a_save_breaks_a_promise(collectives: int) -> None:
 
 def test_the_page_has_each_call_beside_holdfasts() -> None:
     """A row has median and range in seconds, and of the ratios."""
-    text = page(ABOUT, list(_turns(MEGATRON, r.SAVE, {"FLASH": 0.1, "TORCH": 0.4}, 2)))
+    text = page_of(ABOUT, list(_turns(MEGATRON, r.SAVE, {"FLASH": 0.1, "TORCH": 0.4}, 2)))
     assert f"| save | {r.TORCH} | 3 | 0.800 (0.400–1.200) | 4.00 (4.00–4.00) | 2 |" in text
     assert "DeepSpeed 0.19, megatron-core 0.16. Seed 1. Load average 0.5–0.5." in text
 
@@ -126,7 +113,7 @@ def test_dcp_reads_boxes_into_their_tensors(tmp_path: Path) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    from bench.universal.dcp_boxes import targets
+    from bench.universal.acts import targets
     from holdfast.flash.trainer.leaves import Leaves
 
     whole = torch.arange(24.0).view(4, 6)
@@ -187,9 +174,8 @@ def test_all_ways_of_one_state_are_measured(
     out = tmp_path / "universal.jsonl"
     small = ["--turns=1", "--width=64", "--layers=7", f"--out={out}"]
     assert main([*words, *small]) == 0
-    about, *lines = out.read_text().splitlines()
-    assert json.loads(about)["about"]["seed"] == 1
-    results = [from_line(line) for line in lines]
+    about, results = BENCH.read(out.read_text().splitlines())
+    assert about["seed"] == 1
     shared = {r.FLASH, r.STORED, r.COPY, r.TORCH, r.WEIGHTS, r.DCP}
     assert {one.system for one in results} == shared | systems
     assert all(one.seconds > 0 and one.mib > 0 for one in results)

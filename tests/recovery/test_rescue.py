@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.reader import verify
 from holdfast_wire import channel, keys
 from holdfast_wire.messages import JobPhase, MasterSpec, StopRequest
@@ -76,7 +76,7 @@ def test_a_job_that_fails_leaves_its_newest_step_on_storage(
     assert step >= before.step - 3, job.evidence()
     assert event_times(job.output, "CheckpointRescued"), job.evidence()
     found = folder / f"step_{step}"
-    assert verify(PosixDisk(), str(found)).version.step == step
+    assert verify(Disk(), str(found)).version.step == step
     unbroken = tmp_path / "unbroken"
     again = start_job(
         f"--parallel={parallel}",
@@ -163,7 +163,7 @@ def test_a_run_that_ends_well_without_close_leaves_what_memory_has_on_storage(
     job = start_job(script=[str(script), str(tmp_path / "checkpoints")])
     assert job.finish() == 0, job.evidence()
     assert _steps(tmp_path / "checkpoints") == [28], job.evidence()
-    assert verify(PosixDisk(), str(tmp_path / "checkpoints" / "step_28")).version.step == 28
+    assert verify(Disk(), str(tmp_path / "checkpoints" / "step_28")).version.step == 28
     assert "StepsNotSaved" in job.output
     assert "ended after step 30" in job.output
 
@@ -212,5 +212,5 @@ def test_a_job_that_is_suspended_or_deleted_is_on_storage_first(
     (step,) = _steps(tmp_path / "checkpoints")
     found = tmp_path / "checkpoints" / f"step_{step}"
     assert (found / "holdfast.json").is_file()
-    assert verify(PosixDisk(), str(found)).version.step == step
+    assert verify(Disk(), str(found)).version.step == step
     assert step >= before.step, job.evidence()

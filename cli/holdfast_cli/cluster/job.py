@@ -17,7 +17,7 @@ from holdfast_cli.cluster.connection import Connection
 from holdfast_cli.cluster.ended import ending_of, holding
 from holdfast_cli.errors import MasterUnreachableError
 from holdfast_cli.final_state import FinalState
-from holdfast_cli.target import Endpoint
+from holdfast_cli.target import MasterChannel
 from holdfast_wire import keys
 from holdfast_wire.channel import master_channel_options
 
@@ -64,7 +64,7 @@ class ClusterJob:
             return True
 
     @contextlib.contextmanager
-    def reach(self) -> Iterator[Endpoint]:
+    def reach(self) -> Iterator[MasterChannel]:
         """Forward a port of the job's master while the context lasts.
 
         Raises:
@@ -79,7 +79,7 @@ class ClusterJob:
             self._connection.forward(self._namespace, pod, port, socket)
             try:
                 options = master_channel_options(body["metadata"]["uid"])
-                yield Endpoint(f"unix:{socket}", credentials, options)
+                yield MasterChannel(f"unix:{socket}", credentials, options)
             finally:
                 self._connection.stop_forwarding(socket)
 

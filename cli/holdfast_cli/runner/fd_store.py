@@ -1,8 +1,7 @@
-"""Descriptors of a node's arenas, held by the runner so that they outlive a killed agent.
+"""Descriptors of nodes' arenas, held by the runner so that they outlive a killed agent.
 
-Belongs here: the descriptors of one node, and the runner's side of the messages about them. Does
-not belong here: the assignment to pods (`fd_stores`), the content of the memory (the runner can
-neither read nor change it).
+Belongs here: the stores, their assignment to agents, and the runner's side of the messages. Does
+not belong here: the content of the memory (the runner can neither read nor change it).
 
 An agent may be faulty, or killed half way: none of its messages makes the runner wait, or hold more
 than its limit.
@@ -10,10 +9,13 @@ than its limit.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -24,9 +26,13 @@ MOST: Final = 64
 """Descriptors of one node: an arena for each rank, two while layouts change, 32 ranks."""
 _LAST_WORDS: Final = 1024
 """Messages read from a dead agent; its socket holds some 250."""
+_TURN: Final = 32
+"""Messages of one node in a turn of the event loop."""
+_PAUSE_SECONDS: Final = 0.05
+"""Pause after a full turn, s: an agent that sends without end only fills its own socket."""
 
 
-class Shelf:
+class FdStore:
     """Descriptors held for one node, and the connection to its agent, if there is one."""
 
     def __init__(
@@ -130,6 +136,84 @@ class Shelf:
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
+
+
+class FdStores:
+    """One store for each node rank. Methods: on the event loop."""
+
+    def __init__(self) -> None:
+        """Begin without stores."""
+        self._stores: dict[int, FdStore] = {}
+        self._owners: dict[int, str] = {}
+        """Name of the newest pod of each node."""
+        self._watched: dict[int, int] = {}
+        """Node → descriptor that the event loop polls."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit // 2
+        """Limit for all nodes together; the other half is the runner's own."""
+
+    def open(self, node: int, pod: str) -> socket.socket:
+        """Return the agent's end of a new connection, with the descriptors of a dead agent.
+
+        The descriptors of an agent that still lives are its own: they are closed here.
+        """
+        store = self._stores.setdefault(node, FdStore(node, _free, self._has_room))
+        if store.fileno() >= 0:
+            self._disconnect(node)
+            store.clear()
+        end = store.connect()
+        self._owners[node] = pod
+        self._watch(node)
+        return end
+
+    def ended(self, node: int, pod: str, *, keep: bool) -> None:
+        """Note the end of a pod's agent; keep: its descriptors are for the node's next agent."""
+        if self._owners.get(node) != pod:
+            return
+        self._disconnect(node)
+        if not keep:
+            self._stores[node].clear()
+
+    def drop(self, node: int, pod: str) -> None:
+        """Drop the store of a place whose pod has ended."""
+        self.ended(node, pod, keep=False)
+
+    def close(self) -> None:
+        """Close everything: the job ends."""
+        for node, store in self._stores.items():
+            self._disconnect(node)
+            store.clear()
+
+    def _has_room(self) -> bool:
+        return sum(store.count for store in self._stores.values()) < self._most
+
+    def _disconnect(self, node: int) -> None:
+        self._unwatch(node)
+        self._stores[node].disconnect()
+
+    def _watch(self, node: int) -> None:
+        fd = self._stores[node].fileno()
+        if fd >= 0 and node not in self._watched:
+            self._watched[node] = fd
+            asyncio.get_running_loop().add_reader(fd, self._readable, node)
+
+    def _unwatch(self, node: int) -> None:
+        fd = self._watched.pop(node, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+
+    def _readable(self, node: int) -> None:
+        store = self._stores[node]
+        more = store.take_in(_TURN)
+        if more or store.fileno() < 0:
+            self._unwatch(node)
+        if more:
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._watch, node)
+
+
+def _free(descriptors: list[int]) -> None:
+    """Close on another thread: the last descriptor of many GiB takes a second."""
+    asyncio.get_running_loop().run_in_executor(None, close_all, descriptors)
 
 
 def close_all(descriptors: Iterable[int]) -> None:

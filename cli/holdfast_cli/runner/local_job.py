@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from holdfast_operator.crd import load_crd
 from holdfast_operator.master_spec import master_spec
-from holdfast_operator.plan.actions import Plan, ScaleJob
+from holdfast_operator.plan.actions import CreatePod, Plan, ScaleJob
 from holdfast_operator.plan.history import History
 from holdfast_operator.plan.inputs import PlannedJob
-from holdfast_operator.plan.master_fence import KnownMaster
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
-from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
+from holdfast_operator.status.conditions import EXTRA_GIVEN_UP
 from holdfast_wire.messages import (
     Fence,
     MasterSpec,
@@ -25,6 +26,17 @@ from holdfast_wire.messages import (
     PodPhase,
     ScaleResult,
 )
+
+_BEGAN: Final = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Return the runner's time: Unix time at its start, from then on by a steady clock.
+
+    The plan compares points in time, all of them this process's own: a wall clock that is set back
+    meanwhile (by NTP, by hand) must not count.
+    """
+    return _BEGAN + time.monotonic()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -185,3 +197,27 @@ class LocalJob:
             return ScaleResult(decision_id=wish.decision_id, ok=False, error=str(error))
         self.generation += 1
         return ScaleResult(decision_id=wish.decision_id, ok=True)
+
+
+class ExtraRoles:
+    """Reports each restart of an extra role's pod once, and once that there will be no more.
+
+    The master does not know these pods, so no event of the job mentions them.
+    """
+
+    def __init__(self) -> None:
+        """Begin without a report."""
+        self._given_up = ""
+
+    def news(self, made: Plan) -> Iterator[str]:
+        """Yield a line for each pod of an extra role that is made again or given up."""
+        for action in made.actions:
+            if not isinstance(action, CreatePod) or action.slot.role is not Role.EXTRA:
+                continue
+            if action.incarnation > 0:
+                yield f"{action.reason}; {action.name} takes its place"
+        conditions = made.status.get("conditions", ())
+        text = next((one["message"] for one in conditions if one["reason"] == EXTRA_GIVEN_UP), "")
+        if text and text != self._given_up:
+            self._given_up = text
+            yield text

@@ -6,27 +6,32 @@ import asyncio
 import dataclasses
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast_cli.errors import MasterUnreachableError
-from holdfast_cli.job_directory import JobHome, JobRecord
-from holdfast_cli.runner import clock, processes
+from holdfast_cli.job_directory import Endpoint, JobHome, JobRecord, write_json
+from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
-from holdfast_cli.runner.fd_stores import Shelves
-from holdfast_cli.runner.local_job import LocalJob, LocalPod
-from holdfast_cli.runner.master_process import MasterProcess
+from holdfast_cli.runner.fd_store import FdStores
+from holdfast_cli.runner.local_job import LocalJob, LocalPod, now
 from holdfast_cli.runner.pod_logs import last_line
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.pods.environment import PodIdentity
 from holdfast_operator.pods.process import build_process
-from holdfast_wire import keys
+from holdfast_wire import keys, loopback
 
 _log = logging.getLogger(__name__)
 _MASTER_GRACE_SECONDS = 5.0
+_START_SECONDS = 30.0
+"""Deadline of a start, s: import of grpc and first handshake on a busy laptop; usually < 1 s."""
+_LINGER_SECONDS = 3600.0
+"""Time for which a master serves after the job, s; the runner ends it earlier, after the
+summary."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,82 @@ class Surroundings:
     """Returns a node's address of the master; None: the master's own address."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment for every pod except the master's."""
+
+
+class MasterProcess:
+    """One job's master. `start` again makes a successor with the next epoch."""
+
+    def __init__(self, home: JobHome, record: JobRecord) -> None:
+        self._home = home
+        self._record = record
+        self._running: processes.Running | None = None
+        self._port = 0
+        """Port of every successor: agents and users look for the master there."""
+
+    @property
+    def running(self) -> processes.Running:
+        """Process of the master."""
+        if self._running is None:
+            raise MasterUnreachableError(f"the master of {self._record.name} was not started")
+        return self._running
+
+    async def start(self) -> Endpoint:
+        """Start a master with a new epoch; return its endpoint.
+
+        Raises:
+            MasterUnreachableError: It ended or did not serve in time; the text names its log.
+        """
+        epoch = self._next_epoch()
+        config = self._write_config(epoch)
+        self._home.endpoint_file.unlink(missing_ok=True)
+        log = self._home.logs / "master.log"
+        self._running = await processes.start(
+            processes.Command(
+                argv=[sys.executable, "-m", "holdfast_master.main", "--config", config],
+                env=dict(os.environ),
+                cwd=self._home.path,
+                log=log,
+            )
+        )
+        await processes.wait_until(self._settled, _START_SECONDS)
+        endpoint = self._home.endpoint()
+        if endpoint is None:
+            await self._running.end(0)
+            text = await asyncio.to_thread(log.read_text, errors="replace")
+            raise MasterUnreachableError(
+                f"the master did not start to serve; the end of {log}:\n{text[-2000:].rstrip()}"
+            )
+        self._port = endpoint.port
+        return endpoint
+
+    def _settled(self) -> bool:
+        return self._home.endpoint() is not None or self.running.exit_code is not None
+
+    def _next_epoch(self) -> int:
+        # No other process starts masters of this job, so a file is enough.
+        file = self._home.path / "epoch"
+        epoch = int(file.read_text()) + 1 if file.exists() else 1
+        write_json(file, epoch)
+        return epoch
+
+    def _write_config(self, epoch: int) -> str:
+        file = self._home.path / f"master-{epoch}.json"
+        config = {
+            "job_name": self._record.name,
+            "job_uid": self._record.uid,
+            "epoch": epoch,
+            "incarnation": secrets.token_hex(8),
+            "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
+            "bind_host": loopback.bracketed(loopback.address()),
+            "port": self._port,
+            "endpoint_file": str(self._home.endpoint_file),
+            "journal_dir": str(self._home.journal),
+            "exit_when_finished": _LINGER_SECONDS,
+            "die_with_parent": True,
+            "parent_pid": os.getpid(),
+        }
+        write_json(file, config)
+        return str(file)
 
 
 class PodProcesses:
@@ -57,7 +138,7 @@ class PodProcesses:
         self._changed = changed
         self._surroundings = surroundings
         self._master = MasterProcess(home, record)
-        self._shelves = Shelves()
+        self._stores = FdStores()
         self._trouble = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
@@ -74,7 +155,7 @@ class PodProcesses:
             slot=action.slot,
             incarnation=action.incarnation,
             name=action.name,
-            created_at=clock.now(),
+            created_at=now(),
         )
         self._job.add(pod)
         try:
@@ -102,7 +183,7 @@ class PodProcesses:
         if running is None or pod.exit_code is not None:
             self._job.remove(name)
             if pod.slot.role is Role.WORKER:
-                self._shelves.drop(pod.slot.index, name)
+                self._stores.drop(pod.slot.index, name)
             return
         pod.wanted_end = True
         self._changed(name)
@@ -117,7 +198,7 @@ class PodProcesses:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._shelves.close()
+        self._stores.close()
 
     async def _start_master(self, pod: LocalPod) -> processes.Running:
         try:
@@ -155,7 +236,7 @@ class PodProcesses:
 
     async def _start_agent(self, pod: LocalPod, command: processes.Command) -> processes.Running:
         """Start an agent with a connection to its node's descriptor store."""
-        with self._shelves.open(pod.slot.index, pod.name) as end:
+        with self._stores.open(pod.slot.index, pod.name) as end:
             number = end.fileno()
             env = {**command.env, keys.ENV_ARENA_SOCKET: str(number)}
             return await processes.start(dataclasses.replace(command, env=env, passed=(number,)))
@@ -175,9 +256,9 @@ class PodProcesses:
             pod.said = await asyncio.to_thread(last_line, self._log(pod.name))
         if pod.slot.role is Role.WORKER:
             keep = code != 0 and not pod.wanted_end
-            self._shelves.ended(pod.slot.index, pod.name, keep=keep)
+            self._stores.ended(pod.slot.index, pod.name, keep=keep)
         pod.exit_code = code
-        pod.ended_at = clock.now()
+        pod.ended_at = now()
         pod.ready = False
         self._changed(pod.name)
 

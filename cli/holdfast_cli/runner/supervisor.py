@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable
 
 from holdfast_cli import final_state, live_view
+from holdfast_cli.client import JobClient
 from holdfast_cli.errors import CliError
+from holdfast_cli.final_state import FinalState
 from holdfast_cli.job_directory import JobHome, JobRecord
 from holdfast_cli.output import say
-from holdfast_cli.runner import clock, final_snapshot, processes
+from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
-from holdfast_cli.runner.extra_roles import ExtraRoles
-from holdfast_cli.runner.local_job import LocalJob
+from holdfast_cli.runner.local_job import ExtraRoles, LocalJob, now
 from holdfast_cli.runner.pod_logs import follow_logs
 from holdfast_cli.runner.pods import PodProcesses, Surroundings
 from holdfast_cli.runner.sync import MasterSync
@@ -35,9 +37,13 @@ from holdfast_operator.plan.actions import (
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
 from holdfast_wire.messages import (
+    GetGoodputRequest,
     GetGoodputResponse,
+    GetJobRequest,
+    GetJobResponse,
     JobPhase,
     JobStatus,
+    ListNodesRequest,
     StopRequest,
     StrikesReported,
 )
@@ -46,6 +52,13 @@ _log = logging.getLogger(__name__)
 _INTERRUPT_GRACE_SECONDS = 15.0
 """First signal to SIGKILL, s: time for SIGTERM to the ranks; a second signal ends it at once."""
 _POLL_SECONDS = 0.05
+_ANSWER_SECONDS = 3.0
+"""Deadline of each answer, s; after a second Ctrl-C there is no long wait for a hung master."""
+_INTERRUPTED = JobStatus(
+    phase=JobPhase.FAILED,
+    reason="Interrupted",
+    text="holdfast run was interrupted before the master could end the job",
+)
 
 Director = Callable[[JobHome, live_view.View, Callable[[], bool]], None]
 """Acts on the running job on a thread of its own until the last argument returns True (the
@@ -120,7 +133,7 @@ class Supervisor:
         while True:
             # Before the plan: an event during its execution calls for another plan.
             self._changed.clear()
-            made = self._job.plan(clock.now())
+            made = self._job.plan(now())
             for action in made.actions:
                 await self._do(action)
             for line in self._extra_roles.news(made):
@@ -151,7 +164,7 @@ class Supervisor:
                 _log.info("nothing to delete: %s", action.reason)
 
     async def _is_over(self) -> bool:
-        late = clock.now() - self._interrupted_at > _INTERRUPT_GRACE_SECONDS
+        late = now() - self._interrupted_at > _INTERRUPT_GRACE_SECONDS
         impatient = len(self._signals) > 1 or (bool(self._signals) and late)
         if self._finished is None and not impatient:
             return False
@@ -166,19 +179,19 @@ class Supervisor:
         """Write the master's final state, for later commands; return the summary."""
         silence = ""
         try:
-            found = final_snapshot.ask(self._home)
+            found = ask_final_state(self._home)
         except CliError as error:
             silence = f"; its master did not say more: {error}"
-            found = final_snapshot.silent(self._job.job.name, self._job.uid, self._job.view.status)
+            found = silent(self._job.job.name, self._job.uid, self._job.view.status)
         end = _end(finished) if finished is not None else None
-        found = final_snapshot.with_end(found, end, self._last)
+        found = with_end(found, end, self._last)
         kept = self._keep(found)
         if silence:
             return f"The job ended ({found.status.reason}: {found.status.text}){silence}{kept}"
         logs = "" if found.status.phase is JobPhase.SUCCEEDED else f"\nLogs: {self._home.logs}"
         return summary(found.status, found.goodput or GetGoodputResponse()) + logs + kept
 
-    def _keep(self, found: final_state.FinalState) -> str:
+    def _keep(self, found: FinalState) -> str:
         try:
             final_state.write(self._home, found)
         except OSError as error:
@@ -200,7 +213,7 @@ class Supervisor:
     def _heard(self, said: Said | StrikesReported) -> None:
         if isinstance(said, StrikesReported):
             return  # there is no other job here; the history ends with this one
-        self._job.hear(said, clock.now())
+        self._job.hear(said, now())
         if isinstance(said, JobStatus) and said.has_loss:
             self._last = said
         self._changed.set()
@@ -214,7 +227,7 @@ class Supervisor:
     def _interrupt(self, number: int) -> None:
         self._signals.append(number)
         self._job.stopping = True
-        self._interrupted_at = self._interrupted_at or clock.now()
+        self._interrupted_at = self._interrupted_at or now()
         self._sync.send(StopRequest(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_SECONDS))
         self._changed.set()
 
@@ -222,3 +235,35 @@ class Supervisor:
 def _end(finished: FinishJob) -> JobStatus:
     phase = JobPhase.SUCCEEDED if finished.succeeded else JobPhase.FAILED
     return JobStatus(phase=phase, reason=finished.reason, text=finished.text)
+
+
+def ask_final_state(home: JobHome) -> FinalState:
+    """Return the master's present answers, at the job's end.
+
+    Raises:
+        CliError: The master does not answer, or refuses.
+    """
+    with JobClient(home) as client:
+        return FinalState(
+            job=client.call(GetJobRequest(), _ANSWER_SECONDS),
+            nodes=client.call(ListNodesRequest(), _ANSWER_SECONDS),
+            events=client.events(timeout_s=_ANSWER_SECONDS),
+            goodput=client.call(GetGoodputRequest(), _ANSWER_SECONDS),
+        )
+
+
+def silent(name: str, uid: str, last: JobStatus | None) -> FinalState:
+    """Return the final state of a job whose master cannot be asked any more."""
+    status = dataclasses.replace(last or JobStatus(), name=name, uid=uid)
+    return FinalState(job=GetJobResponse(status=status))
+
+
+def with_end(ending: FinalState, end: JobStatus | None, last_loss: JobStatus) -> FinalState:
+    """Complete a final state that the master had not made final: with `end` and the last loss."""
+    status = ending.status
+    if status.phase not in live_view.FINAL_PHASES:
+        end = end or _INTERRUPTED
+        status = dataclasses.replace(status, phase=end.phase, reason=end.reason, text=end.text)
+    if last_loss.has_loss and not status.has_loss:
+        status = dataclasses.replace(status, loss=last_loss.loss, has_loss=True)
+    return dataclasses.replace(ending, job=dataclasses.replace(ending.job, status=status))

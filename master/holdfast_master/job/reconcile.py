@@ -1,7 +1,5 @@
 """Decides the next step from the state alone, after every input that may have changed it.
 
-Belongs here: the order in which the policies are asked. Does not belong here: the policies.
-
 It is level-triggered on purpose: handlers note what they were told and do not act, so the order in
 which messages arrive cannot lead to different ends. A policy that has nothing to do in most looks
 is asked here only where the state says that it may have.
@@ -41,10 +39,10 @@ def steer(job: JobContext) -> None:
 
 
 def _settle_checkpoints(job: JobContext) -> None:
-    book = job.checkpoints.tracker
-    if book.pending or job.timers.running(Timer.COMMIT):
+    tracker = job.checkpoints.tracker
+    if tracker.pending or job.timers.running(Timer.COMMIT):
         commits.grant(job)
-    if book.waits or any(one.waits for one in job.checkpoints.starts.values()):
+    if tracker.waits or any(one.waits for one in job.checkpoints.starts.values()):
         restore.choose(job)
     if job.checkpoints.order is not None:
         on_demand.settle(job, job.checkpoints.order)
@@ -73,8 +71,8 @@ def _turn(job: JobContext) -> None:
 
 def _run(job: JobContext) -> None:
     if job.claims.settled and job.claims.held:
-        agent_messages.hear_held(job)
-    if any(case.to_replace is not None for case in job.incidents.open()):
+        agent_messages.take_deferred(job)
+    if any(incident.to_replace is not None for incident in job.incidents.open()):
         rule_actions.act(job)
     if job.membership.beyond:
         eligibility.settle_surplus(job)
@@ -97,7 +95,7 @@ def _run(job: JobContext) -> None:
 
 
 def _may_rescale(job: JobContext, world: World) -> bool:
-    """Return whether a world may get other members; one that does not train yet may only lose some.
+    """Whether a world may get other members; one that does not train yet may only lose some.
 
     It loses them where nodes are to leave, or where fewer are wanted than it has. It gets some
     where nodes are ready outside of it, or were a moment ago. A change that has begun goes on.
@@ -106,8 +104,8 @@ def _may_rescale(job: JobContext, world: World) -> bool:
         return True
     nodes = job.membership
     changes = bool(nodes.spares or nodes.surplus) or nodes.spare_since is not None
-    begun = job.incidents.current is not None
-    return job.state.phase is JobPhase.TRAINING and (changes or begun)
+    started = job.incidents.current is not None
+    return job.state.phase is JobPhase.TRAINING and (changes or started)
 
 
 def _let_go(job: JobContext) -> None:
@@ -137,7 +135,7 @@ def _let_go(job: JobContext) -> None:
 
 
 def _settled(state: JobState, worlds: Worlds) -> bool:
-    """Return whether the world without the drained nodes is decided, or cannot be decided."""
+    """Whether the world without the drained nodes is decided, or cannot be decided."""
     return state.phase is not JobPhase.WAITING or not worlds.recovering
 
 

@@ -1,9 +1,5 @@
 """Compaction of a journal: a base stands for the oldest facts, and the files before it go.
 
-Belongs here: writing a base, checking it, and removing what nobody needs any more. Does not belong
-here: the time to do so (see `compaction_policy`), reading a history, the content of a base
-(`snapshot`).
-
 Order is everything: a base gets its name only when the disk holds all of it and it was read back
 and found equal, and files go only when the disk holds that name.
 """
@@ -16,14 +12,13 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from holdfast_master.instructions import Fact
+from holdfast_master.instructions import JOURNAL_FORMAT, Fact
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.reader import needed, starts_of, superseded
 from holdfast_master.journal.segments import (
-    FORMAT,
     FileName,
     JournalError,
     SegmentKind,
@@ -104,7 +99,7 @@ def _write_base(
 ) -> tuple[Path, int]:
     path = base_path(directory, head.epoch, state.sequence)
     temporary = path.with_name(f".{path.name}")
-    opened = dataclasses.replace(head, format=FORMAT, part=0, base=True)
+    opened = dataclasses.replace(head, format=JOURNAL_FORMAT, part=0, base=True)
     facts: tuple[Fact, ...] = (opened, *snapshot.parts_of(state, masters))
     data = b"".join(
         framing.frame(
@@ -168,7 +163,7 @@ def choose_cut(
     now: float,
     written: Callable[[FileName], float],
 ) -> FileName | None:
-    """Return the base before which nothing is kept; None: everything is kept.
+    """The base before which nothing is kept; None: everything is kept.
 
     The choice is the newest base that is older than the time for which facts are kept. Where that
     base would keep more bytes than allowed, the choice is a newer base.

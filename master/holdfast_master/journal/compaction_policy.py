@@ -1,8 +1,4 @@
-"""Compaction policy: decides by the bytes written since the last base.
-
-Belongs here: the thread that compacts, and telling people when that does not work. Does not belong
-here: writing a base and removing files (see `compaction`).
-"""
+"""Compaction policy: decides by the bytes written since the last base."""
 
 from __future__ import annotations
 
@@ -70,15 +66,7 @@ class Housekeeper:
         tail_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing runs yet.
-
-        Args:
-            habits: when and where.
-            head: what the files of this master begin with.
-            masters: earlier masters, oldest first.
-            tail_bytes: what had been written after the newest base when this master began.
-            clock: monotonic, s.
-        """
+        """Prepare; tail_bytes: written after the newest base when this master began."""
         self._habits = habits
         self._head = head
         self._masters = tuple(masters)[-_KEPT_MASTERS:]
@@ -90,8 +78,7 @@ class Housekeeper:
         self._running: threading.Thread | None = None
         self._failed = ""
         self._troubled = False
-        self._slow_said = False
-        self.compactions = 0
+        self._slow_noted = False
 
     def after_batch(
         self, journal: RotatingJournal, state: Callable[[], JobState], note: Note
@@ -104,14 +91,14 @@ class Housekeeper:
         if self._running is not None and self._running.is_alive():
             self._mind_slowness(note)
             return
-        self._tell(self._failed or journal.rotation_trouble, note)
+        self._note_trouble(self._failed or journal.rotation_trouble, note)
         written = journal.bytes_written
         # A base that is larger than what it stands for is not worth its writing.
         if written - self._covered < max(self._habits.segment_bytes, self._base_bytes):
             return
         if self._clock() < self._not_before:
             return
-        self._began, self._slow_said = self._clock(), False
+        self._began, self._slow_noted = self._clock(), False
         journal.ask_rotation()
         copied = state()
         self._running = threading.Thread(target=self._compact, args=(copied, written), daemon=True)
@@ -123,8 +110,8 @@ class Housekeeper:
             self._running.join(seconds)
 
     def _mind_slowness(self, note: Note) -> None:
-        if not self._slow_said and self._clock() - self._began > SLOW_SECONDS:
-            self._slow_said = True
+        if not self._slow_noted and self._clock() - self._began > SLOW_SECONDS:
+            self._slow_noted = True
             text = f"the journal's compaction has taken {SLOW_SECONDS:.0f} s: a slow disk"
             note(EventReason.JOURNAL_NOT_COMPACTED, f"{text}; old files stay meanwhile")
 
@@ -154,10 +141,9 @@ class Housekeeper:
             return
         self._covered, self._base_bytes = written, done.size
         self._failed = ""
-        self.compactions += 1
         self._log(done, state)
 
-    def _tell(self, trouble: str, note: Note) -> None:
+    def _note_trouble(self, trouble: str, note: Note) -> None:
         if trouble and not self._troubled:
             note(EventReason.JOURNAL_NOT_COMPACTED, trouble)
         elif self._troubled and not trouble:

@@ -1,8 +1,4 @@
-"""Calls to the filesystem: the steps that make a file durable, and opening a plain file.
-
-Belongs here: single calls, which a test replaces to stop a writer between two of them. Does not
-belong here: their order (see `writer` and `compaction`), the content of a file.
-"""
+"""Calls to the filesystem: the steps that make a file durable, and opening a plain file."""
 
 from __future__ import annotations
 

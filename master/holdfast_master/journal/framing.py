@@ -52,7 +52,7 @@ def frame(record: bytes) -> bytes:
 
 
 def scan(data: bytes) -> Scan:
-    """Return the intact records at the beginning of `data`, and the damage after them."""
+    """The intact records at the beginning of `data`, and the damage after them."""
     records, end = _read_frames(data, 0)
     if end == len(data):
         return Scan(tuple(records), end)
@@ -61,7 +61,7 @@ def scan(data: bytes) -> Scan:
 
 
 def read_first(file: BinaryIO) -> bytes | None:
-    """Return the record at the beginning of `file` without reading the rest of the file."""
+    """The record at the beginning of `file` without reading the rest of the file."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None

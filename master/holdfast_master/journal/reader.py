@@ -1,8 +1,4 @@
-"""Reads the records of earlier masters: the newest base and the facts after it, in sequence.
-
-Belongs here: choosing the base, joining segments, and saying what is missing. Does not belong here:
-reading one file (see `segments`), writing, and the meaning of facts (the core applies them).
-"""
+"""Reads the records of earlier masters: the newest base and the facts after it, in sequence."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ class History:
 def read_history(
     directory: Path, job_uid: str, *, own_epoch: int = 0, upto: int | None = None
 ) -> History:
-    """Return the history that `directory` holds; an empty one where it does not exist.
+    """The history that `directory` holds; an empty one where it does not exist.
 
     Args:
         directory: of the journal.
@@ -98,7 +94,7 @@ def starts_of(names: Sequence[FileName]) -> dict[FileName, int | None]:
 
 
 def needed(starts: dict[FileName, int | None], after: int) -> tuple[FileName, ...]:
-    """Return the newest file that begins at or before record `after`, and all files behind it.
+    """The newest file that begins at or before record `after`, and all files behind it.
 
     No other file can hold a record behind `after`.
     """
@@ -112,7 +108,7 @@ def needed(starts: dict[FileName, int | None], after: int) -> tuple[FileName, ..
 
 
 def superseded(name: FileName, starts: dict[FileName, int | None]) -> bool:
-    """Return True when a newer master began without the records that the base `name` stands for."""
+    """Whether a newer master began without the records that the base `name` stands for."""
     return any(
         other.epoch > name.epoch and start is not None and start < name.number
         for other, start in starts.items()
@@ -133,7 +129,7 @@ def _usable(name: FileName, starts: dict[FileName, int | None]) -> tuple[Segment
 
 
 def join(segments: Sequence[Segment], job_uid: str, base: Segment | None = None) -> History:
-    """Return the base and the facts of `segments` (oldest first) as one sequence without gaps.
+    """The base and the facts of `segments` (oldest first) as one sequence without gaps.
 
     Raises:
         JournalError: a file belongs to another job.
@@ -200,7 +196,7 @@ class _Joined:
         return True
 
     def history(self, tail_bytes: int) -> History:
-        """Return the history that all segments together make."""
+        """The history that all segments together make."""
         self._cut_half_decision()
         masters = tuple(
             PastMaster(epoch=epoch, incarnation=incarnation, newest_event=newest)
@@ -277,7 +273,7 @@ class _Joined:
 
 
 def newest_event(records: Sequence[JournalRecord]) -> int:
-    """Return the sequence of the newest event in `records`; 0: none."""
+    """The sequence of the newest event in `records`; 0: none."""
     for record in reversed(records):
         if isinstance(record.fact, EventRecorded) and record.fact.event is not None:
             return record.fact.event.sequence

@@ -1,8 +1,4 @@
-"""One file of a journal: its name, its head, and the intact records that it holds.
-
-Belongs here: reading a file, and saying what is wrong with it. Does not belong here: several files
-as one history (see `reader`), writing (see `writer` and `compaction`).
-"""
+"""One file of a journal: its name, its head, and the intact records that it holds."""
 
 from __future__ import annotations
 
@@ -11,13 +7,12 @@ import enum
 import re
 from pathlib import Path
 
-from holdfast_master.journal import filesystem, framing, older_formats
+from holdfast_master.instructions import JOURNAL_FORMAT
+from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.framing import Damage
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, SegmentOpened
 
-FORMAT = 4
-"""Newest `SegmentOpened.format` that this release reads."""
 _NAME = re.compile(r"journal-([1-9]\d*|0)(?:-([1-9]\d*))?\.log|base-([1-9]\d*)-([1-9]\d*)\.log")
 
 
@@ -66,34 +61,34 @@ class Segment:
 
     @property
     def opened(self) -> SegmentOpened | None:
-        """Return the file's head; None where not even the head is intact."""
+        """The file's head; None where not even the head is intact."""
         return _opened(self.records[0]) if self.records else None
 
     @property
     def start(self) -> int:
-        """Return the sequence of the last record before the facts; 0: the head is not intact."""
+        """The sequence of the last record before the facts; 0: the head is not intact."""
         return start_of(self.records[0]) if self.records else 0
 
     @property
     def facts(self) -> tuple[JournalRecord, ...]:
-        """Return the records without a head that is none of the facts."""
+        """The records without a head that is none of the facts."""
         opened = self.opened
         heads = opened is not None and (opened.part > 0 or opened.base)
         return self.records[1:] if heads else self.records
 
 
 def segment_path(directory: Path, epoch: int, part: int = 0) -> Path:
-    """Return the path of a part of the facts of `epoch`."""
+    """The path of a part of the facts of `epoch`."""
     return directory / (f"journal-{epoch}-{part}.log" if part else f"journal-{epoch}.log")
 
 
 def base_path(directory: Path, epoch: int, sequence: int) -> Path:
-    """Return the path of the base up to `sequence` that the master of `epoch` wrote."""
+    """The path of the base up to `sequence` that the master of `epoch` wrote."""
     return directory / f"base-{sequence}-{epoch}.log"
 
 
 def parse_name(path: Path) -> FileName | None:
-    """Return the parts of the name of `path`; None: the path is no file of a journal."""
+    """The parts of the name of `path`; None: the path is no file of a journal."""
     match = _NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -104,7 +99,7 @@ def parse_name(path: Path) -> FileName | None:
 
 
 def listing(directory: Path) -> tuple[FileName, ...]:
-    """Return the files of the journal in `directory`: facts by epoch and part, then bases.
+    """The files of the journal in `directory`: facts by epoch and part, then bases.
 
     Raises:
         JournalError: the directory exists and cannot be read.
@@ -122,7 +117,7 @@ def listing(directory: Path) -> tuple[FileName, ...]:
 
 
 def epochs(directory: Path) -> tuple[int, ...]:
-    """Return the epochs of which `directory` has a file, oldest first.
+    """The epochs of which `directory` has a file, oldest first.
 
     Raises:
         JournalError: see `listing`.
@@ -131,7 +126,7 @@ def epochs(directory: Path) -> tuple[int, ...]:
 
 
 def start_of(head: JournalRecord) -> int:
-    """Return the sequence of the last record before the facts of the file that `head` begins."""
+    """The sequence of the last record before the facts of the file that `head` begins."""
     opened = _opened(head)
     if opened is not None and (opened.part or opened.base):
         return head.sequence
@@ -139,7 +134,7 @@ def start_of(head: JournalRecord) -> int:
 
 
 def read_head(path: Path) -> JournalRecord | None:
-    """Return a file's first record without reading the others; None where it is not intact.
+    """A file's first record without reading the others; None where it is not intact.
 
     Raises:
         FileNotFoundError: it has been removed.
@@ -165,7 +160,7 @@ def read_head(path: Path) -> JournalRecord | None:
 
 
 def read_segment(path: Path) -> Segment:
-    """Return the content of the file at `path`, damaged or not.
+    """The content of the file at `path`, damaged or not.
 
     Raises:
         FileNotFoundError: it has been removed.
@@ -187,7 +182,7 @@ def read_segment(path: Path) -> Segment:
 
 
 def read_segments(directory: Path) -> tuple[Segment, ...]:
-    """Return every file of facts in `directory`, oldest first; none where it does not exist.
+    """Every file of facts in `directory`, oldest first; none where it does not exist.
 
     Raises:
         JournalError: see `listing` and `read_segment`.
@@ -229,10 +224,8 @@ def _decode(name: FileName, scan: framing.Scan, size: int) -> Segment:
 def _decode_next(
     name: FileName, before: list[JournalRecord], data: bytes
 ) -> tuple[str, JournalRecord | None]:
-    opened = _opened(before[0]) if before else None
-    is_older = opened is not None and opened.format <= older_formats.NEWEST
     try:
-        record = older_formats.decode(data) if is_older else codec.decode(JournalRecord, data)
+        record = codec.decode(JournalRecord, data)
     except codec.WireError as error:
         return f"is unknown ({error})", None
     if not before:
@@ -247,10 +240,10 @@ def _check_head(path: Path, head: JournalRecord) -> None:
     opened, name = _opened(head), parse_name(path)
     if opened is None:
         return
-    if opened.format > FORMAT:
+    if opened.format != JOURNAL_FORMAT:
         raise JournalError(
             f"{path} has format {opened.format}, written by holdfast {opened.version}; "
-            f"this release reads up to {FORMAT}: use that release or a newer one"
+            f"this release reads format {JOURNAL_FORMAT}: use that release"
         )
     if name is None:
         return

@@ -1,8 +1,5 @@
 """The journal's writer: the files of this master's epoch, group commit, trouble survived.
 
-Belongs here: blocking writes, meant for a thread of their own. Does not belong here: reading old
-files (see `reader`), bases (see `compaction`), and the choice of facts (the core decides).
-
 A job must not stop because a disk does: what cannot be written is kept, bounded, and tried again
 each second; the master goes on meanwhile, and says so. Then an effect may precede its record, and
 a master that is restarted in this state learns from the agents what the journal does not hold.
@@ -75,7 +72,7 @@ class Journal:
         if self._path.exists():
             # Also where nothing can be written: a lost race is better found late than never.
             self._check_owner()
-        with self._minding_trouble():
+        with self._noting_trouble():
             self._take()
 
     @property
@@ -85,12 +82,12 @@ class Journal:
 
     @property
     def abandoned(self) -> bool:
-        """Return True when the journal of this epoch was given up and is not tried again."""
+        """Whether the journal of this epoch was given up and is not tried again."""
         return self._abandoned
 
     @property
     def bytes_written(self) -> int:
-        """Return the bytes of all records that this process has handed in so far."""
+        """The bytes of all records that this process has handed in so far."""
         return self._bytes
 
     @property
@@ -119,7 +116,7 @@ class Journal:
         if self._trouble and self._clock() < self._retry_at:
             self._give_up_beyond_bound()
             return
-        with self._minding_trouble():
+        with self._noting_trouble():
             file = self._take() if self._file is None else self._file
             self._write(file)
             if durable or self._trouble or self._written >= SYNC_BYTES:
@@ -129,7 +126,7 @@ class Journal:
     def _rotate(self, file: int) -> None:
         # The old file goes on being written when this fails: nothing depends on the new one.
         self._rotation_asked = False
-        with self._minding_trouble():
+        with self._noting_trouble():
             self._sync(file)
         if self._trouble or not self._newest_record:
             return
@@ -178,7 +175,7 @@ class Journal:
         self._abandoned = True
 
     @contextlib.contextmanager
-    def _minding_trouble(self) -> Iterator[None]:
+    def _noting_trouble(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -264,7 +261,7 @@ class Journal:
 
 
 def _newest_part(directory: Path, epoch: int) -> Path:
-    """Return the path that the epoch's records go to: the newest file, or the first one to be."""
+    """The path that the epoch's records go to: the newest file, or the first one to be."""
     mine = [name.path for name in _facts_of(directory, epoch)]
     return mine[-1] if mine else segment_path(directory, epoch)
 
@@ -274,7 +271,7 @@ def _facts_of(directory: Path, epoch: int) -> list[FileName]:
 
 
 def _next_head(path: Path, newest: JournalRecord) -> SegmentOpened:
-    """Return the head of the file after `path`.
+    """The head of the file after `path`.
 
     Raises:
         OSError: the file at `path` has no intact head to go on from.

@@ -1,7 +1,7 @@
 """The one task that owns the core: inputs, records, effects, deadlines, in this order.
 
-Belongs here: batching, the clock, and noticing that this process itself stood still. Does not
-belong here: the sources of inputs, carrying out instructions, and any decision.
+It notices that this process itself stood still. Sources of inputs, carrying out instructions and
+decisions do not belong here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast_master.inputs import Input, JournalNoted, Moment, Stalled, Ticked, UserCall
 from holdfast_master.instructions import Instruction, Record, RefusalCode, Refuse, StepDown
-from holdfast_master.loop.ports import Decider, Recorder, SuccessorWatch
-from holdfast_master.loop.watchdog import Watchdog
 from holdfast_wire import codec
 from holdfast_wire.reasons import EventReason
 
@@ -73,6 +71,85 @@ class LoopCounters:
     stalls: int = 0
 
 
+class Decider(Protocol):
+    """The core, as the loop needs it."""
+
+    def open(self, now: Moment) -> list[Instruction]:
+        """The first batch."""
+
+    def handle(self, event: Input, now: Moment) -> list[Instruction]:
+        """The batch that one input leads to."""
+
+    def next_deadline(self) -> float | None:
+        """Return when a Ticked is due."""
+
+    def reasons(self) -> tuple[str, ...]:
+        """Return why the newest call looked at the decisions again; empty: it did not."""
+
+
+class SuccessorWatch(Protocol):
+    """The watch for newer masters, as the loop needs it."""
+
+    @property
+    def newer(self) -> str:
+        """The newer master; empty: there is none."""
+
+    async def run(self) -> None:
+        """Look again and again."""
+
+    async def look(self) -> None:
+        """Look now."""
+
+
+class Recorder(Protocol):
+    """The journal, as the loop needs it."""
+
+    @property
+    def trouble(self) -> str:
+        """Return why records are not on disk."""
+
+    def commit(self, records: Sequence[bytes], *, durable: bool) -> None:
+        """Append records; blocks."""
+
+
+PERIOD_SECONDS = 0.25
+"""Between two looks at the clock: an eighth of a second of a stall goes unseen on average."""
+LATE_SECONDS = 1.0
+"""A look this much too late is a stall. Default: above what a busy machine does to an idle
+process, and a fifth of the silence limit."""
+
+
+class Watchdog:
+    """Adds up the time in which nothing ran here."""
+
+    def __init__(self, mono: float) -> None:
+        self._due = mono + PERIOD_SECONDS
+        self._stalled = 0.0
+
+    def look(self, mono: float) -> None:
+        """Count what is late at `mono`, and begin a new period."""
+        late = mono - self._due
+        if late > LATE_SECONDS:
+            self._stalled += late
+        self._due = mono + PERIOD_SECONDS
+
+    def take(self, mono: float) -> float:
+        """The seconds that were lost since the last call.
+
+        Looks at the clock itself: after a stall the caller may run before the periodic look does.
+        """
+        if mono - self._due > LATE_SECONDS:
+            self.look(mono)
+        stalled, self._stalled = self._stalled, 0.0
+        return stalled
+
+    async def run(self) -> None:
+        """Look at the clock each period, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_SECONDS)
+            self.look(time.monotonic())
+
+
 class MasterLoop:
     """Feeds the core and carries out what it wants."""
 
@@ -82,13 +159,7 @@ class MasterLoop:
         journal: Recorder | None,
         after_batch: Callable[[Sequence[Record]], None],
     ) -> None:
-        """Prepare a loop.
-
-        Args:
-            core: decides.
-            journal: takes the records; None: nothing is recorded.
-            after_batch: told of a batch's records once they are written.
-        """
+        """Prepare a loop; `after_batch` gets a batch's records once they are written."""
         self._core = core
         self._journal = journal
         self.effects: Mapping[type, Effect] = {}
@@ -135,18 +206,18 @@ class MasterLoop:
 
     async def run(self) -> None:
         """Run until cancelled, or until the core steps down."""
-        beside = [asyncio.create_task(self._watchdog.run(), name="watchdog")]
+        tasks = [asyncio.create_task(self._watchdog.run(), name="watchdog")]
         if self.lookout is not None:
-            beside.append(asyncio.create_task(self.lookout.run(), name="lookout"))
+            tasks.append(asyncio.create_task(self.lookout.run(), name="lookout"))
         try:
             await self._carry_out(self._core.open(now()))
             self.opened.set()
             while not self._stepped_down:
                 await self._turn()
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._writer.shutdown()
 
     async def _turn(self) -> None:
@@ -181,7 +252,7 @@ class MasterLoop:
         return self._stepped_down
 
     def _tick_due(self) -> bool:
-        """Return whether a deadline has come and every input that arrived before it was taken."""
+        """Whether a deadline has come and every input that arrived before it was taken."""
         deadline = self._core.next_deadline()
         if deadline is None or deadline > time.monotonic():
             self._tick_after = None
@@ -200,7 +271,7 @@ class MasterLoop:
         return min(IDLE_SECONDS, max(0.0, deadline - time.monotonic()))
 
     async def _wait(self, seconds: float) -> bool:
-        """Return whether input is there that should not wait."""
+        """Whether input is there that should not wait."""
         if not self._arrived.is_set():
             try:
                 async with asyncio.timeout(seconds):
@@ -324,5 +395,5 @@ def _apology(event: Input) -> list[Instruction]:
 
 
 def now() -> Moment:
-    """Return the time on both clocks."""
+    """The time on both clocks."""
     return Moment(time.monotonic(), time.time())

@@ -1,8 +1,4 @@
-"""Barrier policy: the step after which every rank saves and stops.
-
-Belongs here: the estimate of the ranks' progress, and the margin. Does not belong here: the reason
-to stop them, and the consequences where they do not.
-"""
+"""Barrier policy: the step after which every rank saves and stops."""
 
 from __future__ import annotations
 

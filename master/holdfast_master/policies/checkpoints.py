@@ -1,8 +1,4 @@
-"""Checkpoint choice: what memory may release, what a world restores, who commits a step.
-
-Belongs here: the rules, with nodes named by their ranks. Does not belong here: messages, the
-records of memory (`job.state.checkpoint_tracker`), and the rules within a node: its agent has them.
-"""
+"""Checkpoint choice: what memory may release, what a world restores, who commits a step."""
 
 from __future__ import annotations
 
@@ -94,13 +90,13 @@ def origin(
     best = max(found, key=lambda one: (one.version, -found.index(one)))
     rest = {one.version.step for one in found if one.version != best.version}
     have = "all nodes have" if len(offers) > 1 else "the node has"
-    beside = f"; the newest elsewhere is step {max(rest)}" if rest else ""
+    elsewhere = f"; the newest elsewhere is step {max(rest)}" if rest else ""
     return RestoreChoice(
         version=best.version,
         tier=best.tier,
         gathered=best.gathered,
         partial=best.gathered and _is_partial(best.version, offers),
-        reason=f"the newest that {have} is in {best.where}{beside}",
+        reason=f"the newest that {have} is in {best.where}{elsewhere}",
         older=announced is not None and best.version < announced,
     )
 
@@ -118,7 +114,7 @@ class _Candidate:
 def _candidates(
     offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int, least: int
 ) -> list[_Candidate]:
-    """Return the newest version of each tier, nearest first; least: no step below this one."""
+    """The newest version of each tier, nearest first; least: no step below this one."""
     found = []
     for tier in TIERS:
         agreed = (_agreed(one, offers, tier) for one in offers.values())
@@ -134,7 +130,7 @@ def _candidates(
 def _agreed(
     offer: RestoreOffer, offers: Mapping[int, RestoreOffer], tier: Tier
 ) -> frozenset[Version]:
-    """Return the versions of a node; in memory, those whose parts on all nodes are of one world.
+    """The versions of a node; in memory, those whose parts on all nodes are of one world.
 
     Two masters may have given one number to two worlds: one version then names two states.
     """
@@ -160,7 +156,7 @@ def _newest(
 def _gatherable(
     offers: Mapping[int, RestoreOffer], damaged: Collection[Copy], most: int, least: int
 ) -> Version | None:
-    """Return the newest version of which every node can have all parts; None: there is none."""
+    """The newest version of which every node can have all parts; None: there is none."""
     known = {one for offer in offers.values() for one in offer.parts if one.step >= least}
     fine = (one for one in known if (one, Tier.MEMORY) not in damaged)
     return max((one for one in fine if sources(one, offers, most) is not None), default=None)
@@ -208,7 +204,7 @@ def _whole(offer: RestoreOffer, version: Version) -> bool:
 def _put_together(
     version: Version, offers: Mapping[int, RestoreOffer], parts: Mapping[int, MemoryPart], most: int
 ) -> Mapping[int, Mapping[int, tuple[int, ...]]] | None:
-    """Return the same as `sources`, where each node has the parts of some ranks only."""
+    """The same as `sources`, where each node has the parts of some ranks only."""
     sizes = {part.world_size for part in parts.values()}
     if len(sizes) != 1 or not 0 < (size := sizes.pop()) <= most:
         return None
@@ -232,7 +228,7 @@ def _put_together(
 def coordinator(
     wrote: Collection[int], present: Collection[int], hung: Collection[int] = ()
 ) -> int | None:
-    """Return the node that commits a step: the first that wrote a part, else the first present.
+    """The node that commits a step: the first that wrote a part, else the first present.
 
     None: no node is present. Storage is shared, so any node can commit; a node that wrote a part
     has the directory in its cache. hung: nodes that had the grant and did not answer; the choice

@@ -1,9 +1,4 @@
-"""The failure policy: the root cause, the rule that applies, the budget to charge and its balance.
-
-Belongs here: ranking evidence, blame, the failure rules, the charge, counting charges in their
-windows. Does not belong here: the time of the next world (`rendezvous`), the pause before it
-(`backoff`).
-"""
+"""The failure policy: root cause, rule, budget and its balance, pause before a restart."""
 
 from __future__ import annotations
 
@@ -109,7 +104,7 @@ _KILLED = (-9, 128 + 9)
 
 
 def worker_kind(exit_code: int, error_type: str, oom_kills: int = 0) -> EvidenceKind:
-    """Return the kind of evidence that a training process's end is.
+    """The kind of evidence that a training process's end is.
 
     oom_kills: processes of its container that the kernel ended for lack of memory in this round.
     """
@@ -134,13 +129,13 @@ _CLOSED = (
 
 
 def met_closed_connection(text: str) -> bool:
-    """Return True when an error says that another process has closed its connection."""
+    """Whether an error says that another process has closed its connection."""
     lowered = text.lower()
     return any(words in lowered for words in _CLOSED)
 
 
 def culprit(evidence: Sequence[Evidence]) -> Evidence:
-    """Return the evidence that counts as the incident's cause, whatever order it arrived in.
+    """The evidence that counts as the incident's cause, whatever order it arrived in.
 
     The strongest evidence wins, among equals the earliest; ties go to the lowest node and rank.
     """
@@ -171,7 +166,7 @@ class Charge:
 
 
 def charge(blamed: Evidence, action: FailureAction, *, progressed: bool, asked: bool) -> Charge:
-    """Return the budget that an incident with this culprit spends, with the reason.
+    """The budget that an incident with this culprit spends, with the reason.
 
     `progressed`: a new step was completed since the failure before. `asked`: a person wanted the
     change of size that this was.
@@ -204,7 +199,7 @@ DEFAULT_RESPONSE = Response(FailureAction.RESTART_IN_PLACE, "no failure rule mat
 
 
 def respond(item: Evidence, rules: Sequence[FailureRule]) -> Response:
-    """Return the action of the first rule that matches the evidence."""
+    """The action of the first rule that matches the evidence."""
     if item.kind in PLANNED:
         return DEFAULT_RESPONSE
     for number, rule in enumerate(rules):
@@ -236,7 +231,7 @@ def _match_code(item: Evidence, rule: FailureRule) -> str:
 
 
 def strongest(kinds: Sequence[EvidenceKind]) -> EvidenceKind:
-    """Return the kind of evidence that outranks the others."""
+    """The kind of evidence that outranks the others."""
     return max(kinds, key=lambda kind: (STRENGTH[kind], kind.value))
 
 
@@ -278,7 +273,7 @@ class Balance:
 
 
 def has_own_account(budgets: Sequence[Budget], failure_cap: int | None = None) -> bool:
-    """Return True when restarts without progress are counted apart from other failures.
+    """Whether restarts without progress are counted apart from other failures.
 
     They are not where the spec has no budget for them. Nor are they where `failure_cap` (the
     agents' --max-restarts) allows no more restarts than that budget: torchrun counts every restart,
@@ -303,7 +298,7 @@ def balance(
     job_seconds: float,
     failure_cap: int | None = None,
 ) -> Balance:
-    """Return the budget with the charges that count at `job_seconds` of the job's own time.
+    """The budget with the charges that count at `job_seconds` of the job's own time.
 
     `failure_cap` (the agents' --max-restarts) lowers the limit of failures and nothing else; where
     it bounds restarts without progress as well, those are failures like others (`has_own_account`).
@@ -329,3 +324,41 @@ def afford(account: Balance) -> Affordable:
         return Affordable(ok=False, reason=text)
     text = f"number {account.used + 1} of {account.limit} {name}{span}"
     return Affordable(ok=True, reason=text)
+
+
+_RESTARTS_AT_ONCE = 1
+"""Restarts without progress that do not wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BackoffSchedule:
+    """The growth of the pause, s."""
+
+    first: float
+    """The first pause; each further one is twice as long."""
+    longest: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pause:
+    """The pause before one restart, with its reason."""
+
+    seconds: float
+    reason: str
+
+
+def pause(in_a_row: int, schedule: BackoffSchedule) -> Pause:
+    """The pause before the restart with this number in a row without a new step; 0: it made one.
+
+    It counts from the end of the failed round. The first restart without progress is at once, as
+    any other: a second fault can follow on the first one by chance. What fails twice in a row fails
+    for a reason that lasts, such as storage that is away; the budget should last until that is
+    over. There is no jitter: one job has one master, and nobody else restarts at its time.
+    """
+    doublings = in_a_row - _RESTARTS_AT_ONCE - 1
+    if doublings < 0:
+        return Pause(0.0, "the first restart is at once")
+    # The exponent is bounded: a budget may allow thousands of restarts.
+    seconds = min(schedule.longest, schedule.first * 2.0 ** min(doublings, 32))
+    text = f"restart {in_a_row} in a row without a new step begins after {seconds:g} s"
+    return Pause(seconds, text)

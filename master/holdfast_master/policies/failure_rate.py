@@ -1,8 +1,4 @@
-"""Failure rate of a job, by the tier of checkpoints that it then restores from.
-
-Belongs here: the rate that is assumed at first, and the one that is learned. Does not belong here:
-the definition of a failure (`failure`), the intervals that follow (`interval`).
-"""
+"""Failure rate of a job, by the tier of checkpoints that it then restores from."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ agent is gone, and what only its memory had with it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TierFailures:
     """What failures do to a tier."""
 
     survives: frozenset[EvidenceKind]
@@ -51,9 +47,9 @@ class Row:
     """What such a failure is that no nearer tier survives, to follow in a sentence."""
 
 
-ROWS: Mapping[Tier, Row] = {
-    Tier.MEMORY: Row(survives=_LEAVE_AGENTS, failure="a process fails"),
-    Tier.STORAGE: Row(survives=frozenset(EvidenceKind), failure="a node is lost"),
+BY_TIER: Mapping[Tier, TierFailures] = {
+    Tier.MEMORY: TierFailures(survives=_LEAVE_AGENTS, failure="a process fails"),
+    Tier.STORAGE: TierFailures(survives=frozenset(EvidenceKind), failure="a node is lost"),
 }
 """What failures do to each tier. The farthest survives all: what it has is durable."""
 
@@ -79,18 +75,18 @@ class Rates:
 
 
 def counts(cause: str) -> Tier | None:
-    """Return the tier that an incident of this cause goes back to; None: it is no failure."""
+    """The tier that an incident of this cause goes back to; None: it is no failure."""
     kind = EvidenceKind(cause) if cause in _CAUSES else None
     if kind is None or kind in PLANNED:
         return None
-    return next(tier for tier in TIERS if kind in ROWS[tier].survives)
+    return next(tier for tier in TIERS if kind in BY_TIER[tier].survives)
 
 
 _CAUSES = frozenset(str(kind.value) for kind in EvidenceKind)
 
 
 def learn(observed: Observed, *, nodes: int, given: float = 0.0) -> Rates:
-    """Return the failure rates that follow from the observed failures.
+    """The failure rates that follow from the observed failures.
 
     given: the job's mean time between failures, s, where somebody knows it; 0: nobody does. The
     share of the failures that go back to each tier is learned either way.

@@ -1,8 +1,4 @@
-"""Flush policy: the checkpoints written to storage before nodes leave, and the time it may take.
-
-Belongs here: the rules, with nodes named by rank and agent. Does not belong here: messages,
-deadlines that run, the records of memory (`job.state.checkpoint_tracker`).
-"""
+"""Flush policy: the checkpoints written to storage before nodes leave, and the time it may take."""
 
 from __future__ import annotations
 
@@ -117,7 +113,7 @@ def _problem(memory: Copy, stock: Stock, present: Collection[Holder]) -> str:
 def goes_apart(
     memory: Copy | None, candidates: Collection[Holder], members: tuple[Holder, ...], most: int
 ) -> bool:
-    """Return True when the world to come cannot start from memory, because its nodes differ.
+    """Whether the world to come cannot start from memory, because its nodes differ.
 
     Where nodes may read each other's memory, all holders in the world suffice, or one holder that
     has everything.

@@ -1,8 +1,5 @@
 """Goodput accounting: every second of every node in exactly one class, in microseconds.
 
-Belongs here: the classes, what a node's activity counts as, sums. Does not belong here: the
-accounts of the nodes (`goodput`), when an incident begins or ends.
-
 Times are whole microseconds, so that sums are exact and replay gives the same figures.
 """
 
@@ -46,7 +43,7 @@ class Activity:
 
 
 def classify(activity: Activity, *, stall_seconds: float, stall_steps: float) -> GoodputClass:
-    """Return the class of a node whose world trains.
+    """The class of a node whose world trains.
 
     A rank in a checkpoint makes it CHECKPOINT. It hangs when it trains and no step was completed
     for `stall_seconds` and for `stall_steps` usual steps; where no usual step is known, for
@@ -62,7 +59,7 @@ def classify(activity: Activity, *, stall_seconds: float, stall_steps: float) ->
 
 
 def entries(totals: Mapping[GoodputClass, int]) -> tuple[GoodputEntry, ...]:
-    """Return the totals as messages: node-seconds, in the classes' order, without empty classes."""
+    """The totals as messages: node-seconds, in the classes' order, without empty classes."""
     return tuple(
         GoodputEntry(kind=kind, node_seconds=totals[kind] / MICROS)
         for kind in CLASSES
@@ -71,12 +68,12 @@ def entries(totals: Mapping[GoodputClass, int]) -> tuple[GoodputEntry, ...]:
 
 
 def from_entries(items: Iterable[GoodputEntry]) -> Totals:
-    """Return the totals that `entries` made messages of."""
+    """The totals that `entries` made messages of."""
     return {item.kind: micros(item.node_seconds) for item in items}
 
 
 def summed(many: Iterable[Mapping[GoodputClass, int]]) -> Totals:
-    """Return the sum over nodes, by class."""
+    """The sum over nodes, by class."""
     total: Totals = {}
     for totals in many:
         for kind, spent in totals.items():
@@ -85,13 +82,13 @@ def summed(many: Iterable[Mapping[GoodputClass, int]]) -> Totals:
 
 
 def ratio(totals: Mapping[GoodputClass, int]) -> float:
-    """Return the productive share of all node-seconds, 0 to 1; 0 when nothing was counted."""
+    """The productive share of all node-seconds, 0 to 1; 0 when nothing was counted."""
     whole = sum(totals.values())
     return totals.get(GoodputClass.PRODUCTIVE, 0) / whole if whole else 0.0
 
 
 def class_seconds(totals: Mapping[GoodputClass, int]) -> tuple[ClassSeconds, ...]:
-    """Return the totals as hellos and digests carry them."""
+    """The totals as hellos and digests carry them."""
     return tuple(
         ClassSeconds(name=kind.name, seconds=totals[kind] / MICROS)
         for kind in CLASSES
@@ -100,7 +97,7 @@ def class_seconds(totals: Mapping[GoodputClass, int]) -> tuple[ClassSeconds, ...
 
 
 def from_class_seconds(items: Iterable[ClassSeconds]) -> Totals:
-    """Return the totals that an agent brought, without unknown classes and impossible times."""
+    """The totals that an agent brought, without unknown classes and impossible times."""
     return {
         GoodputClass[item.name]: micros(item.seconds)
         for item in items

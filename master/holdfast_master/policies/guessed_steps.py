@@ -1,27 +1,23 @@
 """Steps that agents guess from collectives: the age of the first one, a world without any.
 
-Belongs here: judgements from the newest reports of a world's ranks. Does not belong here: the guess
-itself (the agent's `policies.collective_steps`), what follows from a judgement.
-
 A guess counts from 0 in each process. So it is compared with nothing but 0, and never with a step
 of another round, of a checkpoint or of a barrier.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 
 from holdfast_wire.messages import RankProgress, StepSource
 
 
 def is_guess(item: RankProgress) -> bool:
-    """Return whether a rank's step is guessed; step 0: its collectives show none yet."""
+    """Whether a rank's step is guessed; step 0: its collectives show none yet."""
     return item.step_source is StepSource.COLLECTIVES
 
 
 def reported_step(item: RankProgress) -> int:
-    """Return the step that a rank has reported itself; 0: none."""
+    """The step that a rank has reported itself; 0: none."""
     return 0 if is_guess(item) else item.step
 
 
@@ -39,32 +35,15 @@ def _age(item: RankProgress) -> float:
     return item.since_step_seconds + (item.step - 1) * item.step_seconds
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stepless:
-    """Whether an ended world made no step, as far as collectives tell, with the reason."""
-
-    stepless: bool
-    reason: str
-
-
-def judge_ended(
+def is_stepless(
     ranks: Collection[RankProgress], *, guessed_before: bool, seconds: float, patience: float
-) -> Stepless:
-    """Tell whether a world whose ranks report no steps ended without a guessed one.
+) -> bool:
+    """Whether a world whose ranks report no steps ended without a guessed one.
 
-    Args:
-        ranks: the newest reports of its ranks.
-        guessed_before: steps of the same script were guessed in an earlier world.
-        seconds: how long it ran.
-        patience: longest time to the first step. A world that ran for longer may have trained
-            without collectives, or with ones that have no period.
+    guessed_before: steps of the same script were guessed in an earlier world. A world that ran for
+    more than `patience`, the longest time to the first step, may have trained without collectives,
+    or with ones that have no period.
     """
-    if any(is_guess(item) and item.step for item in ranks):
-        return Stepless(False, "a step was guessed")
-    if seconds >= patience:
-        return Stepless(False, f"it ran for {patience:.0f} s or longer: its steps are not known")
-    if any(is_guess(item) for item in ranks):
-        return Stepless(True, "its collectives have no period yet")
-    if guessed_before:
-        return Stepless(True, "it ended before the first guessed step")
-    return Stepless(False, "nobody guesses its steps")
+    guesses = [item for item in ranks if is_guess(item)]
+    stepped = any(item.step for item in guesses)
+    return not stepped and seconds < patience and (bool(guesses) or guessed_before)

@@ -1,8 +1,5 @@
 """The cause of a hang: which ranks are odd, what they do, what helps.
 
-Belongs here: comparison of the ranks' evidence. Does not belong here: when a world hangs
-(`hang_limit`), what one rank does (`rank_activity`), the restart.
-
 Three rules bear the verdict. A rank that is stuck by itself is odd, whatever the others do. A rank
 that only does something else is odd where it is behind: the sequence number of its newest
 collective is the lowest of the group, while it does not wait for its peers. Without the evidence of
@@ -19,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast_master.policies.hang_response import (
-    SHARED,
     HangKind,
     HangVerdict,
     OddRank,
     Remedy,
+    comes_again,
     remedy_of,
 )
 from holdfast_master.policies.quantities import verb
@@ -109,12 +106,9 @@ class _World:
 def classify(
     evidence: Iterable[RankEvidence], *, world_size: int, ended: Iterable[int] = ()
 ) -> HangVerdict:
-    """Return the cause of a hang.
+    """The cause of a hang, from the evidence of each rank that has any.
 
-    Args:
-        evidence: Of each rank that has any, in any order.
-        world_size: Number of ranks of the world, by which missing evidence is known.
-        ended: Ranks whose process has ended well: they give no evidence, and are not silent.
+    ended: ranks whose process has ended well: they give no evidence, and are not silent.
     """
     world = _world(evidence, world_size, frozenset(ended))
     odd = _self_evident(world) | _mismatched(world)
@@ -123,7 +117,7 @@ def classify(
         odd = _crossed(world) or _parted(world) or _left(world) or _apart(world) or _busy(world)
     if odd:
         return _verdict(world, odd)
-    return _nobody(world)
+    return _none_accused(world)
 
 
 def _world(evidence: Iterable[RankEvidence], world_size: int, ended: frozenset[int]) -> _World:
@@ -149,7 +143,7 @@ def _world(evidence: Iterable[RankEvidence], world_size: int, ended: frozenset[i
 
 
 def _members(items: Mapping[int, RankEvidence], world_size: int) -> dict[str, frozenset[int]]:
-    """Return the known ranks of each group: those that have used it, and the longest list."""
+    """The known ranks of each group: those that have used it, and the longest list."""
     users: defaultdict[str, set[int]] = defaultdict(set)
     lists: dict[str, tuple[int, ...]] = {}
     for rank, item in items.items():
@@ -164,7 +158,7 @@ def _members(items: Mapping[int, RankEvidence], world_size: int) -> dict[str, fr
 
 
 def _self_evident(world: _World) -> dict[int, OddRank]:
-    """Return the ranks that are stuck by themselves."""
+    """The ranks that are stuck by themselves."""
     return {
         rank: _odd(world, rank) for rank, one in world.seen.items() if one.activity in SELF_EVIDENT
     }
@@ -177,7 +171,7 @@ def _odd(world: _World, rank: int, missed: str = "") -> OddRank:
 
 
 def _mismatched(world: _World) -> dict[int, OddRank]:
-    """Return the ranks whose collective differs from the others' of the same number and group.
+    """The ranks whose collective differs from the others' of the same number and group.
 
     The minority is odd. With equal parts all are, if nobody's evidence is missing.
     """
@@ -200,7 +194,7 @@ def _mismatched(world: _World) -> dict[int, OddRank]:
 
 
 def _numbers(world: _World, group: str, members: Iterable[int]) -> dict[int, list[int]]:
-    """Return the ranks whose newest collective of a group has the same number, by the number."""
+    """The ranks whose newest collective of a group has the same number, by the number."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for rank in sorted(members):
         tail = world.tails.get(rank, {}).get(group)
@@ -215,7 +209,7 @@ def _signature(tail: GroupTail) -> str:
 
 
 def _behind(world: _World) -> dict[int, OddRank]:
-    """Return the ranks that have not entered a collective that others have, and do not wait.
+    """The ranks that have not entered a collective that others have, and do not wait.
 
     Of those the ones with the lowest number: on a device, a rank that waits for one of them looks
     the same.
@@ -241,7 +235,7 @@ def _behind(world: _World) -> dict[int, OddRank]:
 
 
 def _number(world: _World, rank: int, group: str) -> int | None:
-    """Return the number of a rank's newest collective of a group; None: it is not known.
+    """The number of a rank's newest collective of a group; None: it is not known.
 
     A recorder that has nothing at all has seen no collective. One that has something may have
     dropped a group's entries for newer ones of other groups.
@@ -289,7 +283,7 @@ def _crossed(world: _World) -> dict[int, OddRank]:
 
 
 def _parted(world: _World) -> dict[int, OddRank]:
-    """Return the fewer ranks, where some initialize a process group and others wait in collectives.
+    """The fewer ranks, where some initialize a process group and others wait in collectives.
 
     Both wait for their peers, each in a place that the others do not come to. With equal parts all
     are odd.
@@ -316,13 +310,13 @@ def _parted(world: _World) -> dict[int, OddRank]:
 
 
 def _place(world: _World, rank: int) -> str:
-    """Return a rank's newest collective, for a sentence."""
+    """A rank's newest collective, for a sentence."""
     tails = sorted(world.tails.get(rank, {}).values(), key=lambda one: one.age_seconds)
     return f" (newest: {tails[0].operation} {tails[0].sequence})" if tails else ""
 
 
 def _left(world: _World) -> dict[int, OddRank]:
-    """Return the ranks that have ended well, where all others wait for their peers."""
+    """The ranks that have ended well, where all others wait for their peers."""
     if not all(one.activity in WAITS_FOR_PEERS for one in world.seen.values()):
         return {}
     text = f"has ended well, while {_named(world.seen)} {verb(len(world.seen), 'waits', 'wait')}"
@@ -339,7 +333,7 @@ def _cross(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
 
 
 def _apart(world: _World) -> dict[int, OddRank]:
-    """Return the ranks that do something else than the others, where no number tells.
+    """The ranks that do something else than the others, where no number tells.
 
     Where some wait for their peers, all that do not are odd; but with a device a rank that waits
     looks as if it did something else. Then, and where nobody waits, the minority by the stack is.
@@ -364,19 +358,19 @@ def _key(world: _World, rank: int) -> tuple[str, ...]:
 
 
 def _waits(world: _World, rank: int) -> bool:
-    """Return whether a rank is sure to wait for peers: in backward too, but not at any futex."""
+    """Whether a rank is sure to wait for peers: in backward too, but not at any futex."""
     one = world.seen[rank]
     backward = any(BACKWARD in frame for frame in one.frames[:1])
     return one.activity in WAITS_FOR_PEERS or (backward and not _key(world, rank))
 
 
 def _leaves(world: _World, rank: int) -> bool:
-    """Return whether a rank waits for peers only to end its process groups, as a script's end."""
+    """Whether a rank waits for peers only to end its process groups, as a script's end."""
     return any(frame.endswith(":destroy_process_group") for frame in world.seen[rank].frames)
 
 
 def _busy(world: _World) -> dict[int, OddRank]:
-    """Return the ranks in a loop or at a lock, where nobody is behind and nothing else is known."""
+    """The ranks in a loop or at a lock, where nobody is behind and nothing else is known."""
     return {
         rank: _odd(world, rank)
         for rank, one in world.seen.items()
@@ -385,7 +379,7 @@ def _busy(world: _World) -> dict[int, OddRank]:
 
 
 def _alone(world: _World) -> dict[int, OddRank]:
-    """Return the ranks at a lock in a world without collectives: there is no other cause."""
+    """The ranks at a lock in a world without collectives: there is no other cause."""
     if world.numbered:
         return {}
     return {
@@ -427,7 +421,7 @@ def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy
     """
     over = any(one.kind is HangKind.OVER for one in ranks)
     midway = any(_waits(world, rank) and not _leaves(world, rank) for rank in world.seen)
-    everybody = len(ranks) == world.size and all(one.kind in SHARED for one in ranks)
+    everybody = len(ranks) == world.size and all(comes_again(one.kind) for one in ranks)
     if (
         world.ended
         or (over and not midway)
@@ -438,7 +432,7 @@ def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy
 
 
 def _whole(world: _World, **fields: Any) -> HangVerdict:
-    """Return a verdict with what is known of the world."""
+    """A verdict with what is known of the world."""
     ages = [tail.age_seconds for tails in world.tails.values() for tail in tails.values()]
     return HangVerdict(
         silent=world.silent,
@@ -449,8 +443,8 @@ def _whole(world: _World, **fields: Any) -> HangVerdict:
     )
 
 
-def _nobody(world: _World) -> HangVerdict:
-    """Return the verdict where no rank is odd."""
+def _none_accused(world: _World) -> HangVerdict:
+    """The verdict where no rank is odd."""
     if not world.complete:
         text = f"unknown: {_named(world.silent)} gave no evidence, and nobody else is to blame"
         return _whole(world, kind=HangKind.UNKNOWN, reason=text, remedy=Remedy.NOTHING)
@@ -478,7 +472,7 @@ def _nobody(world: _World) -> HangVerdict:
 
 
 def _common_place(world: _World) -> str:
-    """Return the collectives in which the ranks are, for people; empty: nothing is known."""
+    """The collectives in which the ranks are, for people; empty: nothing is known."""
     newest = [
         min(tails.values(), key=lambda tail: (tail.age_seconds, tail.group))
         for tails in world.tails.values()

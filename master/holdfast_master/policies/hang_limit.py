@@ -1,8 +1,4 @@
-"""The time without progress after which a world counts as hanging, learned from its own past.
-
-Belongs here: durations of steps and sections in a bounded sketch, the limit of each section, the
-judgement. Does not belong here: the cause of a hang (`hang`), what is done about it.
-"""
+"""The time without progress after which a world counts as hanging, learned from its own past."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class Durations:
 
 
 def learn(past: Durations, seconds: float, times: int = 1) -> Durations:
-    """Return the sketch with a duration that was seen so often; an impossible one adds nothing."""
+    """The sketch with a duration that was seen so often; an impossible one adds nothing."""
     if not 0 <= seconds < math.inf or times < 1:
         return past
     counts = list(past.counts)
@@ -56,7 +52,7 @@ def learn(past: Durations, seconds: float, times: int = 1) -> Durations:
 
 
 def quantile(past: Durations, share: float) -> float:
-    """Return a bound that `share` of the durations do not exceed, s; 0: none is known."""
+    """A bound that `share` of the durations do not exceed, s; 0: none is known."""
     wanted = math.ceil(share * past.number)
     seen = 0
     for end, count in zip(_ENDS, past.counts, strict=True):
@@ -156,11 +152,9 @@ def learn_pause(
 
 
 def phases(sections: Iterable[RankSection], *, paused: bool) -> frozenset[Phase]:
-    """Return the phases that the ranks of a world are in.
+    """The phases that the ranks of a world are in.
 
-    Args:
-        sections: The section of each rank.
-        paused: The master has the world wait: a barrier, a flush, a restore, a suspended job.
+    paused: the master has the world wait: a barrier, a flush, a restore, a suspended job.
     """
     if paused:
         return frozenset({Phase.PAUSED})
@@ -192,7 +186,7 @@ def judge(
 
 
 def limit(phase: Phase, learned: LearnedTimes, policy: HangPolicy) -> Limit:
-    """Return the limit of a phase, with its reason."""
+    """The limit of a phase, with its reason."""
     if phase is Phase.PAUSED:
         return Limit(math.inf, f"{phase.value} is no hang")
     if phase is Phase.FIRST_STEP:
@@ -211,12 +205,12 @@ def limit(phase: Phase, learned: LearnedTimes, policy: HangPolicy) -> Limit:
 
 
 def longest_work(policy: HangPolicy) -> Limit:
-    """Return the time without progress after which ranks that compute are a hang, too."""
+    """The time without progress after which ranks that compute are a hang, too."""
     return _first(Phase.FIRST_STEP, policy)
 
 
 def _first(phase: Phase, policy: HangPolicy) -> Limit:
-    """Return the limit of what was not seen yet: that of the first step."""
+    """The limit of what was not seen yet: that of the first step."""
     seconds = max(policy.first_step_seconds, policy.min_seconds)
     unknown = "" if phase is Phase.FIRST_STEP else ", as for a first step: too few were seen"
     return Limit(seconds, f"the limit of {phase.value} is {in_words(seconds)}{unknown}")
@@ -231,7 +225,7 @@ def _between_collectives(learned: LearnedTimes, policy: HangPolicy) -> Limit:
 
 
 def _learned(what: str, usual: float, longest_pause: float, policy: HangPolicy) -> Limit:
-    """Return the limit that the past gives; a pause gives no more than a first step has."""
+    """The limit that the past gives; a pause gives no more than a first step has."""
     pause = min(_LONGEST_PAUSES * longest_pause, longest_work(policy).seconds)
     seconds = max(policy.min_seconds, policy.step_time_factor * usual, pause)
     origin = f"{_LONGEST_PAUSES:g} times the longest pause so far"

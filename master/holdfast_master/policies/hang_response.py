@@ -1,9 +1,4 @@
-"""Verdict on a hang, and the response to it: the smallest thing that helps.
-
-Belongs here: causes, what helps against each, the verdict's remedy for these nodes, and the bounds.
-Does not belong here: how a cause is found (`hang`), the budget that decides on hangs that come back
-(`failure`).
-"""
+"""Verdict on a hang, and the response to it: the smallest thing that helps."""
 
 from __future__ import annotations
 
@@ -44,17 +39,44 @@ class Remedy(enum.Enum):
     REPLACE_NODE = "go on without the node"
 
 
-SHARED = frozenset(
-    {HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER, HangKind.COMPILATION}
-    | {HangKind.NATIVE_GIL}
-)
-"""Causes that all ranks at once have from outside: after a restart they would wait again."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Nature:
+    """What follows from a cause."""
+
+    remedy: Remedy = Remedy.RESTART_RANK
+    comes_again: bool = False
+    """All ranks at once can have it from outside: after a restart they would wait again."""
+    is_common: bool = False
+    """Nodes can have it together, from something that they share."""
 
 
-_FROM_OUTSIDE = frozenset(
-    {HangKind.UNINTERRUPTIBLE, HangKind.STORAGE, HangKind.PIPE, HangKind.DATA_LOADER}
-)
-"""Causes that nodes have together from something that they share."""
+_NATURES = {
+    # The agent owns the process and should have reported its end.
+    HangKind.PROCESS_GONE: _Nature(remedy=Remedy.RESTART_AGENT),
+    HangKind.UNINTERRUPTIBLE: _Nature(remedy=Remedy.REPLACE_NODE, is_common=True),
+    # A new process of the same node would wait for the same storage.
+    HangKind.STORAGE: _Nature(remedy=Remedy.REPLACE_NODE, comes_again=True, is_common=True),
+    HangKind.PIPE: _Nature(comes_again=True, is_common=True),
+    HangKind.DATA_LOADER: _Nature(comes_again=True, is_common=True),
+    HangKind.COMPILATION: _Nature(comes_again=True),
+    HangKind.NATIVE_GIL: _Nature(comes_again=True),
+    # A finished script is not run again; the verdict knows one that others still wait for.
+    HangKind.OVER: _Nature(remedy=Remedy.NOTHING),
+}
+_PLAIN = _Nature()
+"""Of the other kinds."""
+
+
+def remedy_of(kind: HangKind) -> Remedy:
+    """The smallest thing that helps against a hang of this kind."""
+    return _NATURES.get(kind, _PLAIN).remedy
+
+
+def comes_again(kind: HangKind) -> bool:
+    """Whether all ranks at once can have it from outside, and would after a restart."""
+    return _NATURES.get(kind, _PLAIN).comes_again
+
+
 _FOLLOWERS = 2.0
 """Times the wait of the ranks that went on, for those that still wait as they did."""
 
@@ -97,7 +119,7 @@ class HangVerdict:
     @property
     def may_be_ordinary(self) -> bool:
         """True: a pause of this kind that ended by itself will come again, as each epoch begins."""
-        return self.may_be_work or self.kind in SHARED
+        return self.may_be_work or comes_again(self.kind)
 
     @property
     def may_change(self) -> bool:
@@ -110,7 +132,7 @@ class HangVerdict:
         return not self.ended and (self.moves or alone)
 
     def confirms(self, other: HangVerdict) -> bool:
-        """Return whether it names the same ranks as an earlier one, and leads to the same.
+        """Whether it names the same ranks as an earlier one, and leads to the same.
 
         Where it does not, ranks have gone on since, or storage was slow at one of the two looks.
         """
@@ -119,51 +141,24 @@ class HangVerdict:
 
 
 def is_shared(verdict: HangVerdict, nodes: Mapping[int, int]) -> bool:
-    """Return whether half of the nodes or more, but not a single one, wait for what is outside.
+    """Whether half of the nodes or more, but not a single one, wait for what is outside.
 
     They share it, as a file system. A restart would wait for it again; it ends by itself, if at
-    all.
-
-    Args:
-        verdict: Its cause.
-        nodes: Node rank of each global rank of the world.
+    all. nodes: node rank of each global rank of the world.
     """
     waiting = {nodes[one.rank] for one in verdict.ranks if one.rank in nodes}
-    outside = all(one.kind in _FROM_OUTSIDE for one in verdict.ranks)
+    outside = all(_NATURES.get(one.kind, _PLAIN).is_common for one in verdict.ranks)
     return outside and len(waiting) > 1 and 2 * len(waiting) >= len(set(nodes.values()))
 
 
 def following_seconds(now: HangVerdict, before: HangVerdict, seconds: float) -> float:
-    """Return how long the odd ranks may take to follow those that went on since an earlier look.
+    """How long odd ranks may take to follow those that went on since an earlier look.
 
-    Args:
-        now: The verdict.
-        before: That of the earlier look.
-        seconds: Since the last progress.
-
-    Returns:
-        Seconds since the last progress; 0: nobody went on from what they do.
+    Both count from the last progress, s; 0: nobody went on from what they do.
     """
     left, were = ({one.rank for one in found.ranks} for found in (now, before))
     kinds, known = ({one.kind for one in found.ranks} for found in (now, before))
     return _FOLLOWERS * seconds if left and left < were and kinds <= known else 0.0
-
-
-_REMEDIES = {
-    # The agent owns the process and should have reported its end.
-    HangKind.PROCESS_GONE: Remedy.RESTART_AGENT,
-    HangKind.UNINTERRUPTIBLE: Remedy.REPLACE_NODE,
-    # A new process of the same node would wait for the same storage.
-    HangKind.STORAGE: Remedy.REPLACE_NODE,
-    # A finished script is not run again; the verdict knows one that others still wait for.
-    HangKind.OVER: Remedy.NOTHING,
-}
-"""Of the other kinds: restart the ranks."""
-
-
-def remedy_of(kind: HangKind) -> Remedy:
-    """Return the smallest thing that helps against a hang of this kind."""
-    return _REMEDIES.get(kind, Remedy.RESTART_RANK)
 
 
 class HangAction(enum.Enum):
@@ -222,7 +217,7 @@ def decide(
     waited_seconds: float = math.inf,
     excused_seconds: float = 0.0,
 ) -> HangResponse:
-    """Return the response to a hang.
+    """The response to a hang.
 
     Args:
         verdict: Its cause.
@@ -242,7 +237,7 @@ def decide(
         text = "what the ranks wait for makes progress, and would begin anew"
         return HangResponse(HangAction.NOTHING, (), text)
     if not verdict.ranks:
-        return _of_nobody(tried=tried)
+        return _nobody_accused(tried=tried)
     if verdict.remedy is Remedy.NOTHING:
         return HangResponse(HangAction.NOTHING, (), "a restart would meet the same on all nodes")
     same = [one for one in past if one.kind is verdict.kind][-_REMEMBERED:]
@@ -287,7 +282,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{verb(len(ranks), 'rank', 'ranks')} {', '.join(map(str, ranks))}"
 
 
-def _of_nobody(*, tried: bool) -> HangResponse:
+def _nobody_accused(*, tried: bool) -> HangResponse:
     if tried:
         text = "no rank is to blame, and a restart has not helped"
         return HangResponse(HangAction.NOTHING, (), text)

@@ -1,9 +1,5 @@
 """Checkpoint interval per tier: the cost of saving against the cost of a failure.
 
-Belongs here: the interval of Young and Daly for several tiers, its bounds, when a change is worth
-it. Does not belong here: how often the job fails (`failure_rate`), from which step a schedule holds
-(`barrier`), who is told.
-
 J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974): with
 a save that costs d and a mean time M between failures, save every sqrt(2 d M). J. T. Daly, "A
 higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006): for M
@@ -26,7 +22,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 
-from holdfast_master.policies.failure_rate import ROWS, Rates
+from holdfast_master.policies.failure_rate import BY_TIER, Rates
 from holdfast_master.policies.quantities import in_words
 from holdfast_wire.messages import MasterSpec, Tier
 from holdfast_wire.tiers import by_tier, word
@@ -82,7 +78,7 @@ class IntervalVerdict:
 
 
 def wished(spec: MasterSpec) -> Every:
-    """Return the numbers that a job's file has; 0: it leaves them to the master."""
+    """The numbers that a job's file has; 0: it leaves them to the master."""
     return by_tier(spec.checkpoint.intervals if spec.checkpoint is not None else ())
 
 
@@ -94,7 +90,7 @@ def decide(
     fixed: Every,
     limits: IntervalLimits = IntervalLimits(),
 ) -> IntervalVerdict:
-    """Return the intervals for these costs and rates, or `now` where the difference is small.
+    """The intervals for these costs and rates, or `now` where the difference is small.
 
     fixed: numbers that somebody wrote; 0: none did.
     """
@@ -133,16 +129,16 @@ class _Choice:
         return sorted(self.costs.tiers)
 
     def best(self, now: Every, fixed: Every) -> Every:
-        """Return the best intervals, where some are given."""
+        """The best intervals, where some are given."""
         given = {tier: fixed[tier] for tier in self.tiers if fixed[tier]}
         for tier, cost in self.costs.tiers.items():
             if cost.stop is None and tier not in given:
                 # Its interval stays as it is until one has been measured; an hour at the most.
                 given[tier] = min(max(1, now[tier]), self._most())
-        return self._beside(given) if given else self._together()
+        return self._with_given(given) if given else self._together()
 
     def bound(self, fixed: Every) -> dict[Tier, str]:
-        """Return the words for each tier that a farther one's given interval keeps nearer."""
+        """The words for each tier that a farther one's given interval keeps nearer."""
         found = dict[Tier, str]()
         for tier, cost in self.costs.tiers.items():
             farther = next((one for one in self.tiers if one > tier and fixed[one]), None)
@@ -155,12 +151,12 @@ class _Choice:
         return found
 
     def _alone(self, tier: Tier) -> int:
-        """Return a tier's interval where no farther one bounds it."""
+        """A tier's interval where no farther one bounds it."""
         cost = max(self._added(tier), _SHORTEST_STOP)
         return self._steps(daly(cost, 1 / self.rates.by_tier[tier]))
 
-    def _beside(self, given: Every) -> Every:
-        """Return the intervals where those of some tiers are given."""
+    def _with_given(self, given: Every) -> Every:
+        """The intervals where those of some tiers are given."""
         found = dict[Tier, int]()
         for tier in self.tiers:
             farther = [given[one] for one in self.tiers if one > tier and one in given]
@@ -173,7 +169,7 @@ class _Choice:
         return found
 
     def _together(self) -> Every:
-        """Return the intervals where none is given: those whose sum of costs is least."""
+        """The intervals where none is given: those whose sum of costs is least."""
         first = self.tiers[0]
         stops = {tier: self._stop(tier) for tier in self.tiers}
         stops[first] = max(stops[first], _SHORTEST_STOP)
@@ -182,7 +178,7 @@ class _Choice:
         added |= {tier: max(stops[tier] - stops[before], 0.0) for before, tier in pairs}
 
         def mean(ks: Sequence[int]) -> tuple[float, float]:
-            """Return an average save's cost, and the time between failures that it stands for."""
+            """An average save's cost, and the time between failures that it stands for."""
             multiples = itertools.accumulate((1, *ks), operator.mul)
             times = dict(zip(self.tiers, multiples, strict=True))
             cost = sum(added[tier] / times[tier] for tier in self.tiers)
@@ -212,12 +208,12 @@ class _Choice:
         return found
 
     def _part_of(self, tier: Tier, farther: int) -> int:
-        """Return a tier's interval where a farther one's is given: a part of that."""
+        """A tier's interval where a farther one's is given: a part of that."""
         every = min(self._alone(tier), farther)
         return max(1, round(farther / max(1, round(farther / every))))
 
     def _multiple_of(self, tier: Tier, nearer: int) -> int:
-        """Return a tier's interval where the one before has this: a multiple of that."""
+        """A tier's interval where the one before has this: a multiple of that."""
         cost, least = max(self._added(tier), _SHORTEST_STOP), self._least(tier)
         every = max(self._steps(daly(cost, 1 / self.rates.by_tier[tier])), least)
         return nearer * max(1, round(every / nearer), math.ceil(least / nearer))
@@ -240,13 +236,13 @@ class _Choice:
         return max(1, int(self.limits.longest_seconds / self.costs.step))
 
     def _least(self, tier: Tier) -> int:
-        """Return the least steps between two saves in which one write to the tier fits."""
+        """The least steps between two saves in which one write to the tier fits."""
         durable = self.costs.tiers[tier].durable
         return max(1, math.ceil(self.limits.overlap * durable / self.costs.step))
 
 
 def daly(cost: float, mean: float) -> float:
-    """Return the seconds of work between saves of `cost`, failures `mean` apart; Daly's (37)."""
+    """The seconds of work between saves of `cost`, failures `mean` apart; Daly's (37)."""
     if cost >= 2 * mean:
         return mean
     root = math.sqrt(cost / (2 * mean))
@@ -270,7 +266,7 @@ def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every, limits: Interv
     seconds, step = in_words(cost.stop), in_words(costs.step)
     nearest = tier is min(costs.tiers)
     stop = f"stops training for {seconds}" if nearest else f"costs {seconds} of training"
-    often = f"{ROWS[tier].failure} every {in_words(1 / rates.by_tier[tier])} {rates.reason}"
+    often = f"{BY_TIER[tier].failure} every {in_words(1 / rates.by_tier[tier])} {rates.reason}"
     text = f"a save {stop}, a step takes {step}, {often}"
     if cost.durable:
         text += f"; a write of {in_words(cost.durable)} has to fit"

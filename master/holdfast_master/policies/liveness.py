@@ -1,7 +1,5 @@
 """Liveness of a node: alive, away, silent or lost; and its heartbeat interval.
 
-Belongs here: the limits and the judgement. Does not belong here: the consequences of a loss.
-
 The order of limits is what makes it safe: an agent's lease ends before the silence limit, so the
 workers of an agent that merely stands still are dead before anybody starts a new round.
 """
@@ -86,7 +84,7 @@ def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Judgement:
 
 
 def next_look(until: float, heartbeat: float, now: float) -> float:
-    """Return the time of the next look at a node; time alone changes no judgement before `until`.
+    """The time of the next look at a node; time alone changes no judgement before `until`.
 
     The times lie on a grid and are never late: the master then looks at ten thousand nodes some
     thousands at a time, instead of waking up for each.
@@ -99,7 +97,7 @@ def next_look(until: float, heartbeat: float, now: float) -> float:
 def heartbeat_interval(
     nodes: int, *, usual: float, longest: float, crowd: int, messages_per_second: float
 ) -> float:
-    """Return the seconds between heartbeats with which `nodes` agents do not flood the master.
+    """The seconds between heartbeats with which `nodes` agents do not flood the master.
 
     Up to `crowd` nodes the interval is `usual`; above, it grows in half seconds up to `longest`.
     """

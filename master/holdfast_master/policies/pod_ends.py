@@ -1,8 +1,4 @@
-"""Classifies the end of a pod: by its own program, by its limits, or by a preemption.
-
-Belongs here: reading a pod's reason and conditions as Kubernetes 1.30 to 1.37 writes them, and the
-kind of evidence that its end is. Does not belong here: its cost, and the rule for it (`failure`).
-"""
+"""Classifies the end of a pod: by its own program, by its limits, or by a preemption."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ _SHUT_DOWN = ("NodeShutdown", "Terminated")
 _REBOOTED = ("ContainerStatusUnknown", "Unknown")
 """The kubelet (137) or containerd (255) does not find any more what ran before it began anew. The
 exit codes are made up."""
-_TURNED_AWAY = (
+_REJECTED = (
     "InvalidNodeInfo",
     "NodeAffinity",
     "NodeName",
@@ -65,27 +61,27 @@ _OWN_RULES = ("DeadlineExceeded", "RestartingAllContainers", _EVICTED)
 is evicted because its node runs out of something has the condition beside it."""
 
 ENDERS: Mapping[str, Ender] = {
-    **dict.fromkeys((*_TAKEN, *_SHUT_DOWN, *_REBOOTED, *_TURNED_AWAY), Ender.NODE),
+    **dict.fromkeys((*_TAKEN, *_SHUT_DOWN, *_REBOOTED, *_REJECTED), Ender.NODE),
     **dict.fromkeys((*_ASKS_TOO_MUCH, *_OWN_RULES), Ender.LIMIT),
 }
 """By the reason of the pod, or of its container's end. Any other is the program's."""
 
 
 def ended_by(reason: str, conditions: Sequence[str]) -> Ender:
-    """Return the party that ended a pod with this reason and these conditions (Type=Status)."""
+    """The party that ended a pod with this reason and these conditions (Type=Status)."""
     if _DISRUPTED in conditions or reason.startswith(_NO_RESOURCE):
         return Ender.NODE
     return ENDERS.get(reason, Ender.PROGRAM)
 
 
 def exit_code(pod: PodObservation) -> int | None:
-    """Return the exit code of the pod's program; None: something else ended the pod."""
+    """The exit code of the pod's program; None: something else ended the pod."""
     own = ended_by(pod.reason, pod.conditions) is Ender.PROGRAM
     return pod.exit_code if own else None
 
 
 def pod_kind(pod: PodObservation) -> EvidenceKind:
-    """Return the kind of evidence that the end of a pod, or of its container, is."""
+    """The kind of evidence that the end of a pod, or of its container, is."""
     if pod.wanted:
         return EvidenceKind.NODE_REMOVED
     deleted = pod.phase is PodPhase.GONE and pod.exit_code == 0 and not pod.reason

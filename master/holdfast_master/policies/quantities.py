@@ -1,7 +1,4 @@
-"""Quantities in words: a number of things, a time in the unit that a person would choose.
-
-Belongs here: the form of a quantity in a sentence. Does not belong here: the sentences.
-"""
+"""Quantities in words: a number of things, a time in the unit that a person would choose."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ def counted(number: int, thing: str, things: str = "") -> str:
 
 
 def verb(number: int, one: str, more: str) -> str:
-    """Return the verb for so many: `is`, `are`."""
+    """The verb for so many: `is`, `are`."""
     return one if number == 1 else more
 
 
 def period(seconds: float) -> str:
-    """Return a window as people say it: `a day`, `an hour`, `7.72 min`."""
+    """A window as people say it: `a day`, `an hour`, `7.72 min`."""
     return {86400.0: "a day", 3600.0: "an hour"}.get(seconds) or in_words(seconds)
 
 

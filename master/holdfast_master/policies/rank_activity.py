@@ -1,8 +1,4 @@
-"""Activity of one rank that makes no progress, from its evidence alone.
-
-Belongs here: the state of its process, the frames of its main thread, the tables of files and
-kernel functions by which an activity is known. Does not belong here: other ranks (`hang`).
-"""
+"""Activity of one rank that makes no progress, from its evidence alone."""
 
 from __future__ import annotations
 
@@ -165,7 +161,7 @@ _LIBRARY = re.compile(r"-packages/|/lib/python3|^<frozen |/holdfast_agent/|/hold
 """Files that are not the user's."""
 _PACKAGE = re.compile(r"-packages/|/torch/")
 """Files of installed packages: a script that only waits polls by the standard library."""
-_KERNEL_TELLS = frozenset(
+_KERNEL_NAMED = frozenset(
     {RankActivity.UNINTERRUPTIBLE, RankActivity.STORAGE, RankActivity.PIPE, RankActivity.UNCLEAR}
 )
 """Activities in whose text the kernel function helps a person."""
@@ -188,17 +184,15 @@ WAKES = 3
 
 
 def uses_device(operation: str) -> bool:
-    """Return whether a collective, such as nccl:all_reduce, works on a device beside the CPU."""
+    """Whether a collective, such as nccl:all_reduce, works on a device beside the CPU."""
     return operation.partition(":")[0] not in _HOST_BACKENDS
 
 
 def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
     """Return what the rank does, from its own evidence.
 
-    Args:
-        evidence: Of the rank.
-        on_device: Collectives of its world work on a device. Then a rank that waits for the device
-            looks like a loop or a lock.
+    on_device: collectives of its world work on a device. Then a rank that waits for the device
+    looks like a loop or a lock.
     """
     frames = _main_thread(evidence.stack)
     inner = _inner(frames)
@@ -217,21 +211,21 @@ def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
         and _may_wait(evidence, inner),
         computes=activity is RankActivity.COMPILATION
         or (not on_device and _computes(activity, evidence))
-        or (activity not in _STILL and _works_beside(activity, evidence)),
+        or (activity not in _STILL and _works_elsewhere(activity, evidence)),
         moves=activity not in _STILL and _moves(activity, evidence),
         busy=activity not in _STILL and not on_device and _is_busy(evidence),
     )
 
 
 def _computes(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether a core is busy by work: in a package, or in one call that holds the GIL."""
+    """Whether a core is busy by work: in a package, or in one call that holds the GIL."""
     if activity is RankActivity.NATIVE_GIL:
         return _is_busy(evidence)
     return activity in _WORK and _is_busy_in_package(evidence)
 
 
 def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether what the rank waits for makes progress."""
+    """Whether what the rank waits for makes progress."""
     seconds = evidence.observed_seconds
     if seconds <= 0:
         return False
@@ -241,8 +235,8 @@ def _moves(activity: RankActivity, evidence: RankEvidence) -> bool:
     return activity in _MOVERS and evidence.moved_bytes - beside >= MOVED_BYTES * seconds
 
 
-def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
-    """Return whether something in its process or below works, perhaps not what it waits for."""
+def _works_elsewhere(activity: RankActivity, evidence: RankEvidence) -> bool:
+    """Whether something in its process or below works, perhaps not what it waits for."""
     seconds = evidence.observed_seconds
     if seconds <= 0:
         return False
@@ -251,7 +245,7 @@ def _works_beside(activity: RankActivity, evidence: RankEvidence) -> bool:
 
 
 def _by_process(evidence: RankEvidence) -> RankActivity | None:
-    """Return the activity that the state of the process alone tells."""
+    """The activity that the state of the process alone tells."""
     state = evidence.process_state
     if state in {"", "Z", "X"}:
         return RankActivity.GONE
@@ -271,7 +265,7 @@ def _by_gil(evidence: RankEvidence) -> RankActivity | None:
 def _by_frames(
     frames: tuple[_Frame, ...], inner: _Frame | None, kernel: str
 ) -> RankActivity | None:
-    """Return the activity that a library's frame or a file system's function tells."""
+    """The activity that a library's frame or a file system's function tells."""
     if inner is not None and _PEERS.search(inner.file):
         initializes = any(frame.function in _INIT for frame in frames)
         return RankActivity.INIT if initializes else RankActivity.PEERS
@@ -290,7 +284,7 @@ def _by_frames(
 
 
 def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) -> RankActivity:  # noqa: FBT001 - private
-    """Return the activity where no library's file tells it."""
+    """The activity where no library's file tells it."""
     if inner is None:
         known = evidence.server_answered or evidence.stack
         return RankActivity.UNCLEAR if known else RankActivity.UNKNOWN
@@ -304,7 +298,7 @@ def _by_kernel(evidence: RankEvidence, inner: _Frame | None, on_device: bool) ->
 
 
 def _may_wait(evidence: RankEvidence, inner: _Frame | None) -> bool:
-    """Return whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
+    """Whether it may wait for a collective by a call that leaves no frame (`Work.wait`)."""
     if inner is None or _WAITS.search(inner.file):
         return False
     return inner.file.endswith(BACKWARD) or bool(_FUTEX.search(evidence.kernel_function))
@@ -315,7 +309,7 @@ def _is_busy(evidence: RankEvidence) -> bool:
 
 
 def _is_busy_in_package(evidence: RankEvidence) -> bool:
-    """Return whether it keeps a core busy, in a package's code at any of the dumps."""
+    """Whether it keeps a core busy, in a package's code at any of the dumps."""
     if not _is_busy(evidence):
         return False
     found = (_inner(_main_thread(text)) for text in (evidence.stack, *evidence.later_stacks))
@@ -323,12 +317,12 @@ def _is_busy_in_package(evidence: RankEvidence) -> bool:
 
 
 def _inner(frames: tuple[_Frame, ...]) -> _Frame | None:
-    """Return the innermost frame that tells what is done."""
+    """The innermost frame that tells what is done."""
     return next((frame for frame in frames if not _PLUMBING.search(frame.file)), None)
 
 
 def _main_thread(stack: str) -> tuple[_Frame, ...]:
-    """Return the frames of the main thread, innermost first; none where the dump lacks them.
+    """The frames of the main thread, innermost first; none where the dump lacks them.
 
     faulthandler writes the newest thread first and the main thread last, and "..." for the rest
     of more than a hundred threads.
@@ -356,7 +350,7 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
     if activity is RankActivity.UNCLEAR:
         words = _unclear(evidence, frames)
     kernel = evidence.kernel_function
-    named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_TELLS else ""
+    named = f" (kernel: {kernel})" if kernel and activity in _KERNEL_NAMED else ""
     if activity is RankActivity.OVER:
         others = [frames for _, frames in _threads(evidence.stack)[:-1] if frames]
         left = [_at(frames) for frames in others if _is_scripts(frames)] or [*map(_at, others)]
@@ -369,7 +363,7 @@ def _text(activity: RankActivity, evidence: RankEvidence, frames: tuple[_Frame, 
 
 
 def _at(frames: tuple[_Frame, ...]) -> str:
-    """Return the place in the script, or else the innermost one, for a sentence."""
+    """The place in the script, or else the innermost one, for a sentence."""
     script = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     frame = script or next(iter(frames), None)
     if frame is None:
@@ -378,7 +372,7 @@ def _at(frames: tuple[_Frame, ...]) -> str:
 
 
 def _is_scripts(frames: tuple[_Frame, ...]) -> bool:
-    """Return whether a thread runs code of the script."""
+    """Whether a thread runs code of the script."""
     return any(not _LIBRARY.search(frame.file) for frame in frames)
 
 

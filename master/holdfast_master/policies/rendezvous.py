@@ -1,8 +1,4 @@
-"""Rendezvous: the time at which a world is formed, its size, and the order of its nodes.
-
-Belongs here: sizes, the join window, the order of ranks. Does not belong here: the
-liveness of nodes (`liveness`), changes of a running world (`scaling`).
-"""
+"""Rendezvous: the time at which a world is formed, its size, and the order of its nodes."""
 
 from __future__ import annotations
 
@@ -22,23 +18,23 @@ class Bounds:
     unit: int = 1
 
     def floor(self, nodes: int) -> int:
-        """Return the largest multiple of the unit that is not above `nodes`."""
+        """The largest multiple of the unit that is not above `nodes`."""
         unit = max(1, self.unit)
         return nodes // unit * unit
 
     @property
     def largest(self) -> int:
-        """Return the largest world: replicas, bounded by the maximum, in whole units."""
+        """The largest world: replicas, bounded by the maximum, in whole units."""
         return self.floor(min(self.replicas, self.maximum))
 
     @property
     def smallest(self) -> int:
-        """Return the smallest world: the minimum, rounded up to whole units; at least one unit."""
+        """The smallest world: the minimum, rounded up to whole units; at least one unit."""
         unit = max(1, self.unit)
         return max(unit, -(-self.minimum // unit) * unit)
 
     def fit(self, nodes: int) -> int:
-        """Return the largest world that so many nodes can form; 0 if none."""
+        """The largest world that so many nodes can form; 0 if none."""
         size = self.floor(min(nodes, self.largest))
         return size if size >= self.smallest else 0
 

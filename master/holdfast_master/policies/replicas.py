@@ -1,9 +1,5 @@
 """Replicas of a job under local SGD: which nodes make one up, and which of them synchronise.
 
-Belongs here: seats in replicas, the roster of an epoch, the replica that keeps others waiting. Does
-not belong here: the number of nodes (`rendezvous`), what becomes of units (the ranks decide that),
-sending a roster.
-
 A replica is the unit of membership: its nodes have a world of their own, and a loss in it restarts
 it alone. Its number is never given again, so others see by it that a member was replaced.
 """
@@ -40,7 +36,7 @@ def seat(
     before: Mapping[int, int] | None = None,
     not_first: Collection[int] = (),
 ) -> tuple[SeatedReplica, ...]:
-    """Return the replicas of a world, by number: those that go on, then new ones.
+    """The replicas of a world, by number: those that go on, then new ones.
 
     Args:
         going: Replicas whose processes all run and may go on.
@@ -74,7 +70,7 @@ def _able_first(members: list[Candidate], not_first: Collection[int]) -> tuple[C
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class ReplicaStatus:
     """What is known of a replica of the running world."""
 
     number: int
@@ -101,7 +97,7 @@ class SameRoster:
 
 
 def roster(
-    standings: Sequence[Standing],
+    standings: Sequence[ReplicaStatus],
     now_in: Sequence[int],
     now: float,
     *,
@@ -137,19 +133,16 @@ def roster(
 def memberships(
     replicas: Sequence[int], known: Mapping[int, int], epoch: int, *, anew: bool = False
 ) -> tuple[int, ...]:
-    """Return the epoch since which each replica is in all rosters, in their order.
+    """The epoch since which each replica is in all rosters, in their order.
 
-    Args:
-        replicas: Members of the roster of `epoch`.
-        known: Members of the roster before, to their epochs.
-        epoch: Of the roster.
-        anew: All of them leave the groups that they have, and meet in another one.
+    known: members of the roster before, to their epochs. anew: all of them leave the groups that
+    they have, and meet in another one.
     """
     return tuple(epoch if anew else known.get(number, epoch) for number in replicas)
 
 
 def follows(before: OuterRoster, after: OuterRoster) -> bool:
-    """Return whether ranks that were told one roster can be told another one, or the same again.
+    """Whether ranks that were told one roster can be told another one, or the same again.
 
     A newer one, and who is in since no later epoch than theirs is in theirs, too.
     """
@@ -201,7 +194,7 @@ class FrozenReplica:
 
 
 def frozen(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:
-    """Return the replica that keeps others waiting; None: none does, or it cannot be told.
+    """The replica that keeps others waiting; None: none does, or it cannot be told.
 
     One that is behind and stands still, while the others stand still at a later step: they wait in
     a sync. `limit`: the time for which all must have stood still, s. A replica that computes a long
@@ -240,12 +233,10 @@ _NO_START: Final = frozenset({HangKind.PROCESS_GONE, HangKind.STOPPED})
 def stuck_by_itself(
     verdicts: Mapping[int, HangVerdict], starting: Collection[int] = ()
 ) -> list[FrozenReplica]:
-    """Return the replicas whose ranks show why they stand still, by number; not all of them.
+    """The replicas whose ranks show why they stand still, by number; not all of them.
 
-    Args:
-        verdicts: What the ranks of each replica do, by its number. Where all would be out, nobody
-            is: then the cause is not one replica's, such as a storage that all wait for.
-        starting: Replicas that have not completed a first step.
+    Where all would be out, nobody is: then the cause is not one replica's, such as a storage that
+    all wait for. starting: replicas that have not completed a first step.
     """
     found = [
         FrozenReplica(number, f"replica {number} keeps the others waiting: {one.reason}")
@@ -258,13 +249,10 @@ def stuck_by_itself(
 def never_started(
     paces: Sequence[Pace], starting: Sequence[int], limit: float
 ) -> list[FrozenReplica]:
-    """Return the replicas without a first step for which all others have waited too long.
+    """The replicas without a first step for which all others have waited too long.
 
-    Args:
-        paces: Of the replicas that have completed a step.
-        starting: Replicas that have not.
-        limit: Allowed time until a first step, s. The wait counts, since a replica that begins
-            meanwhile keeps nobody waiting.
+    limit: allowed time until a first step, s. The wait counts, since a replica that begins
+    meanwhile keeps nobody waiting.
     """
     if not paces or any(one.still < limit or one.working for one in paces):
         return []

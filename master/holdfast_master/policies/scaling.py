@@ -1,8 +1,4 @@
-"""Scaling: decides a change of a running world's members, and its time.
-
-Belongs here: growing, shrinking, draining and swapping while the world trains. Does not belong
-here: worlds that are broken (`rendezvous`), how ranks are stopped together (`barrier`).
-"""
+"""Scaling: decides a change of a running world's members, and its time."""
 
 from __future__ import annotations
 
@@ -57,15 +53,8 @@ class Economy:
 class Keep:
     """The world stays as it is."""
 
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NotYet:
-    """The world should change, but not yet."""
-
-    until: float
-    reason: str
+    until: float | None = None
+    """When to decide again, s; None: when something changes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,75 +66,32 @@ class Rescale:
     reason: str
 
 
-def decide(fleet: Fleet, economy: Economy, now: float) -> Keep | NotYet | Rescale:
+def decide(fleet: Fleet, economy: Economy, now: float) -> Keep | Rescale:
     """Decide whether the running world is to change."""
     bounds = fleet.bounds
     staying = fleet.members - fleet.leaving
     size = bounds.fit(staying + fleet.spares)
     if fleet.leaving:
-        text = f"{fleet.leaving} of {fleet.members} nodes leave; {_world(size)}"
+        after = f"goes on with {size}" if size else "too few are left, waits for others"
+        text = f"{fleet.leaving} of {fleet.members} nodes leave; {after}"
         return Rescale(Purpose.DRAIN, size, text)
     if fleet.members > bounds.largest:
-        text = f"{_nodes(bounds.largest)} wanted, {fleet.members} are in the world"
+        wanted = f"{counted(bounds.largest, 'node')} {verb(bounds.largest, 'is', 'are')}"
+        text = f"{wanted} wanted, {fleet.members} are in the world"
         return Rescale(Purpose.SHRINK, size, text)
     if size <= fleet.members:
-        return Keep(_content(fleet, size))
+        return Keep()
     return _grow(fleet, economy, size, now)
 
 
-def _world(size: int) -> str:
-    return f"goes on with {size}" if size else "too few are left, waits for others"
-
-
-def _nodes(number: int) -> str:
-    return f"{counted(number, 'node')} {_be(number)}"
-
-
-def _word(number: int) -> str:
-    return verb(number, "node", "nodes")
-
-
-def _be(number: int) -> str:
-    return verb(number, "is", "are")
-
-
-def _more(number: int, one: str, more: str) -> str:
-    return f"{counted(number, 'more node')} {verb(number, one, more)}"
-
-
-def _content(fleet: Fleet, size: int) -> str:
-    if fleet.members == fleet.bounds.largest:
-        members = fleet.members
-        return (
-            f"the world has {'the' if members == 1 else f'all {members}'} wanted {_word(members)}"
-        )
-    if fleet.spares and size == fleet.members:
-        return f"{_more(fleet.spares, 'does', 'do')} not make another unit of {fleet.bounds.unit}"
-    return f"no other node is ready for the world of {fleet.members}"
-
-
-def _after_start(more: int, until: float) -> Keep | NotYet:
-    if math.isinf(until):
-        return Keep(f"{_more(more, 'is', 'are')} ready; the world has not completed its first step")
-    text = f"{_more(more, 'is', 'are')} ready; no rank reports steps, so the start may not be over"
-    return NotYet(until, text)
-
-
-def _grow(fleet: Fleet, economy: Economy, size: int, now: float) -> Keep | NotYet | Rescale:
-    more = size - fleet.members
-    gain = economy.horizon * more / size
-    if gain <= economy.cost:
-        return Keep(
-            f"{counted(more, 'more node')} would gain {gain:.1f} s in {economy.horizon:g} s, "
-            f"less than the {economy.cost:.1f} s that the change costs"
-        )
-    if fleet.starts_until is not None and now < fleet.starts_until:
-        return _after_start(more, fleet.starts_until)
+def _grow(fleet: Fleet, economy: Economy, size: int, now: float) -> Keep | Rescale:
+    if economy.horizon * (size - fleet.members) / size <= economy.cost:
+        return Keep()  # the change costs more than it would gain
+    starts = fleet.starts_until
+    if starts is not None and now < starts:
+        return Keep(None if math.isinf(starts) else starts)
     if size < fleet.bounds.largest and fleet.expected:
-        since = now if fleet.spare_since is None else fleet.spare_since
-        until = since + economy.window
+        until = (now if fleet.spare_since is None else fleet.spare_since) + economy.window
         if now < until:
-            return NotYet(
-                until, f"{_nodes(more)} ready, {fleet.expected} more {_be(fleet.expected)} expected"
-            )
+            return Keep(until)
     return Rescale(Purpose.GROW, size, f"grows from {fleet.members} to {size} nodes")

@@ -1,8 +1,4 @@
-"""This process as a whole: its parent's death, its open files, its files, its memory.
-
-Belongs here: calls to the kernel, malloc and the collector. Does not belong here: signals that
-asyncio handles.
-"""
+"""This process as a whole: parent, files, memory, collector, and gRPC's environment."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import MutableMapping
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -31,15 +28,14 @@ COLLECT_AFTER = (25_000, 20, 20)
 Python's 700 has it go through a crowd's sessions several times a second and find nothing."""
 FILES_PER_NODE = 2
 """Open files for one agent: its stream, and a second one while it reconnects."""
-FILES_BESIDE = 200
+OTHER_FILES = 200
 """Open files for everything else: users, the journal, gRPC's own."""
 
 
 def die_with_parent(expected: int = 0) -> bool:
     """Have the kernel kill this process when its parent ends; False where it has ended already.
 
-    Args:
-        expected: the parent's process id; 0: whoever is the parent now.
+    expected: the parent's process id; 0: that of the parent now.
     """
     parent = expected or os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
@@ -90,7 +86,7 @@ def raise_file_limit() -> int:
 
 def warn_of_file_limit(limit: int, nodes: int) -> bool:
     """Log when `limit` open files are too few for `nodes` agents; return whether they are."""
-    needed = nodes * FILES_PER_NODE + FILES_BESIDE
+    needed = nodes * FILES_PER_NODE + OTHER_FILES
     if limit >= needed:
         return False
     log.warning(
@@ -118,3 +114,14 @@ def write_private_json(path: Path, document: dict[str, object]) -> None:
 def own_pid() -> int:
     """Return this process's id."""
     return os.getpid()
+
+
+EXPERIMENTS = "GRPC_EXPERIMENTS"
+POLLER = "-event_engine_listener"
+"""The thread that waits for calls reads the connections as well. gRPC's newer way, its default
+since 1.7x, wakes a thread of a pool for each message, which costs more than the message."""
+
+
+def choose_poller(environment: MutableMapping[str, str]) -> None:
+    """Ask grpc-core, which is yet to be loaded, for the cheaper poller; a user's choice stays."""
+    environment.setdefault(EXPERIMENTS, POLLER)

@@ -1,7 +1,4 @@
-"""The master process put together: core, loop, services, server; its life from open to exit.
-
-Belongs here: wiring, start and end. Does not belong here: the work of any part.
-"""
+"""The master process put together: core, loop, services, server; its life from open to exit."""
 
 from __future__ import annotations
 
@@ -11,12 +8,13 @@ import enum
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from holdfast_master.evidence.store import EvidenceStore
+from holdfast_master.core import Core
 from holdfast_master.inputs import JournalNoted, OperatorMessage, PeerRefused
 from holdfast_master.instructions import (
     CloseSession,
@@ -26,27 +24,28 @@ from holdfast_master.instructions import (
     Refuse,
     Reply,
     Send,
+    SendToOperator,
     StepDown,
-    Tell,
 )
 from holdfast_master.journal.reader import History
-from holdfast_master.journal.successor_watch import Lookout
 from holdfast_master.journal.writer import Journal
-from holdfast_master.loop.loop import Effect, MasterLoop, now
-from holdfast_master.loop.ports import Decider
+from holdfast_master.loop.loop import Decider, Effect, MasterLoop, now
 from holdfast_master.process import os_process
+from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
-from holdfast_master.server import agent_service, job_service, operator_service, reflection
+from holdfast_master.process.storage import JournalWatch, Storage
+from holdfast_master.server import agent_service, job_service, operator_service
 from holdfast_master.server.agent_service import AgentService
 from holdfast_master.server.authz import RoleGate
 from holdfast_master.server.connections import ConnectionCounter
-from holdfast_master.server.job_service import JobService, Views
+from holdfast_master.server.job_service import JobService
 from holdfast_master.server.operator_service import OperatorService
 from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters
 from holdfast_master.server.sessions import SessionTable
-from holdfast_master.server.watch_service import WatchService
-from holdfast_wire import channel
+from holdfast_master.server.watch_service import Views, WatchService
+from holdfast_master.settings import CoreIdentity
+from holdfast_wire import __version__, channel
 from holdfast_wire.messages import Fence, SpecAccepted
 from holdfast_wire.reasons import EventReason
 
@@ -57,7 +56,7 @@ STOP_SECONDS = 1.0
 HANDSHAKE_MS = 30_000
 """A connection that has not shown a certificate after this long is closed; gRPC's own 120 s let a
 silent client hold a file four times as long."""
-_HEALTH_NAMES = ("", agent_service.SERVICE, operator_service.SERVICE, job_service.SERVICE)
+_SERVICE_NAMES = (agent_service.SERVICE, operator_service.SERVICE, job_service.SERVICE)
 
 
 class ServeError(Exception):
@@ -107,13 +106,7 @@ class Master:
     ) -> None:
         """Wire the parts; needs a running event loop. Nothing is started yet.
 
-        Args:
-            config: settings.
-            core: what is served.
-            journal: takes the records; None: nothing is recorded.
-            history: what earlier masters wrote.
-            decider: the core as the loop is to use it; None: as it is.
-            evidence: keeps that of incidents; None: in memory.
+        decider: the core as the loop is to use it, such as one that is recorded; None: as it is.
         """
         self._config, self._journal, self._notes = config, journal, history.notes
         self.counters = CallCounters()
@@ -136,7 +129,7 @@ class Master:
         return {
             Send: services.sessions.send,
             CloseSession: services.sessions.close,
-            Tell: services.operator.tell,
+            SendToOperator: services.operator.send,
             Reply: services.questions.reply,
             Refuse: services.questions.refuse,
             KeepEvidence: self._evidence.keep,
@@ -156,7 +149,7 @@ class Master:
             running.add_signal_handler(number, self.stop)
         loop_task = asyncio.create_task(self._loop.run(), name="loop")
         waits = [asyncio.create_task(self._begin(server, port)), loop_task]
-        beside = asyncio.create_task(self.connections.run(), name="connections")
+        counting = asyncio.create_task(self.connections.run(), name="connections")
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not loop_task.done():
@@ -164,10 +157,10 @@ class Master:
                 return await self._until_end(server, loop_task)
             return _ending_of(loop_task)
         finally:
-            for task in (*waits, beside):
+            for task in (*waits, counting):
                 task.cancel()
             await server.stop(0)
-            await asyncio.gather(*waits, beside, return_exceptions=True)
+            await asyncio.gather(*waits, counting, return_exceptions=True)
             await asyncio.to_thread(self._evidence.close)
 
     def stop(self) -> None:
@@ -196,11 +189,11 @@ class Master:
         parts = self._services
         services = (parts.agents, parts.operator, parts.jobs)
         handlers = [service.handlers() for service in services]
-        server.add_generic_rpc_handlers((*handlers, *reflection.handlers()))
+        server.add_generic_rpc_handlers((*handlers, *_reflection_handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = f"{config.bind_host}:{config.port}"
         try:
-            credentials = channel.server_credentials(config.tls_dir, self.connections.begun)
+            credentials = channel.server_credentials(config.tls_dir, self.connections.opened)
             port = server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise ServeError(
@@ -264,7 +257,7 @@ class Master:
     async def _set_health(self, *, serving: bool) -> None:
         states = health_pb2.HealthCheckResponse
         state = states.SERVING if serving else states.NOT_SERVING
-        for name in _HEALTH_NAMES:
+        for name in ("", *_SERVICE_NAMES):
             await self._health.set(name, state)
 
     def _write_endpoint(self, port: int) -> None:
@@ -306,8 +299,8 @@ class Master:
         log.error("stepping down: %s", instruction.text)
 
 
-def _lookout(config: MasterConfig) -> Lookout | None:
-    return None if config.journal_dir is None else Lookout(config.journal_dir, config.epoch)
+def _lookout(config: MasterConfig) -> JournalWatch | None:
+    return None if config.journal_dir is None else JournalWatch(config.journal_dir, config.epoch)
 
 
 def _services(
@@ -344,3 +337,51 @@ def _ending_of(loop_task: asyncio.Task[None]) -> ProcessEnd:
         return ProcessEnd.STEPPED_DOWN
     log.critical("the loop broke", exc_info=loop_task.exception())
     return ProcessEnd.FAILED
+
+
+async def serve(config: MasterConfig, storage: Storage) -> ProcessEnd:
+    """Run one master process, restored from its storage where there is any history.
+
+    Raises:
+        ServeError: the port cannot be had.
+        CredentialsError: the certificate files cannot be read.
+    """
+    identity = CoreIdentity(
+        job_name=config.job_name,
+        job_uid=config.job_uid,
+        epoch=config.epoch,
+        incarnation=config.incarnation,
+        version=__version__,
+    )
+    if storage.history.records:
+        core = Core.restore(storage.history.records, identity, config.core)
+    else:
+        core = Core(identity, config.core)
+    journal, history, decider = storage.journal, storage.history, storage.decider(core)
+    master = Master(config, core, journal, history, decider, storage.evidence)
+    master.after_records = lambda: storage.after_batch(core.durable_state, master.note_journal)
+    try:
+        ending = await master.run()
+        log.info("exiting: %s", ending.value, extra=master.summary())
+        return ending
+    finally:
+        await asyncio.to_thread(storage.close)
+
+
+_REFLECTIONS = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The package serves v1alpha only; v1 has the same messages, and newer clients ask for it first."""
+
+
+def _reflection_handlers() -> list[grpc.GenericRpcHandler]:
+    """Server reflection, so that grpcurl works without the .proto files."""
+    names = (*_SERVICE_NAMES, "grpc.health.v1.Health", *_REFLECTIONS)
+    servicer: Any = reflection.aio.ReflectionServicer(names)
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return [
+        grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
+        for name in _REFLECTIONS
+    ]

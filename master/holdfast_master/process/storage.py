@@ -1,22 +1,23 @@
-"""Storage of a master on disk: journal, bases, recording.
-
-Belongs here: putting the three together from the configuration. Does not belong here: any of them.
-"""
+"""Storage of a master on disk: journal, bases, recording; the watch for a newer master."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import logging
 from collections.abc import Callable
+from pathlib import Path
 
-from holdfast_master.evidence.store import EvidenceStore
+from holdfast_master.instructions import JOURNAL_FORMAT
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal.compaction import Retention
 from holdfast_master.journal.compaction_policy import CompactionPolicy, Housekeeper, Note
 from holdfast_master.journal.reader import History, read_history
-from holdfast_master.journal.segments import FORMAT
+from holdfast_master.journal.segments import JournalError, epochs
 from holdfast_master.journal.writer import Journal
-from holdfast_master.loop.ports import Decider
+from holdfast_master.loop.loop import Decider
+from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
 from holdfast_master.replay.files import FORMAT as RECORDING_FORMAT
 from holdfast_master.replay.recorder import InputRecorder, RecordableCore, RecordedCore
@@ -35,7 +36,7 @@ class Storage:
     evidence: EvidenceStore | None = None
 
     def decider(self, core: RecordableCore) -> Decider:
-        """Return the core as the loop is to use it: recorded, where that is wanted."""
+        """The core as the loop is to use it: recorded, where that is wanted."""
         return core if self.recorder is None else RecordedCore(core, self.recorder)
 
     def after_batch(self, state: Callable[[], JobState], note: Note) -> None:
@@ -80,7 +81,7 @@ def open_storage(config: MasterConfig) -> Storage:
 
 def _head(config: MasterConfig) -> SegmentOpened:
     return SegmentOpened(
-        format=FORMAT,
+        format=JOURNAL_FORMAT,
         epoch=config.epoch,
         incarnation=config.incarnation,
         job_name=config.job_name,
@@ -102,3 +103,51 @@ def _recorder(config: MasterConfig) -> InputRecorder | None:
         settings=json.dumps(dataclasses.asdict(config.core)),
     )
     return InputRecorder(config.journal_dir, head, config.recording_bytes)
+
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""Between two looks."""
+PATIENCE_SECONDS = 1.0
+"""A disk that does not answer for this long is not waited for."""
+
+
+class JournalWatch:
+    """Looks for the files of newer masters: beside one, this master is a zombie.
+
+    Agents tell a zombie too, but only where they still reach it: one that was stopped while its
+    successor got another address would wait for nodes that never come, and fail the job by itself.
+    """
+
+    def __init__(self, directory: Path, epoch: int) -> None:
+        """Look at `directory` for epochs above `epoch`."""
+        self._directory = directory
+        self._epoch = epoch
+        self._looking: asyncio.Task[None] | None = None
+        self.newer = ""
+        """Who has begun, for people; empty: nobody."""
+
+    async def run(self) -> None:
+        """Look again and again, until somebody is found."""
+        while not self.newer:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Look now; a disk that hangs is not waited for, and is looked at once only."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(asyncio.to_thread(self._look), name="lookout")
+        await asyncio.wait({self._looking}, timeout=PATIENCE_SECONDS)
+
+    def _look(self) -> None:
+        try:
+            newest = max(epochs(self._directory), default=0)
+        except (OSError, JournalError) as error:
+            log.debug("the journal cannot be listed: %s", error)
+            return
+        if newest > self._epoch:
+            self.newer = (
+                f"a master of epoch {newest} writes {self._directory}, this one has epoch "
+                f"{self._epoch}"
+            )

@@ -1,8 +1,4 @@
-"""Inputs of the core as messages of the wire, and back: for the recording and for the replay.
-
-Belongs here: every kind of input, there and back without a loss. Does not belong here: files (see
-`recorder` and `files`).
-"""
+"""Inputs of the core as messages of the wire, and back: for the recording and for the replay."""
 
 from __future__ import annotations
 
@@ -25,20 +21,7 @@ from holdfast_master.inputs import (
     UserCall,
 )
 from holdfast_wire import codec, messages
-from holdfast_wire.messages import (
-    METHODS,
-    AgentDisconnected,
-    AgentSaid,
-    DeadlineCame,
-    Hello,
-    InputRecorded,
-    MasterStalled,
-    OperatorStream,
-    SessionRequest,
-    ShellNoted,
-    SyncRequest,
-    UserAsked,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 
@@ -51,8 +34,8 @@ def to_message(event: Input) -> Any:
     return _TO[type(event)](event)
 
 
-def from_message(recorded: InputRecorded) -> Input:
-    """Return the input that was recorded.
+def from_message(recorded: wire.InputRecorded) -> Input:
+    """The input that was recorded.
 
     Raises:
         RecordedInputError: it is of a kind that this release does not know.
@@ -65,74 +48,76 @@ def from_message(recorded: InputRecorded) -> Input:
     return made
 
 
-def _hello(event: Connected) -> AgentSaid:
-    raw = event.raw or codec.encode(SessionRequest(fence=event.fence, message=event.hello))
-    return AgentSaid(session=event.session, request=raw)
+def _hello(event: Connected) -> wire.AgentSaid:
+    raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=event.hello))
+    return wire.AgentSaid(session=event.session, request=raw)
 
 
-def _said(event: Received) -> AgentSaid:
-    raw = event.raw or codec.encode(SessionRequest(fence=event.fence, message=event.message))
-    return AgentSaid(session=event.session, request=raw)
+def _received(event: Received) -> wire.AgentSaid:
+    raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=event.message))
+    return wire.AgentSaid(session=event.session, request=raw)
 
 
 _TO: dict[type, Callable[[Any], Any]] = {
     Connected: _hello,
-    Received: _said,
-    Disconnected: lambda event: AgentDisconnected(session=event.session, cause=event.cause.value),
-    OperatorConnected: lambda _: OperatorStream(connected=True),
-    OperatorDisconnected: lambda _: OperatorStream(connected=False),
-    OperatorMessage: lambda event: SyncRequest(message=event.message),
-    UserCall: lambda event: UserAsked(
+    Received: _received,
+    Disconnected: lambda event: wire.AgentDisconnected(
+        session=event.session, cause=event.cause.value
+    ),
+    OperatorConnected: lambda _: wire.OperatorStream(connected=True),
+    OperatorDisconnected: lambda _: wire.OperatorStream(connected=False),
+    OperatorMessage: lambda event: wire.SyncRequest(message=event.message),
+    UserCall: lambda event: wire.UserAsked(
         request_id=event.request_id,
         who=event.who,
         method=type(event.request).__name__.removesuffix("Request"),
         request=codec.encode(event.request),
     ),
-    JournalNoted: lambda event: ShellNoted(reason=event.reason, text=event.text),
-    PeerRefused: lambda event: ShellNoted(reason=EventReason.PEER_REFUSED, text=event.text),
-    Ticked: lambda _: DeadlineCame(),
-    Stalled: lambda event: MasterStalled(seconds=event.seconds),
+    JournalNoted: lambda event: wire.ShellNoted(reason=event.reason, text=event.text),
+    PeerRefused: lambda event: wire.ShellNoted(reason=EventReason.PEER_REFUSED, text=event.text),
+    Ticked: lambda _: wire.DeadlineCame(),
+    Stalled: lambda event: wire.MasterStalled(seconds=event.seconds),
 }
 
 
-def _agent(said: AgentSaid) -> Input | None:
-    request = codec.decode(SessionRequest, said.request)
-    if isinstance(request.message, Hello):
+def _agent(said: wire.AgentSaid) -> Input | None:
+    request = codec.decode(wire.SessionRequest, said.request)
+    if isinstance(request.message, wire.Hello):
         return Connected(said.session, request.message, request.fence, said.request)
     if request.message is None:
         return None
     return Received(said.session, request.fence, request.message, said.request)
 
 
-def _stream(stream: OperatorStream) -> Input:
+def _stream(stream: wire.OperatorStream) -> Input:
     return OperatorConnected() if stream.connected else OperatorDisconnected()
 
 
-def _operator(request: SyncRequest) -> Input | None:
+def _operator(request: wire.SyncRequest) -> Input | None:
     return None if request.message is None else OperatorMessage(request.message)
 
 
-def _asked(asked: UserAsked) -> Input | None:
-    known = METHODS.get(f"/holdfast.v1.JobService/{asked.method}")
+def _asked(asked: wire.UserAsked) -> Input | None:
+    known = wire.METHODS.get(f"/holdfast.v1.JobService/{asked.method}")
     if known is None:
         return None
     request = codec.decode(getattr(messages, known[0]), asked.request)
     return UserCall(asked.request_id, request, asked.who)
 
 
-def _noted(note: ShellNoted) -> Input:
+def _noted(note: wire.ShellNoted) -> Input:
     if note.reason == EventReason.PEER_REFUSED:
         return PeerRefused(note.text)
     return JournalNoted(note.reason, note.text)
 
 
 _FROM: dict[type, Callable[[Any], Input | None]] = {
-    AgentSaid: _agent,
-    AgentDisconnected: lambda gone: Disconnected(gone.session, DisconnectCause(gone.cause)),
-    OperatorStream: _stream,
-    SyncRequest: _operator,
-    UserAsked: _asked,
-    ShellNoted: _noted,
-    DeadlineCame: lambda _: Ticked(),
-    MasterStalled: lambda stalled: Stalled(stalled.seconds),
+    wire.AgentSaid: _agent,
+    wire.AgentDisconnected: lambda gone: Disconnected(gone.session, DisconnectCause(gone.cause)),
+    wire.OperatorStream: _stream,
+    wire.SyncRequest: _operator,
+    wire.UserAsked: _asked,
+    wire.ShellNoted: _noted,
+    wire.DeadlineCame: lambda _: Ticked(),
+    wire.MasterStalled: lambda stalled: Stalled(stalled.seconds),
 }

@@ -1,7 +1,5 @@
 """Files of recorded inputs: their names, their blocks, and reading them.
 
-Belongs here: the format on disk. Does not belong here: recording (see `recorder`).
-
 A file is frames as in a journal: a RecordingOpened, then blocks. A block is deflated frames, each
 with one InputRecorded. Nothing of it is synced: a recording explains, it is not relied upon.
 """
@@ -22,9 +20,8 @@ from holdfast_wire import codec
 from holdfast_wire.messages import InputRecorded, RecordingOpened
 
 FORMAT = 3
-"""`RecordingOpened.format` that this release writes and reads; 1 named each method of people, 2
-had a field for each tier."""
-_NAME = re.compile(r"inputs-([1-9]\d*)(?:-\d+)?\.rec")  # in parts: of format 1
+"""`RecordingOpened.format` that this release writes and reads."""
+_NAME = re.compile(r"inputs-([1-9]\d*)\.rec")
 _LEVEL = 1
 """Of deflate: heartbeats are much alike, and more effort gains little."""
 
@@ -63,17 +60,17 @@ def _inputs_of(block: bytes) -> Iterator[InputRecorded]:
 
 
 def recording_path(directory: Path, epoch: int) -> Path:
-    """Return the file with the inputs of the master of `epoch`."""
+    """The file with the inputs of the master of `epoch`."""
     return directory / f"inputs-{epoch}.rec"
 
 
 def is_unbegun(path: Path) -> bool:
-    """Return whether the master was killed between the file's creation and its first write."""
+    """Whether the master was killed between the file's creation and its first write."""
     return path.is_file() and not path.stat().st_size
 
 
 def recording_paths(directory: Path) -> tuple[Path, ...]:
-    """Return the files of inputs in `directory`, oldest first.
+    """The files of inputs in `directory`, oldest first.
 
     Raises:
         JournalError: the directory cannot be read.
@@ -99,7 +96,7 @@ def block_of(inputs: Iterable[bytes]) -> bytes:
 
 
 def read_opened(path: Path) -> RecordingOpened | None:
-    """Return a file's head without its inputs; None where it is not intact.
+    """A file's head without its inputs; None where it is not intact.
 
     Raises:
         FileNotFoundError: it has been removed.
@@ -111,7 +108,7 @@ def read_opened(path: Path) -> RecordingOpened | None:
 
 
 def read_recording(path: Path) -> Recording | None:
-    """Return the file at `path`; None where not even its head is intact.
+    """The file at `path`; None where not even its head is intact.
 
     Raises:
         FileNotFoundError: it has been removed.

@@ -1,8 +1,5 @@
 """Recording of the core's inputs beside the journal, so that they can be decided again.
 
-Belongs here: the core that records, and the thread that writes. Does not belong here: the format
-(see `files`), deciding again (see `replayer`).
-
 A recording begins with its master and ends when its bound is met. Nothing waits for it: the loop
 puts a tuple in a queue; a thread encodes, deflates and writes. A crash of this process loses the
 last half second.
@@ -21,7 +18,7 @@ from typing import Protocol
 from holdfast_master.inputs import Input, Moment, Received
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.journal import filesystem
-from holdfast_master.loop.ports import Decider
+from holdfast_master.loop.loop import Decider
 from holdfast_master.replay.codec import to_message
 from holdfast_master.replay.files import block_of, head_of, recording_path, recording_paths
 from holdfast_wire import codec
@@ -34,7 +31,7 @@ FLUSH_SECONDS = 0.5
 QUEUE_LIMIT = 50_000
 """Inputs that may wait for the thread; with more the recording ends."""
 
-Told = tuple[Input, Moment, int, int, bool]
+HandledInput = tuple[Input, Moment, int, int, bool]
 """An input, when it was handled, the newest record then, instructions, whether the core failed."""
 
 
@@ -42,7 +39,7 @@ class RecordableCore(Decider, Protocol):
     """The part of a core that recording needs."""
 
     def newest_record(self) -> int:
-        """Return the sequence of the newest record."""
+        """The sequence of the newest record."""
 
 
 class RecordedCore:
@@ -53,12 +50,12 @@ class RecordedCore:
         self._recorder = recorder
 
     def open(self, now: Moment) -> list[Instruction]:
-        """Return the first batch; the recording begins with it."""
+        """The first batch; the recording begins with it."""
         self._recorder.begin(now, self._core.newest_record())
         return self._core.open(now)
 
     def handle(self, event: Input, now: Moment) -> list[Instruction]:
-        """Return the batch that one input leads to."""
+        """The batch that one input leads to."""
         core, recorder = self._core, self._recorder
         try:
             batch = core.handle(event, now)
@@ -87,15 +84,12 @@ class InputRecorder:
     def __init__(self, directory: Path, head: RecordingOpened, limit_bytes: int) -> None:
         """Prepare; the thread starts with `begin`.
 
-        Args:
-            directory: of the journal.
-            head: what the file begins with, without its moment.
-            limit_bytes: most that the recordings of the directory may take.
+        limit_bytes: most that all recordings of the directory may take.
         """
         self._directory = directory
         self._head = head
         self._limit = limit_bytes
-        self._queue: collections.deque[Told] = collections.deque()
+        self._queue: collections.deque[HandledInput] = collections.deque()
         self._wake = threading.Event()
         self._closed = False
         self._file: int | None = None
@@ -112,10 +106,10 @@ class InputRecorder:
         self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
         self._thread.start()
 
-    def note(self, told: Told) -> None:
+    def note(self, handled: HandledInput) -> None:
         """Take one input; costs an append."""
         if not self.trouble:
-            self._queue.append(told)
+            self._queue.append(handled)
 
     def close(self, seconds: float = 5.0) -> None:
         """Write the inputs that wait, for at most this long."""
@@ -144,12 +138,12 @@ class InputRecorder:
         if len(self._queue) > QUEUE_LIMIT:
             self._stop(f"the disk does not keep up: more than {QUEUE_LIMIT} inputs wait")
             return
-        told = [self._queue.popleft() for _ in range(len(self._queue))]
+        handled = [self._queue.popleft() for _ in range(len(self._queue))]
         try:
             if self._file is None:
                 self._begin_file()
-            if told:
-                self._write(block_of(encode(item) for item in told))
+            if handled:
+                self._write(block_of(encode(item) for item in handled))
         except OSError as error:
             self._stop(str(error))
 
@@ -180,12 +174,12 @@ class InputRecorder:
         return sum(sizes)
 
 
-def encode(told: Told) -> bytes:
-    """Return an input as its InputRecorded."""
-    event, now, sequence, instructions, failed = told
+def encode(handled: HandledInput) -> bytes:
+    """An input as its InputRecorded."""
+    event, now, sequence, instructions, failed = handled
     if isinstance(event, Received) and event.raw and not failed:
         moment = (now.mono, now.unix)
-        return codec.encode_said(moment, sequence, instructions, event.session, event.raw)
+        return codec.encode_received(moment, sequence, instructions, event.session, event.raw)
     recorded = InputRecorded(
         mono=now.mono,
         unix_time=now.unix,

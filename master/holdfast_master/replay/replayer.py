@@ -1,9 +1,5 @@
 """Deciding a master's inputs again with the code of today, and comparing.
 
-Belongs here: setting a core up as it was when its master began, feeding it, and the first
-difference. Does not belong here: reading files (see `journal.reader`, `files`), and text for people
-(see `inspect`).
-
 A core is deterministic: the same code gives the same facts. So a difference is the work of changed
 code, of a changed setting, or a defect.
 """
@@ -20,13 +16,7 @@ from holdfast_master.instructions import Instruction, Record
 from holdfast_master.replay.codec import from_message
 from holdfast_master.replay.typed_json import TypedJsonError, read_dataclass
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    InputRecorded,
-    JobFolded,
-    JournalRecord,
-    RecordingOpened,
-    SegmentOpened,
-)
+from holdfast_wire import messages as wire
 
 
 class ReplayError(Exception):
@@ -42,21 +32,21 @@ class ReplayedInput:
     moment: Moment
     event: Input | None
     """None: the master's own beginning."""
-    records: tuple[JournalRecord, ...]
+    records: tuple[wire.JournalRecord, ...]
     """What today's code decided."""
     orders: tuple[Instruction, ...]
     """What today's code wants done because of it."""
-    recorded: tuple[JournalRecord, ...]
+    recorded: tuple[wire.JournalRecord, ...]
     """What was decided then, as far as the journal tells."""
     difference: str = ""
     """How the two differ, for people; empty: they do not."""
 
 
 def redecide(
-    opened: RecordingOpened,
-    inputs: Iterable[InputRecorded],
-    before: Sequence[JournalRecord],
-    facts: Mapping[int, JournalRecord],
+    opened: wire.RecordingOpened,
+    inputs: Iterable[wire.InputRecorded],
+    before: Sequence[wire.JournalRecord],
+    facts: Mapping[int, wire.JournalRecord],
 ) -> Iterator[ReplayedInput]:
     """Feed what was recorded into a core of today; ends after the first difference.
 
@@ -85,7 +75,7 @@ def redecide(
             return
 
 
-def _restore(opened: RecordingOpened, before: Sequence[JournalRecord]) -> Core:
+def _restore(opened: wire.RecordingOpened, before: Sequence[wire.JournalRecord]) -> Core:
     newest = before[-1].sequence if before else 0
     if newest != opened.sequence:
         raise ReplayError(
@@ -113,8 +103,8 @@ def _again(
     core: Core,
     number: int,
     moment: Moment,
-    recorded: InputRecorded,
-    facts: Mapping[int, JournalRecord],
+    recorded: wire.InputRecorded,
+    facts: Mapping[int, wire.JournalRecord],
     newest: int,
 ) -> ReplayedInput:
     event = from_message(recorded)
@@ -142,7 +132,7 @@ def _again(
 
 
 def _opening(
-    moment: Moment, batch: Sequence[Instruction], facts: Mapping[int, JournalRecord]
+    moment: Moment, batch: Sequence[Instruction], facts: Mapping[int, wire.JournalRecord]
 ) -> ReplayedInput:
     records = _facts_of(batch)
     then = tuple(facts[item.sequence] for item in records if item.sequence in facts)
@@ -152,7 +142,7 @@ def _opening(
 def _made(
     place: tuple[int, Moment, Input | None],
     batch: Sequence[Instruction],
-    recorded: tuple[JournalRecord, ...],
+    recorded: tuple[wire.JournalRecord, ...],
     difference: str,
 ) -> ReplayedInput:
     number, moment, event = place
@@ -167,11 +157,11 @@ def _made(
     )
 
 
-def _facts_of(batch: Sequence[Instruction]) -> tuple[JournalRecord, ...]:
+def _facts_of(batch: Sequence[Instruction]) -> tuple[wire.JournalRecord, ...]:
     return tuple(item.journal() for item in batch if isinstance(item, Record))
 
 
-def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> str:
+def compare(today: Sequence[wire.JournalRecord], then: Sequence[wire.JournalRecord]) -> str:
     """Return how the facts of today differ from those that the journal has of then."""
     by_sequence = {record.sequence: record for record in today}
     for record in then:
@@ -185,29 +175,29 @@ def compare(today: Sequence[JournalRecord], then: Sequence[JournalRecord]) -> st
 
 
 def split(
-    records: Sequence[JournalRecord], sequence: int, epoch: int
-) -> tuple[list[JournalRecord], dict[int, JournalRecord]]:
-    """Return the part of a history that leads to `sequence`, and the facts of `epoch` after it.
+    records: Sequence[wire.JournalRecord], sequence: int, epoch: int
+) -> tuple[list[wire.JournalRecord], dict[int, wire.JournalRecord]]:
+    """The part of a history that leads to `sequence`, and the facts of `epoch` after it.
 
     A successor counts on from the newest record that it finds. A master that was killed may have
     recorded an input whose facts it no longer wrote: the successor's own facts have their numbers.
     """
     before = [record for record in records if record.sequence <= sequence]
-    ends = (record.sequence for record in records if _epoch_begun(record) > epoch)
+    ends = (record.sequence for record in records if _started_epoch(record) > epoch)
     end = min((number for number in ends if number > sequence), default=None)
     after = {
         record.sequence: record
         for record in records
         if record.sequence > sequence
         and (end is None or record.sequence < end)
-        and not isinstance(record.fact, JobFolded)
+        and not isinstance(record.fact, wire.JobFolded)
     }
     return before, after
 
 
-def _epoch_begun(record: JournalRecord) -> int:
-    """Return the epoch that a record begins; 0: it begins none."""
+def _started_epoch(record: wire.JournalRecord) -> int:
+    """The epoch that a record begins; 0: it begins none."""
     fact = record.fact
-    if isinstance(fact, SegmentOpened) and not (fact.part or fact.base):
+    if isinstance(fact, wire.SegmentOpened) and not (fact.part or fact.base):
         return fact.epoch
     return 0

@@ -1,8 +1,4 @@
-"""JSON into frozen dataclasses, strictly: unknown fields and wrong types are refused by name.
-
-Belongs here: the translation of one JSON value to one annotated type. Does not belong here: files,
-and the meaning of a field.
-"""
+"""JSON into frozen dataclasses, strictly: unknown fields and wrong types are refused by name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""AgentService: the agents' streams between gRPC and the loop.
-
-Belongs here: the first message and its identity check, reading, writing, ending. Does not belong
-here: the meaning of a message (the core decides).
-"""
+"""AgentService: the agents' streams between gRPC and the loop."""
 
 from __future__ import annotations
 
@@ -46,15 +42,7 @@ class AgentService:
         push: Callable[[Input], None],
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            job_uid: the job whose agents are served.
-            table: where sessions are kept for the loop.
-            put: hands an input to the loop, waiting while that is full.
-            push: hands it over at once.
-            counters: takes what is refused.
-        """
+        """Make the service; `put` waits while the loop is full, `push` does not."""
         self._job_uid = job_uid
         self._table = table
         self._put = put
@@ -70,7 +58,8 @@ class AgentService:
 
     async def _serve(self, _requests: object, context: Context) -> None:
         try:
-            request, raw = await self._first(context)
+            raw = await rpc.first_message(context, HELLO_SECONDS, "hello", "NO_HELLO")
+            request = rpc.decode(SessionRequest, raw)
             hello = _checked_hello(request, rpc.caller(context), self._job_uid)
         except CallRefusedError as error:
             await rpc.refuse(context, error.refusal, self._counters)
@@ -85,7 +74,7 @@ class AgentService:
             raise
         finally:
             self._table.remove(session)
-            if ending.tell_core:
+            if ending.reported:
                 self._push(Disconnected(session.number, ending.cause))
         session.outbox.on_item = None
         session.outbox.discard()
@@ -93,18 +82,6 @@ class AgentService:
             await finish_writing(writer.task, context)
         if ending.refusal is not None:
             await rpc.refuse(context, ending.refusal, self._counters)
-
-    async def _first(self, context: Context) -> tuple[SessionRequest, bytes]:
-        try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                data = await context.read()
-        except TimeoutError as error:
-            text = f"no hello within {HELLO_SECONDS} s"
-            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_HELLO", text)
-            raise CallRefusedError(refusal) from error
-        if data is grpc.aio.EOF:
-            raise rpc.malformed("the stream ended before its hello")
-        return rpc.decode(SessionRequest, data), data
 
     async def _listen(self, session: AgentStream, context: Context) -> StreamEnd:
         read = asyncio.create_task(self._read(session, context))

@@ -1,8 +1,4 @@
-"""Authorization: one interceptor before every method of every service.
-
-Belongs here: the look at `holdfast_wire.roles` and the refusal. Does not belong here: checks of
-one method beyond the role, such as the rank in a hello.
-"""
+"""Authorization: one interceptor before every method of every service."""
 
 from __future__ import annotations
 
@@ -39,14 +35,7 @@ class RoleGate(grpc.aio.ServerInterceptor):
         connections: ConnectionCounter,
         report: Callable[[str], None],
     ) -> None:
-        """Make a gate for one job.
-
-        Args:
-            job_uid: of the job that a certificate must name.
-            counters: count the refused calls.
-            connections: take note of callers with an identity.
-            report: takes a text about a known peer in the wrong role.
-        """
+        """Make a gate for one job; `report` takes a text about a known peer in the wrong role."""
         self._job_uid = job_uid
         self._counters = counters
         self._connections = connections
@@ -59,7 +48,7 @@ class RoleGate(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Return the method's handler behind the check."""
+        """The method's handler behind the check."""
         method = handler_call_details.method
         guarded = self._guarded.get(method)
         if guarded is None:
@@ -87,13 +76,13 @@ class RoleGate(grpc.aio.ServerInterceptor):
         text = roles.refusal(method, identity.role)
         if text is None:
             return
-        self._tell(identity.describe(), method, text)
+        self._log_refusal(identity.describe(), method, text)
         metadata = {"method": method, "role": identity.role}
         raise CallRefusedError(
             Refusal(grpc.StatusCode.PERMISSION_DENIED, "WRONG_ROLE", text, metadata)
         )
 
-    def _tell(self, who: str, method: str, text: str) -> None:
+    def _log_refusal(self, who: str, method: str, text: str) -> None:
         now = time.monotonic()
         if now - self._reported.get((who, method), -REPEAT_SECONDS) < REPEAT_SECONDS:
             return

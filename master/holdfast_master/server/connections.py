@@ -1,10 +1,7 @@
 """Count of connections from which no call with an identity of the job came.
 
-Belongs here: the count, and its line in the log. Does not belong here: the reason of a refused
-handshake (gRPC writes it to standard error), calls that a role may not make (see `authz`).
-
-gRPC refuses a handshake before Python hears of the connection. But it asks for the server's
-certificate once for each connection, port probes and plaintext included.
+gRPC refuses a handshake before Python hears of the connection, and says why on standard error. But
+it asks for the server's certificate once for each connection, port probes and plaintext included.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ class ConnectionCounter:
         """Connections so far that have shown no identity; the newest may yet do so."""
         return self._due + len(self._waiting)
 
-    def begun(self) -> None:
+    def opened(self) -> None:
         """Take a new connection; gRPC calls this in threads of its own."""
         self._waiting.append(self._clock())
 

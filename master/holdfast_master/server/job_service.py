@@ -1,47 +1,23 @@
-"""JobService: requests of people and programs to a running job.
-
-Belongs here: methods, their messages and deadlines. Does not belong here: watching (see
-`watch_service`), and the answer to a request (the core decides).
-"""
+"""JobService: requests of people and programs to a running job."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 
 from holdfast_master.inputs import Moment, UserRequest
-from holdfast_master.server import incident_views, rpc
-from holdfast_master.server.incident_views import KeptEvidence
-from holdfast_master.server.message_size import events_fitting, fitting
+from holdfast_master.server import rpc
+from holdfast_master.server.message_size import events_fitting, fitting, ranks_fitting
 from holdfast_master.server.pending_requests import Questions
-from holdfast_master.server.rpc import CallCounters, Context
-from holdfast_master.server.watch_service import WatchService
+from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
+from holdfast_master.server.watch_service import Views, WatchService
 from holdfast_wire import messages
-from holdfast_wire.messages import (
-    METHODS,
-    GetGoodputRequest,
-    GetGoodputResponse,
-    GetHealthRequest,
-    GetHealthResponse,
-    GetIncidentRequest,
-    GetIncidentResponse,
-    GetJobRequest,
-    GetJobResponse,
-    HostHistory,
-    Incident,
-    JobEvent,
-    JobStatus,
-    ListEventsRequest,
-    ListEventsResponse,
-    ListIncidentsRequest,
-    ListIncidentsResponse,
-    ListNodesRequest,
-    ListNodesResponse,
-    MasterSpec,
-    NodeInfo,
-)
+from holdfast_wire import messages as wire
+from holdfast_wire.errors import Refusal
+from holdfast_wire.evidence_file import EvidenceFileError
+from holdfast_wire.reasons import Cause
 
 SERVICE = "holdfast.v1.JobService"
 ANSWER_SECONDS = 30.0
@@ -52,35 +28,23 @@ EVENTS_MOST = 5_000
 """Events in one ListEvents at most: they fit into one message."""
 
 
-class Views(Protocol):
-    """The views of the core that are shown; no view changes the core."""
+NOT_COLLECTED: Final = "only hangs have stacks: of a process that has ended there is none"
+NOT_KEPT: Final = "it is not kept any more, or the master that had it kept no journal"
+_MISSING: Final = {
+    Cause.HANG: NOT_KEPT,
+    Cause.HUNG: "they are those of the incident that its text names",
+}
+"""By the incident's cause."""
 
-    def status(self, now: Moment) -> JobStatus:
-        """Return the status of the whole job."""
 
-    def history(self, now: Moment) -> tuple[HostHistory, ...]:
-        """Hosts that something spoke against."""
+class KeptEvidence(Protocol):
+    """The evidence that is kept."""
 
-    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
-        """Return every known node."""
+    def known(self) -> tuple[str, ...]:
+        """The ids of the incidents that have some."""
 
-    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
-        """Return events, oldest first."""
-
-    def newest_event(self) -> int:
-        """Return the newest event's sequence."""
-
-    def goodput(self, now: Moment) -> GetGoodputResponse:
-        """Return node-seconds by class."""
-
-    def health(self, now: Moment) -> GetHealthResponse:
-        """Return the ranks of the running world, who is slow, and the hang that holds."""
-
-    def incidents(self, now: Moment) -> tuple[Incident, ...]:
-        """Return every incident that is remembered."""
-
-    def spec(self) -> MasterSpec | None:
-        """Return the spec in force."""
+    async def read(self, incident_id: str) -> wire.IncidentEvidence | None:
+        """Return that of one incident."""
 
 
 class JobService:
@@ -105,70 +69,79 @@ class JobService:
         self._counters = counters
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return the handlers of a server: for the views, the watch, and the core's methods.
+        """The handlers of a server: for the views, the watch, and the core's methods.
 
         Methods that no view answers go to the core, which has their handlers (`user_requests`).
         """
-        views: dict[str, Callable[[Any, Context], Awaitable[object]]] = {
-            "GetJob": self._get_job,
-            "ListNodes": self._list_nodes,
-            "ListEvents": self._list_events,
-            "GetGoodput": self._get_goodput,
-            "GetHealth": self._get_health,
-            "ListIncidents": self._list_incidents,
+        views = self._views
+        shown: dict[str, Callable[[Any], object]] = {
+            "GetJob": lambda _: wire.GetJobResponse(
+                status=views.status(self._clock()), spec=views.spec()
+            ),
+            "ListNodes": self._nodes,
+            "ListEvents": self._events,
+            "GetGoodput": lambda _: views.goodput(self._clock()),
+            "GetHealth": lambda _: views.health(self._clock()),
+            "ListIncidents": self._incidents,
+        }
+        answers: dict[str, Callable[[Any, Context], Awaitable[object]]] = {
+            **{name: self._on_disk_first(view) for name, view in shown.items()},
             "GetIncident": self._get_incident,
         }
         made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "WatchJob": grpc.unary_stream_rpc_method_handler(self._watch_job)
         }
-        for method, (request, _) in METHODS.items():
+        for method, (request, _) in wire.METHODS.items():
             _, service, name = method.split("/")
             if service == SERVICE and name not in made:
-                answer = views.get(name, self._ask)
+                answer = answers.get(name, self._ask)
                 made[name] = rpc.unary(getattr(messages, request), answer, counters=self._counters)
         return grpc.method_handlers_generic_handler(SERVICE, made)
 
-    async def _get_job(self, request: GetJobRequest, context: Context) -> GetJobResponse:
-        await self._on_disk()
-        return GetJobResponse(status=self._views.status(self._clock()), spec=self._views.spec())
+    def _on_disk_first(
+        self, view: Callable[[Any], object]
+    ) -> Callable[[Any, Context], Awaitable[object]]:
+        async def answer(request: Any, _: Context) -> object:
+            await self._on_disk()
+            return view(request)
 
-    async def _list_nodes(self, request: ListNodesRequest, context: Context) -> ListNodesResponse:
-        await self._on_disk()
+        return answer
+
+    def _nodes(self, _: wire.ListNodesRequest) -> wire.ListNodesResponse:
         now = self._clock()
         nodes, history = fitting(self._views.nodes(now)), self._views.history(now)
-        return ListNodesResponse(nodes=nodes, history=history)
+        return wire.ListNodesResponse(nodes=nodes, history=history)
 
-    async def _list_events(
-        self, request: ListEventsRequest, context: Context
-    ) -> ListEventsResponse:
+    def _events(self, request: wire.ListEventsRequest) -> wire.ListEventsResponse:
         limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
-        await self._on_disk()
         events = events_fitting(self._views.events_after(request.after_sequence, limit))
-        return ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
+        return wire.ListEventsResponse(events=events, newest_sequence=self._views.newest_event())
 
-    async def _get_goodput(
-        self, request: GetGoodputRequest, context: Context
-    ) -> GetGoodputResponse:
-        await self._on_disk()
-        return self._views.goodput(self._clock())
-
-    async def _get_health(self, request: GetHealthRequest, context: Context) -> GetHealthResponse:
-        await self._on_disk()
-        return self._views.health(self._clock())
-
-    async def _list_incidents(
-        self, request: ListIncidentsRequest, context: Context
-    ) -> ListIncidentsResponse:
-        await self._on_disk()
-        return incident_views.listed(self._views.incidents(self._clock()), self._evidence)
+    def _incidents(self, _: wire.ListIncidentsRequest) -> wire.ListIncidentsResponse:
+        every = self._views.incidents(self._clock())
+        known = set(self._evidence.known())
+        return wire.ListIncidentsResponse(
+            incidents=every, with_evidence=tuple(one.id for one in every if one.id in known)
+        )
 
     async def _get_incident(
-        self, request: GetIncidentRequest, context: Context
-    ) -> GetIncidentResponse:
+        self, request: wire.GetIncidentRequest, context: Context
+    ) -> wire.GetIncidentResponse:
+        """Return one incident, with as much of its evidence as fits."""
         await self._on_disk()
-        return await incident_views.one(
-            self._views.incidents(self._clock()), self._evidence, request
-        )
+        every = {fact.id: fact for fact in self._views.incidents(self._clock())}
+        fact = every.get(request.incident_id)
+        if fact is None:
+            raise CallRefusedError(_absent(request.incident_id))
+        try:
+            evidence = await self._evidence.read(fact.id)
+        except EvidenceFileError as error:
+            return wire.GetIncidentResponse(incident=fact, evidence_missing=str(error))
+        if evidence is None:
+            why = _MISSING.get(fact.cause, NOT_COLLECTED)
+            return wire.GetIncidentResponse(incident=fact, evidence_missing=why)
+        page, more = ranks_fitting(evidence, request.skip_ranks)
+        return wire.GetIncidentResponse(incident=fact, evidence=page, more=more)
 
     async def _watch_job(self, data: bytes, context: Context) -> None:
         await self._on_disk()  # a watch begins with all of the state, as if it had been asked for
@@ -180,3 +153,10 @@ class JobService:
         remaining: float | None = context.time_remaining()
         seconds = ANSWER_SECONDS if remaining is None else max(0.0, remaining)
         return await self._questions.ask(request, who, seconds)
+
+
+def _absent(incident_id: str) -> Refusal:
+    text = f"incident_id is {incident_id!r}, and no incident that is remembered has it"
+    return Refusal(
+        grpc.StatusCode.NOT_FOUND, "NO_INCIDENT", f"{text}; ListIncidents has those that exist"
+    )

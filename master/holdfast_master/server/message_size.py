@@ -20,7 +20,7 @@ _FEW_EVENTS = 500
 
 
 def events_fitting(events: tuple[JobEvent, ...]) -> tuple[JobEvent, ...]:
-    """Return the first of `events`, as many as fit into one message."""
+    """The first of `events`, as many as fit into one message."""
     if len(events) <= _FEW_EVENTS:
         return events
     room = _ROOM_BYTES

@@ -1,8 +1,4 @@
-"""OperatorService: the operator's stream between gRPC and the loop.
-
-Belongs here: the one current stream, its queue, reading and writing. Does not belong here: the
-meaning of a spec or a pod for the job (the core decides).
-"""
+"""OperatorService: the operator's stream between gRPC and the loop."""
 
 from __future__ import annotations
 
@@ -21,22 +17,15 @@ from holdfast_master.inputs import (
     OperatorMessage,
     SyncMessage,
 )
-from holdfast_master.instructions import Tell
+from holdfast_master.instructions import SendToOperator
 from holdfast_master.server import rpc
 from holdfast_master.server.close_connection import finish_writing
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.sessions import Outbox
 from holdfast_master.server.spec_check import spec_problem
 from holdfast_wire import codec
+from holdfast_wire import messages as wire
 from holdfast_wire.errors import Refusal
-from holdfast_wire.messages import (
-    Fence,
-    FinishDecision,
-    JobStatus,
-    MasterSpec,
-    SyncRequest,
-    SyncResponse,
-)
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +45,11 @@ class OperatorService:
         self,
         put: Callable[[Input], Awaitable[None]],
         push: Callable[[Input], None],
-        status: Callable[[], JobStatus],
-        fence: Fence,
+        status: Callable[[], wire.JobStatus],
+        fence: wire.Fence,
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            put: hands an input to the loop; waits for room.
-            push: hands it over at once.
-            status: the core's, now.
-            fence: this master's, for what the service says by itself.
-            counters: takes what is refused.
-        """
+        """Make the service; `put` waits while the loop is full, `push` does not."""
         self._put = put
         self._push = push
         self._status = status
@@ -83,11 +64,11 @@ class OperatorService:
         )
         return grpc.method_handlers_generic_handler(SERVICE, {"Sync": method})
 
-    def tell(self, instruction: Tell) -> None:
+    def send(self, instruction: SendToOperator) -> None:
         """Queue a message for the operator; without one it is dropped."""
         if self._current is None:
             return
-        if isinstance(instruction.response.message, FinishDecision):
+        if isinstance(instruction.response.message, wire.FinishDecision):
             self._report(self._current)  # after this one nobody asks any more
         self._current.send(instruction.response)
 
@@ -138,7 +119,7 @@ class OperatorService:
         compared = dataclasses.replace(status, job_seconds=0.0)
         if compared != sync.reported:
             sync.reported = compared
-            sync.send(SyncResponse(fence=self._fence, message=status))
+            sync.send(wire.SyncResponse(fence=self._fence, message=status))
 
     async def _listen(
         self, sync: _Sync, context: Context, write: asyncio.Task[None]
@@ -154,7 +135,7 @@ class OperatorService:
     async def _read(self, sync: _Sync, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
-                request = rpc.understood(rpc.parse(SyncRequest, data), self._counters)
+                request = rpc.understood(rpc.parse(wire.SyncRequest, data), self._counters)
                 if request is not None and self._current is sync:
                     await self._put(_event(request.message))
         except CallRefusedError as error:
@@ -168,13 +149,13 @@ class _Sync:
     """One stream of the operator."""
 
     def __init__(self) -> None:
-        self.outbox: Outbox[SyncResponse] = Outbox(OUTBOX_LIMIT, frozenset({JobStatus}))
+        self.outbox: Outbox[wire.SyncResponse] = Outbox(OUTBOX_LIMIT, frozenset({wire.JobStatus}))
         self.ended: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
         self.over = asyncio.Event()
-        self.reported: JobStatus | None = None
+        self.reported: wire.JobStatus | None = None
         """The status that was sent last, without its clock."""
 
-    def send(self, response: SyncResponse) -> None:
+    def send(self, response: wire.SyncResponse) -> None:
         if not self.outbox.put(type(response.message), response):
             text = f"{OUTBOX_LIMIT} messages were waiting; the operator does not read its stream"
             log.warning("cut off: %s", text)
@@ -201,23 +182,15 @@ async def _write(sync: _Sync, context: Context) -> None:
     sync.end(None)
 
 
-async def _first(context: Context) -> MasterSpec:
-    try:
-        async with asyncio.timeout(FIRST_SECONDS):
-            data = await context.read()
-    except TimeoutError as error:
-        text = f"no spec within {FIRST_SECONDS} s"
-        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_SPEC", text)
-        raise CallRefusedError(refusal) from error
-    if data is grpc.aio.EOF:
-        raise rpc.malformed("the stream ended before its spec")
-    spec = rpc.decode(SyncRequest, data).message
-    if not isinstance(spec, MasterSpec):
+async def _first(context: Context) -> wire.MasterSpec:
+    data = await rpc.first_message(context, FIRST_SECONDS, "spec", "NO_SPEC")
+    spec = rpc.decode(wire.SyncRequest, data).message
+    if not isinstance(spec, wire.MasterSpec):
         raise rpc.malformed("the first SyncRequest must carry a spec")
     return _checked(spec)
 
 
-def _checked(spec: MasterSpec) -> MasterSpec:
+def _checked(spec: wire.MasterSpec) -> wire.MasterSpec:
     problem = spec_problem(spec)
     if problem:
         raise CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem))
@@ -225,4 +198,4 @@ def _checked(spec: MasterSpec) -> MasterSpec:
 
 
 def _event(message: SyncMessage) -> Input:
-    return OperatorMessage(_checked(message) if isinstance(message, MasterSpec) else message)
+    return OperatorMessage(_checked(message) if isinstance(message, wire.MasterSpec) else message)

@@ -1,7 +1,4 @@
-"""Requests that wait for the core's answer.
-
-Belongs here: ids, futures, deadlines. Does not belong here: gRPC methods and their messages.
-"""
+"""Requests that wait for the core's answer."""
 
 from __future__ import annotations
 
@@ -30,15 +27,10 @@ class Questions:
         self._waiting: dict[int, asyncio.Future[UserResponse]] = {}
 
     async def ask(self, request: UserRequest, who: str, seconds: float) -> UserResponse:
-        """Return the core's answer.
-
-        Args:
-            request: what is asked.
-            who: the caller, for the event.
-            seconds: how long the caller waits.
+        """The core's answer; `who` calls, for the event.
 
         Raises:
-            RefusedError: the core refused, or did not answer in time.
+            CallRefusedError: the core refused, or did not answer in time.
         """
         if len(self._waiting) >= WAITING_LIMIT:
             text = f"{WAITING_LIMIT} requests are waiting already; try again later"

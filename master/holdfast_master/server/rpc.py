@@ -1,7 +1,4 @@
-"""One gRPC call: its caller, refusals with their counter, messages between bytes and twins.
-
-Belongs here: the common needs of all services. Does not belong here: any one service.
-"""
+"""One gRPC call: its caller, refusals with their counter, messages between bytes and twins."""
 
 from __future__ import annotations
 
@@ -46,15 +43,15 @@ class CallRefusedError(Exception):
 
 
 def malformed(text: str) -> CallRefusedError:
-    """Return the refusal of a message that is not what it must be."""
+    """The refusal of a message that is not what it must be."""
     return CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", text))
 
 
 def decode(kind: type[Twin], data: bytes) -> Twin:
-    """Return the twin that `data` holds.
+    """The twin that `data` holds.
 
     Raises:
-        RefusedError: it holds none.
+        CallRefusedError: it holds none.
     """
     try:
         return codec.decode(kind, data)
@@ -63,10 +60,10 @@ def decode(kind: type[Twin], data: bytes) -> Twin:
 
 
 def parse(kind: type[Any], data: bytes) -> Any:
-    """Return the protobuf message of `kind` that `data` holds, for `converted`.
+    """The protobuf message of `kind` that `data` holds, for `converted`.
 
     Raises:
-        RefusedError: it holds none.
+        CallRefusedError: it holds none.
     """
     try:
         return codec.parse(kind, data)
@@ -75,7 +72,7 @@ def parse(kind: type[Any], data: bytes) -> Any:
 
 
 def understood(proto: Any, counters: CallCounters) -> Any:
-    """Return the twin of a protobuf message that carries one of several, None: it is passed over.
+    """The twin of a protobuf message that carries one of several, None: it is passed over.
 
     Its sender may be of a newer release, which goes on without an answer to what is new in it; to
     end its stream would only bring the same message again.
@@ -100,7 +97,7 @@ def caller(context: Context) -> Identity:
     """Return who calls.
 
     Raises:
-        RefusedError: the certificate carries no name of ours.
+        CallRefusedError: the certificate carries no name of ours.
     """
     names: Any = context.auth_context()
     identity = channel.peer_identity(names or {})
@@ -113,6 +110,24 @@ def caller(context: Context) -> Identity:
             )
         )
     return identity
+
+
+async def first_message(context: Context, seconds: float, what: str, reason: str) -> bytes:
+    """The first message of a stream, which must bring `what` within `seconds`.
+
+    Raises:
+        CallRefusedError: it does not come, which is refused for `reason`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            data: Any = await context.read()
+    except TimeoutError as error:
+        text = f"no {what} within {seconds} s"
+        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, reason, text)
+        raise CallRefusedError(refusal) from error
+    if data is grpc.aio.EOF:
+        raise malformed(f"the stream ended before its {what}")
+    return bytes(data)
 
 
 async def refuse(context: Context, refusal: Refusal, counters: CallCounters) -> NoReturn:
@@ -138,7 +153,7 @@ def unary(
     answer: Callable[[Request, Context], Awaitable[object]],
     counters: CallCounters,
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    """Return a handler of a call with one request of class `kind` and one response."""
+    """A handler of a call with one request of class `kind` and one response."""
 
     async def handle(data: bytes, context: Context) -> bytes:
         try:

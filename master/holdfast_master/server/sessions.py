@@ -1,8 +1,6 @@
 """The agents' open streams, by the core's number of each, and the messages that wait for a peer.
 
-Belongs here: queues towards agents and the operator, bounded, with stale messages replaced by their
-successors; the end of a stream from this side. Does not belong here: reading and writing of streams
-(see `agent_service`, `operator_service`).
+Queues are bounded, and a stale message is replaced by its successor.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import grpc
 
 from holdfast_master.inputs import DisconnectCause
 from holdfast_master.instructions import CloseSession, Send
-from holdfast_master.server.delivery_metrics import Burst
 from holdfast_wire.errors import Refusal
 from holdfast_wire.messages import HeartbeatInterval, SessionResponse, StateDigest
 
@@ -81,11 +78,11 @@ class Outbox(Generic[Item]):
         self._wake()
 
     def pop(self) -> Item | None:
-        """Return the oldest item; None where there is none."""
+        """The oldest item; None where there is none."""
         return self._entries.pop(0).item if self._entries else None
 
     async def get(self) -> Item | None:
-        """Return the oldest item; None once the queue is closed and empty."""
+        """The oldest item; None once the queue is closed and empty."""
         while not self._entries:
             if self._closed:
                 return None
@@ -107,7 +104,7 @@ class StreamEnd:
     cause: DisconnectCause
     refusal: Refusal | None = None
     """Status for the agent; None: OK."""
-    tell_core: bool = True
+    reported: bool = True
 
 
 class AgentStream:
@@ -141,6 +138,37 @@ class AgentStream:
             asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.end, ending)
 
 
+LOGGED_FROM = 100
+"""Messages of one burst: fewer are no news."""
+
+
+class Burst:
+    """The messages that wait for agents, from the first until none waits any more."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Begin with none; ``clock``: monotonic, s."""
+        self._clock = clock
+        self._waiting = self._messages = 0
+        self._began = 0.0
+
+    def more(self, messages: int) -> None:
+        """So many more wait."""
+        if not self._messages:
+            self._began = self._clock()
+        self._waiting += messages
+        self._messages += messages
+
+    def less(self, messages: int) -> None:
+        """So many were taken by gRPC, or have nobody to go to any more."""
+        self._waiting -= messages
+        if self._waiting:
+            return
+        if self._messages >= LOGGED_FROM:
+            passed = round(self._clock() - self._began, 3)
+            log.info("agents are told", extra={"messages": self._messages, "seconds": passed})
+        self._messages = 0
+
+
 class SessionTable:
     """Every open session of this process."""
 
@@ -155,7 +183,7 @@ class SessionTable:
         return len(self._sessions)
 
     def open(self) -> AgentStream:
-        """Return a new session with a number that was never used before."""
+        """A new session with a number that was never used before."""
         session = AgentStream(next(self._numbers))
         self._sessions[session.number] = session
         return session
@@ -196,4 +224,4 @@ class SessionTable:
             return
         code = grpc.StatusCode[instruction.code.name]
         refusal = Refusal(code, instruction.reason, instruction.text)
-        session.end_after_queue(StreamEnd(DisconnectCause.REFUSED, refusal, tell_core=False))
+        session.end_after_queue(StreamEnd(DisconnectCause.REFUSED, refusal, reported=False))

@@ -1,8 +1,4 @@
-"""JobService.WatchJob: a snapshot, then every event and incident, and the status now and then.
-
-Belongs here: the ring of recent news that all watchers share, their cursors, resume tokens. Does
-not belong here: the text of an event.
-"""
+"""JobService.WatchJob: a snapshot, then every event and incident, and the status now and then."""
 
 from __future__ import annotations
 
@@ -23,18 +19,8 @@ from holdfast_master.server.close_connection import finish_writing
 from holdfast_master.server.message_size import fitting
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_wire import codec
+from holdfast_wire import messages as wire
 from holdfast_wire.errors import Refusal
-from holdfast_wire.messages import (
-    EventRecorded,
-    Incident,
-    JobEvent,
-    JobSnapshot,
-    JobStatus,
-    NodeInfo,
-    WatchJobRequest,
-    WatchJobResponse,
-    WatchReset,
-)
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +53,7 @@ class Token:
 
 
 def parse_token(text: str) -> Token | None:
-    """Return the token that `text` spells; None where it spells none."""
+    """The token that `text` spells; None where it spells none."""
     match = _TOKEN.fullmatch(text)
     return Token(int(match[1]), match[2], int(match[3])) if match else None
 
@@ -89,24 +75,39 @@ class Snapshot:
     made: float
     cursor: int
     sequence: int
-    status: JobStatus
+    status: wire.JobStatus
     body: bytes
 
 
-class WatchViews(Protocol):
-    """The views of the core that watchers are shown."""
+class Views(Protocol):
+    """The views of the core that are shown; no view changes the core."""
 
-    def status(self, now: Moment) -> JobStatus:
-        """Return the status of the whole job."""
+    def status(self, now: Moment) -> wire.JobStatus:
+        """The status of the whole job."""
 
-    def nodes(self, now: Moment) -> tuple[NodeInfo, ...]:
-        """Return every known node."""
+    def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
+        """Hosts that something spoke against."""
 
-    def events_after(self, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+    def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
+        """Every known node."""
+
+    def events_after(self, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
         """Return events, oldest first."""
 
     def newest_event(self) -> int:
-        """Return the newest event's sequence."""
+        """The newest event's sequence."""
+
+    def goodput(self, now: Moment) -> wire.GetGoodputResponse:
+        """Return node-seconds by class."""
+
+    def health(self, now: Moment) -> wire.GetHealthResponse:
+        """The ranks of the running world, who is slow, and the hang that holds."""
+
+    def incidents(self, now: Moment) -> tuple[wire.Incident, ...]:
+        """Every incident that is remembered."""
+
+    def spec(self) -> wire.MasterSpec | None:
+        """The spec in force."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -116,7 +117,7 @@ class _Watcher:
     cursor: int
     sequence: int
     interval: float
-    status: JobStatus | None = None
+    status: wire.JobStatus | None = None
     status_due: float = 0.0
 
 
@@ -125,21 +126,13 @@ class WatchService:
 
     def __init__(
         self,
-        views: WatchViews,
+        views: Views,
         own: tuple[int, str],
         ancestors: Mapping[tuple[int, str], int],
         clock: Callable[[], Moment],
         counters: CallCounters,
     ) -> None:
-        """Make the service.
-
-        Args:
-            views: the core, which has been restored but not opened.
-            own: epoch and incarnation of this master.
-            ancestors: of each earlier master whose journal was read: its newest kept event.
-            clock: the loop's.
-            counters: takes what is refused.
-        """
+        """Make the service; ancestors: newest event of each earlier master of the journal."""
         self._views = views
         self._own = own
         self._ancestors = ancestors
@@ -150,7 +143,7 @@ class WatchService:
         self._newest = views.newest_event()
         self.watchers: set[asyncio.Event] = set()
         """One for each open call; set when there is news."""
-        self._status = JobStatus()
+        self._status = wire.JobStatus()
         self._status_body = b""
         self._status_made = float("-inf")
         self._shared: Snapshot | None = None
@@ -163,10 +156,10 @@ class WatchService:
         before = self._total
         for record in records:
             fact = record.fact
-            if isinstance(fact, EventRecorded) and fact.event is not None:
+            if isinstance(fact, wire.EventRecorded) and fact.event is not None:
                 self._newest = fact.event.sequence
                 self._append(News(self._newest, True, _body(fact.event)))
-            elif isinstance(fact, Incident):
+            elif isinstance(fact, wire.Incident):
                 self._append(News(self._newest, False, _body(fact)))
         if self._total != before:
             self._wake()
@@ -181,7 +174,7 @@ class WatchService:
         changed = asyncio.Event()
         self.watchers.add(changed)
         try:
-            request = rpc.decode(WatchJobRequest, data)
+            request = rpc.decode(wire.WatchJobRequest, data)
             watcher = await self._begin(request, context)
             while not await self._continue(watcher, context, changed):
                 pass
@@ -192,7 +185,7 @@ class WatchService:
         finally:
             self.watchers.discard(changed)
 
-    async def _begin(self, request: WatchJobRequest, context: Context) -> _Watcher:
+    async def _begin(self, request: wire.WatchJobRequest, context: Context) -> _Watcher:
         interval = request.min_interval_seconds or DEFAULT_INTERVAL_SECONDS
         watcher = _Watcher(self._total, self._newest, max(interval, LEAST_INTERVAL_SECONDS))
         if not request.resume_token:
@@ -247,7 +240,7 @@ class WatchService:
 
     async def _reset(self, watcher: _Watcher, context: Context, reason: str) -> None:
         watcher.cursor, watcher.sequence = self._total, self._newest
-        await self._write(watcher, context, _body(WatchReset(reason=reason)))
+        await self._write(watcher, context, _body(wire.WatchReset(reason=reason)))
         await self._snapshot(watcher, context)
 
     async def _snapshot(self, watcher: _Watcher, context: Context) -> None:
@@ -269,7 +262,7 @@ class WatchService:
         now = self._clock()
         events = self._views.events_after(max(0, self._newest - SNAPSHOT_EVENTS), SNAPSHOT_EVENTS)
         status = self._views.status(now)
-        snapshot = JobSnapshot(
+        snapshot = wire.JobSnapshot(
             status=status,
             nodes=fitting(self._views.nodes(now)),
             # What is decided and not yet written comes as news later.
@@ -281,7 +274,7 @@ class WatchService:
     async def _write(self, watcher: _Watcher, context: Context, body: bytes) -> None:
         token = Token(*self._own, watcher.sequence)
         # Encoded messages that are joined are one message: the body is shared, the token is not.
-        data = body + codec.encode(WatchJobResponse(resume_token=str(token)))
+        data = body + codec.encode(wire.WatchJobResponse(resume_token=str(token)))
         write = asyncio.ensure_future(context.write(data))
         try:
             done, _ = await asyncio.wait({write}, timeout=WRITE_SECONDS)
@@ -294,7 +287,7 @@ class WatchService:
         await write
 
     def _position(self, text: str) -> tuple[int, int] | str:
-        """Return the cursor and sequence at which the token's holder goes on, or why it cannot."""
+        """The cursor and sequence at which the token's holder goes on, or why it cannot."""
         token = parse_token(text)
         if token is None:
             raise rpc.malformed(f"resume_token is {text!r}; take one from a WatchJobResponse")
@@ -335,5 +328,7 @@ class WatchService:
             changed.set()
 
 
-def _body(message: JobEvent | Incident | JobSnapshot | JobStatus | WatchReset) -> bytes:
-    return codec.encode(WatchJobResponse(message=message))
+def _body(
+    message: wire.JobEvent | wire.Incident | wire.JobSnapshot | wire.JobStatus | wire.WatchReset,
+) -> bytes:
+    return codec.encode(wire.WatchJobResponse(message=message))

@@ -1,4 +1,4 @@
-"""Writes Kubernetes events for all jobs, one after another. `aggregation` decides on their text.
+"""Writes Kubernetes events for all jobs, one after another. `news` decides on their text.
 
 Nothing waits for an event, and a failed request is not repeated: a job trains without events.
 """
@@ -9,13 +9,14 @@ import asyncio
 import datetime as dt
 import logging
 import time
+import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote
 
 import prometheus_client as prometheus
 
-from holdfast_operator.events.aggregation import Digest, EventLine, NewsItem
+from holdfast_operator.events.news import Digest, EventLine, NewsItem
 from holdfast_operator.kube.client import MANAGER, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.pods.names import Owner
@@ -50,21 +51,16 @@ class Reporter:
     """Events of all jobs."""
 
     def __init__(self, client: KubeClient, identity: str) -> None:
-        """Prepare without news.
-
-        Args:
-            client: The API server.
-            identity: Name of this process among its replicas.
-        """
+        """Begin without news; `identity` names this process among its replicas."""
         self._client = client
         self._identity = identity
         self._jobs: dict[str, _Job] = {}
         self._news = asyncio.Event()
 
-    def tell(self, owner: Owner, happenings: Iterable[NewsItem]) -> None:
+    def report(self, owner: Owner, news: Iterable[NewsItem]) -> None:
         """Take news of a job; returns at once."""
         job = self._jobs.setdefault(owner.uid, _Job(owner))
-        job.waiting += happenings
+        job.waiting += news
         self._news.set()
 
     def forget(self, owner: Owner) -> None:
@@ -123,7 +119,7 @@ class Reporter:
 
     async def _newest(self, owner: Owner) -> int:
         chosen = quote(f"regarding.uid={owner.uid},reportingController={CONTROLLER}")
-        found = await self._client.call("GET", f"{_path(owner)}?fieldSelector={chosen}")
+        found = await self._client.call("GET", f"{_path(owner.namespace)}?fieldSelector={chosen}")
         times = [
             (one.get("series") or {}).get("lastObservedTime") or one["eventTime"]
             for one in found["items"]
@@ -133,45 +129,64 @@ class Reporter:
     async def _put(self, owner: Owner, line: EventLine) -> None:
         if line.written:
             try:
-                path = f"{_path(owner)}/{line.name}?fieldManager={MANAGER}"
+                path = f"{_path(owner.namespace)}/{line.name}?fieldManager={MANAGER}"
                 await self._client.call("PATCH", path, {"series": _series(line)}, MERGE)
                 return
             except ApiRefusedError as error:
                 if not error.is_gone:  # the API server has dropped it after its hour
                     raise
-        try:
-            await self._client.call("POST", _path(owner), self._event(owner, line))
-        except ApiRefusedError as error:
-            if not error.exists:  # another operator's, or this one's before it was killed
-                raise
-
-    def _event(self, owner: Owner, line: EventLine) -> dict[str, Any]:
-        event: dict[str, Any] = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": line.name, "namespace": owner.namespace},
-            "regarding": {
-                "apiVersion": keys.API_VERSION,
-                "kind": keys.KIND,
-                "name": owner.name,
-                "namespace": owner.namespace,
-                "uid": owner.uid,
-            },
-            "eventTime": _timestamp(line.first_us),
-            "reportingController": CONTROLLER,
-            "reportingInstance": self._identity[:128],
-            "type": "Warning" if line.warning else "Normal",
-            "reason": line.reason,
-            "action": line.reason,
-            "note": line.text.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+        regarding = {
+            "apiVersion": keys.API_VERSION,
+            "kind": keys.KIND,
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "uid": owner.uid,
         }
-        if line.count > 1:
-            event["series"] = _series(line)
-        return event
+        # There may be one already: another operator's, or this one's before it was killed.
+        await self._client.make(_path(owner.namespace), event(self._identity, regarding, line))
 
 
-def _path(owner: Owner) -> str:
-    return f"/apis/events.k8s.io/v1/namespaces/{owner.namespace}/events"
+async def warn(client: KubeClient, identity: str, about: dict[str, Any], news: NewsItem) -> None:
+    """Write a warning about an object of the operator's own; a failure is logged.
+
+    `identity` names this process among its replicas; `about` is a reference with a namespace.
+    """
+    line = EventLine(
+        name=f"{about['name']}.{uuid.uuid4().hex[:16]}",
+        reason=news.reason,
+        text=news.text,
+        warning=news.warning,
+        first_us=news.at_us,
+        last_us=news.at_us,
+    )
+    try:
+        await client.call("POST", _path(about["namespace"]), event(identity, about, line))
+    except KubeError as error:
+        _log.info("event %s: %s", news.reason, error)
+
+
+def event(identity: str, about: dict[str, Any], line: EventLine) -> dict[str, Any]:
+    """Return the object of an event about another object, in its namespace."""
+    made: dict[str, Any] = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": line.name, "namespace": about["namespace"]},
+        "regarding": about,
+        "eventTime": _timestamp(line.first_us),
+        "reportingController": CONTROLLER,
+        "reportingInstance": identity[:128],
+        "type": "Warning" if line.warning else "Normal",
+        "reason": line.reason,
+        "action": line.reason,
+        "note": line.text.encode()[:LONGEST_NOTE].decode(errors="ignore"),
+    }
+    if line.count > 1:
+        made["series"] = _series(line)
+    return made
+
+
+def _path(namespace: str) -> str:
+    return f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
 
 
 def _series(line: EventLine) -> dict[str, Any]:

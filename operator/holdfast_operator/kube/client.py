@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import json
 import logging
 import os
@@ -50,12 +51,7 @@ class KubeClient:
     """The API server, with this process's account."""
 
     def __init__(self, rate: float, burst: int) -> None:
-        """Make a client; `open` finds the API server.
-
-        Args:
-            rate: Requests per second in the long run.
-            burst: Requests at once.
-        """
+        """Make a client for `rate` requests a second, `burst` at once; `open` finds the server."""
         self._bucket = TokenBucket(rate, burst, float(burst), time.monotonic())
         self._api: Any = None
         self._starts_again: bool | None = None
@@ -94,7 +90,7 @@ class KubeClient:
         that may be done twice, or say that it may not.
 
         Raises:
-            RefusedError: the API server answered with an error.
+            ApiRefusedError: The API server answered with an error.
             UnreachableError: The API server did not answer in time.
         """
         wait = _FIRST_RETRY_SECONDS
@@ -108,6 +104,26 @@ class KubeClient:
             await asyncio.sleep(wait * random.uniform(0.75, 1.25))  # noqa: S311 - jitter
             wait *= _RETRY_FACTOR
         return await self._once(method, path, body, content_type)
+
+    async def find(self, path: str) -> dict[str, Any] | None:
+        """Return an object; None: it does not exist. Raises KubeError."""
+        try:
+            found: dict[str, Any] = await self.call("GET", path)
+        except ApiRefusedError as error:
+            if error.code != http.HTTPStatus.NOT_FOUND:
+                raise
+            return None
+        return found
+
+    async def make(self, path: str, body: dict[str, Any], content_type: str = JSON) -> bool:
+        """Make an object; False: there is one of its name, which stays. Raises KubeError."""
+        try:
+            await self.call("POST", path, body, content_type)
+        except ApiRefusedError as error:
+            if not error.exists:
+                raise
+            return False
+        return True
 
     async def _once(self, method: str, path: str, body: Any, content_type: str) -> Any:
         await asyncio.sleep(self._bucket.take(time.monotonic()))
@@ -142,7 +158,7 @@ class KubeClient:
             patience_s: Time without data after which the connection counts as dead.
 
         Raises:
-            RefusedError: The watch was refused, or ended with an ERROR event (410 among them).
+            ApiRefusedError: The watch was refused, or ended with an ERROR event (410 among them).
             UnreachableError: the connection broke or fell silent.
         """
         what = f"watch {path}"
@@ -175,6 +191,11 @@ class KubeClient:
         )
         response: aiohttp.ClientResponse = answer.response
         return response
+
+
+def only(uid: str) -> dict[str, Any]:
+    """Return the options for deleting this very object, and no later one of its name."""
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
 async def _within(seconds: float, reading: Awaitable[bytes]) -> bytes:

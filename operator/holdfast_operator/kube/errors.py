@@ -55,15 +55,11 @@ class ApiRefusedError(KubeError):
     @property
     def is_outdated(self) -> bool:
         """True if the object was changed since the version that the request was made from."""
-        return self._conflicts and not self._makes
+        return self._conflicts and self._method != "POST"
 
     @property
     def _conflicts(self) -> bool:
         return self.code == http.HTTPStatus.CONFLICT and self.reason == "Conflict"
-
-    @property
-    def _makes(self) -> bool:
-        return self._method == "POST"
 
     @property
     def exists(self) -> bool:
@@ -83,9 +79,8 @@ class ApiRefusedError(KubeError):
     def is_trouble(self) -> bool:
         """True if the API server is in trouble, or asks for patience: a later try may succeed."""
         # A quota that two requests use at the same moment answers a POST with a conflict.
-        return (self.code in _TROUBLE or (self._conflicts and self._makes)) and (
-            not self.is_admission
-        )
+        collided = self._conflicts and self._method == "POST"
+        return (self.code in _TROUBLE or collided) and not self.is_admission
 
     @property
     def is_invalid(self) -> bool:

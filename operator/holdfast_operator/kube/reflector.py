@@ -1,7 +1,6 @@
 """Follows one kind of object: list, watch, and after a gap list again and compare.
 
-Belongs here: the course of it. Does not belong here: what is kept of an object (the subclasses:
-`pod_reflector`, `node_reflector`).
+`PodReflector` keeps the pods of jobs, `nodes.reflector` the nodes.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 from urllib.parse import quote
 
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
+from holdfast_operator.pods.record import PodRecord, read_pod
+from holdfast_wire import keys
 
 _log = logging.getLogger(__name__)
 _PAGE: Final = 500
@@ -27,6 +28,8 @@ _SILENCE_SECONDS: Final = 90.0
 """Longer than a watch: a connection without data for this long, and without an end, is dead."""
 _RETRY_SECONDS: Final = 0.5
 _LONGEST_RETRY_SECONDS: Final = 10.0
+Heard = Callable[[PodRecord, bool], None]
+"""Called with a pod that changed, and True if it is gone."""
 
 
 class Reflector(abc.ABC):
@@ -113,3 +116,55 @@ class Reflector(abc.ABC):
 
     def _alive(self) -> None:
         self.last_activity = time.monotonic()
+
+
+class PodReflector(Reflector):
+    """All pods with our label, by the key of their job."""
+
+    def __init__(self, client: KubeClient, namespace: str, heard: Heard) -> None:
+        """Begin without pods; an empty namespace: all. `heard` is called with every change."""
+        where = f"/namespaces/{namespace}" if namespace else ""
+        super().__init__(client, f"/api/v1{where}/pods?labelSelector={quote(keys.LABEL_JOB)}")
+        self._heard = heard
+        self._pods: dict[str, PodRecord] = {}
+        self._by_job: dict[tuple[str, str], dict[str, PodRecord]] = {}
+
+    def of(self, key: tuple[str, str]) -> list[PodRecord]:
+        """Return the pods of a job."""
+        return list(self._by_job.get(key, {}).values())
+
+    def nodes(self) -> frozenset[str]:
+        """Return the Kubernetes nodes that have pods of jobs."""
+        return frozenset(pod.node for pod in self._pods.values() if pod.node)
+
+    def _uids(self) -> Collection[str]:
+        return self._pods.keys()
+
+    def _take(self, body: dict[str, Any]) -> None:
+        record = read_pod(body)
+        known = self._pods.get(body["metadata"]["uid"])
+        if known is not None and not _in_its_place(known, record):
+            self._drop(known.uid)
+        if record is None or known == record:
+            return
+        self._pods[record.uid] = record
+        self._by_job.setdefault(record.key, {})[record.uid] = record
+        self._heard(record, False)
+
+    def _drop(self, uid: str) -> None:
+        record = self._pods.pop(uid, None)
+        if record is None:
+            return
+        of_job = self._by_job[record.key]
+        del of_job[uid]
+        if not of_job:
+            del self._by_job[record.key]
+        self._heard(record, True)
+
+
+def _in_its_place(known: PodRecord, record: PodRecord | None) -> bool:
+    """Return whether a pod's labels still name the same job and place.
+
+    People can edit its labels: for planner and master the pod they knew is gone then.
+    """
+    return record is not None and (known.key, known.slot) == (record.key, record.slot)

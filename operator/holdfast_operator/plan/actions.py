@@ -1,7 +1,6 @@
 """Actions that a plan asks its shell for. Values only; each carries its reason.
 
-The shell may do an action twice (an existing name counts as success), and may do only some: the
-next plan asks for the rest.
+The shell may do one twice, and may do only some: the next plan asks for the rest.
 """
 
 from __future__ import annotations

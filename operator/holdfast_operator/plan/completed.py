@@ -10,21 +10,21 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from holdfast_operator.plan.history import History, SlotHistory
-from holdfast_operator.plan.inputs import PlannedJob, Situation
+from holdfast_operator.plan.inputs import Look, PlannedJob
 from holdfast_operator.plan.pods import WORKER, PodSlot, Role, wanted_slots
 
 FIELD: Final = "completedIndexes"
 """Field of the status."""
 
 
-def written(situation: Situation) -> str:
+def written(look: Look) -> str:
     """Return the finished workers, as `1,3-5`; empty: none is."""
-    if situation.job.spec.suspend:
+    if look.job.spec.suspend:
         return ""
     return _text(
         slot.index
-        for slot in wanted_slots(situation.job.spec)
-        if slot.role is Role.WORKER and situation.entry(slot).done
+        for slot in wanted_slots(look.job.spec)
+        if slot.role is Role.WORKER and look.entry(slot).done
     )
 
 

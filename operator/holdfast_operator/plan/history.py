@@ -1,8 +1,9 @@
-"""Memory of each pod slot between two plans: numbers, failures, waits.
+"""Memory of each pod slot between two plans: numbers, failures, waits, refusals of the API server.
 
 Existing pods do not show the number of the next pod, how often its predecessors failed at once, or
 since when a pod is surplus. The history is folded from observations only, so a planner without it
-starts again from the existing pods.
+starts again from the existing pods. A refused pod (a quota is used up, a policy refuses) is no
+failure of the job: it waits, longer and longer, and the status has the API server's text.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ EXTRA_ATTEMPTS: Final = 8
 """Pods of an extra role in a row that fail at once before their place stays empty: with the waits
 about a minute. The world does not need them, so the job goes on. Workers and the master have
 budgets and attempts of their own, which end it."""
+FIRST_REFUSAL_SECONDS: Final = 1.0
+"""Wait after the first refusal: often quota becomes free as a pod of the same job goes."""
+LONGEST_REFUSAL_SECONDS: Final = 30.0
+"""The wait doubles up to this, so that a raised quota is noticed within half a minute."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +101,8 @@ def observe(
     Args:
         history: The history before.
         pods: Existing pods, by place, the oldest first.
-        wanted: Places that should be filled now.
-        generation: Generation of the spec for `wanted`.
+        wanted: Places that should be filled now, by the spec's generation.
+        generation: That generation.
         now: Unix time, s.
         mastered: True: the master is connected, and judges the workers.
     """
@@ -186,3 +191,25 @@ def _note_need(
         # Wanted again, after a suspension or another size: that is a new try.
         entry = dataclasses.replace(entry, quick=0, not_before=0.0)
     return dataclasses.replace(entry, surplus_since=now, surplus_generation=generation)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ApiRefusal:
+    """Refusal of one place's pod."""
+
+    text: str
+    """Text of the API server."""
+    tries: int
+    """Number of refusals in a row."""
+    not_before: float
+    """Earliest time of the next try; Unix time, s."""
+
+
+Refusals = Mapping[PodSlot, ApiRefusal]
+
+
+def refused(before: ApiRefusal | None, text: str, now: float) -> ApiRefusal:
+    """Return the refusal after one more; `before`: the last one in a row."""
+    tries = 1 if before is None else before.tries + 1
+    wait = min(LONGEST_REFUSAL_SECONDS, FIRST_REFUSAL_SECONDS * 2 ** min(tries - 1, 30))
+    return ApiRefusal(text=text, tries=tries, not_before=now + wait)

@@ -1,18 +1,18 @@
 """Inputs of one plan as one frozen value, and the steps that the parts of a plan yield.
 
-The parts (`fill`, `shrink`, `finish`) each yield steps: actions for now, and wakes for later.
+The parts (`fill`, `finish`) each yield steps: actions for now, and wakes for later.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
-from holdfast_operator.plan.api_refusals import Refusals
-from holdfast_operator.plan.history import History, SlotHistory
-from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
+from holdfast_operator.plan.history import History, Refusals, SlotHistory
+from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role, template_of
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.spec.job import JobSpec
 
@@ -20,6 +20,8 @@ SHORTEST_GRACE_SECONDS: Final = 1
 """Grace of a pod that is not needed any more. Not 0: Kubernetes would forget a running pod."""
 DEFAULT_GRACE_SECONDS: Final = 30
 """Grace that Kubernetes gives a pod whose template sets none."""
+HOSTNAME: Final = "kubernetes.io/hostname"
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ Steps = Iterator[Action | Wake]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Look:
     """One look at a job."""
 
     job: PlannedJob
@@ -84,32 +86,31 @@ class Situation:
     history: History
     """History up to and including this look."""
     gone: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Kubernetes nodes that no new pod may run on, as they do not answer (see `lost_nodes`) → end
+    """Kubernetes nodes that no new pod may run on, as they do not answer (see `lost`) → end
     of that, Unix time, s."""
     now: float
     """Unix time, s."""
+
+    def stated(self, kind: str) -> Mapping[str, Any]:
+        """Return a condition of the last status; empty: it was not stated."""
+        conditions = self.job.status.get("conditions", ())
+        return next((one for one in conditions if one["type"] == kind), {})
 
     def entry(self, slot: PodSlot) -> SlotHistory:
         """Return the memory of a place."""
         return self.history.get(slot, SlotHistory())
 
+    def of(self, *roles: Role) -> Iterator[ObservedPod]:
+        """Yield the pods of these roles, in order."""
+        return (pod for slot in sorted(self.pods) if slot.role in roles for pod in self.pods[slot])
+
     def live(self, *roles: Role) -> list[ObservedPod]:
         """Return the living pods of these roles, in order."""
-        return [
-            pod
-            for slot in sorted(self.pods)
-            for pod in self.pods[slot]
-            if slot.role in roles and pod.live
-        ]
+        return [pod for pod in self.of(*roles) if pod.live]
 
     def lingering(self, *roles: Role) -> list[ObservedPod]:
         """Return the pods of these roles of which only other containers run, in order."""
-        return [
-            pod
-            for slot in sorted(self.pods)
-            for pod in self.pods[slot]
-            if slot.role in roles and pod.lingers and not pod.lost
-        ]
+        return [pod for pod in self.of(*roles) if pod.lingers and not pod.lost]
 
     @property
     def avoided(self) -> tuple[str, ...]:
@@ -137,31 +138,38 @@ class Situation:
 
     def grace_s(self, slot: PodSlot) -> int:
         """Return the seconds between SIGTERM and SIGKILL for a place's pods."""
-        return grace_of(self.template(slot))
-
-    def template(self, slot: PodSlot) -> Mapping[str, Any] | None:
-        """Return the pod template of a place; None: the operator's own."""
-        if slot.role is Role.WORKER:
-            return self.job.spec.worker_template
-        if slot.role is Role.MASTER:
-            return self.job.spec.master_template
-        roles = self.job.spec.extra_roles
-        return next((role.template for role in roles if role.name == slot.name), None)
+        return grace_of(template_of(self.job.spec, slot))
 
 
-def grace_of(template: Mapping[str, Any] | None) -> int:
+def unix_time(text: str) -> float:
+    """Return the Unix time, s, of a time as Kubernetes writes it (RFC 3339)."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def grace_of(template: Mapping[str, Any]) -> int:
     """Return `terminationGracePeriodSeconds` of a pod template, or Kubernetes' default."""
-    given = (template or {}).get("spec", {}).get("terminationGracePeriodSeconds")
+    given = template.get("spec", {}).get("terminationGracePeriodSeconds")
     return max(SHORTEST_GRACE_SECONDS, given) if isinstance(given, int) else DEFAULT_GRACE_SECONDS
 
 
 def delete(pod: ObservedPod, reason: DeleteReason, grace_s: int) -> Iterator[DeletePod]:
     """Yield the deletion of a pod, unless one is under way."""
     if not pod.deleting:
-        yield DeletePod(
-            slot=pod.slot,
-            name=pod.name,
-            uid=pod.uid,
-            grace_s=grace_s,
-            reason=reason,
-        )
+        yield DeletePod(slot=pod.slot, name=pod.name, uid=pod.uid, grace_s=grace_s, reason=reason)
+
+
+def avoided_by(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the nodes that every alternative of a pod's node affinity excludes by name."""
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or ()
+    named = [_named(term) for term in terms]
+    return tuple(sorted(set.intersection(*named))) if named else ()
+
+
+def _named(term: Mapping[str, Any]) -> set[str]:
+    return {
+        node
+        for one in term.get("matchExpressions") or ()
+        if (one["key"], one["operator"]) == (HOSTNAME, "NotIn")
+        for node in one.get("values") or ()
+    }

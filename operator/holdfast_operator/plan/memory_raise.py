@@ -1,9 +1,5 @@
 """More memory for the next pod of a worker that ran out of it: `failurePolicy.memory`. Pure.
 
-Belongs here: the limit of the next pod of each place, from what ran out of memory and what was
-raised before. Does not belong here: the change of a pod's resources (`pods.memory_request`), the
-cause of an end (the master's `policies.failure`).
-
 A limit follows from the one that was too small, and is never lowered. So the same incident, told
 again or after a restart of the operator, raises nothing twice.
 """
@@ -14,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast_operator.plan.inputs import Situation
+from holdfast_operator.plan.inputs import Look
 from holdfast_operator.plan.pods import PodSlot, Role
 from holdfast_operator.spec.job import MemoryPolicy
 from holdfast_operator.spec.quantities import MEBIBYTE, in_mebibytes, to_bytes
@@ -42,12 +38,8 @@ def after(
 ) -> RaisedMemory | None:
     """Return the limit of a node rank's next pod; None: its template's.
 
-    Args:
-        known: what was raised before.
-        node_rank: whose.
-        ran_out_at: limits, in bytes, with which a pod of it ran out of memory; in any order and as
-            often as they are told.
-        policy: how much more, and how much at most.
+    `ran_out_at`: limits, in bytes, with which a pod of it ran out of memory; in any order and as
+    often as they are told.
     """
     for limit in sorted(filter(None, ran_out_at)):
         raised = min(_more(limit, policy.raise_percent), policy.most_bytes)
@@ -65,38 +57,38 @@ def _more(limit: int, percent: int) -> int:
     return -(-mebibytes * (_WHOLE + percent) // _WHOLE) * MEBIBYTE
 
 
-def next_limit(situation: Situation, slot: PodSlot) -> int:
+def next_limit(look: Look, slot: PodSlot) -> int:
     """Return the memory limit of a place's next pod, bytes; 0: its template's."""
-    policy = situation.job.spec.memory
+    policy = look.job.spec.memory
     if policy is None or slot.role is not Role.WORKER:
         return 0
-    known = _stored(situation.job.status, slot.index).get(slot.index)
-    found = after(known, slot.index, _ran_out_at(situation, slot), policy)
+    known = _stored(look.job.status, slot.index).get(slot.index)
+    found = after(known, slot.index, _ran_out_at(look, slot), policy)
     return 0 if found is None else found.limit
 
 
-def raised(situation: Situation) -> list[dict[str, Any]]:
+def raised(look: Look) -> list[dict[str, Any]]:
     """Return the list for the status: the next plan's memory, and people's."""
-    policy = situation.job.spec.memory
+    policy = look.job.spec.memory
     if policy is None:
         return []
-    stored = _stored(situation.job.status)
-    ranks = {slot.index for slot in situation.pods if slot.role is Role.WORKER}
-    told = situation.master.status.memory_shortages if situation.master.status else ()
+    stored = _stored(look.job.status)
+    ranks = {slot.index for slot in look.pods if slot.role is Role.WORKER}
+    told = look.master.status.memory_shortages if look.master.status else ()
     found = (
-        after(stored.get(rank), rank, _ran_out_at(situation, PodSlot("worker", rank)), policy)
+        after(stored.get(rank), rank, _ran_out_at(look, PodSlot("worker", rank)), policy)
         for rank in sorted(ranks | stored.keys() | {one.node_rank for one in told})
     )
     return [_entry(one) for one in found if one is not None]
 
 
-def _ran_out_at(situation: Situation, slot: PodSlot) -> Iterator[int]:
+def _ran_out_at(look: Look, slot: PodSlot) -> Iterator[int]:
     """Yield the limits that were too small: of its pods here, and as its master heard of ranks."""
-    for pod in situation.pods.get(slot, ()):
+    for pod in look.pods.get(slot, ()):
         if pod.ran_out_of_memory:
             yield pod.memory_limit
-    if situation.master.status is not None:
-        for one in situation.master.status.memory_shortages:
+    if look.master.status is not None:
+        for one in look.master.status.memory_shortages:
             if one.node_rank == slot.index:
                 yield one.limit_bytes
 

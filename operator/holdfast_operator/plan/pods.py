@@ -1,7 +1,6 @@
-"""The planner's view of pods: slot, name, and life of each.
+"""The planner's view of pods: slot, name, and life of each. Frozen inputs only.
 
-Frozen inputs only. A "pod" is a Kubernetes pod, or locally a process of the runner. Does not belong
-here: conclusions from them (`history`, `planner`).
+A "pod" is a Kubernetes pod, or locally a process of the runner.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from holdfast_operator.spec.job import JobSpec
 from holdfast_wire.messages import PodPhase
@@ -142,6 +141,15 @@ def by_slot(pods: Iterable[ObservedPod]) -> dict[PodSlot, tuple[ObservedPod, ...
         if pod.phase is not PodPhase.GONE:
             result[pod.slot] = (*result.get(pod.slot, ()), pod)
     return result
+
+
+def template_of(spec: JobSpec, slot: PodSlot) -> Mapping[str, Any]:
+    """Return the pod template of a place; empty: the operator's own, of a master."""
+    if slot.role is Role.WORKER:
+        return spec.worker_template
+    if slot.role is Role.MASTER:
+        return spec.master_template or {}
+    return next((role.template for role in spec.extra_roles if role.name == slot.name), {})
 
 
 def wanted_slots(spec: JobSpec) -> Iterator[PodSlot]:

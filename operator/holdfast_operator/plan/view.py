@@ -1,6 +1,8 @@
-"""The master's last messages over `OperatorService.Sync`, folded into one frozen value.
+"""The master as known here: its last messages, folded into one frozen value, and its fence.
 
-A decision stays until a newer message replaces it, so a plan can be made again at any time.
+A decision stays until a newer message replaces it, so a plan can be made again at any time. Only
+the newest master started or connected counts: one that stood still while its successor began does
+not know that it is outdated. If both were obeyed, the older could delete what the newer needs.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 
 from holdfast_wire.messages import (
     ExcludeDecision,
+    Fence,
     FinishDecision,
     JobStatus,
     ReleaseDecision,
@@ -61,30 +64,28 @@ class MasterView:
     def hear(self, said: Said, *, now: float, generation: int) -> MasterView:
         """Return the view after one more message.
 
-        Args:
-            said: Message of the stream.
-            now: Unix time, s.
-            generation: Generation of the spec that this side has sent last.
+        `generation`: of the spec that this side has sent last.
         """
+        view = dataclasses.replace(self, connected=True)
         match said:
             case JobStatus():
                 excluded = self.excluded + _new(said.excluded_nodes, self.excluded)
-                return dataclasses.replace(self, connected=True, status=said, excluded=excluded)
+                return dataclasses.replace(view, status=said, excluded=excluded)
             case ReplaceDecision():
                 decisions = {**self.replace, said.node_rank: said}
-                return dataclasses.replace(self, connected=True, replace=decisions)
+                return dataclasses.replace(view, replace=decisions)
             case ReleaseDecision():
                 ranks = dict.fromkeys(said.node_ranks, generation)
-                return dataclasses.replace(
-                    self, connected=True, released={**self.released, **ranks}
-                )
+                return dataclasses.replace(view, released={**self.released, **ranks})
             case ScaleDecision():
-                return dataclasses.replace(self, connected=True, scale=said)
+                return dataclasses.replace(view, scale=said)
             case ExcludeDecision():
                 kept = tuple(node for node in self.excluded if node != said.node)
                 newest = () if said.lifted else (said.node,)
-                return dataclasses.replace(self, connected=True, excluded=(*kept, *newest))
-        return self._finish(said, now)
+                return dataclasses.replace(view, excluded=(*kept, *newest))
+        since = now if self.outcome is None else self.outcome.decided_at
+        outcome = JobOutcome(said.succeeded, said.reason, said.text, since)
+        return dataclasses.replace(view, outcome=outcome)
 
     def answered(self, decision_id: int) -> MasterView:
         """Return the view after a ScaleResult was sent for that decision."""
@@ -100,11 +101,46 @@ class MasterView:
         """Return the view after the stream ended: its messages still hold."""
         return dataclasses.replace(self, connected=False, silent_since=now)
 
-    def _finish(self, said: FinishDecision, now: float) -> MasterView:
-        since = now if self.outcome is None else self.outcome.decided_at
-        outcome = JobOutcome(said.succeeded, said.reason, said.text, since)
-        return dataclasses.replace(self, connected=True, outcome=outcome)
-
 
 def _new(nodes: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(node for node in dict.fromkeys(nodes) if node not in known)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMaster:
+    """Newest known master; without arguments, none."""
+
+    epoch: int = 0
+    incarnation: str = ""
+    """Incarnation of the master that was heard; empty: no master of this epoch was."""
+
+    def refusal(self, fence: Fence | None) -> str:
+        """Return the reason to drop a message; empty: act on it.
+
+        A message without a fence is from a master one minor release older, which sends none here.
+        """
+        if fence is None or fence.epoch == 0:
+            return ""
+        if fence.epoch < self.epoch:
+            return f"its epoch is {fence.epoch}, there is a master of epoch {self.epoch}"
+        other = fence.epoch == self.epoch and fence.incarnation != self.incarnation
+        if other and self.incarnation:
+            return f"another master has its epoch, {fence.epoch}, and was heard first"
+        return ""
+
+    def heard(self, fence: Fence | None) -> KnownMaster:
+        """Return the knowledge after a message that was acted on."""
+        if fence is None or fence.epoch == 0:
+            return self
+        return KnownMaster(epoch=fence.epoch, incarnation=fence.incarnation)
+
+    def started(self, epoch: int) -> KnownMaster:
+        """Return the knowledge once a master of this epoch was started: older ones are given up."""
+        return KnownMaster(epoch=epoch) if epoch > self.epoch else self
+
+    def ended(self) -> KnownMaster:
+        """Return the knowledge once the process of this epoch is seen to have ended.
+
+        A master one minor release older that keeps no journal begins again with the same epoch.
+        """
+        return dataclasses.replace(self, incarnation="")

@@ -120,12 +120,7 @@ def read_command(words: Sequence[str]) -> Target:
 
 
 def check_command(words: Sequence[str], path: Path) -> Iterator[Problem]:
-    """Check the words of a main container's command and arguments; yield each problem.
-
-    Args:
-        words: Command and arguments, as in the template.
-        path: Path of the container in the job.
-    """
+    """Yield each problem of a main container's command and arguments; `path` of the container."""
     if words and not words[0]:
         yield _wrong((*path, "command", 0), words[0], "is not a program; name one")
     if not is_agent(words):
@@ -137,12 +132,7 @@ def check_command(words: Sequence[str], path: Path) -> Iterator[Problem]:
 
 
 def notice(words: Sequence[str], path: Path) -> Iterator[str]:
-    """Say that a worker's command looks as if it started no agent, for people.
-
-    Args:
-        words: Command and arguments of a main container.
-        path: Path of the container in the job.
-    """
+    """Say that a main container's words look as if they started no agent, for people."""
     program = words[0].rpartition("/")[2] if words else ""
     if not re.fullmatch(r"python[0-9.]*", program) or any(map(_LAUNCHER.search, words[1:])):
         return

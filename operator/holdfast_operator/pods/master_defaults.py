@@ -1,8 +1,4 @@
-"""Wishes of a cluster's administrator for the pods of job masters, under those of each job. Pure.
-
-Belongs here: reading them, and merging them under a template. Does not belong here: the operator's
-own master (`pod`), the chart that hands them over.
-"""
+"""What a cluster's administrator wants of job masters' pods, under each job's own wishes. Pure."""
 
 from __future__ import annotations
 

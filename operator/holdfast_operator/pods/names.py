@@ -1,4 +1,4 @@
-"""Names, labels and owner references of a job's objects. Pure."""
+"""Names, paths, labels and owner references of a job's objects. Pure."""
 
 from __future__ import annotations
 
@@ -45,6 +45,27 @@ class Owner:
     def budget(self) -> str:
         """Name of the PodDisruptionBudget of its workers."""
         return f"{self.name}-worker"
+
+    @property
+    def path(self) -> str:
+        """Path of the job itself in the API."""
+        where = f"/apis/{keys.API_VERSION}/namespaces/{self.namespace}"
+        return f"{where}/elasticjobs/{self.name}"
+
+    @property
+    def revisions(self) -> str:
+        """Path of the ControllerRevisions in its namespace."""
+        return f"/apis/apps/v1/namespaces/{self.namespace}/controllerrevisions"
+
+    @property
+    def budget_path(self) -> str:
+        """Path of the PodDisruptionBudget of its workers."""
+        where = f"/apis/policy/v1/namespaces/{self.namespace}"
+        return f"{where}/poddisruptionbudgets/{self.budget}"
+
+    def core(self, kind: str) -> str:
+        """Return the path of a kind of core/v1 in its namespace."""
+        return f"/api/v1/namespaces/{self.namespace}/{kind}"
 
     def worker_secret(self, rank: int) -> str:
         """Name of the Secret with the certificate of a worker."""

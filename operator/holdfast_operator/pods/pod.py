@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.actions import CreatePod
-from holdfast_operator.plan.inputs import grace_of
-from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED
-from holdfast_operator.plan.pods import WORKER, PodSlot, Role
+from holdfast_operator.plan.inputs import HOSTNAME, REQUIRED, grace_of
+from holdfast_operator.plan.pods import WORKER, PodSlot, Role, template_of
 from holdfast_operator.pods.environment import RESERVED, PodIdentity, contract
 from holdfast_operator.pods.master_defaults import MasterDefaults
-from holdfast_operator.pods.memory_request import raise_memory
-from holdfast_operator.pods.memory_volume import keep_arenas
+from holdfast_operator.pods.memory import keep_arenas, raise_memory
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.template import main_container
 from holdfast_operator.spec.job import JobSpec
@@ -67,11 +65,11 @@ class PodSource:
 def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     """Return the pod of a worker or of an extra role."""
     slot = action.slot
-    template = _template(source.spec, slot)
+    template = template_of(source.spec, slot)
     pod = _begin(source, template, action)
     spec = pod["spec"]
     # The agent restarts processes, the operator replaces pods; for a killed agent see
-    # `memory_volume`.
+    # `memory`.
     spec["restartPolicy"] = "Never"
     _leave_lost_nodes(spec, source.lost_node_s)
     main = spec["containers"][main_container(spec)]
@@ -89,13 +87,7 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
 
 
 def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, Any]:
-    """Return the pod of the job master.
-
-    Args:
-        source: The job.
-        action: Action of the plan.
-        epoch: First epoch that this pod owns.
-    """
+    """Return the pod of the job master; `epoch` is the first that it owns."""
     template = source.master_defaults.under(
         source.spec.master_template or _own_master(source.image)
     )
@@ -187,12 +179,6 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if action.shun_nodes:
         _shun(spec, action.shun_nodes)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
-def _template(spec: JobSpec, slot: PodSlot) -> Mapping[str, Any]:
-    if slot.role is Role.WORKER:
-        return spec.worker_template
-    return next(role.template for role in spec.extra_roles if role.name == slot.name)
 
 
 def _variables(source: PodSource, slot: PodSlot, name: str) -> list[dict[str, Any]]:

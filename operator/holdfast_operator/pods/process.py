@@ -1,21 +1,21 @@
 """A pod of a job as a plain process: its command, environment and working directory.
 
 For the local runner. The image's file system, its volumes and its limits are left out; the command
-has to be on this machine.
+has to be on this machine. `$(NAME)` in it is expanded as Kubernetes does.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.inputs import grace_of
-from holdfast_operator.plan.pods import PodSlot, Role
+from holdfast_operator.plan.pods import template_of
 from holdfast_operator.pods import command
 from holdfast_operator.pods.environment import PodIdentity, contract
-from holdfast_operator.pods.expansion import expand
-from holdfast_operator.pods.template import check_template, main_container, notices
+from holdfast_operator.pods.template import check_template, main_container, notices, words_of
 from holdfast_operator.spec.admission import ElasticJob
 from holdfast_operator.spec.job import JobSpec
 from holdfast_operator.spec.problems import Path, Problem, ProblemKind, show_path, value_at
@@ -34,6 +34,7 @@ _CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
 )
 """Fields that only a cluster uses, with the value that has no effect. Fields that a cluster does
 not use either are refused before (`spec.availability`)."""
+_REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,21 +88,19 @@ def _command_notices(job: ElasticJob) -> Iterator[str]:
     pod = job.spec.worker_template["spec"]
     at = main_container(pod)
     container = pod["containers"][at]
-    words = [*(container.get("command") or ()), *(container.get("args") or ())]
-    yield from command.notice(words, (*_WORKER, "spec", "containers", at))
+    yield from command.notice(words_of(container), (*_WORKER, "spec", "containers", at))
 
 
 def build_process(spec: JobSpec, who: PodIdentity) -> PodProcess:
     """Return the process for one worker or extra pod of a job without problems in `check_job`."""
-    template = _template_of(spec, who.slot)
+    template = template_of(spec, who.slot)
     pod = template["spec"]
     container = pod["containers"][main_container(pod)]
     env = contract(spec, who)
     for variable in container.get("env") or ():
         env[variable["name"]] = _value(variable, who, env)
-    words = [*(container.get("command") or ()), *(container.get("args") or ())]
     return PodProcess(
-        argv=tuple(expand(word, env) for word in words),
+        argv=tuple(expand(word, env) for word in words_of(container)),
         env=env,
         working_dir=container.get("workingDir"),
         grace_s=grace_of(template),
@@ -126,7 +125,12 @@ def templates(job: ElasticJob) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         yield ("spec", "extraRoles", at, "template"), role.template
 
 
-def _template_of(spec: JobSpec, slot: PodSlot) -> Mapping[str, Any]:
-    if slot.role is Role.WORKER:
-        return spec.worker_template
-    return next(role.template for role in spec.extra_roles if role.name == slot.name)
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with known names replaced; references in their values stay as they are."""
+
+    def put(match: re.Match[str]) -> str:
+        if match.group(1) == "$":
+            return "$"
+        return values.get(match.group(2), match.group(0))
+
+    return _REFERENCE.sub(put, text)

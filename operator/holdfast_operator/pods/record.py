@@ -7,15 +7,12 @@ nothing about the training.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from holdfast_operator.plan.node_affinity import avoided_by
-from holdfast_operator.plan.node_reachability import ProbeTarget
+from holdfast_operator.plan.inputs import avoided_by, unix_time
 from holdfast_operator.plan.pods import MASTER, UNSCHEDULABLE, ObservedPod, PodSlot
-from holdfast_operator.pods.container_starts import not_started
-from holdfast_operator.pods.memory_request import limit_of
+from holdfast_operator.pods.memory import limit_of
 from holdfast_operator.pods.names import LABEL_INCARNATION
 from holdfast_operator.pods.template import our_container
 from holdfast_wire import keys
@@ -50,103 +47,30 @@ _OVER: Final = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PodRecord:
-    """One pod of a job, as last seen."""
+class PodRecord(ObservedPod):
+    """One pod of a job in a cluster: what a planner sees of it, and what its master is told.
+
+    `ready` is the pod's condition, `phase` that of its training container, once that has ended for
+    good.
+    """
 
     namespace: str
     job: str
-    name: str
-    uid: str
-    slot: PodSlot
-    incarnation: int
     owner: str
     """Uid of the job that made it."""
-    phase: PodPhase
-    """Phase by its training container, if that has ended for good."""
-    lingers: bool
-    """True: other containers of it run on, and are not ended: a kubelet ends only restartable init
-    containers."""
-    exit_code: int | None
-    """Exit code of the main container; -N for signal N; None while it lives, or if it never ran."""
-    reason: str
-    text: str
-    """Last message of its main container."""
-    deleting: bool
-    gone_by: float | None
-    """Time at which its deletion should be over; Unix time, s."""
-    ready: bool
-    unheard: bool
-    """True: the cluster has taken Ready from it, because it hears nothing of its node."""
-    node: str
-    avoids: tuple[str, ...]
-    """Nodes that it was made to avoid."""
     address: str
     """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
     """True conditions, as Type=Status."""
-    created_at: float
-    ended_at: float | None
     ends: int
     """Ends of its main container, after which its node starts it again."""
     last_end: tuple[int, str, str]
     """Exit code (-N for signal N), reason and text of the newest of them."""
-    memory_limit: int
-    """Of its main container, bytes; 0: it has none."""
-    waiting: tuple[str, str]
-    """Reason and text why it cannot begin; empty: no obstacle is known."""
-    not_started: str
-    """Obstacle to the start of its main container, be it only time; empty: it has started."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Namespace and name of its job."""
         return self.namespace, self.job
-
-    @property
-    def serving(self) -> bool:
-        """True if all its containers were ready when its node was last heard of."""
-        return "ContainersReady=True" in self.conditions
-
-    @property
-    def lost(self) -> bool:
-        """True if its node does not answer."""
-        return self.reason == _NODE_LOST
-
-    def observed(self, *, ready: bool, proven: bool) -> ObservedPod:
-        """Return the pod in a planner's form."""
-        return ObservedPod(
-            slot=self.slot,
-            incarnation=self.incarnation,
-            name=self.name,
-            uid=self.uid,
-            phase=self.phase,
-            lingers=self.lingers,
-            exit_code=self.exit_code,
-            reason=self.reason,
-            text=self.text,
-            deleting=self.deleting,
-            gone_by=self.gone_by,
-            lost=self.lost,
-            ready=ready,
-            proven=proven,
-            serving=self.serving,
-            unheard=self.unheard,
-            node=self.node,
-            avoids=self.avoids,
-            created_at=self.created_at,
-            ended_at=self.ended_at,
-            memory_limit=self.memory_limit,
-            ran_out_of_memory=_OUT_OF_MEMORY in (self.reason, self.last_end[1]),
-            waiting=self.waiting[0],
-            waiting_text=self.waiting[1],
-            not_started=self.not_started,
-        )
-
-    @property
-    def probe_target(self) -> ProbeTarget:
-        """Address for the probe of the pod's node."""
-        is_master = self.slot.name == MASTER
-        return ProbeTarget(self.node, self.address, self.uid, self.phase, is_master)
 
     def observation(
         self,
@@ -201,6 +125,8 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
     ended = _ended(spec, status) if phase in _OVER else {}
     lost = "deletionTimestamp" in metadata and _unreachable(conditions)
     ends, last_end = _ends(spec, status)
+    reason = _NODE_LOST if lost else status.get("reason") or ended.get("reason", "")
+    waiting, waiting_text = _waiting(status)
     return PodRecord(
         namespace=metadata["namespace"],
         job=job,
@@ -212,22 +138,28 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         phase=phase,
         lingers=phase in _OVER and said not in _OVER and _others_run(spec, status),
         exit_code=_exit_code(phase, ended),
-        reason=_NODE_LOST if lost else status.get("reason") or ended.get("reason", ""),
+        reason=reason,
         text=(ended.get("message") or status.get("message") or "")[: keys.MAX_TEXT_BYTES],
         deleting="deletionTimestamp" in metadata,
-        gone_by=_unix(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
+        gone_by=unix_time(metadata["deletionTimestamp"])
+        if "deletionTimestamp" in metadata
+        else None,
+        lost=reason == _NODE_LOST,
         ready=_is_true(conditions, "Ready"),
+        serving=_is_true(conditions, "ContainersReady"),
         unheard=_unheard(conditions),
         node=spec.get("nodeName", ""),
         avoids=avoided_by(spec),
         address=status.get("podIP", ""),
         conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
-        created_at=_unix(metadata["creationTimestamp"]),
-        ended_at=_unix(ended["finishedAt"]) if ended.get("finishedAt") else None,
+        created_at=unix_time(metadata["creationTimestamp"]),
+        ended_at=unix_time(ended["finishedAt"]) if ended.get("finishedAt") else None,
         ends=ends,
         last_end=last_end,
         memory_limit=limit_of(spec["containers"][our_container(spec)]),
-        waiting=_waiting(status),
+        ran_out_of_memory=_OUT_OF_MEMORY in (reason, last_end[1]),
+        waiting=waiting,
+        waiting_text=waiting_text,
         not_started="" if phase in _OVER else not_started(spec, status),
     )
 
@@ -384,10 +316,39 @@ def _unheard(conditions: Any) -> bool:
     )
 
 
-def _unix(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+def not_started(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Say what keeps a pod's main container from its start; empty: it started, or unknown."""
+    stated = {one["name"]: one for one in status.get("containerStatuses") or ()}
+    name = spec["containers"][our_container(spec)]["name"]
+    main = (stated.get(name) or {}).get("state") or {}
+    if "running" in main or "terminated" in main:
+        return ""
+    if not spec.get("nodeName"):
+        return "it has no node yet"
+    ahead = next(_ahead(spec, status), None)
+    return ahead if ahead is not None else f"container {name} {_state(main)}"
 
 
-def is_master(record: PodRecord) -> bool:
-    """Return whether the pod is a job master's."""
-    return record.slot.name == MASTER
+def _ahead(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield init containers that are not done, or restartable ones not started, in order."""
+    stated = {one["name"]: one for one in status.get("initContainerStatuses") or ()}
+    for one in spec.get("initContainers") or ():
+        said = stated.get(one["name"]) or {}
+        state = said.get("state") or {}
+        words = f"init container {one['name']} {_state(state)}"
+        if one.get("restartPolicy") == "Always":
+            if not said.get("started"):
+                probed = "running" in state
+                yield f"{words}, and its startup probe has not succeeded" if probed else words
+        elif (state.get("terminated") or {}).get("exitCode") != 0:
+            yield words
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    if "running" in state:
+        return "runs"
+    if "terminated" in state:
+        return f"ended with exit code {state['terminated'].get('exitCode')}"
+    waiting = state.get("waiting") or {}
+    said = ": ".join(waiting[key] for key in ("reason", "message") if waiting.get(key))
+    return f"waits: {said}" if said else "waits"

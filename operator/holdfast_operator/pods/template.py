@@ -1,7 +1,8 @@
 """Checks a pod template for the process backend: every fault, every field left out.
 
 The CRD passes templates through to the API server, which knows core/v1. Without an API server only
-this module checks them. Faults come before anything starts; an unused field is a notice.
+this module checks them, and a misspelt field would go unnoticed. Faults come before anything
+starts; an unused field is a notice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
-from holdfast_operator.pods import template_fields
 from holdfast_operator.pods.command import check_command
 from holdfast_operator.pods.environment import RESERVED
 from holdfast_operator.spec.problems import (
@@ -24,6 +24,32 @@ from holdfast_wire import keys
 
 NAMED: Final = "worker"
 """Name of the container that trains; without it, the first one does."""
+POD_USED: Final = frozenset({"containers", "terminationGracePeriodSeconds"})
+POD_IGNORED: Final = frozenset(
+    """
+    activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig dnsPolicy
+    enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers
+    hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead
+    preemptionPolicy priority priorityClassName readinessGates resourceClaims resources
+    restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup securityContext
+    serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain
+    tolerations topologySpreadConstraints volumes workloadRef
+    """.split()  # noqa: SIM905, so many words read better as text
+)
+CONTAINER_USED: Final = frozenset({"name", "command", "args", "env", "workingDir"})
+CONTAINER_REFUSED: Final = frozenset({"envFrom"})
+CONTAINER_IGNORED: Final = frozenset(
+    """
+    image imagePullPolicy lifecycle livenessProbe ports readinessProbe resizePolicy resources
+    restartPolicy restartPolicyRules securityContext startupProbe stdin stdinOnce
+    terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts
+    """.split()  # noqa: SIM905, so many words read better as text
+)
+POD: Final = POD_USED | POD_IGNORED
+CONTAINER: Final = CONTAINER_USED | CONTAINER_REFUSED | CONTAINER_IGNORED
+ENV: Final = frozenset({"name", "value", "valueFrom"})
+FIELD_REFS: Final = ("metadata.name", "metadata.namespace", "metadata.uid")
+"""Values of `valueFrom.fieldRef` that work without a cluster."""
 
 
 def main_container(pod: Mapping[str, Any]) -> int:
@@ -47,15 +73,15 @@ def our_container(pod: Mapping[str, Any]) -> int:
     return found
 
 
-def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]:
-    """Yield every fault of a template whose main container is to become a process.
+def words_of(container: Mapping[str, Any]) -> list[Any]:
+    """Return a container's command with its arguments."""
+    return [*(container.get("command") or ()), *(container.get("args") or ())]
 
-    Args:
-        template: A pod template that the CRD's schema accepts.
-        path: Path of the template in the job.
-    """
+
+def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    """Yield every fault of a template whose main container is to become a process."""
     pod, path = template["spec"], (*path, "spec")
-    yield from _unknown(pod, template_fields.POD, path)
+    yield from _unknown(pod, POD, path)
     grace = pod.get("terminationGracePeriodSeconds")
     if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool) or grace < 0):
         where = (*path, "terminationGracePeriodSeconds")
@@ -63,7 +89,7 @@ def check_template(template: Mapping[str, Any], path: Path) -> Iterator[Problem]
     main = main_container(pod)
     for at, container in enumerate(pod["containers"]):
         where = (*path, "containers", at)
-        yield from _unknown(container, template_fields.CONTAINER, where)
+        yield from _unknown(container, CONTAINER, where)
         if at == main:
             yield from _check_main(container, where)
 
@@ -73,8 +99,8 @@ def notices(template: Mapping[str, Any], path: Path) -> Iterator[str]:
     pod, path = template["spec"], (*path, "spec")
     main = main_container(pod)
     container = pod["containers"][main]
-    yield from _unused(pod, template_fields.POD_IGNORED, path)
-    yield from _unused(container, template_fields.CONTAINER_IGNORED, (*path, "containers", main))
+    yield from _unused(pod, POD_IGNORED, path)
+    yield from _unused(container, CONTAINER_IGNORED, (*path, "containers", main))
     for at, other in enumerate(pod["containers"]):
         if at != main:
             where = show_path((*path, "containers", at))
@@ -114,8 +140,7 @@ def _check_main(container: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     ]
     yield from faults
     if not faults:
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        yield from check_command(words, path)
+        yield from check_command(words_of(container), path)
     where = container.get("workingDir")
     if where is not None and not isinstance(where, str):
         yield _wrong((*path, "workingDir"), where, "is not a text", "write it in quotes")
@@ -157,7 +182,7 @@ def _check_env(env: Any, path: Path) -> Iterator[Problem]:
 
 
 def _check_variable(variable: Mapping[str, Any], path: Path) -> Iterator[Problem]:
-    yield from _unknown(variable, template_fields.ENV, path)
+    yield from _unknown(variable, ENV, path)
     name, value, source = (variable.get(key) for key in ("name", "value", "valueFrom"))
     if not isinstance(name, str) or not name or "=" in name or "\0" in name:
         where = (*path, "name")
@@ -175,7 +200,7 @@ def _check_variable(variable: Mapping[str, Any], path: Path) -> Iterator[Problem
 def _check_source(source: Any, path: Path) -> Iterator[Problem]:
     fieldref = source.get("fieldRef") if isinstance(source, dict) and len(source) == 1 else None
     wanted = fieldref.get("fieldPath") if isinstance(fieldref, dict) else None
-    if wanted in template_fields.FIELD_REFS:
+    if wanted in FIELD_REFS:
         return
     if wanted is not None:
         path, shown = (*path, "fieldRef", "fieldPath"), show_value(wanted)
@@ -186,7 +211,7 @@ def _check_source(source: Any, path: Path) -> Iterator[Problem]:
         kind=ProblemKind.UNAVAILABLE,
         value=shown,
         fault="needs a cluster",
-        remedy=f"write a value, or take it from fieldRef {', '.join(template_fields.FIELD_REFS)}",
+        remedy=f"write a value, or take it from fieldRef {', '.join(FIELD_REFS)}",
     )
 
 

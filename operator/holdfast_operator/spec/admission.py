@@ -1,8 +1,9 @@
 """Admission of a job file: its text to a checked ElasticJob, or every fault of it at once.
 
 text → documents → apiVersion and kind → defaults → structure → relations → availability → typed
-spec. The cluster's API server does the same from the same CRD before the operator sees a job. Pure:
-the CRD's text is passed in (`holdfast_operator.crd.load_crd` reads it).
+spec. The cluster's API server does the same from the same CRD before the operator sees a job. It
+also has rules of its own for `metadata`, which a job file without one needs here. Pure: the CRD's
+text is passed in (`holdfast_operator.crd.load_crd` reads it).
 """
 
 from __future__ import annotations
@@ -11,25 +12,52 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from holdfast_operator.spec.availability import check_availability
 from holdfast_operator.spec.cel_rules import check_relations
-from holdfast_operator.spec.defaults import with_defaults
 from holdfast_operator.spec.job import JobSpec
-from holdfast_operator.spec.object_meta import check_type, is_foreign, whole_schema
-from holdfast_operator.spec.patterns import fault_of
 from holdfast_operator.spec.problems import (
     InvalidJobError,
     Path,
     Problem,
     ProblemKind,
+    nearest,
     show_value,
     value_at,
 )
-from holdfast_operator.spec.schema import Crd, Schema, parse_crd
-from holdfast_operator.spec.structure import check_structure
+from holdfast_operator.spec.schema import Crd, FieldKind, Schema, parse_crd, with_defaults
+from holdfast_operator.spec.structure import check_structure, fault_of
 from holdfast_operator.spec.yaml_documents import Document, read_documents
+
+_TEXT: Final = Schema(kind=FieldKind.STRING)
+_ANYTHING: Final = Schema(kind=FieldKind.OBJECT, preserve=True)
+_OBJECTS: Final = Schema(kind=FieldKind.ARRAY, items=_ANYTHING)
+_LABEL: Final = Schema(
+    kind=FieldKind.STRING, most=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+)
+_NAMESPACE: Final = Schema(
+    kind=FieldKind.STRING, least=1, most=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+)
+_NAME: Final = Schema(kind=FieldKind.STRING, description="the job's name")
+
+_OBJECT_META: Final[Mapping[str, Schema]] = {
+    "annotations": Schema(kind=FieldKind.OBJECT, values=_TEXT),
+    "creationTimestamp": _TEXT,
+    "deletionGracePeriodSeconds": Schema(kind=FieldKind.INTEGER, form="int64"),
+    "deletionTimestamp": _TEXT,
+    "finalizers": Schema(kind=FieldKind.ARRAY, items=_TEXT, unique="set"),
+    "generateName": _TEXT,
+    "generation": Schema(kind=FieldKind.INTEGER, form="int64"),
+    "labels": Schema(kind=FieldKind.OBJECT, values=_LABEL),
+    "managedFields": _OBJECTS,
+    "name": _NAME,
+    "namespace": _NAMESPACE,
+    "ownerReferences": _OBJECTS,
+    "resourceVersion": _TEXT,
+    "selfLink": _TEXT,
+    "uid": _TEXT,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,3 +215,54 @@ def _job(body: Mapping[str, Any], notices: tuple[str, ...]) -> ElasticJob:
         body=body,
         notices=notices,
     )
+
+
+def whole_schema(crd: Crd) -> Schema:
+    """Return the schema of a whole object in a file: the CRD's, with all fields of `metadata`.
+
+    `status` is not part of it: the API server ignores a file's status.
+    """
+    own = crd.schema.properties.get("metadata", _ANYTHING)
+    name = dataclasses.replace(own.properties.get("name", _NAME), description=_NAME.description)
+    metadata = dataclasses.replace(
+        own,
+        properties={**_OBJECT_META, **own.properties, "name": name},
+        required=("name",),
+        description="the job's name and labels",
+    )
+    kept = {key: child for key, child in crd.schema.properties.items() if key != "status"}
+    return dataclasses.replace(
+        crd.schema,
+        properties={**kept, "metadata": metadata},
+        required=(*dict.fromkeys(("metadata", *crd.schema.required)),),
+    )
+
+
+def is_foreign(body: Mapping[str, Any], crd: Crd) -> bool:
+    """Return whether a document is clearly an object of another API, and no misspelt ElasticJob."""
+    version, kind = body.get("apiVersion"), body.get("kind")
+    if not isinstance(version, str) or not isinstance(kind, str) or not version or not kind:
+        return False
+    group = version.partition("/")[0]
+    return nearest(kind, [crd.kind]) is None and nearest(group, [crd.group]) is None
+
+
+def check_type(body: Mapping[str, Any], crd: Crd) -> Iterator[Problem]:
+    """Yield faults of `apiVersion` and `kind`; `structure` reports a value that is no text."""
+    for name, wanted in (("apiVersion", crd.api_version), ("kind", crd.kind)):
+        given = body.get(name)
+        if given is None:
+            yield Problem(
+                path=(name,),
+                kind=ProblemKind.REQUIRED,
+                fault="must be set",
+                remedy=f"write {name}: {wanted}",
+            )
+        elif isinstance(given, str) and given != wanted:
+            yield Problem(
+                path=(name,),
+                kind=ProblemKind.CHOICE,
+                value=show_value(given),
+                fault="is not known here",
+                remedy=f"write {name}: {wanted}",
+            )

@@ -16,7 +16,7 @@ from holdfast_operator.spec.schema import Schema
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MissingFeature:
     """A field, or group of fields, whose feature is missing."""
 
     path: str
@@ -41,48 +41,48 @@ class Row:
         return value in (self.allowed or (default,))
 
 
-NOT_BUILT: Final[tuple[Row, ...]] = (
-    Row(
+NOT_BUILT: Final[tuple[MissingFeature, ...]] = (
+    MissingFeature(
         path="elasticPolicy.scaler",
         feature="a master that scales the job by itself",
         allowed=("External",),
         remedy="write External or leave it out, and scale with `holdfast scale`",
     ),
-    Row(
+    MissingFeature(
         path="checkpoint.path",
         feature="checkpoints in an object store",
         without="://",
         remedy="give a directory on a file system that all workers mount",
     ),
-    Row(
+    MissingFeature(
         path="checkpoint.memory.copies",
         feature="copies of checkpoints on other nodes",
         allowed=(0,),
         remedy="write 0 or leave it out, and give checkpoint.path",
     ),
-    Row(
+    MissingFeature(
         path="checkpoint.onSuspend",
         feature="suspending without a checkpoint",
         allowed=(True,),
         remedy="write true or leave it out",
     ),
-    Row(
+    MissingFeature(
         path="scheduling.gang.backend",
         feature="gang scheduling",
         allowed=("None",),
         remedy="write None or leave it out",
     ),
-    Row(
+    MissingFeature(
         path="scheduling.queue",
         feature="gang scheduling",
         remedy="leave it out",
     ),
-    Row(
+    MissingFeature(
         path="scheduling.topology",
         feature="keeping workers together",
         remedy="leave it out, and write affinity or topologySpreadConstraints in worker.template",
     ),
-    Row(
+    MissingFeature(
         path="podTemplateOverrides",
         feature="changes of templates by other controllers",
         remedy="leave it out, and change the templates themselves",
@@ -91,12 +91,7 @@ NOT_BUILT: Final[tuple[Row, ...]] = (
 
 
 def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Problem]:
-    """Yield a problem for every field that asks for a missing feature.
-
-    Args:
-        given: The object, with its defaults or without.
-        schema: Schema of the CRD, for the defaults.
-    """
+    """Yield a problem for every field that asks for a missing feature."""
     told: set[Path] = set()
     for row in NOT_BUILT:
         for path, value, default in _fields(given, schema, row.steps, ()):

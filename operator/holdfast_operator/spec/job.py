@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from holdfast_operator.spec.quantities import to_bytes
 from holdfast_wire.messages import (
+    Budget,
+    BudgetKind,
     CheckpointPolicy,
     FailureAction,
     FailureRule,
@@ -25,13 +27,6 @@ from holdfast_wire.messages import (
     Tier,
 )
 from holdfast_wire.tiers import to_intervals
-
-
-class Scaler(enum.StrEnum):
-    """Owner of `replicas`."""
-
-    EXTERNAL = "External"
-    MASTER = "Master"
 
 
 class CleanPods(enum.StrEnum):
@@ -72,25 +67,6 @@ class FailureRuleSpec:
     """Container whose exit codes count; empty: any."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BudgetSpec:
-    """Limit on how often something may happen."""
-
-    limit: int
-    window_s: int
-    """Length of the window, s; 0: the job's whole life."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Budgets:
-    """The four budgets."""
-
-    failures: BudgetSpec
-    preemptions: BudgetSpec
-    rescales: BudgetSpec
-    no_progress: BudgetSpec
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
     """More host memory for the next pod of a worker that ran out of it."""
@@ -120,8 +96,15 @@ class ExtraRole:
     template: Mapping[str, Any]
 
 
-_MOST_STEPS = 2**31 - 1
+_MOST_STEPS: Final = 2**31 - 1
 """Limit of the wire; no job lives long enough to reach it."""
+BUDGETS: Final[Mapping[BudgetKind, str]] = {
+    BudgetKind.FAILURES: "failures",
+    BudgetKind.PREEMPTIONS: "preemptions",
+    BudgetKind.RESCALES: "rescales",
+    BudgetKind.NO_PROGRESS: "noProgressRestarts",
+}
+"""Each budget's name in the spec and in the status."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,15 +121,13 @@ class JobSpec:
     """A number, or auto, gpu, cpu."""
     standbys: int
     suspend: bool
-    managed_by: str
     active_deadline_s: int | None
     success_policy: SuccessPolicy
-    scaler: Scaler
     join_window_s: int
     scale_down_grace_s: int
     below_min_timeout_s: int
     rules: tuple[FailureRuleSpec, ...]
-    budgets: Budgets
+    budgets: tuple[Budget, ...]
     memory: MemoryPolicy | None
     """None: each pod has what its template says."""
     health: HealthPolicy
@@ -200,15 +181,13 @@ class JobSpec:
             nproc_per_node=spec["nprocPerNode"],
             standbys=spec["worker"]["standbys"],
             suspend=spec["suspend"],
-            managed_by=spec["managedBy"],
             active_deadline_s=spec.get("activeDeadlineSeconds"),
             success_policy=SuccessPolicy[_upper(spec["successPolicy"])],
-            scaler=Scaler(elastic["scaler"]),
             join_window_s=elastic["joinWindowSeconds"],
             scale_down_grace_s=elastic["scaleDownGraceSeconds"],
             below_min_timeout_s=elastic["belowMinTimeoutSeconds"],
             rules=tuple(_rule(rule) for rule in spec["failurePolicy"]["rules"]),
-            budgets=_budgets(spec["failurePolicy"]["budgets"]),
+            budgets=tuple(_budgets(spec["failurePolicy"]["budgets"])),
             memory=_memory(spec["failurePolicy"].get("memory")),
             health=_health(spec["health"]),
             exclude_failed_nodes=scheduling["excludeFailedNodes"],
@@ -269,16 +248,10 @@ def _rule(rule: Mapping[str, Any]) -> FailureRuleSpec:
     return FailureRuleSpec(rule=made, container=codes.get("containerName", ""))
 
 
-def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Budgets:
-    def one(name: str) -> BudgetSpec:
-        return BudgetSpec(budgets[name]["limit"], budgets[name]["windowSeconds"])
-
-    return Budgets(
-        failures=one("failures"),
-        preemptions=one("preemptions"),
-        rescales=one("rescales"),
-        no_progress=one("noProgressRestarts"),
-    )
+def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Iterator[Budget]:
+    for kind, name in BUDGETS.items():
+        limit, window_s = budgets[name]["limit"], budgets[name]["windowSeconds"]
+        yield Budget(kind=kind, limit=limit, window_seconds=window_s)
 
 
 def _memory(memory: Mapping[str, Any] | None) -> MemoryPolicy | None:

@@ -1,9 +1,4 @@
-"""Problems of a job file: one value per fault, with field, value and remedy.
-
-Belongs here: the form and the text of a problem. Does not belong here: finding problems
-(`yaml_documents`, `structure`, `cel_rules`, `availability`, `pods`), printing them (the command
-line).
-"""
+"""Problems of a job file: one value per fault, with field, value and remedy, and their text."""
 
 from __future__ import annotations
 

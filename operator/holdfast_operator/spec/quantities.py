@@ -1,7 +1,4 @@
-"""Kubernetes' quantities of memory: texts such as 12Gi to bytes, and back.
-
-Does not belong here: what is done with them (`plan.memory_raise`).
-"""
+"""Kubernetes' quantities of memory: texts such as 12Gi to bytes, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRD as a tree of frozen values: the structural schema and the rules of each field.
+"""The CRD as a tree of frozen values: the structural schema, its defaults, the rules of each field.
 
 It is read once from the CRD's text. A construct that `structure` would not check is refused, so
 that the CRD cannot promise it. Checking objects does not belong here.
@@ -6,6 +6,7 @@ that the CRD cannot promise it. Checking objects does not belong here.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -188,3 +189,26 @@ def _rule(node: Mapping[str, Any], path: Path) -> Rule:
         message_expression=node.get("messageExpression", ""),
         field=tuple(step for step in node.get("fieldPath", "").split(".") if step),
     )
+
+
+def with_defaults(value: Any, schema: Schema) -> Any:
+    """Return a copy of `value` with every default of `schema`, without its null fields."""
+    if schema.kind is FieldKind.OBJECT and isinstance(value, dict):
+        return _object(value, schema)
+    if schema.kind is FieldKind.ARRAY and isinstance(value, list) and schema.items is not None:
+        return [with_defaults(item, schema.items) for item in value]
+    return copy.deepcopy(value)
+
+
+def _object(value: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, given in value.items():
+        known = schema.properties.get(name)
+        if known is None:
+            result[name] = copy.deepcopy(given)
+        elif given is not None:
+            result[name] = with_defaults(given, known)
+    for name, known in schema.properties.items():
+        if name not in result and known.has_default:
+            result[name] = with_defaults(known.default, known)
+    return result

@@ -1,29 +1,40 @@
 """Structural check: a whole object against the schema; every fault is reported.
 
-Unknown and missing fields, sizes, repeated items. Does not belong here: single values (`scalars`),
-relations between fields (`cel_rules`). Defaults must be filled in before, because a key of a list's
-items may have one.
+Unknown and missing fields, types, choices, bounds, forms, repeated items. Each fault names the
+value and a valid one. Does not belong here: relations between fields (`cel_rules`). Defaults must
+be filled in before, because a key of a list's items may have one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
-from holdfast_operator.spec.problems import Path, Problem, ProblemKind, nearest, show_path
-from holdfast_operator.spec.scalars import bound, check_scalar, wrong_type
+import re2  # type: ignore[import-untyped]
+
+from holdfast_operator.spec.problems import (
+    Path,
+    Problem,
+    ProblemKind,
+    nearest,
+    show_path,
+    show_value,
+)
 from holdfast_operator.spec.schema import FieldKind, Schema, walk
+
+_RANGES: Final[Mapping[str, tuple[int, int]]] = {
+    "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1),
+    "": (-(2**63), 2**63 - 1),
+}
+_DATE_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z")
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,18}\Z")
 
 
 def check_structure(value: Any, schema: Schema, path: Path = ()) -> Iterator[Problem]:
-    """Yield every fault of `value` and of its content, in the order of the object.
-
-    Args:
-        value: Plain mappings, lists, texts, numbers and booleans, with defaults filled in.
-        schema: Schema of `value`.
-        path: Path of `value`.
-    """
+    """Yield every fault of a plain value and of its content, in order; it has its defaults."""
     yield from _Walk(schema, path).check(value, schema, path)
 
 
@@ -123,4 +134,154 @@ def _key_of(item: Any, schema: Schema) -> str | None:
         return json.dumps(item, sort_keys=True, default=str)
     if schema.unique == "map" and isinstance(item, dict):
         return ", ".join(json.dumps(item.get(name), default=str) for name in schema.unique_by)
+    return None
+
+
+def is_int(value: Any) -> bool:
+    """Return whether a value is a whole number; a boolean is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_FITS: Final[Mapping[FieldKind, Callable[[Any], bool]]] = {
+    FieldKind.OBJECT: lambda value: isinstance(value, dict),
+    FieldKind.ARRAY: lambda value: isinstance(value, list),
+    FieldKind.STRING: lambda value: isinstance(value, str),
+    FieldKind.INTEGER: is_int,
+    FieldKind.BOOLEAN: lambda value: isinstance(value, bool),
+    FieldKind.INT_OR_STRING: lambda value: is_int(value) or isinstance(value, str),
+}
+_NOUNS: Final[Mapping[FieldKind, str]] = {
+    FieldKind.OBJECT: "a mapping of fields",
+    FieldKind.ARRAY: "a list",
+    FieldKind.STRING: "a text",
+    FieldKind.INTEGER: "a whole number",
+    FieldKind.BOOLEAN: "true or false",
+    FieldKind.INT_OR_STRING: "a whole number or a text",
+}
+_FOUND: Final[Mapping[type, str]] = {
+    type(None): "empty",
+    bool: "a boolean",
+    float: "a number with a fraction or an exponent",
+    int: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def wrong_type(value: Any, schema: Schema, path: Path) -> Problem | None:
+    """Return the fault of a value with another type than the schema's; None: the type is right."""
+    if _FITS[schema.kind](value):
+        return None
+    return Problem(
+        path=path,
+        kind=ProblemKind.TYPE,
+        value="" if value is None else show_value(value),
+        fault=f"is {_FOUND[type(value)]}, not {_NOUNS[schema.kind]}",
+        remedy=_remedy(value, schema),
+    )
+
+
+def _remedy(value: Any, schema: Schema) -> str:
+    if isinstance(value, bool) and schema.choices:
+        return (
+            "YAML reads an unquoted yes, no, on, off, true or false as a boolean; use one of "
+            + ", ".join(schema.choices)
+        )
+    if schema.kind is FieldKind.STRING and isinstance(value, bool | int | float):
+        return "write it in quotes"
+    if schema.kind is FieldKind.INTEGER and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if schema.kind is FieldKind.INTEGER and isinstance(value, str) and _NUMBER.match(value):
+        return f"write {int(value)} without quotes"
+    return f"use {_wanted(schema)}"
+
+
+def _wanted(schema: Schema) -> str:
+    if schema.choices:
+        return "one of " + ", ".join(schema.choices)
+    if schema.kind is FieldKind.INTEGER:
+        low, high = _range(schema)
+        return f"a whole number from {low} to {high}"
+    return _NOUNS[schema.kind]
+
+
+def _range(schema: Schema) -> tuple[int, int]:
+    low, high = _RANGES[schema.form]
+    return (
+        low if schema.least is None else max(low, schema.least),
+        high if schema.most is None else min(high, schema.most),
+    )
+
+
+def check_scalar(value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
+    """Yield every fault of a text, number or boolean that has the right type."""
+    if is_int(value):
+        yield from _check_number(value, schema, path)
+    elif isinstance(value, str):
+        yield from _check_text(value, schema, path)
+
+
+def _check_number(value: int, schema: Schema, path: Path) -> Iterator[Problem]:
+    low, high = _range(schema)
+    if not low <= value <= high:
+        fault = f"is below the minimum {low}" if value < low else f"is above the maximum {high}"
+        yield bound(path, value, fault, f"use a whole number from {low} to {high}")
+
+
+def _check_text(value: str, schema: Schema, path: Path) -> Iterator[Problem]:
+    if schema.choices and value not in schema.choices:
+        yield _no_choice(value, schema, path)
+    if schema.least is not None and len(value) < schema.least:
+        yield bound(path, value, "is too short", f"use at least {schema.least} characters")
+    if schema.most is not None and len(value) > schema.most:
+        yield bound(
+            path, value, f"has {len(value)} characters", f"use at most {schema.most} characters"
+        )
+    if schema.pattern and not found(schema.pattern, value):
+        yield bound(path, value, "has the wrong form", f"it must match {schema.pattern}")
+    if schema.form == "date-time" and not _DATE_TIME.match(value):
+        yield bound(path, value, "is not a date and time", "use the form 2026-01-31T23:59:59Z")
+
+
+def _no_choice(value: str, schema: Schema, path: Path) -> Problem:
+    near = nearest(value, schema.choices)
+    hint = f" (did you mean {near}?)" if near else ""
+    return Problem(
+        path=path,
+        kind=ProblemKind.CHOICE,
+        value=show_value(value),
+        fault="is not one of the choices",
+        remedy=f"use {_wanted(schema)}{hint}",
+    )
+
+
+def bound(path: Path, value: Any, fault: str, remedy: str) -> Problem:
+    """Return the problem of a value that is too small, too large or of the wrong form."""
+    return Problem(
+        path=path, kind=ProblemKind.BOUND, value=show_value(value), fault=fault, remedy=remedy
+    )
+
+
+def found(pattern: str, text: str) -> bool:
+    """Return whether the text contains a match of the pattern.
+
+    Raises:
+        ValueError: The pattern is not RE2.
+    """
+    try:
+        return re2.search(pattern, text) is not None
+    except re2.error as error:
+        raise ValueError(f"{pattern!r} is not an RE2 pattern: {error}") from error
+
+
+def fault_of(pattern: str) -> str | None:
+    """Return the fault of a pattern that a person wrote; None if it is RE2."""
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        said = error.args[0] if error.args else error
+        return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
     return None

@@ -1,7 +1,4 @@
-"""State of the objects that a job owns beside its pods: those that exist, and the next check.
-
-Does not belong here: their content (`credentials`, `pods.names`), making them (`owned_resources`).
-"""
+"""The objects that a job owns beside its pods: those that exist, and the next check of them."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ class Credentials:
     def due_in(self, now: float, period_s: float, *, hurry: bool) -> float:
         """Return the seconds until the next check of the objects.
 
-        Args:
-            now: Unix time, s.
-            period_s: Time between two checks without a cause, s.
-            hurry: True: something may be missing.
+        It is due each `period_s` seconds, sooner in a hurry: something may be missing.
         """
         if not self.checked_at:  # they were made, or found, a moment ago
             self.checked_at = now

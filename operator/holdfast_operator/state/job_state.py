@@ -1,42 +1,35 @@
-"""The operator's state of one job between two looks: object, memory, master's view.
-
-Belongs here: methods that need several of the groups; each group has a module beside this one. Does
-not belong here: requests (`reconcile` reads the cluster and writes to it).
-"""
+"""The operator's state of one job between two looks: object, memory, master's view."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from holdfast_operator.master_link import Upward
 from holdfast_operator.master_spec import master_spec
+from holdfast_operator.nodes.history import ClusterNodes
+from holdfast_operator.nodes.reachability import NodeReachability
+from holdfast_operator.nodes.strikes import ExcludedNode
 from holdfast_operator.plan.actions import Action, CreatePod, Plan
-from holdfast_operator.plan.api_refusals import ApiRefusal, refused
-from holdfast_operator.plan.history import History
-from holdfast_operator.plan.inputs import PlannedJob
-from holdfast_operator.plan.node_exclusion import ExcludedNode
-from holdfast_operator.plan.node_reachability import NodeReachability
+from holdfast_operator.plan.history import ApiRefusal, History, refused
+from holdfast_operator.plan.inputs import PlannedJob, unix_time
 from holdfast_operator.plan.pods import MASTER_SLOT, UNSCHEDULABLE, PodSlot, Role
 from holdfast_operator.plan.view import Said
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.pod import PodSource
 from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.pods.revision import TemplatesInForce
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
 from holdfast_operator.state.credentials import Credentials
 from holdfast_operator.state.expectations import Expectations
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus
-from holdfast_operator.state.templates import TemplatesInForce
 from holdfast_wire import keys
 from holdfast_wire.messages import (
     AvoidedHost,
     ClusterStrikes,
-    NodeStruck,
-    NoticeReceived,
     PodListDone,
     PodObservation,
     PodPhase,
@@ -59,16 +52,9 @@ class JobState:
     """Newest object that was seen."""
     pods_now: Callable[[Key], Iterable[PodRecord]]
     credentials: Credentials
-    notice: Callable[[str], NoticeReceived | None] = lambda _: None
-    """Returns the notice of a Kubernetes node."""
-    silent: Callable[[], frozenset[str]] = frozenset
-    """Returns the Kubernetes nodes of whose kubelet the cluster hears nothing."""
+    nodes: ClusterNodes
     needs_struck: bool = False
     """True: a worker found no node but those that it avoided for what other jobs met there."""
-    excluded: Callable[[int], tuple[ExcludedNode, ...]] = lambda _: ()
-    """Returns the nodes that new pods avoid, for a job of so many workers."""
-    elsewhere: Callable[[str, Collection[str]], tuple[NodeStruck, ...]] = lambda _uid, _hosts: ()
-    """Returns what jobs but that of a uid met on some Kubernetes nodes."""
     status: WrittenStatus
     templates: TemplatesInForce = dataclasses.field(default_factory=TemplatesInForce)
     expectations: Expectations = dataclasses.field(default_factory=Expectations)
@@ -214,18 +200,18 @@ class JobState:
             refused=self.refused,
             stopping=self.deleted,
             held=self.held,
-            deleted_at=_unix(metadata.get("deletionTimestamp")),
+            deleted_at=unix_time(metadata["deletionTimestamp"]) if self.deleted else 0.0,
             first_seen_at=self.first_seen_at,
             cut_off=cut_off,
             unreachable=self.link.reach.unreachable,
-            silent_nodes=self.silent(),
+            silent_nodes=self.nodes.silent(),
             struck_nodes=tuple(one.host for one in self.struck()),
             master_endpoint=endpoint,
         )
 
-    def hear(self, said: Said | None, now: float) -> None:
+    def receive(self, message: Said | None, now: float) -> None:
         """Apply a message of the master; None: the stream to it has ended."""
-        self.link.hear(said, now, self.pods())
+        self.link.receive(message, now, self.pods())
 
     def master_address(self) -> str:
         """Return host:port of its newest master, preferring one that stays; empty: there is none.
@@ -272,7 +258,7 @@ class JobState:
             wanted=pod.uid in self.expectations.deletions,
             unreachable=pod.node in reach.unreachable and pod.uid in reach.answered,
             phase=PodPhase.GONE if gone else None,
-            notice=self.notice(pod.node),
+            notice=self.nodes.notice(pod.node),
         )
 
     def first_messages(self) -> Iterable[Upward]:
@@ -305,7 +291,7 @@ class JobState:
         struck = self.struck()
         hosts = {pod.node for pod in self.pods() if pod.node} | {one.host for one in struck}
         return ClusterStrikes(
-            strikes=self.elsewhere(self.owner.uid, hosts),
+            strikes=self.nodes.history.elsewhere(self.owner.uid, hosts),
             avoided=tuple(AvoidedHost(host=one.host, reason=one.reason) for one in struck),
         )
 
@@ -314,7 +300,7 @@ class JobState:
         if not self.spec.avoid_struck_nodes or self.needs_struck:
             return ()
         own = set(self.link.view.excluded or self.status.fields.get("excludedNodes", ()))
-        found = self.excluded(self.spec.worker_pods + len(own))
+        found = self.nodes.history.excluded(self.spec.worker_pods + len(own))
         return tuple(one for one in found if one.host not in own)
 
     def watch_room(self, now: float) -> None:
@@ -326,7 +312,7 @@ class JobState:
         self.needs_struck = self.needs_struck or any(
             pod.slot.role is Role.WORKER
             and not pod.node
-            and pod.waiting[0] == UNSCHEDULABLE
+            and pod.waiting == UNSCHEDULABLE
             and now - pod.created_at >= NO_ROOM_SECONDS
             and not struck.isdisjoint(pod.avoids)
             for pod in self.pods()
@@ -337,7 +323,3 @@ class JobState:
         struck = self.struck()
         known, self._avoided = self._avoided, {one.host for one in struck}
         return [one for one in struck if one.host not in known]
-
-
-def _unix(text: str | None) -> float:
-    return datetime.fromisoformat(text).timestamp() if text else 0.0

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 
 from holdfast_operator.master_link import MasterLink, Upward
-from holdfast_operator.node_probe import NodeProbe
-from holdfast_operator.plan.master_fence import KnownMaster
-from holdfast_operator.plan.node_reachability import NodeReachability
+from holdfast_operator.nodes.probe import NodeProbe
+from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.plan.pods import Role
-from holdfast_operator.plan.view import MasterView, Said
+from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.pods.record import PodRecord
 from holdfast_wire.messages import ClusterStrikes, Fence, StopRequest
 
@@ -60,11 +59,7 @@ class Link:
             self.probe.probe_now()
 
     def refusal(self, fence: Fence | None) -> str:
-        """Return the reason to drop a message of a master; empty: its sender is the known master.
-
-        Args:
-            fence: Fence of the message.
-        """
+        """Return the reason to drop a master's message; empty: its sender is the known master."""
         refusal = self.known.refusal(fence)
         if not refusal:
             self.known = self.known.heard(fence)
@@ -82,16 +77,16 @@ class Link:
             self.ends = (pod.uid, pod.ends)
             self.known = self.known.ended()
 
-    def hear(self, said: Said | None, now: float, pods: Iterable[PodRecord]) -> None:
+    def receive(self, message: Said | None, now: float, pods: Iterable[PodRecord]) -> None:
         """Apply a message of the master; None: the stream to it has ended."""
-        if said is None:
+        if message is None:
             self.view = self.view.disconnected(now)
             if self.met_at(pods) is None:
                 # It was started again, and the pod shows that before the stream does.
                 self.view = self.view.met("")
             return
         begins = not self.view.connected
-        self.view = self.view.hear(said, now=now, generation=self.spec_sent)
+        self.view = self.view.hear(message, now=now, generation=self.spec_sent)
         if begins:
             self.view = self.view.met(_newest(pods))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from holdfast_operator.plan.inputs import Situation
+from holdfast_operator.plan.inputs import Look
 from holdfast_operator.plan.pods import Role
 from holdfast_wire.messages import JobPhase, PodPhase
 
@@ -34,51 +34,51 @@ class KnownWorld:
     """Number of ranks."""
 
 
-def hears(situation: Situation) -> bool:
+def hears(look: Look) -> bool:
     """Return whether the master reports the present state."""
-    return situation.master.connected and situation.master.status is not None
+    return look.master.connected and look.master.status is not None
 
 
-def begun(situation: Situation, role: Role) -> int:
+def begun(look: Look, role: Role) -> int:
     """Count the living pods of a role that have begun: one that waits for a node is in no world."""
-    return sum(pod.phase is not PodPhase.PENDING for pod in situation.live(role))
+    return sum(pod.phase is not PodPhase.PENDING for pod in look.live(role))
 
 
-def world(situation: Situation) -> KnownWorld:
+def world(look: Look) -> KnownWorld:
     """Return the world of the master's last status, or of ours; no larger than the pods allow."""
-    said = situation.master.status
+    said = look.master.status
     if said is not None:
         last = KnownWorld(said.round, said.active_nodes, said.world_size)
     else:
-        written = situation.job.status.get("world", {})
+        written = look.job.status.get("world", {})
         names = ("round", "activeReplicas", "size")
         last = KnownWorld(*(written.get(name, 0) for name in names))
-    if hears(situation):
+    if hears(look):
         return last
-    active = min(last.active, begun(situation, Role.WORKER))
+    active = min(last.active, begun(look, Role.WORKER))
     return dataclasses.replace(last, active=active, size=last.size if active else 0)
 
 
-def kept_until(situation: Situation) -> float | None:
+def kept_until(look: Look) -> float | None:
     """Return the Unix time until which a predecessor's status is believed, s; None: not now."""
-    job = situation.job
-    if not job.first_seen_at or job.ended_at is not None or situation.master.status is not None:
+    job = look.job
+    if not job.first_seen_at or job.ended_at is not None or look.master.status is not None:
         return None
     until = job.first_seen_at + KEPT_SECONDS
-    return until if situation.now < until else None
+    return until if look.now < until else None
 
 
-def kept_phase(situation: Situation) -> str | None:
+def kept_phase(look: Look) -> str | None:
     """Return the phase that a predecessor wrote, while it is believed and the job has trained."""
-    status = situation.job.status
+    status = look.job.status
     phase = status.get("phase")
-    believed = kept_until(situation) is not None and "startTime" in status and phase in _STARTED
+    believed = kept_until(look) is not None and "startTime" in status and phase in _STARTED
     return phase if believed else None
 
 
-def starts(situation: Situation) -> bool:
+def starts(look: Look) -> bool:
     """Return True if the world does not train yet: a rank has its first step to make."""
-    said = situation.master.status
+    said = look.master.status
     if said is not None:
         return said.phase in _STARTING
-    return "startTime" not in situation.job.status or kept_phase(situation) == "Restarting"
+    return "startTime" not in look.job.status or kept_phase(look) == "Restarting"

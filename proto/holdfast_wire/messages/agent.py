@@ -112,34 +112,7 @@ class SessionRequest:
     fence: Fence | None = None
     """The newest fence that the agent has accepted. For messages about workers: the round of those
     workers."""
-    message: (
-        Hello
-        | Heartbeat
-        | WorkerExited
-        | RoundStarted
-        | RoundStopped
-        | StorePrepared
-        | BarrierReached
-        | BarrierAck
-        | CommandDone
-        | Warmed
-        | Goodbye
-        | MemoryCheckpoints
-        | ShardsPersisted
-        | CommitResult
-        | RestoreRequest
-        | RestorePlanVerified
-        | CollectiveSamples
-        | EvidenceCollected
-        | NoticeReceived
-        | ClockProbe
-        | CheckListening
-        | NodeChecked
-        | ReplicaReady
-        | RosterFailed
-        | SyncChosen
-        | None
-    ) = None
+    message: SessionRequestMessage | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,27 +121,7 @@ class SessionResponse:
 
     fence: Fence | None = None
     """Of the master that sends it; round-scoped messages carry the round that they are about."""
-    message: (
-        Welcome
-        | WorldAssignment
-        | StopRound
-        | PrepareStore
-        | SetBarrier
-        | DumpStacks
-        | Leave
-        | StateDigest
-        | HeartbeatInterval
-        | RestorePlan
-        | CommitGrant
-        | CommitAnnounced
-        | ReleaseCheckpoints
-        | FlushToStorage
-        | SetSchedule
-        | CollectEvidence
-        | ClockReply
-        | CheckNode
-        | None
-    ) = None
+    message: SessionResponseMessage | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -788,3 +741,54 @@ class CheckFigure:
     """In the unit of the resource."""
     error: str = ""
     """It failed or hung: the value means nothing."""
+
+
+SessionRequestMessage = (
+    Hello
+    | Heartbeat
+    | WorkerExited
+    | RoundStarted
+    | RoundStopped
+    | StorePrepared
+    | BarrierReached
+    | BarrierAck
+    | CommandDone
+    | Warmed
+    | Goodbye
+    | MemoryCheckpoints
+    | ShardsPersisted
+    | CommitResult
+    | RestoreRequest
+    | RestorePlanVerified
+    | CollectiveSamples
+    | EvidenceCollected
+    | NoticeReceived
+    | ClockProbe
+    | CheckListening
+    | NodeChecked
+    | ReplicaReady
+    | RosterFailed
+    | SyncChosen
+)
+"""What `SessionRequest.message` holds."""
+SessionResponseMessage = (
+    Welcome
+    | WorldAssignment
+    | StopRound
+    | PrepareStore
+    | SetBarrier
+    | DumpStacks
+    | Leave
+    | StateDigest
+    | HeartbeatInterval
+    | RestorePlan
+    | CommitGrant
+    | CommitAnnounced
+    | ReleaseCheckpoints
+    | FlushToStorage
+    | SetSchedule
+    | CollectEvidence
+    | ClockReply
+    | CheckNode
+)
+"""What `SessionResponse.message` holds."""

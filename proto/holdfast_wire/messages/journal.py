@@ -41,35 +41,7 @@ class JournalRecord:
     unix_time: float = 0.0
     job_seconds: float = 0.0
     """The job's own time, s: runs only while a master runs."""
-    fact: (
-        SegmentOpened
-        | SpecAccepted
-        | NodeJoined
-        | NodeGone
-        | WorldDecided
-        | WorldTraining
-        | WorldEnded
-        | Incident
-        | BudgetCharge
-        | EventRecorded
-        | PhaseChanged
-        | CommandIssued
-        | CommandFinished
-        | GoodputMarked
-        | NodeExcluded
-        | NodeMarked
-        | StopRequested
-        | JobFolded
-        | CheckpointCommitted
-        | ScheduleConfirmed
-        | NodeJudged
-        | ReferencesLearned
-        | NodeStruck
-        | OuterRoster
-        | SyncChosen
-        | StragglerTrial
-        | None
-    ) = None
+    fact: JournalRecordFact | None = None
     more: bool = False
     """The next record is of the same decision: where the journal ends before it, all of that
     decision counts as unwritten."""
@@ -501,3 +473,34 @@ class JobFolded:
     """The newest choice of replicas that switch."""
     straggler_trials: tuple[StragglerTrial, ...] = ()
     """By round; of several nodes that left one world together, that of the first."""
+
+
+JournalRecordFact = (
+    SegmentOpened
+    | SpecAccepted
+    | NodeJoined
+    | NodeGone
+    | WorldDecided
+    | WorldTraining
+    | WorldEnded
+    | Incident
+    | BudgetCharge
+    | EventRecorded
+    | PhaseChanged
+    | CommandIssued
+    | CommandFinished
+    | GoodputMarked
+    | NodeExcluded
+    | NodeMarked
+    | StopRequested
+    | JobFolded
+    | CheckpointCommitted
+    | ScheduleConfirmed
+    | NodeJudged
+    | ReferencesLearned
+    | NodeStruck
+    | OuterRoster
+    | SyncChosen
+    | StragglerTrial
+)
+"""What `JournalRecord.fact` holds."""

@@ -30,15 +30,7 @@ class PodPhase(enum.IntEnum):
 class SyncRequest:
     """SyncRequest: operator to master."""
 
-    message: (
-        MasterSpec
-        | PodObservation
-        | ScaleResult
-        | StopRequest
-        | PodListDone
-        | ClusterStrikes
-        | None
-    ) = None
+    message: SyncRequestMessage | None = None
     """ScaleResult: Answers a ScaleDecision. StopRequest: The operator wants the job to end.
     PodListDone: All pods have been reported: what was not named does not exist."""
 
@@ -125,16 +117,7 @@ class StopRequest:
 class SyncResponse:
     """SyncResponse: master to operator."""
 
-    message: (
-        JobStatus
-        | ReplaceDecision
-        | ReleaseDecision
-        | ScaleDecision
-        | ExcludeDecision
-        | FinishDecision
-        | StrikesReported
-        | None
-    ) = None
+    message: SyncResponseMessage | None = None
     fence: Fence | None = None
     """The master that says it; its round is 0. Of a master that sends none nothing is known."""
 
@@ -200,3 +183,19 @@ class StrikesReported:
     """StrikesReported: what spoke against hosts of this job. Some may have been told before."""
 
     strikes: tuple[NodeStruck, ...] = ()
+
+
+SyncRequestMessage = (
+    MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone | ClusterStrikes
+)
+"""What `SyncRequest.message` holds."""
+SyncResponseMessage = (
+    JobStatus
+    | ReplaceDecision
+    | ReleaseDecision
+    | ScaleDecision
+    | ExcludeDecision
+    | FinishDecision
+    | StrikesReported
+)
+"""What `SyncResponse.message` holds."""

@@ -42,17 +42,7 @@ class InputRecorded:
     """Instructions that it led to, records not counted."""
     failed: bool = False
     """The core could not take it."""
-    input: (
-        AgentSaid
-        | AgentDisconnected
-        | OperatorStream
-        | SyncRequest
-        | UserAsked
-        | ShellNoted
-        | DeadlineCame
-        | MasterStalled
-        | None
-    ) = None
+    input: InputRecordedInput | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,3 +102,16 @@ class MasterStalled:
 
     seconds: float = 0.0
     """For so long, s."""
+
+
+InputRecordedInput = (
+    AgentSaid
+    | AgentDisconnected
+    | OperatorStream
+    | SyncRequest
+    | UserAsked
+    | ShellNoted
+    | DeadlineCame
+    | MasterStalled
+)
+"""What `InputRecorded.input` holds."""

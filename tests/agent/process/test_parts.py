@@ -117,7 +117,7 @@ async def test_a_part_is_described_and_read_as_it_lies_in_memory(lender: Lender)
     assert await _read(lender, *ranges) == b"".join(slot_bytes[a : a + n] for a, n in ranges)
     loan = await lender.arenas.lend(SAVED, 0)
     assert loan is not None
-    assert loan.job.held.reading == [slot.index], "the readings before have ended"
+    assert loan.held.reading == [slot.index], "the readings before have ended"
     lender.arenas.take_back(loan)
 
 
@@ -179,6 +179,6 @@ async def test_a_reader_that_gives_up_frees_the_slot(lender: Lender) -> None:
         stub: Any = peer_pb2_grpc.PeerServiceStub(link)
         call = stub.ReadPart(codec.to_proto(request))
         assert len((await call.read()).data) == 2**20
-        assert loan.job.held.reading, "the slot stays while it is read"
+        assert loan.held.reading, "the slot stays while it is read"
         call.cancel()
-        await eventually(lambda: not loan.job.held.reading)
+        await eventually(lambda: not loan.held.reading)

@@ -14,7 +14,7 @@ import pytest
 from checkpoints.lone_peers import nobody
 from checkpoints.sample_shards import sample_step
 from holdfast.flash.memory.arena import geometry_of
-from holdfast.flash.memory.file_backend import Volume
+from holdfast.flash.memory.file_backend import FileBackend
 from holdfast.flash.memory.shard_table import decode, encode
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.config import settings
@@ -37,7 +37,7 @@ def _until_swept(folder: Path) -> None:
 
 def _leave(folder: Path, job: str) -> None:
     """Leave an arena as an agent does that is killed before its trainer saved anything."""
-    volume = Volume(str(folder), job)
+    volume = FileBackend(str(folder), job)
     body = encode(sample_step(1, random.Random(0))[0].shards[0].table)
     fd, _ = volume.make(body, geometry_of(decode(body), len(body), 3, 4096))
     os.close(fd)

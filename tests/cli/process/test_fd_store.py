@@ -18,8 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_cli.runner.fd_store import MOST, Shelf, close_all
-from holdfast_cli.runner.fd_stores import Shelves
+from holdfast_cli.runner.fd_store import MOST, FdStore, FdStores, close_all
 from holdfast_wire.fd_messages import ARENA, Freed, Greeting, Held, receive, send
 
 _MIB = 2**20
@@ -46,8 +45,8 @@ def _until(true: Callable[[], object], what: str, within_s: float = 20.0) -> Non
         time.sleep(0.01)
 
 
-def _shelf() -> Shelf:
-    return Shelf(3, close_all, lambda: True)
+def _shelf() -> FdStore:
+    return FdStore(3, close_all, lambda: True)
 
 
 def _memory(text: str = "", name: str = ARENA) -> int:
@@ -79,7 +78,7 @@ def _contents(end: socket.socket) -> dict[str, str]:
         os.close(fd)
 
 
-def _end(shelf: Shelf) -> None:
+def _end(shelf: FdStore) -> None:
     shelf.disconnect()
     shelf.clear()
 
@@ -265,26 +264,26 @@ _FLOOD = _AGENT.replace("if len(names) > 20:", "if False:")
 
 async def test_an_agent_that_floods_does_not_keep_the_runner_from_its_work() -> None:
     """It is read in turns, so that only its own socket fills; nobody waits."""
-    shelves = Shelves()
+    shelves = FdStores()
     agent = _start(_FLOOD, shelves.open(0, "a"))
     loop = asyncio.get_running_loop()
     turns = 0
     until = loop.time() + 1.0
     async with asyncio.timeout(20):
-        while loop.time() < until or shelves._shelves[0].count < MOST:
+        while loop.time() < until or shelves._stores[0].count < MOST:
             turns += 1
             await asyncio.sleep(0.001)
     assert turns > 50
-    assert shelves._shelves[0].count == MOST
+    assert shelves._stores[0].count == MOST
     _kill(agent)
     shelves.ended(0, "a", keep=True)
-    assert shelves._shelves[0].count == MOST
+    assert shelves._stores[0].count == MOST
     shelves.close()
 
 
 async def test_what_a_node_had_is_for_its_next_agent_after_an_end_that_nobody_wanted() -> None:
     """Killed: kept, twice. Ended by itself, taken away, or its place gone: let go."""
-    shelves = Shelves()
+    shelves = FdStores()
 
     def agent(node: int, pod: str, *names: str) -> dict[str, str]:
         with shelves.open(node, pod) as end:
@@ -312,7 +311,7 @@ async def test_what_a_node_had_is_for_its_next_agent_after_an_end_that_nobody_wa
 
 async def test_what_a_living_agent_has_is_not_handed_to_a_second_one() -> None:
     """Both would write to the same slots; the first one's memory is its own from then on."""
-    shelves = Shelves()
+    shelves = FdStores()
     with shelves.open(0, "a") as first:
         _lay(first, "x")
         with shelves.open(0, "b") as second:
@@ -330,22 +329,22 @@ async def test_what_a_living_agent_has_is_not_handed_to_a_second_one() -> None:
 async def test_all_nodes_together_have_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of what this process may open; what a node frees another may have."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
-    shelves = Shelves()
+    shelves = FdStores()
     with shelves.open(0, "a") as one, shelves.open(1, "b") as two:
         for number in range(3):
             _lay(one, f"x{number}")
             _lay(two, f"y{number}")
         shelves.ended(0, "a", keep=True)
         shelves.ended(1, "b", keep=True)
-    assert [shelves._shelves[node].count for node in (0, 1)] == [3, 1]
+    assert [shelves._stores[node].count for node in (0, 1)] == [3, 1]
     shelves.close()
 
 
 _RUNNER = """
     import os, sys, time, socket
-    from holdfast_cli.runner.fd_store import Shelf, close_all
+    from holdfast_cli.runner.fd_store import FdStore, close_all
     agent = socket.socket(fileno=int(sys.argv[1]))
-    shelf = Shelf(0, close_all, lambda: True)
+    shelf = FdStore(0, close_all, lambda: True)
     shelf._socket = agent
     while not shelf.count:
         shelf.take_in(10)

@@ -14,7 +14,7 @@ import pytest
 from holdfast_cli.job_directory import Endpoint, JobHome
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.sync import MasterSync
-from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_wire import codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import Fence, FinishDecision, SyncResponse

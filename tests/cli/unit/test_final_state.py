@@ -15,7 +15,7 @@ from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_cli.job_directory import JobHome, JobRecord
-from holdfast_cli.runner import final_snapshot
+from holdfast_cli.runner.supervisor import silent, with_end
 from holdfast_wire import messages
 from holdfast_wire.messages import (
     METHODS,
@@ -153,10 +153,10 @@ def test_a_job_that_left_no_word_is_unreachable_at_once(home: JobHome, text: str
 
 def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
     """Interrupted twice, or a master that could not be started."""
-    left = final_snapshot.silent("gpt", "u", JobStatus(phase=JobPhase.TRAINING, step=7))
+    left = silent("gpt", "u", JobStatus(phase=JobPhase.TRAINING, step=7))
     loss = JobStatus(loss=0.5, has_loss=True)
-    cut = final_snapshot.with_end(left, None, loss).status
+    cut = with_end(left, None, loss).status
     assert (cut.phase, cut.reason, cut.step, cut.loss) == (JobPhase.FAILED, "Interrupted", 7, 0.5)
     lost = JobStatus(phase=JobPhase.FAILED, reason="MasterLost", text="it ended at once")
-    assert final_snapshot.with_end(left, lost, JobStatus()).status.reason == "MasterLost"
-    assert final_snapshot.with_end(ENDING, lost, JobStatus()).status.reason == "NoProgress"
+    assert with_end(left, lost, JobStatus()).status.reason == "MasterLost"
+    assert with_end(ENDING, lost, JobStatus()).status.reason == "NoProgress"

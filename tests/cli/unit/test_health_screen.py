@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_cli.health_screen import screen
+from holdfast_cli.render import health_screen as screen
 from holdfast_wire.messages import GetHealthResponse, HangStatus, RankHealth, SlowVerdict
 
 

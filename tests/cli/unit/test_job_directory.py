@@ -11,8 +11,8 @@ from click.shell_completion import ShellComplete
 
 from holdfast_cli import job_directory
 from holdfast_cli.errors import JobNotFoundError
-from holdfast_cli.job_list import list_jobs
 from holdfast_cli.main import main
+from holdfast_cli.target import list_jobs
 
 
 def _record(name: str, pid: int, started: int) -> job_directory.JobRecord:

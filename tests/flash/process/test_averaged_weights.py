@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, state_of, train, trained_state
 from holdfast.flash.trainer.leaves import StateError
 
 pytestmark = pytest.mark.train
 WIDTH = 2500
 """Of a square matrix of 25 MB; a model of two has 50 MB, and so has its average."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 def _averaged(seed: int) -> tuple[Any, Any, Any]:
@@ -112,8 +103,7 @@ def test_storages_that_are_replaced_between_saves_are_saved_as_they_are_then(
             change(model, optimizer)
             flash.save(step)
     again = state_of(4)
-    with holdfast.Checkpointer(tmp_path, model=again[0], optimizer=again[1]) as flash:
-        assert flash.load() == 5
+    assert load(tmp_path, model=again[0], optimizer=again[1]) == 5
     assert same([one.state_dict() for one in again], [model.state_dict(), optimizer.state_dict()])
 
 
@@ -121,8 +111,7 @@ def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_re
     tmp_path: Path,
 ) -> None:
     """`assign=True` makes new parameters: the optimizer trains the old ones, which nobody uses."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         flash.save(1)
         fresh = {key: value.clone() for key, value in model.state_dict().items()}

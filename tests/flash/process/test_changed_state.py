@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, state_of, train, trained_state
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.leaves import StateError
 
 pytestmark = pytest.mark.train
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
@@ -44,8 +34,7 @@ def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
         assert flash.latest() == 3
     found: dict[str, Any] = {"notes": None}
     model2, optimizer2 = state_of(4)
-    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2, extra=found) as flash:
-        assert flash.load() == 3
+    assert load(tmp_path, model=model2, optimizer=optimizer2, extra=found) == 3
     assert found == extra
     assert same(model2.state_dict(), model.state_dict())
     assert same(optimizer2.state_dict(), optimizer.state_dict())
@@ -53,8 +42,7 @@ def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
 
 def test_an_optimizer_that_is_rolled_back_is_saved_as_it_is_now(tmp_path: Path) -> None:
     """`load_state_dict` puts new containers in place of those that were planned for."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     before = copy.deepcopy(optimizer.state_dict())
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         for _ in range(3):
@@ -66,8 +54,7 @@ def test_an_optimizer_that_is_rolled_back_is_saved_as_it_is_now(tmp_path: Path) 
         flash.save(2)
         flash.wait()
     again = state_of()
-    with holdfast.Checkpointer(tmp_path, model=again[0], optimizer=again[1]) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=again[0], optimizer=again[1]) == 2
     assert same([one.state_dict() for one in again], [model.state_dict(), optimizer.state_dict()])
     assert again[1].param_groups[0]["lr"] == 0.001
 
@@ -83,8 +70,7 @@ def test_a_module_that_is_replaced_is_saved_as_it_is_now(tmp_path: Path) -> None
         flash.save(2)
         flash.wait()
     again = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with holdfast.Checkpointer(tmp_path, model=again) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=again) == 2
     assert same(again.state_dict(), model.state_dict())
 
 
@@ -114,8 +100,7 @@ def test_a_tensor_that_shrinks_where_it_lies_is_saved_as_it_is_now(
         flash.save(2)
         flash.wait()
     again = model_of(torch.zeros(3))
-    with holdfast.Checkpointer(tmp_path, model=again) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=again) == 2
     assert same(again.state_dict(), model.state_dict())
 
 
@@ -134,6 +119,5 @@ def test_a_value_that_becomes_unloadable_is_refused_and_the_step_before_stays(
         flash.save(3)
         flash.wait()
     extra["best"] = None
-    with holdfast.Checkpointer(tmp_path, model=model, extra=extra) as flash:
-        assert flash.load() == 3
+    assert load(tmp_path, model=model, extra=extra) == 3
     assert extra["best"] == {"loss": [None, 0.5]}

@@ -5,29 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, trained_state
 from holdfast.flash.memory.arena import BYTES_ROOM
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.job import CONTINUE
 
 pytestmark = pytest.mark.train
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 @pytest.mark.parametrize(
@@ -64,16 +54,14 @@ def test_any_optimizer_comes_back_with_all_its_state(
         flash.save(1)
         assert same(trained.state_dict(), before)
     model2, trained2 = state_of(1, **optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=trained2) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=model2, optimizer=trained2) == 1
     assert same(model.state_dict(), model2.state_dict())
     assert same(trained.state_dict(), trained2.state_dict())
 
 
 def test_a_restore_fills_the_moments_that_are_there(tmp_path: Path) -> None:
     """A load fills fitting moments in place. Other types and missing ones get new tensors."""
-    model, trained = state_of(kind="AdamW")
-    train(model, trained)
+    model, trained = trained_state(kind="AdamW")
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
         flash.save(1)
         wanted = {name: value.clone() for name, value in model.state_dict().items()}
@@ -101,18 +89,16 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
 ) -> None:
     """It is mapped once, and the version that was restored is intact until a newer one is whole."""
     socket = tmp_path / "keeper"
-    keeper = subprocess.Popen(
+    arenas = subprocess.Popen(
         [sys.executable, "-m", "holdfast.flash.server.main", "--listen", str(socket)]
     )
     try:
         while not socket.exists():
-            assert keeper.poll() is None
+            assert arenas.poll() is None
             time.sleep(0.01)
         monkeypatch.setenv("HOLDFAST_ARENA", str(socket))
-        model, trained = state_of(kind="AdamW")
-        train(model, trained)
-        with holdfast.Checkpointer(None, model=model, optimizer=trained) as flash:
-            flash.save(7)
+        model, trained = trained_state(kind="AdamW")
+        save(None, 7, model=model, optimizer=trained)
         for round_number in (1, 2):
             monkeypatch.setenv("HOLDFAST_ROUND", str(round_number))
             model2, trained2 = state_of(round_number, kind="AdamW")
@@ -120,14 +106,14 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
                 assert flash.load() == 6 + round_number
                 mapped = list(flash._preparer._mapped.values())
                 flash.prepare()
-                assert flash._preparer.saver is not None
-                assert flash._preparer.saver.arena is mapped[0]
+                assert flash._preparer.copier is not None
+                assert flash._preparer.copier.arena is mapped[0]
                 assert flash._preparer._mapped == {}
                 flash.save(7 + round_number)
             assert same(dict(model2.state_dict()), dict(model.state_dict()))
     finally:
-        keeper.terminate()
-        keeper.wait(30)
+        arenas.terminate()
+        arenas.wait(30)
 
 
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
@@ -154,8 +140,7 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
             self.second.weight = self.first.weight
 
     model = Odd()
-    with holdfast.Checkpointer(tmp_path, model=model, extra={"note": {"a": [1, 2.5]}}) as flash:
-        flash.save(3)
+    save(tmp_path, 3, model=model, extra={"note": {"a": [1, 2.5]}})
     target: dict[str, Any] = {
         "model": {key: torch.zeros_like(value) for key, value in model.state_dict().items()},
         "extra": {"note": None},
@@ -165,8 +150,7 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
     assert target["extra"]["note"] == {"a": [1, 2.5]}
     assert "hidden" not in target["model"]
     other = Odd()
-    with holdfast.Checkpointer(tmp_path, model=other, extra={"note": None}) as flash:
-        assert flash.load() == 3
+    assert load(tmp_path, model=other, extra={"note": None}) == 3
     assert same(dict(model.state_dict()), dict(other.state_dict()))
 
 
@@ -204,10 +188,8 @@ def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_pat
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    model, optimizer = state_of()
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path / "ours", model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    model, optimizer = trained_state()
+    save(tmp_path / "ours", model=model, optimizer=optimizer)
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments}
     dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)

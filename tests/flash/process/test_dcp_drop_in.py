@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import same, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
 from house import forks
@@ -26,19 +25,16 @@ pytestmark = pytest.mark.train
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business; every test ends its session."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
+def _ended() -> Iterator[None]:
+    """Every test ends its session."""
+    yield
     dcp.close()
 
 
 def _state(seed: int = 0) -> dict[str, Any]:
     import torch
 
-    model, optimizer = state_of(seed, kind="AdamW")
-    train(model, optimizer)
+    model, optimizer = trained_state(seed, kind="AdamW")
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -346,7 +342,7 @@ def test_a_copy_that_is_broken_off_takes_no_slot(
 
     monkeypatch.setattr(dcp, "_SLOT_SECONDS", 5.0)
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.flash.trainer.copier.Saver.copy", broken)
+        patched.setattr("holdfast.flash.trainer.copier.Copier.copy", broken)
         for _ in range(4):
             with pytest.raises(KeyboardInterrupt):
                 dcp.async_save({"x": torch.ones(9)}, checkpoint_id=tmp_path / "x")

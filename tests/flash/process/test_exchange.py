@@ -6,8 +6,7 @@ import argparse
 import io
 import os
 import random
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,19 @@ import numpy as np
 import pytest
 
 import holdfast
-from checkpoints.sample_shards import sample_step
-from checkpoints.small_models import same, state_of, train
-from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
-from holdfast.flash.storage.filesystem import PosixDisk
+from checkpoints.sample_shards import sample_step, save
+from checkpoints.small_models import load, same, state_of, train, trained_state
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.tools import convert, diff
-from holdfast.flash.tools.contents import Contents
+from holdfast.flash.tools.diff import Contents
 from house import forks
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:rng of rank 0 begins anew"),
+]
 Print = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        warnings.filterwarnings(
-            "ignore", message="rng of rank 0 begins anew: the checkpoint has none"
-        )
-        yield
 
 
 def _plain(seed: int) -> dict[str, Any]:
@@ -118,8 +110,7 @@ def test_what_was_exported_and_imported_is_the_same_state(
     assert capsys.readouterr().out.endswith("are the same, bit for bit\n")
     fresh = kind(2)
     _train(fresh)
-    with holdfast.Checkpointer(tmp_path / "again", **fresh) as flash:
-        assert flash.load() == 7
+    assert load(tmp_path / "again", **fresh) == 7
     for one, other in zip(_flat(state["model"]), _flat(fresh["model"]), strict=True):
         assert same(one.state_dict(), other.state_dict())
     for one, other in zip(_flat(state["optimizer"]), _flat(fresh["optimizer"]), strict=True):
@@ -133,14 +124,10 @@ def _flat(given: Any) -> list[Any]:
 
 def test_parts_of_several_ranks_become_one_tensor(tmp_path: Path) -> None:
     """One under the other, as the ranks had them."""
-    disk, root = PosixDisk(), str(tmp_path / "ck")
+    disk, root = Disk(), str(tmp_path / "ck")
     disk.make_dir(root)
     manifest, images = sample_step(10, random.Random(1))
-    attempt = Attempt(version=manifest.version, number="a")
-    opened = open_attempt(disk, root, attempt)
-    for shard, image in zip(manifest.shards, images, strict=True):
-        write_shard(disk, opened, shard, image)
-    commit(disk, root, attempt, manifest.shards)
+    save(disk, root, (manifest, images))
     parts = [
         bytes(image[item.payload : item.payload + item.size])
         for shard, image in zip(manifest.shards, images, strict=True)
@@ -172,8 +159,7 @@ def test_a_models_file_begins_a_training(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     root = tmp_path / "ck"
     assert convert.main(["import", str(tmp_path / "weights.pt"), str(root), "--step", "1"]) == 0
-    other, optimizer = state_of(6)
-    train(other, optimizer)
+    other, optimizer = trained_state(6)
     with holdfast.Checkpointer(root, model=other, optimizer=optimizer) as flash:
         with pytest.raises(holdfast.flash.trainer.restore.RestoreError, match="param_groups"):
             flash.load()
@@ -195,11 +181,9 @@ def test_what_torchs_own_checkpoint_has_is_taken_over(tmp_path: Path) -> None:
     dcp.save(state, checkpoint_id=tmp_path / "torchs", no_dist=True)
     root = tmp_path / "ck"
     assert convert.main(["import", str(tmp_path / "torchs"), str(root), "--step", "2"]) == 0
-    other, fresh = state_of(4)
-    train(other, fresh)
+    other, fresh = trained_state(4)
     extra: dict[str, Any] = {"data": {"epoch": 0}}
-    with holdfast.Checkpointer(root, model=other, optimizer=fresh, extra=extra) as flash:
-        assert flash.load() == 2
+    assert load(root, model=other, optimizer=fresh, extra=extra) == 2
     assert same(other.state_dict(), model.state_dict())
     assert same(fresh.state_dict(), optimizer.state_dict())
     assert extra == {"data": {"epoch": 4}}
@@ -264,11 +248,9 @@ def test_what_scripts_save_is_taken_over(tmp_path: Path, capsys: Print, name: st
     assert convert.main(["convert", str(tmp_path / "saved"), root, *found]) == 0
     objects = {"plain": "extra.args", "titan": "extra.train_state.losses"}.get(name, "extras: ")
     assert objects in capsys.readouterr().out
-    other, fresh = state_of(4)
-    train(other, fresh)
+    other, fresh = trained_state(4)
     extra: dict[str, Any] = {"loss": 0.0}
-    with holdfast.Checkpointer(root, model=other, optimizer=fresh, extra=extra) as flash:
-        assert flash.load(partial=True) == 2
+    assert load(root, model=other, optimizer=fresh, extra=extra, partial=True) == 2
     assert same(other.state_dict(), model.state_dict())
     assert same(fresh.state_dict(), optimizer.state_dict())
     assert extra == {"loss": 1.5}

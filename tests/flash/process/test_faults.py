@@ -15,7 +15,7 @@ from checkpoints.lone_peers import nobody
 from holdfast import loop_errors
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Layout, RequestRefused, Restore
-from holdfast.flash.server.worker_thread import Labour, failure_of, outcome_of
+from holdfast.flash.server.worker_thread import WorkerThread, failure_of, outcome_of
 from holdfast_agent.checkpoint.arenas import Arenas
 
 LABOUR, SERVICE = "holdfast.flash.server.worker_thread", "holdfast.flash.server.service"
@@ -51,14 +51,14 @@ def test_an_error_that_was_expected_is_no_fault(caplog: pytest.LogCaptureFixture
 
 def test_a_labour_counts_what_its_work_and_its_results_raise() -> None:
     """Both threads go on afterwards."""
-    labour, taken = Labour(), list[str]()
-    labour.start()
-    labour.hand_out(_fail, lambda _: taken.append("never"))
-    labour.hand_out(lambda: "done", lambda _: _fail())
-    labour.hand_out(lambda: "done", taken.append)
-    while labour.in_flight:
-        labour.take_in()
-    labour.end()
+    worker, taken = WorkerThread(), list[str]()
+    worker.start()
+    worker.hand_out(_fail, lambda _: taken.append("never"))
+    worker.hand_out(lambda: "done", lambda _: _fail())
+    worker.hand_out(lambda: "done", taken.append)
+    while worker.in_flight:
+        worker.take_in()
+    worker.end()
     assert taken == ["done"]
     assert loop_errors.counts() == {LABOUR: 2}
 
@@ -110,12 +110,12 @@ def test_the_last_word_of_a_process_has_the_counts(caplog: pytest.LogCaptureFixt
 
 def test_who_wakes_a_labour_that_has_ended_writes_into_nobodys_file(tmp_path: Path) -> None:
     """The number of its pipe may be another file's by then: a keeper may end before its agent."""
-    labour = Labour()
-    labour.start()
-    labour.end()
+    worker = WorkerThread()
+    worker.start()
+    worker.end()
     with (tmp_path / "file").open("wb") as file:
-        os.dup2(file.fileno(), labour._wake_write)
-        labour.wake()
-        labour.post(_fail)
-        os.close(labour._wake_write)
+        os.dup2(file.fileno(), worker._wake_write)
+        worker.wake()
+        worker.post(_fail)
+        os.close(worker._wake_write)
     assert (tmp_path / "file").stat().st_size == 0

@@ -22,11 +22,11 @@ import pytest
 
 from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, diff, inspect
-from holdfast.flash.tools.contents import Contents
+from holdfast.flash.tools.diff import Contents
 from holdfast.flash.tools.formats import conversion
 from holdfast.flash.tools.formats import safetensors as ours
 from holdfast.flash.tools.formats.pickles import Pickles
-from holdfast.flash.tools.formats.progress import Bar
+from holdfast.flash.tools.printing import Bar
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 Print = pytest.CaptureFixture[str]

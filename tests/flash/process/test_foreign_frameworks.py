@@ -16,7 +16,7 @@ import pytest
 from foreign_checkpoints import worlds
 from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, diff, inspect
-from holdfast.flash.tools.contents import Contents
+from holdfast.flash.tools.diff import Contents
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 Print = pytest.CaptureFixture[str]
@@ -29,12 +29,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("deepspeed")
     worlds.run(
-        folder,
         "deepspeed",
         [
             {
-                "run": "save",
-                "ranks": 2,
+                "call": "save",
+                "world": 2,
                 "stage": stage,
                 "folder": str(folder / f"zero{stage}"),
                 "truth": str(folder / f"zero{stage}.pt"),
@@ -82,11 +81,11 @@ def test_native_and_universal_files_of_a_stage_are_one_state(
         assert torch.equal(found.tensor(f"model.{name}"), master), name
         for key in ("exp_avg", "exp_avg_sq", "step"):
             assert found.tensor(f"optimizer.state.{name}.{key}").abs().sum() > 0
-    assert found.value("optimizer.param_groups.0.weight_decay") == 0.1
+    assert found.values["optimizer.param_groups.0.weight_decay"] == 0.1
     assert torch.equal(found.tensor("model.count"), torch.arange(3.0))
     assert found.forms["model.frozen.weight"][1] == (11, 11)
     assert found.tensor("model.tied.weight").equal(found.tensor("model.n.weight"))
-    assert found.value("deepspeed.epoch") == 2
+    assert found.values["deepspeed.epoch"] == 2
 
 
 @pytest.mark.parametrize(("stage", "version"), [(1, "-0.3"), (2, ""), (3, "")])
@@ -99,8 +98,8 @@ def test_deepspeed_itself_loads_a_universal_checkpoint_of_ours(
     made.parent.mkdir()
     to = f"deepspeed-universal{version}"
     assert convert.main(["convert", origin, str(made), "--to", to]) == 0
-    world = {"run": "load_and_save", "ranks": 3, "stage": stage, "folder": str(made.parent)}
-    worlds.run(tmp_path, "deepspeed", [world | {"tag": "ours", "again": str(tmp_path / "again")}])
+    world = {"call": "load_and_save", "world": 3, "stage": stage, "folder": str(made.parent)}
+    worlds.run("deepspeed", [world | {"tag": "ours", "again": str(tmp_path / "again")}])
     one, other = (_tensors(path) for path in (origin, _step(made, tmp_path / "read")))
     loaded = _tensors(_step(tmp_path / "again" / "again", tmp_path / "loaded"))
     assert _wrong(one, other) == []
@@ -159,8 +158,8 @@ def test_tensor_parallel_slices_are_joined_as_deepspeed_joins_them(
     import torch
 
     pytest.importorskip("deepspeed")
-    world = {"run": "save_slices", "ranks": 4, "stage": 2, "folder": str(tmp_path / "ck")}
-    worlds.run(tmp_path, "deepspeed", [world])
+    world = {"call": "save_slices", "world": 4, "stage": 2, "folder": str(tmp_path / "ck")}
+    worlds.run("deepspeed", [world])
     source = tmp_path / "ck" / "global_step2"
     _universal(source)
     native = _step(source, tmp_path / "native")
@@ -230,18 +229,18 @@ def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("megatron.core")
     folder = tmp_path_factory.mktemp("megatron")
     kinds: list[tuple[str, dict[str, Any]]] = [
-        ("whole", {"ranks": 1, "sharding": "fully_reshardable"}),
-        ("buckets", {"ranks": 1, "sharding": "fully_reshardable", "buckets": True}),
-        ("tensor", {"ranks": 4, "sharding": "fully_reshardable", "tensor": 2, "gated": True}),
-        ("local_buckets", {"ranks": 1, "sharding": "dp_reshardable", "buckets": True}),
-        ("local_tensor", {"ranks": 4, "sharding": "dp_reshardable", "tensor": 2, "gated": True}),
-        ("local_alike", {"ranks": 2, "sharding": "dp_reshardable", "lr": 0.0}),
+        ("whole", {"world": 1, "sharding": "fully_reshardable"}),
+        ("buckets", {"world": 1, "sharding": "fully_reshardable", "buckets": True}),
+        ("tensor", {"world": 4, "sharding": "fully_reshardable", "tensor": 2, "gated": True}),
+        ("local_buckets", {"world": 1, "sharding": "dp_reshardable", "buckets": True}),
+        ("local_tensor", {"world": 4, "sharding": "dp_reshardable", "tensor": 2, "gated": True}),
+        ("local_alike", {"world": 2, "sharding": "dp_reshardable", "lr": 0.0}),
     ]
-    asked = [{"run": "save", "folder": str(folder / name), **kind} for name, kind in kinds]
+    asked = [{"call": "save", "folder": str(folder / name), **kind} for name, kind in kinds]
     for one in asked:
-        if one["ranks"] == 1:
+        if one["world"] == 1:
             one["truth"] = f"{one['folder']}.pt"
-    worlds.run(folder, "megatron", asked)
+    worlds.run("megatron", asked)
     return folder
 
 
@@ -265,8 +264,8 @@ def test_megatrons_state_is_that_of_its_optimizer(
             there = f"model.{key}" if kind == "param" else f"optimizer.state.{key}.{kind}"
             tensor = found.tensor(there)
             assert torch.equal(tensor if index is None else tensor[index], value), there
-    assert found.value("megatron.iteration") == 3
-    assert found.value("optimizer.param_groups.0.lr") == 1e-2
+    assert found.values["megatron.iteration"] == 3
+    assert found.values["optimizer.param_groups.0.lr"] == 1e-2
 
 
 def test_optimizer_state_cut_at_wrong_offsets_is_refused(

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of
+from checkpoints.small_models import load, same, state_of
 from holdfast.flash import dcp as flash_dcp
 from holdfast_cli.main import main
 
 pytestmark = pytest.mark.train
 NAMES = ["run [1-2]*?", "100%s %(x)s {a} {0} {}", 'it\'s "so"\t$HOME `id`\\', "-n"]
 """Patterns, formats, templates, quotes, and what a shell or a flag would take for its own."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -42,8 +33,7 @@ def test_a_path_may_have_any_name(
         assert flash.latest("best") == 1
     assert sorted(path.name for path in root.glob("step_*")) == ["step_1", "step_3", "step_4"]
     other = state_of(2)
-    with holdfast.Checkpointer(root, model=other[0], optimizer=other[1]) as flash:
-        assert flash.load() == 4
+    assert load(root, model=other[0], optimizer=other[1]) == 4
     assert same(other[0].state_dict(), model.state_dict())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -78,8 +68,7 @@ def test_foreign_names_beside_the_steps_are_no_steps_and_stay(tmp_path: Path) ->
         flash.wait()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-            assert flash.load() == 6
+        assert load(tmp_path, model=model, optimizer=optimizer) == 6
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= set(foreign)
     assert {name for name in left - set(foreign) if name.startswith("step")} == {"step_5", "step_6"}

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, trained_state
 from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer import copier, reshard
-from holdfast.flash.trainer.cuda_load import upload
-from holdfast.flash.trainer.cuda_save import Gpus
+from holdfast.flash.trainer.cuda_copies import Gpus, upload
 from house import forks
 
 pytestmark = pytest.mark.train
@@ -114,14 +113,13 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def _save(flash: Any, cuda: Recorder, step: int) -> None:
     flash.prepare()
-    cuda.slots = flash._preparer.saver.arena.slots
+    cuda.slots = flash._preparer.copier.arena.slots
     flash.save(step)
 
 
 def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -> None:
     """Register once; each save copies on a side stream behind what computes, then waits."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         _save(flash, cuda, 1)
         first = list(cuda.calls)
@@ -135,15 +133,13 @@ def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -
     assert cuda.calls.count("register") == 1
     assert [call for call in cuda.calls if call.startswith("new side")] == ["new side WRITING"]
     model2, optimizer2 = state_of(1)
-    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=model2, optimizer=optimizer2) == 2
     assert same(model.state_dict(), model2.state_dict())
 
 
 def test_an_overlapped_copy_is_joined_on_its_event(tmp_path: Path, cuda: Recorder) -> None:
     """The save returns before the event has come; the optimizer's step waits for it."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     state = {"model": model, "optimizer": optimizer}
     with holdfast.Checkpointer(tmp_path, **state, overlap=True) as flash:
         cuda.held.clear()
@@ -195,10 +191,8 @@ def test_a_restore_goes_through_pinned_memory_in_parts(
     tmp_path: Path, cuda: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No buffer is filled again before its copies are done, and every byte arrives."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    model, optimizer = trained_state()
+    save(tmp_path, model=model, optimizer=optimizer)
     monkeypatch.setattr(reshard, "is_on_gpu", lambda values: values.numel() > 5)
 
     def parts(pairs: Any, threads: int) -> None:
@@ -206,10 +200,8 @@ def test_a_restore_goes_through_pinned_memory_in_parts(
 
     monkeypatch.setattr(reshard, "_upload", parts)
     cuda.calls.clear()
-    model2, optimizer2 = state_of(1)
-    train(model2, optimizer2)
-    with holdfast.Checkpointer(tmp_path, model=model2, optimizer=optimizer2) as flash:
-        assert flash.load() == 1
+    model2, optimizer2 = trained_state(1)
+    assert load(tmp_path, model=model2, optimizer=optimizer2) == 1
     assert same(model.state_dict(), model2.state_dict())
     assert same(optimizer.state_dict(), optimizer2.state_dict())
     recorded = [call for call in cuda.calls if "on current" in call]
@@ -227,20 +219,11 @@ def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
         "flash = holdfast.Checkpointer(sys.argv[1], model=torch.nn.Linear(3, 3));"
         "flash.save(1); flash.wait();"
         "flash.load();"
-        "trainer = 'holdfast.flash.trainer.';"
-        "assert not {trainer + 'cuda_save', trainer + 'cuda_load'} & set(sys.modules);"
+        "assert 'holdfast.flash.trainer.cuda_copies' not in sys.modules;"
         "assert not torch.cuda.is_initialized()"
     )
     done = forks.run(["-c", code, str(tmp_path)], env=os.environ, timeout=60)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 @pytest.fixture(name="gpu")
@@ -327,12 +310,10 @@ def test_any_layout_and_type_on_a_gpu_comes_back(tmp_path: Path, gpu: str) -> No
         return module
 
     saved = state(gpu, 1)
-    with holdfast.Checkpointer(tmp_path, model=saved) as flash:
-        flash.save(1)
+    save(tmp_path, model=saved)
     for device in (gpu, "cpu"):
         loaded = state(device, 2)
-        with holdfast.Checkpointer(tmp_path, model=loaded) as flash:
-            assert flash.load() == 1
+        assert load(tmp_path, model=loaded) == 1
         host = {name: values.cpu() for name, values in loaded.state_dict().items()}
         assert same(host, {name: values.cpu() for name, values in saved.state_dict().items()})
 
@@ -345,8 +326,8 @@ def test_cuda_lets_the_arena_go(tmp_path: Path, gpu: str) -> None:
     for _ in range(20):
         with holdfast.Checkpointer(tmp_path, model=model) as flash:
             flash.save(1, durable=False)
-            assert flash._preparer.saver is not None
-            address = flash._preparer.saver.arena.address
+            assert flash._preparer.copier is not None
+            address = flash._preparer.copier.arena.address
             assert _is_pinned(address)
         del flash
         gc.collect()

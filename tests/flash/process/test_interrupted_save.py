@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer.client import CheckpointError
-from holdfast.flash.trainer.copier import Saver
+from holdfast.flash.trainer.copier import Copier
 
-pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business, Python about forks beside threads."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        yield
+pytestmark = [
+    pytest.mark.train,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 
 def _filled(model: Any, value: float) -> None:
@@ -50,20 +43,19 @@ def test_a_save_that_is_broken_off_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, overlap: bool
 ) -> None:
     """Ctrl-C in the copy: the same step can be saved, no slot is lost, and nobody waits for it."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    copy = Saver.copy
+    model, optimizer = trained_state()
+    copy = Copier.copy
 
-    def broken(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
+    def broken(copier: Copier, slot: Any, *, trained: bool, threads: int) -> None:
         if trained:
             raise KeyboardInterrupt
-        copy(saver, slot, trained=trained, threads=threads)
+        copy(copier, slot, trained=trained, threads=threads)
 
     flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=overlap)
     with flash:
         flash.save(1)
         for _ in range(5):  # more often than there are slots
-            monkeypatch.setattr(Saver, "copy", broken)
+            monkeypatch.setattr(Copier, "copy", broken)
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - an overlapped one ends in join
                 flash.save(2)
                 flash.join()
@@ -82,15 +74,14 @@ def test_a_step_counts_as_whole_only_with_its_last_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, overlap: bool
 ) -> None:
     """While anything is copied its slot is being written: a kill leaves the step before."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    copy, seen = Saver.copy, list[tuple[bool, SlotState]]()
+    model, optimizer = trained_state()
+    copy, seen = Copier.copy, list[tuple[bool, SlotState]]()
 
-    def watched(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
-        copy(saver, slot, trained=trained, threads=threads)
+    def watched(copier: Copier, slot: Any, *, trained: bool, threads: int) -> None:
+        copy(copier, slot, trained=trained, threads=threads)
         seen.append((trained, slot.state))
 
-    monkeypatch.setattr(Saver, "copy", watched)
+    monkeypatch.setattr(Copier, "copy", watched)
     with holdfast.Checkpointer(
         tmp_path, model=model, optimizer=optimizer, overlap=overlap
     ) as flash:
@@ -112,7 +103,7 @@ def test_leaving_by_an_interrupt_waits_for_nothing_that_never_comes(
         with holdfast.Checkpointer(tmp_path, model=model) as flash:
             _filled(model, 1.0)
             flash.save(1)
-            monkeypatch.setattr(Saver, "copy", broken)
+            monkeypatch.setattr(Copier, "copy", broken)
             flash.save(2)
 
     with pytest.raises(KeyboardInterrupt):
@@ -180,18 +171,17 @@ def test_saves_of_two_threads_are_made_one_after_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No slot is written by both, and each step is what it was told to be."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    copy, inside, most = Saver.copy, [0], [0]
+    model, optimizer = trained_state()
+    copy, inside, most = Copier.copy, [0], [0]
 
-    def counted(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
+    def counted(copier: Copier, slot: Any, *, trained: bool, threads: int) -> None:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         threading.Event().wait(0.01)
-        copy(saver, slot, trained=trained, threads=threads)
+        copy(copier, slot, trained=trained, threads=threads)
         inside[0] -= 1
 
-    monkeypatch.setattr(Saver, "copy", counted)
+    monkeypatch.setattr(Copier, "copy", counted)
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         turns = [
             threading.Thread(target=flash.save, args=(step,), kwargs={"durable": False})
@@ -204,8 +194,7 @@ def test_saves_of_two_threads_are_made_one_after_another(
         flash.save(9)
     assert most == [1]
     again, its = state_of(3)
-    with holdfast.Checkpointer(tmp_path, model=again, optimizer=its) as flash:
-        assert flash.load() == 9
+    assert load(tmp_path, model=again, optimizer=its) == 9
     assert same(again.state_dict(), model.state_dict())
 
 
@@ -229,8 +218,7 @@ def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
         holdfast.Checkpointer(tmp_path / "gone", model=state_of()[0])
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    with holdfast.Checkpointer(tmp_path / "link", model=state_of()[0]) as flash:
-        flash.save(1)
+    save(tmp_path / "link", model=state_of()[0])
     assert (tmp_path / "there" / "step_1").is_dir()
 
 
@@ -247,27 +235,26 @@ def test_a_copy_that_fails_beside_is_told_to_the_save_that_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next save holds the lock while it waits: neither waits for the other."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    copy, waits = Saver.copy, threading.Event()
+    model, optimizer = trained_state()
+    copy, waits = Copier.copy, threading.Event()
 
-    def broken(saver: Saver, slot: Any, *, trained: bool, threads: int) -> None:
+    def broken(copier: Copier, slot: Any, *, trained: bool, threads: int) -> None:
         if trained:
             assert waits.wait(30)
             raise OSError("the copy failed")
-        copy(saver, slot, trained=trained, threads=threads)
+        copy(copier, slot, trained=trained, threads=threads)
 
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=True) as flash:
-        join = flash._taker.join
+        join = flash._saver.join
 
         def told() -> None:
             waits.set()
             join()
 
         with monkeypatch.context() as patch:
-            patch.setattr(Saver, "copy", broken)
+            patch.setattr(Copier, "copy", broken)
             flash.save(1)
-            patch.setattr(flash._taker, "join", told)
+            patch.setattr(flash._saver, "join", told)
             with pytest.raises(OSError, match="the copy failed"):
                 flash.save(2)
         flash.save(2, durable=True)

@@ -6,15 +6,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoints.flash_world import Worlds
-from checkpoints.led_nodes import Script, flush_to_storage, grant_of
+from checkpoints.led_nodes import Script, flush_to_storage, grant_of, running
 from holdfast.flash.memory.arena import SlotWord
 from holdfast.flash.memory.slots import SlotState, Version, to_wire
 from holdfast.flash.server.arena_store import ArenaStore
@@ -25,25 +23,6 @@ from holdfast.flash.server.service import ServerState, Service
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 WAIT_SECONDS = 60.0
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with torch for all tests here."""
-    with Worlds() as started:
-        yield started
-
-
-@contextmanager
-def _runs(service: Service) -> Iterator[None]:
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        service.stop()
-        thread.join()
-        service.keeper.close()
 
 
 def _kill_mid_copy(worlds: Worlds, keeper: ArenaStore, **world: Any) -> Version:
@@ -114,7 +93,7 @@ def test_killed_mid_copy_memory_gives_the_step_before(
     """Two FSDP2 ranks of 64 MiB: no number of the step that was being copied is loaded."""
     arena = str(tmp_path / "keeper")
     keeper = ArenaStore()
-    with _runs(local_service(keeper, listen(arena))):
+    with running(local_service(keeper, listen(arena))):
         newest = _kill_mid_copy(worlds, keeper, root=None, arena=arena, overlap=overlap)
         answers = worlds.run(
             job="large", kind="fsdp", world=2, round=2, load=True, root=None, arena=arena
@@ -131,7 +110,7 @@ def test_killed_mid_copy_a_breakpoint_save_writes_the_step_before(
     node = ServerState(keeper)
     commit = CoordinatedCommit(node, lead)
     service = Service(node, commit, commit.restore, listen(arena))
-    with _runs(service):
+    with running(service):
         newest = _kill_mid_copy(worlds, keeper, root=root, arena=arena)
         service.post(lambda: commit.flush_to_storage(flush_to_storage(newest, "h1")))
         parts = lead.hears("written")

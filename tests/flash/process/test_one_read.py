@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,6 @@ from checkpoints.flash_world import Keeping, Worlds
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 LARGEST = WIDTH * WIDTH * 4
 ROOM = 64 * 2**20
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with torch for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 def faults_of(answers: list[dict[str, Any]], place: str) -> list[str]:

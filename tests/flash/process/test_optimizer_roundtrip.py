@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,11 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.small_models import same
+from checkpoints.small_models import load, same, save
 from holdfast.flash.trainer.restore import RestoreError
 
 pytestmark = pytest.mark.train
 STEPS = 10
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 def _model() -> Any:
@@ -173,16 +164,12 @@ def test_a_group_that_is_added_late_is_there_before_the_load(tmp_path: Path) -> 
             flash.save(step)
     short = run.begin()
     before = copy.deepcopy(_values(short))
-    with (
-        holdfast.Checkpointer(tmp_path, model=short[0], optimizer=short[1]) as flash,
-        pytest.raises(RestoreError, match=r"2 groups in the checkpoint, 1 here.*add_param_group"),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=r"2 groups in the checkpoint, 1 here.*add_param_group"):
+        load(tmp_path, model=short[0], optimizer=short[1])
     assert same(_values(short), before)
     resumed = run.begin()
     _with_a_late_group(5, *resumed)
-    with holdfast.Checkpointer(tmp_path, model=resumed[0], optimizer=resumed[1]) as flash:
-        assert flash.load() == 7
+    assert load(tmp_path, model=resumed[0], optimizer=resumed[1]) == 7
     assert same(_values(resumed), _values(unbroken))
     run.go(unbroken, 8, STEPS)
     run.go(resumed, 8, STEPS)
@@ -237,10 +224,9 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
             run.go((model, optimizer), step, step)
             scheduler.step()
             flash.save(step)
-    with holdfast.Checkpointer(
-        tmp_path, model=resumed[0], optimizer=resumed[1], extra={"scheduler": resumed[2]}
-    ) as flash:
-        assert flash.load() == 5
+    assert (
+        load(tmp_path, model=resumed[0], optimizer=resumed[1], extra={"scheduler": resumed[2]}) == 5
+    )
     assert isinstance(resumed[1].param_groups[0]["lr"], torch.Tensor) == as_tensor
     for step in range(6, STEPS + 1):
         for one in (unbroken, resumed):
@@ -298,12 +284,10 @@ def test_a_rate_keeps_the_form_that_the_script_gave_it(tmp_path: Path, *, saved:
     run, one = Run(_adam), begin(torch.tensor(0.25) if saved else 0.25)
     one[1].param_groups[0]["foreach"] = False
     run.go(one, 1, 1)
-    with holdfast.Checkpointer(tmp_path, model=one[0], optimizer=one[1]) as flash:
-        flash.save(1)
+    save(tmp_path, model=one[0], optimizer=one[1])
     live: Any = 0.5 if saved else torch.tensor(0.5)
     other = begin(live)
-    with holdfast.Checkpointer(tmp_path, model=other[0], optimizer=other[1]) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=other[0], optimizer=other[1]) == 1
     found = other[1].param_groups[0]["lr"]
     assert type(found) is type(live)
     assert float(found) == 0.25

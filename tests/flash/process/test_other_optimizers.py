@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, trained_state
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.state_dict import classes_of
@@ -21,20 +19,10 @@ from holdfast.flash.trainer.torch_shards import other_class
 pytestmark = pytest.mark.train
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
-
-
 def _saved(folder: Path, **optimizer: Any) -> tuple[Any, Any]:
     """Train a step and save it; return model and optimizer."""
-    model, its = state_of(**optimizer)
-    train(model, its)
-    with holdfast.Checkpointer(folder, model=model, optimizer=its) as flash:
-        flash.save(7)
+    model, its = trained_state(**optimizer)
+    save(folder, 7, model=model, optimizer=its)
     return model, its
 
 
@@ -42,11 +30,8 @@ def _refused(folder: Path, model: Any, optimizer: Any, text: str) -> None:
     """Load into what has stepped; it is refused, and nothing has changed."""
     train(model, optimizer)
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    with (
-        holdfast.Checkpointer(folder, model=model, optimizer=optimizer) as flash,
-        pytest.raises(RestoreError, match=text),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=text):
+        load(folder, model=model, optimizer=optimizer)
     assert same((model.state_dict(), optimizer.state_dict()), before)
 
 
@@ -150,8 +135,7 @@ def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_p
     model, optimizer = state_of()
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
     train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(7)
+    save(tmp_path, 7, model=model, optimizer=optimizer)
     other, its = state_of(5)
     its.param_groups[0]["of_the_next_release"] = True
     _loaded(tmp_path, other, its)
@@ -196,14 +180,10 @@ def test_each_of_several_optimizers_is_told_by_its_own_name(tmp_path: Path) -> N
         return models, [optim.SGD(models[0].parameters()), second(models[1].parameters())]
 
     models, optimizers = made(optim.Adamax)
-    with holdfast.Checkpointer(tmp_path, model=models, optimizer=optimizers) as flash:
-        flash.save(7)
+    save(tmp_path, 7, model=models, optimizer=optimizers)
     others, its = made(optim.Adam)
-    with (
-        holdfast.Checkpointer(tmp_path, model=others, optimizer=its) as flash,
-        pytest.raises(RestoreError, match=r"^1 differences .*: optimizer\.1: .* by Adamax"),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=r"^1 differences .*: optimizer\.1: .* by Adamax"):
+        load(tmp_path, model=others, optimizer=its)
 
 
 def test_what_an_older_release_saved_is_loaded_as_it_was_then(tmp_path: Path) -> None:

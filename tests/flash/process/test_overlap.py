@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,6 @@ from checkpoints.flash_overlap import KINDS, STEPS
 from checkpoints.flash_world import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with torch for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["beside", "late"])

@@ -114,10 +114,10 @@ class Ran:
         """Run them all."""
         self.step = folder / "ck" / "step_1"
         worlds = dict(self._worlds(folder))
-        with Keeping(folder) as keeper:
+        with Keeping(folder) as arenas:
             for world in worlds.values():
                 if "HOLDFAST_ARENA" in world.environment:
-                    world.environment["HOLDFAST_ARENA"] = keeper.path
+                    world.environment["HOLDFAST_ARENA"] = arenas.path
             texts = run(folder, SCRIPT, list(worlds.values()))
         self.texts = dict(zip(worlds, texts, strict=True))
 

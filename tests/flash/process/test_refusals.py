@@ -4,29 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, trained_state
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
 
 pytestmark = pytest.mark.train
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 def _refusals() -> list[Any]:
@@ -43,17 +33,12 @@ def _refusals() -> list[Any]:
 @pytest.mark.parametrize("number", range(4))
 def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, number: int) -> None:
     """Lacking, adding, another shape or dtype: the difference is named, no value changes."""
-    model, optimizer = state_of()
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    model, optimizer = trained_state()
+    save(tmp_path, model=model, optimizer=optimizer)
     other, text = _refusals()[number]
     before = {key: value.clone() for key, value in other.state_dict().items()}
-    with (
-        holdfast.Checkpointer(tmp_path, model=other) as flash,
-        pytest.raises(RestoreError, match=text),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=text):
+        load(tmp_path, model=other)
     assert same(dict(other.state_dict()), before)
 
 
@@ -62,10 +47,8 @@ def test_the_first_ten_differences_are_listed_and_the_option(tmp_path: Path) -> 
     import torch
     from torch import nn
 
-    model, optimizer = state_of()
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    model, optimizer = trained_state()
+    save(tmp_path, model=model, optimizer=optimizer)
     other: Any = nn.Sequential(*state_of(5)[0], *(nn.Linear(3, 3) for _ in range(6)))
     its = type(optimizer)(other.parameters(), lr=0.5)
     other(torch.ones(4, 5)).sum().backward()
@@ -105,16 +88,12 @@ def test_other_parameter_groups_are_refused(tmp_path: Path, parts: list[slice], 
     model = state_of()[0]
     optimizer = _groups_of(model, slice(0, 3), slice(3, 6))
     train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, optimizer=optimizer)
     other = state_of(5)[0]
     its = _groups_of(other, *parts)
     before = copy.deepcopy((other.state_dict(), its.state_dict()))
-    with (
-        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
-        pytest.raises(RestoreError, match=text),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=text):
+        load(tmp_path, model=other, optimizer=its)
     assert same((other.state_dict(), its.state_dict()), before)
 
 
@@ -132,8 +111,7 @@ def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
     tmp_path: Path, newer: tuple[int, ...]
 ) -> None:
     """Path, format and remedy are told; neither a fresh start nor an older step is one."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
         for step in (1, 2):
             flash.save(step)
@@ -142,11 +120,8 @@ def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
     other, its = state_of(5)
     before = {key: value.clone() for key, value in other.state_dict().items()}
     text = r"step_2/holdfast.json: format=2, this Holdfast reads 1: .*Update Holdfast, or move"
-    with (
-        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
-        pytest.raises(CheckpointError, match=text),
-    ):
-        flash.load()
+    with pytest.raises(CheckpointError, match=text):
+        load(tmp_path, model=other, optimizer=its)
     assert same(dict(other.state_dict()), before)
     assert not its.state
 
@@ -156,12 +131,10 @@ def test_partial_takes_what_fits(tmp_path: Path) -> None:
     from torch import nn
 
     model, _ = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
+    save(tmp_path, model=model)
     other: Any = nn.Sequential(*state_of(5)[0], nn.Linear(3, 1))
     last = other[3].weight.clone()
-    with holdfast.Checkpointer(tmp_path, model=other) as flash:
-        assert flash.load(partial=True) == 1
+    assert load(tmp_path, model=other, partial=True) == 1
     assert same(model[0].weight, other[0].weight)
     assert same(other[3].weight, last)
 
@@ -172,11 +145,9 @@ def test_a_thawed_layer_leaves_the_learning_rate(tmp_path: Path) -> None:
 
     model, _ = state_of()
     saved = torch.optim.SGD(model[2].parameters(), lr=0.5)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=saved) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, optimizer=saved)
     thawed = torch.optim.SGD(model.parameters(), lr=1e-9)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=thawed) as flash:
-        assert flash.load(partial=True) == 1
+    assert load(tmp_path, model=model, optimizer=thawed, partial=True) == 1
     assert thawed.param_groups[0]["lr"] == 0.5
 
 
@@ -187,11 +158,8 @@ class _Odd:
 def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
     """An object of a user's class in `extra` is told at the save, not at the load."""
     model, _ = state_of()
-    with (
-        holdfast.Checkpointer(tmp_path, model=model, extra={"odd": _Odd()}) as flash,
-        pytest.raises(StateError, match=r"extra\.odd is no plain data"),
-    ):
-        flash.save(1)
+    with pytest.raises(StateError, match=r"extra\.odd is no plain data"):
+        save(tmp_path, model=model, extra={"odd": _Odd()})
 
 
 def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
@@ -203,27 +171,20 @@ def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
 
     model, _ = state_of()
     model.register_buffer("odd", torch.ones(3).as_subclass(Wrapped))
-    with (
-        holdfast.Checkpointer(tmp_path, model=model) as flash,
-        pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"),
-    ):
-        flash.save(1)
+    with pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"):
+        save(tmp_path, model=model)
 
 
 def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its parameters have no names."""
-    with (
-        holdfast.Checkpointer(tmp_path, model=state_of()[0], optimizer=state_of()[1]) as flash,
-        pytest.raises(StateError, match="in no given model"),
-    ):
-        flash.save(1)
+    with pytest.raises(StateError, match="in no given model"):
+        save(tmp_path, model=state_of()[0], optimizer=state_of()[1])
 
 
 def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     """A load after a save is refused. It would bring back an old step."""
     model, _ = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
+    save(tmp_path, model=model)
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         assert [flash.load(), flash.load()] == [1, 1]
         model[0].weight.data.fill_(3.0)
@@ -237,16 +198,13 @@ def test_partial_keeps_the_moments_of_what_does_not_fit(tmp_path: Path) -> None:
     """A layer of another shape keeps its weights and its optimizer state; others are loaded."""
     from torch import nn
 
-    model, optimizer = state_of()
-    train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    model, optimizer = trained_state()
+    save(tmp_path, model=model, optimizer=optimizer)
     other: Any = nn.Sequential(*state_of(5)[0][:2], nn.Linear(7, 4))
     its = type(optimizer)(other.parameters(), lr=0.5)
     train(other, its)
     before = {key: value.clone() for key, value in its.state[other[2].weight].items()}
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
-        assert flash.load(partial=True) == 1
+    assert load(tmp_path, model=other, optimizer=its, partial=True) == 1
     assert same(dict(its.state[other[2].weight]), before)
     assert same(its.state[other[0].weight], optimizer.state[model[0].weight])
     train(other, its)
@@ -255,13 +213,10 @@ def test_partial_keeps_the_moments_of_what_does_not_fit(tmp_path: Path) -> None:
 def test_partial_keeps_the_moments_that_the_checkpoint_lacks(tmp_path: Path) -> None:
     """Weights alone are loaded into a state whose optimizer has stepped."""
     model, _ = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
-    other, its = state_of(5)
-    train(other, its)
+    save(tmp_path, model=model)
+    other, its = trained_state(5)
     before = {key: value.clone() for key, value in its.state[other[0].weight].items()}
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
-        assert flash.load(partial=True) == 1
+    assert load(tmp_path, model=other, optimizer=its, partial=True) == 1
     assert same(dict(its.state[other[0].weight]), before)
     assert same(other[0].weight, model[0].weight)
 
@@ -280,18 +235,13 @@ class _Picky:
 
 def test_an_extra_that_refuses_what_was_saved_leaves_the_tensors_alone(tmp_path: Path) -> None:
     """The error names the extra, what it raised, and which ones have theirs."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     extra: dict[str, Any] = {"best": 0.5, "plan": _Picky()}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, optimizer=optimizer, extra=extra)
     other, its = state_of(5)
     before = {key: value.clone() for key, value in other.state_dict().items()}
-    with (
-        holdfast.Checkpointer(tmp_path, model=other, optimizer=its, extra=extra) as flash,
-        pytest.raises(RestoreError, match=r"extra.plan: _Picky refused .*milestones.*extra.best"),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=r"extra.plan: _Picky refused .*milestones.*extra.best"):
+        load(tmp_path, model=other, optimizer=its, extra=extra)
     assert same(dict(other.state_dict()), before)
     assert not its.state
 
@@ -321,8 +271,7 @@ def test_a_conjugated_buffer_comes_back_as_it_was(tmp_path: Path) -> None:
         assert model.odd.is_conj()
     again, _ = state_of()
     again.register_buffer("odd", torch.zeros(2, dtype=value.dtype).conj())
-    with holdfast.Checkpointer(tmp_path, model=again) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=again) == 1
     assert same(again.odd.resolve_conj(), value.conj().resolve_conj())
 
 
@@ -340,11 +289,9 @@ def test_models_whose_parameters_share_a_name_keep_all_moments(tmp_path: Path) -
     models, optimizers = made(1)
     sum(model(torch.ones(1, 2)).square().sum() for model in models).backward()
     optimizers[0].step()
-    with holdfast.Checkpointer(tmp_path, model=models, optimizer=optimizers) as flash:
-        flash.save(1)
+    save(tmp_path, model=models, optimizer=optimizers)
     again, theirs = made(2)
-    with holdfast.Checkpointer(tmp_path, model=again, optimizer=theirs) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=again, optimizer=theirs) == 1
     assert len(theirs[0].state) == 6
     for one, other in zip(models, again, strict=True):
         for mine, yours in zip(one.parameters(), other.parameters(), strict=True):
@@ -380,11 +327,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_optimizer_state_of_its_own_is_refused_by_its_kind(tmp_path: Path) -> None:
     """Some optimizers keep counters beside the parameters: nothing would bring them back."""
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
     optimizer.state["calls"] = {"n": 1}
-    with (
-        holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash,
-        pytest.raises(StateError, match=r"has an entry for a str that is no parameter"),
-    ):
-        flash.save(1)
+    with pytest.raises(StateError, match=r"has an entry for a str that is no parameter"):
+        save(tmp_path, model=model, optimizer=optimizer)

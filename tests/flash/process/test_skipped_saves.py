@@ -15,12 +15,12 @@ import holdfast
 from checkpoints.filled_arenas import layout
 from checkpoints.led_nodes import WAIT_SECONDS, Node, rank_of, served
 from checkpoints.small_models import state_of, train
-from holdfast.flash.log_once import Trouble
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.slots import Version, from_wire
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError, Wanted
+from holdfast.flash.notices import FailureLog
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.protocol import Failed, NotSaved
-from holdfast.flash.storage.slot_work import RankArena
+from holdfast.flash.storage.writer import RankArena
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast_wire.messages import Tier
 
@@ -170,15 +170,15 @@ def test_what_a_keeper_cannot_make_is_an_error_for_the_trainer_alone() -> None:
         def close(self) -> None:
             """Nothing."""
 
-    keeper = ArenaStore(lambda: Room(available=2**40, source="a test"), volume=Nowhere())  # type: ignore[arg-type]
-    with pytest.raises(KeeperError, match=r"rank 0: .*Input/output error"):
-        keeper.grant(0, layout())
-    keeper.close()
+    arenas = ArenaStore(lambda: Room(available=2**40, source="a test"), backend=Nowhere())  # type: ignore[arg-type]
+    with pytest.raises(ArenaStoreError, match=r"rank 0: .*Input/output error"):
+        arenas.grant(0, layout())
+    arenas.close()
 
 
 def test_a_reason_with_other_numbers_is_the_same_one() -> None:
     """A reason that differs only in its numbers is not new. A success makes it new again."""
-    trouble = Trouble()
+    trouble = FailureLog()
     texts = ["7 MiB left", "6 MiB left", "the disk is full", "5 MiB left"]
     assert [trouble.is_new(text) for text in texts] == [True, False, True, True]
     trouble.over()

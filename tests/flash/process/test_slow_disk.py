@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.led_nodes import running
+from checkpoints.small_models import load, same, state_of, train
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import steps
 
 pytestmark = pytest.mark.train
 WAIT_SECONDS = 60.0
 
 
-class SlowDisk(PosixDisk):
+class SlowDisk(Disk):
     """Synchronises nothing before it is let."""
 
     def __init__(self) -> None:
@@ -38,16 +39,12 @@ class SlowDisk(PosixDisk):
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     """The disk of a keeper that this process's Checkpointers find."""
-    found, keeper = SlowDisk(), ArenaStore()
-    service = local_service(keeper, listen(str(tmp_path / "keeper")), found)
-    thread = threading.Thread(target=service.run)
-    thread.start()
+    found = SlowDisk()
+    service = local_service(ArenaStore(), listen(str(tmp_path / "keeper")), found)
     monkeypatch.setenv("HOLDFAST_ARENA", str(tmp_path / "keeper"))
-    yield found
-    found.let.set()
-    service.stop()
-    thread.join()
-    keeper.close()
+    with running(service):
+        yield found
+        found.let.set()
 
 
 def test_while_the_disk_hangs_periodic_saves_are_left_out_and_asked_ones_wait(
@@ -69,17 +66,16 @@ def test_while_the_disk_hangs_periodic_saves_are_left_out_and_asked_ones_wait(
         train(model, optimizer)
         flash.step(step)
     assert flash.skipped == 3
-    assert (flash.latest(), steps(PosixDisk(), str(root))) == (0, [])
+    assert (flash.latest(), steps(Disk(), str(root))) == (0, [])
     let_at = _let_once_it_waits(flash, disk)
     flash.save(7)
     assert let_at == [[1, 2, 3]], "with what the slots held"
     flash.wait()
-    assert steps(PosixDisk(), str(root)) == [1, 2, 7]
+    assert steps(Disk(), str(root)) == [1, 2, 7]
     assert (flash.skipped, flash.latest()) == (3, 7)
     flash.close()
     again, other = state_of(seed=1)
-    with holdfast.Checkpointer(root, model=again, optimizer=other) as flash:
-        assert flash.load() == 7
+    assert load(root, model=again, optimizer=other) == 7
     assert same(again.state_dict(), model.state_dict())
     assert same(other.state_dict(), optimizer.state_dict())
 
@@ -87,7 +83,7 @@ def test_while_the_disk_hangs_periodic_saves_are_left_out_and_asked_ones_wait(
 def _let_once_it_waits(flash: Any, disk: SlowDisk) -> list[list[int]]:
     """Let the disk go on when a save waits for a slot; return the steps in the slots then."""
     seen: list[list[int]] = []
-    listen_on, arena = flash._client.listen, flash._preparer.saver.arena
+    listen_on, arena = flash._client.listen, flash._preparer.copier.arena
 
     def listen_and_let(timeout_s: float = 0.0) -> None:
         listen_on(timeout_s)

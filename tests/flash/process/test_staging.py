@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import holdfast
+from checkpoints.led_nodes import running
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError, Wanted
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.slot_work import RankArena
+from holdfast.flash.storage.writer import RankArena
 from holdfast.flash.trainer import save
 from holdfast.flash.trainer.client import CheckpointError
 
@@ -40,24 +41,20 @@ class SlowKeeper(ArenaStore):
         self.begun.set()
         assert self.let.wait(WAIT_SECONDS)
         if self.refusal:
-            raise KeeperError(self.refusal)
+            raise ArenaStoreError(self.refusal)
         return super().make(wanted)
 
 
 @pytest.fixture
-def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeeper]:
+def arenas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeeper]:
     """The keeper that this process's Checkpointers find; every arena is a large one."""
     found = SlowKeeper()
     service = local_service(found, listen(str(tmp_path / "keeper")))
-    thread = threading.Thread(target=service.run)
-    thread.start()
     monkeypatch.setenv("HOLDFAST_ARENA", str(tmp_path / "keeper"))
     monkeypatch.setattr(save, "QUICK_BYTES", 0)
-    yield found
-    found.let.set()
-    service.stop()
-    thread.join()
-    found.close()
+    with running(service):
+        yield found
+        found.let.set()
 
 
 def _trained(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int) -> None:
@@ -77,7 +74,7 @@ def _until_saved(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int
     return step - 1
 
 
-def test_training_goes_on_while_its_memory_is_made(keeper: SlowKeeper) -> None:
+def test_training_goes_on_while_its_memory_is_made(arenas: SlowKeeper) -> None:
     """Periodic saves are left out and counted; the first one after it is exact."""
     state = state_of()
     with holdfast.Checkpointer(
@@ -85,47 +82,47 @@ def test_training_goes_on_while_its_memory_is_made(keeper: SlowKeeper) -> None:
     ) as flash:
         for step in (1, 2, 3):
             _trained(flash, state, step)
-        assert keeper.begun.wait(WAIT_SECONDS)
+        assert arenas.begun.wait(WAIT_SECONDS)
         assert flash.skipped == 3
-        keeper.let.set()
+        arenas.let.set()
         step = _until_saved(flash, state, 4)
-        _until(lambda: Version(0, step) in keeper.held.versions(0))
+        _until(lambda: Version(0, step) in arenas.held.versions(0))
     again = state_of(seed=1)
     with holdfast.Checkpointer(None, model=again[0], optimizer=again[1]) as flash:
         assert flash.load() == step
     assert same(again[0].state_dict(), state[0].state_dict())
 
 
-def test_memory_is_asked_for_before_a_save_is_due(keeper: SlowKeeper) -> None:
+def test_memory_is_asked_for_before_a_save_is_due(arenas: SlowKeeper) -> None:
     """So that the first one need not be left out: after the first step, when moments exist."""
     state = state_of()
     rare = holdfast.Schedule(memory_every=1000, storage_every=0)
     with holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=rare) as flash:
-        assert not keeper.begun.is_set()
+        assert not arenas.begun.is_set()
         _trained(flash, state, 1)
-        assert keeper.begun.wait(WAIT_SECONDS)
-        keeper.let.set()
+        assert arenas.begun.wait(WAIT_SECONDS)
+        arenas.let.set()
         assert flash.skipped == 0
 
 
-def test_who_asks_for_a_save_waits_for_the_memory(keeper: SlowKeeper) -> None:
+def test_who_asks_for_a_save_waits_for_the_memory(arenas: SlowKeeper) -> None:
     """Also where it was asked for in passing before."""
     state = state_of()
     with holdfast.Checkpointer(
         None, model=state[0], optimizer=state[1], schedule=EVERY_STEP
     ) as flash:
         _trained(flash, state, 1)
-        threading.Timer(0.2, keeper.let.set).start()
+        threading.Timer(0.2, arenas.let.set).start()
         flash.save(2, durable=False)
-        assert keeper.let.is_set()
-        _until(lambda: Version(0, 2) in keeper.held.versions(0))
+        assert arenas.let.is_set()
+        _until(lambda: Version(0, 2) in arenas.held.versions(0))
 
 
-def test_memory_that_is_refused_is_said_and_asked_for_again(keeper: SlowKeeper) -> None:
+def test_memory_that_is_refused_is_said_and_asked_for_again(arenas: SlowKeeper) -> None:
     """A scheduled save warns and training goes on; one that was asked for raises."""
     state, steps = state_of(), itertools.count(1)
-    keeper.refusal = "rank 0: an arena of 7 MiB does not fit"
-    keeper.let.set()
+    arenas.refusal = "rank 0: an arena of 7 MiB does not fit"
+    arenas.let.set()
     with holdfast.Checkpointer(
         None, model=state[0], optimizer=state[1], schedule=EVERY_STEP
     ) as flash:
@@ -133,9 +130,9 @@ def test_memory_that_is_refused_is_said_and_asked_for_again(keeper: SlowKeeper) 
             _until(lambda: _is_refused(flash, state, next(steps)))
         with pytest.raises(CheckpointError, match="7 MiB does not fit"):
             flash.save(1_000_000, durable=False)
-        keeper.refusal = ""
+        arenas.refusal = ""
         flash.save(1_000_001, durable=False)
-        _until(lambda: Version(0, 1_000_001) in keeper.held.versions(0))
+        _until(lambda: Version(0, 1_000_001) in arenas.held.versions(0))
 
 
 def _is_refused(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int) -> bool:
@@ -143,20 +140,20 @@ def _is_refused(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int)
     return flash._preparer._coming is None
 
 
-def test_memory_made_for_a_dead_trainer_is_its_successors(keeper: SlowKeeper) -> None:
+def test_memory_made_for_a_dead_trainer_is_its_successors(arenas: SlowKeeper) -> None:
     """It is not made a second time."""
     state = state_of()
     flash = holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=EVERY_STEP)
     _trained(flash, state, 1)
-    assert keeper.begun.wait(WAIT_SECONDS)
+    assert arenas.begun.wait(WAIT_SECONDS)
     assert flash._client is not None
     flash._client._link.close()
-    keeper.let.set()
-    _until(lambda: keeper.held.ranks == [0])
-    keeper.let.clear()
+    arenas.let.set()
+    _until(lambda: arenas.held.ranks == [0])
+    arenas.let.clear()
     with holdfast.Checkpointer(None, model=state[0], optimizer=state[1]) as successor:
         successor.save(2, durable=False)
-        _until(lambda: Version(0, 2) in keeper.held.versions(0))
+        _until(lambda: Version(0, 2) in arenas.held.versions(0))
 
 
 def _until(holds: Any) -> None:

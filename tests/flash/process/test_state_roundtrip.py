@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, trained_state
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
 
-pytestmark = pytest.mark.train
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Torch warns about what is its own business."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        warnings.filterwarnings("ignore", message="ComplexHalf")
-        yield
+pytestmark = [pytest.mark.train, pytest.mark.filterwarnings("ignore:ComplexHalf")]
 
 
 def _linear(**buffers: Any) -> Any:
@@ -108,8 +98,7 @@ def test_what_a_tensor_becomes_between_two_saves_is_saved(tmp_path: Path, case: 
         flash.save(1)
         change(model)
         flash.save(2)
-    with holdfast.Checkpointer(tmp_path, model=fresh) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=fresh) == 2
     assert same(dict(fresh.state_dict()), dict(model.state_dict()))
 
 
@@ -119,11 +108,9 @@ def test_views_that_read_the_same_bytes_otherwise_are_saved_apart(tmp_path: Path
 
     values = torch.randn(4, dtype=torch.complex64)
     model = _linear(one=values.imag, other=values.conj().imag)
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
+    save(tmp_path, model=model)
     fresh = _linear(one=torch.zeros(4), other=torch.zeros(4))
-    with holdfast.Checkpointer(tmp_path, model=fresh) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=fresh) == 1
     assert same((fresh.one, fresh.other), (values.imag, -values.imag))
 
 
@@ -142,11 +129,9 @@ def test_every_type_and_shape_of_a_buffer_comes_back(tmp_path: Path) -> None:
         found |= {f"a_{name}": values, f"{name}_0": values[0].clone(), f"{name}_none": values[:0]}
     found["gaps"] = torch.arange(24.0).view(4, 6).t()[::2]
     model = _linear(**found)
-    with holdfast.Checkpointer(tmp_path, model=model) as flash:
-        flash.save(1)
+    save(tmp_path, model=model)
     fresh = _linear(**{name: torch.empty_like(value) for name, value in found.items()})
-    with holdfast.Checkpointer(tmp_path, model=fresh) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=fresh) == 1
     for name, value in found.items():
         back = getattr(fresh, name)
         assert (back.dtype, back.shape) == (value.dtype, value.shape), name
@@ -165,11 +150,8 @@ def test_a_buffer_whose_elements_share_memory_is_refused_before_anything_changes
         flash.save(1)
     fresh = _linear(seen=torch.zeros(1).expand(4))
     before = fresh.weight.detach().clone()
-    with (
-        holdfast.Checkpointer(tmp_path, model=fresh) as flash,
-        pytest.raises(RestoreError, match=r"model\.seen is expanded: .*clone\(\)"),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=r"model\.seen is expanded: .*clone\(\)"):
+        load(tmp_path, model=fresh)
     assert same(fresh.weight.detach(), before)
 
 
@@ -191,11 +173,9 @@ def test_tied_weights_come_back_and_two_do_not_become_one(tmp_path: Path) -> Non
 
     tied, other = _twice(tied=True, value=2.0), _twice(tied=True, value=0.0)
     apart = _twice(tied=False, value=0.0)
-    with holdfast.Checkpointer(tmp_path / "tied", model=tied) as flash:
-        flash.save(1)
+    save(tmp_path / "tied", model=tied)
     for model in (other, apart):
-        with holdfast.Checkpointer(tmp_path / "tied", model=model) as flash:
-            assert flash.load() == 1
+        assert load(tmp_path / "tied", model=model) == 1
         assert same(dict(model.state_dict()), dict(tied.state_dict()))
     with holdfast.Checkpointer(tmp_path / "apart", model=apart) as flash:
         flash.save(1)  # two, and equal
@@ -211,8 +191,7 @@ def test_tied_weights_come_back_and_two_do_not_become_one(tmp_path: Path) -> Non
         flash.load()
     assert tied["ends"].weight.unique().tolist() == [2.0]
     (tmp_path / "apart" / "step_2").rename(tmp_path / "gone")
-    with holdfast.Checkpointer(tmp_path / "apart", model=other) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path / "apart", model=other) == 1
 
 
 @pytest.mark.parametrize("where", ["inference", "meta"])
@@ -220,8 +199,7 @@ def test_a_load_in_a_mode_leaves_a_state_that_trains(tmp_path: Path, where: str)
     """Inference mode and another default device are the caller's, not the optimizer state's."""
     import torch
 
-    model, optimizer = state_of()
-    train(model, optimizer)
+    model, optimizer = trained_state()
 
     def mode() -> Any:
         return torch.inference_mode() if where == "inference" else torch.device("meta")
@@ -245,11 +223,9 @@ def test_what_was_made_in_inference_mode_is_filled(tmp_path: Path) -> None:
         with torch.inference_mode():
             return _linear(seen=torch.full((4, 6), value).t())
 
-    with holdfast.Checkpointer(tmp_path, model=model_of(2.0)) as flash:
-        flash.save(1)
+    save(tmp_path, model=model_of(2.0))
     fresh = model_of(0.0)
-    with holdfast.Checkpointer(tmp_path, model=fresh) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=fresh) == 1
     assert fresh.seen.unique().tolist() == [2.0]
 
 
@@ -265,8 +241,7 @@ def test_an_extra_that_comes_later_or_is_replaced_is_saved(tmp_path: Path) -> No
         extra |= {"scheduler": steps(optimizer, 5), "best": 0.25}
         flash.save(2)
     found: dict[str, Any] = {"scheduler": steps(optimizer, 2), "best": None}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=found) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=model, optimizer=optimizer, extra=found) == 2
     assert (found["scheduler"].step_size, found["best"]) == (5, 0.25)
 
 
@@ -279,8 +254,7 @@ def test_plain_values_of_a_rank_are_those_of_the_save_and_come_back(tmp_path: Pa
         own["position"] = 6
         flash.save(2)
     own["position"] = 0
-    with holdfast.Checkpointer(tmp_path, model=model, per_rank=own) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=model, per_rank=own) == 2
     assert own == {"position": 6}
 
 
@@ -325,8 +299,7 @@ def test_a_value_that_is_in_itself_comes_back(tmp_path: Path) -> None:
         loop[0] = 2
         flash.save(2)
     extra["loop"] = None
-    with holdfast.Checkpointer(tmp_path, model=model, extra=extra) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=model, extra=extra) == 2
     back = extra["loop"]
     assert back[0] == 2
     assert back[1] is back
@@ -350,20 +323,15 @@ def test_an_optimizer_may_number_what_it_keeps(tmp_path: Path) -> None:
     model, _ = state_of()
     optimizer = kind(model.parameters(), lr=0.1)
     train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, optimizer=optimizer)
     other, _ = state_of(1)
     its = kind(other.parameters(), lr=0.1)
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=other, optimizer=its) == 1
     assert same(its.state_dict(), optimizer.state_dict())
     optimizer = _keyed(("a", 1))(model.parameters(), lr=0.1)
     train(model, optimizer)
-    with (
-        holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash,
-        pytest.raises(StateError, match=r"the state of 0\.bias has the key \('a', 1\): name it"),
-    ):
-        flash.save(2)
+    with pytest.raises(StateError, match=r"the state of 0\.bias has the key \('a', 1\): name it"):
+        save(tmp_path, 2, model=model, optimizer=optimizer)
 
 
 def test_a_learning_rate_of_another_shape_is_taken_as_it_was(tmp_path: Path) -> None:
@@ -372,11 +340,9 @@ def test_a_learning_rate_of_another_shape_is_taken_as_it_was(tmp_path: Path) -> 
 
     model, _ = state_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, optimizer=optimizer)
     its = torch.optim.AdamW(model.parameters(), lr=torch.tensor([0.3]))
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=its) as flash:
-        assert flash.load() == 1
+    assert load(tmp_path, model=model, optimizer=its) == 1
     assert same(its.state_dict(), optimizer.state_dict())
 
 

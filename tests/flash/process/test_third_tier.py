@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from checkpoints.copies_tier import copies_tier, node_with_copies
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import same, state_of, train, trained_state
 from holdfast.flash.server.protocol import Saved
 from holdfast_wire.messages import Tier
 
@@ -34,8 +34,7 @@ def test_a_state_comes_back_from_a_third_tier(
     root = tmp_path / "root"
     with node_with_copies(tmp_path, copies, "first") as node:
         monkeypatch.setenv("HOLDFAST_ARENA", node.path)
-        model, trained = state_of(kind="AdamW")
-        train(model, trained)
+        model, trained = trained_state(kind="AdamW")
         with holdfast.Checkpointer(root, model=model, optimizer=trained) as flash:
             flash.save(7)
             flash.wait(7)

@@ -13,8 +13,8 @@ import pytest
 from foreign_checkpoints import worlds
 from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, inspect
-from holdfast.flash.tools.contents import Contents
-from holdfast.flash.tools.formats.dtensor_boxes import Sharding
+from holdfast.flash.tools.diff import Contents
+from holdfast.flash.tools.formats.torch_checkpointing import Sharding
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
 Print = pytest.CaptureFixture[str]
@@ -27,15 +27,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "torch_checkpointing", reason="the library that writes these files is not installed"
     )
     folder = tmp_path_factory.mktemp("torch_checkpointing")
-    cut: dict[str, Any] = {"run": "save", "ranks": 4, "truth": str(folder / "truth.pt")}
-    copies: dict[str, Any] = {"run": "save_copies", "ranks": 2}
+    cut: dict[str, Any] = {"call": "save", "world": 4, "truth": str(folder / "truth.pt")}
+    copies: dict[str, Any] = {"call": "save_copies", "world": 2}
     asked = [
         cut | {"folder": str(folder / "cut")},
         cut | {"folder": str(folder / "parts"), "resharder": False},
         copies | {"folder": str(folder / "copies")},
         copies | {"folder": str(folder / "others"), "differ": True},
     ]
-    worlds.run(folder, "torch_checkpointing", asked)
+    worlds.run("torch_checkpointing", asked)
     return folder
 
 
@@ -51,8 +51,8 @@ def test_parts_of_ranks_become_whole_tensors(saved: Path, tmp_path: Path, capsys
     for name, tensor in truth["optimizer"].items():
         assert torch.equal(found.tensor(f"optimizer.state.{name}"), tensor), name
     assert len(found.forms) == len(truth["model"]) + len(truth["optimizer"]) + 2
-    assert found.value("optimizer.param_groups.0.lr") == 0.1
-    assert found.value("extra.shared") == {"a": [1, (2.5, None)]}
+    assert found.values["optimizer.param_groups.0.lr"] == 0.1
+    assert found.values["extra.shared"] == {"a": [1, (2.5, None)]}
     assert inspect.main(["inspect", str(saved / "cut")]) == 0
     assert ": torch_checkpointing, 5 items of 4 ranks, step 40: " in capsys.readouterr().out
 

@@ -108,8 +108,8 @@ def promoted(rank, world, root):
 
 def one_arena(rank, world, root):
     asked = []
-    ask = copier.Saver.__init__
-    copier.Saver.__init__ = lambda self, plan, leaves, arena, **others: (
+    ask = copier.Copier.__init__
+    copier.Copier.__init__ = lambda self, plan, leaves, arena, **others: (
         asked.append(arena), ask(self, plan, leaves, arena, **others)
     )[1]
     torch.manual_seed(0)
@@ -167,7 +167,7 @@ def only_rank_0(rank, world, root, load=True):
         if load:
             flash.load()
         attempt(flash, 1)
-        table = flash._preparer.saver.arena.table
+        table = flash._preparer.copier.arena.table
         print(f"alike: {table.alike}; whole: {whole([table])}")
     if load:
         extra = dict.fromkeys(extra)

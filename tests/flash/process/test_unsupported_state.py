@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
@@ -19,13 +18,6 @@ from holdfast.flash.trainer.restore import RestoreError, Restorer
 from holdfast.flash.trainer.state_dict import collect
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="torch")
-        yield
 
 
 @pytest.fixture
@@ -46,14 +38,10 @@ def sharded(tmp_path: Path) -> Iterator[Any]:
 def test_a_shard_within_a_value_is_refused(tmp_path: Path, sharded: Any, wrap: Any) -> None:
     """Only one rank's would be stored, and all would take it for theirs; per_rank has each."""
     ema = {name: one.detach().clone() for name, one in sharded.state_dict().items()}
-    with (
-        holdfast.Checkpointer(tmp_path / "a", model=sharded, extra={"ema": wrap(ema)}) as flash,
-        pytest.raises(StateError, match=r"extra\.ema holds a DTensor.*model=\[\.\.\.\]"),
-    ):
-        flash.save(1)
+    with pytest.raises(StateError, match=r"extra\.ema holds a DTensor.*model=\[\.\.\.\]"):
+        save(tmp_path / "a", model=sharded, extra={"ema": wrap(ema)})
     own = {"ema": wrap(ema)}
-    with holdfast.Checkpointer(tmp_path / "b", model=sharded, per_rank=own) as flash:
-        flash.save(1)
+    save(tmp_path / "b", model=sharded, per_rank=own)
 
 
 def test_settings_that_only_the_checkpoint_has_come_back(tmp_path: Path) -> None:
@@ -66,11 +54,9 @@ def test_settings_that_only_the_checkpoint_has_come_back(tmp_path: Path) -> None
     for _ in range(3):
         train(model, optimizer)
         scheduler.step()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
-        flash.save(3)
+    save(tmp_path, 3, model=model, optimizer=optimizer)
     other, fresh = state_of(1)
-    with holdfast.Checkpointer(tmp_path, model=other, optimizer=fresh) as flash:
-        assert flash.load() == 3
+    assert load(tmp_path, model=other, optimizer=fresh) == 3
     group = fresh.param_groups[0]
     assert (group["lr"], group["initial_lr"], group["name"]) == (0.0125, 0.1, "decay")
     assert same(group["drift"], torch.tensor([1.0, 2.0]))
@@ -81,8 +67,7 @@ def test_settings_that_only_the_checkpoint_has_come_back(tmp_path: Path) -> None
 def test_what_was_saved_of_each_rank_and_is_not_given_is_an_error(tmp_path: Path) -> None:
     """As with an extra; partial=True leaves it."""
     model, _ = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, per_rank={"position": 5}) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, per_rank={"position": 5})
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         with pytest.raises(RestoreError, match=r"position of each rank \(per_rank\) is not in the"):
             flash.load()
@@ -97,15 +82,10 @@ def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(
     models, optimizers = [list(one) for one in zip(*pairs, strict=True)]
     for model, optimizer in pairs:
         train(model, optimizer)
-    with holdfast.Checkpointer(tmp_path, model=models, optimizer=optimizers) as flash:
-        flash.save(1)
-    with (
-        holdfast.Checkpointer(tmp_path, model=models, optimizer=[optimizers[0]]) as flash,
-        pytest.raises(RestoreError, match="is not in the state"),
-    ):
-        flash.load()
-    with holdfast.Checkpointer(tmp_path, model=models) as flash:
-        assert flash.load() == 1
+    save(tmp_path, model=models, optimizer=optimizers)
+    with pytest.raises(RestoreError, match="is not in the state"):
+        load(tmp_path, model=models, optimizer=[optimizers[0]])
+    assert load(tmp_path, model=models) == 1
 
 
 def test_a_scripted_module_is_refused_by_name(tmp_path: Path) -> None:
@@ -115,13 +95,9 @@ def test_a_scripted_module_is_refused_by_name(tmp_path: Path) -> None:
 
     inner = nn.Linear(2, 2)
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(inner))
-    with (
-        holdfast.Checkpointer(tmp_path, model=model) as flash,
-        pytest.raises(StateError, match=r"1 is scripted.*torch\.jit\.script was called with"),
-    ):
-        flash.save(1)
-    with holdfast.Checkpointer(tmp_path, model=nn.Sequential(model[0], inner)) as flash:
-        flash.save(1)
+    with pytest.raises(StateError, match=r"1 is scripted.*torch\.jit\.script was called with"):
+        save(tmp_path, model=model)
+    save(tmp_path, model=nn.Sequential(model[0], inner))
 
 
 def test_a_lazy_module_is_refused_until_it_has_run(tmp_path: Path) -> None:
@@ -155,8 +131,7 @@ class Position:
 def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
     """Of that rank; the others hear of it, and no tensor was changed."""
     model, _ = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, per_rank={"data": Position()}) as flash:
-        flash.save(1)
+    save(tmp_path, model=model, per_rank={"data": Position()})
     other, _ = state_of(1)
     before = {name: one.clone() for name, one in other.state_dict().items()}
     parts = arguments.parts(other, None, None, None, {"data": Position()})
@@ -177,6 +152,5 @@ def test_a_key_that_becomes_an_equal_one_of_another_type_is_saved(tmp_path: Path
         extra["seen"] = {True: "x"}
         flash.save(2)
     loaded: dict[str, Any] = {"seen": None}
-    with holdfast.Checkpointer(tmp_path, model=model, extra=loaded) as flash:
-        assert flash.load() == 2
+    assert load(tmp_path, model=model, extra=loaded) == 2
     assert [type(key) for key in loaded["seen"]] == [bool]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.forked_ranks import World, run
+from checkpoints.led_nodes import running
 from checkpoints.walks import RESTORE, SAVE
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
@@ -50,16 +50,17 @@ def ranks(rank, world, *, root, support, steps):
 """
 _BESIDE_A_SAVE = {
     "ids",
-    "log_once",
+    "notices",
     "memory.shard_table",
     "trainer.arguments",
     "trainer.leaves",
+    "trainer.memcpy",
     "trainer.rng",
     "trainer.state_dict",
 }
 """Modules that run beside the save, and need not be opened: values, and readers of one value."""
 _BESIDE_A_RESTORE = {
-    "log_once",
+    "notices",
     "memory.hashes",
     "memory.mmap",
     "memory.shard_table",
@@ -67,25 +68,19 @@ _BESIDE_A_RESTORE = {
     "storage.filesystem",
     "trainer.copier",
     "trainer.leaves",
+    "trainer.memcpy",
     "trainer.planner",
     "trainer.rng",
 }
-"""The same of a restore. The copier copies pieces of memory; the planner locates a tensor."""
+"""The same of a restore. The copier tells how a tensor lies; the planner locates one."""
 
 
 @contextmanager
 def _server(folder: Path, name: str) -> Iterator[dict[str, str]]:
     """Serve the ranks of a node; yield their environment."""
-    store = ArenaStore()
-    service = local_service(store, listener=listen(str(folder / name)))
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
+    service = local_service(ArenaStore(), listener=listen(str(folder / name)))
+    with running(service):
         yield {"HOLDFAST_ARENA": str(folder / name)}
-    finally:
-        service.stop()
-        thread.join()
-        store.close()
 
 
 def test_a_rank_runs_the_modules_of_its_walks_and_no_others(tmp_path: Path) -> None:

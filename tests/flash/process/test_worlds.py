@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,6 @@ from checkpoints.flash_world import Keeping, Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 CELLS = [("plain", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)]
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with torch for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path) -> None:

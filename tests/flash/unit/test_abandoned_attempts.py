@@ -21,11 +21,11 @@ from checkpoints.led_nodes import (
     served,
     two_nodes,
 )
-from checkpoints.sample_shards import sample_step
+from checkpoints.sample_shards import begin, sample_step, save
 from holdfast.flash.memory.slots import Version, to_wire
 from holdfast.flash.server.protocol import Restore, RestoreStart
-from holdfast.flash.storage.commit import Attempt, commit, open_attempt, sweep, write_shard
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.commit import sweep
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.owners import clear_up, left_behind
 from holdfast_wire.messages import Tier
 
@@ -36,12 +36,8 @@ def _names(root: Path) -> list[str]:
 
 def _half(root: Path, step: int, number: str, lineage: int = 1) -> str:
     """Leave an attempt with one part, as a node does that was alone in saving it."""
-    disk = PosixDisk()
-    manifest, images = sample_step(step, random.Random(step), lineage=lineage)
-    attempt = Attempt(version=manifest.version, number=number)
-    folder = open_attempt(disk, str(root), attempt)
-    write_shard(disk, folder, manifest.shards[0], images[0])
-    return attempt.folder
+    sample = sample_step(step, random.Random(step), lineage=lineage)
+    return begin(Disk(), root, sample, number, ranks=1).folder
 
 
 def test_a_step_that_a_rank_left_out_goes_when_a_newer_one_is_committed(tmp_path: Path) -> None:
@@ -149,17 +145,17 @@ def test_a_start_while_something_is_written_still_clears_up(tmp_path: Path) -> N
         def wait() -> None:
             gate.wait(WAIT_SECONDS)
 
-        node.service.post(lambda: node.shared.labour.hand_out(wait, lambda _: None))
+        node.service.post(lambda: node.shared.worker.hand_out(wait, lambda _: None))
         node.word(plan(plan_id=1, version=None, go=True), 2)
         rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
         later = _half(root, 4, "h1c5")
-        node.service.post(lambda: node.shared.labour.hand_out(lambda: None, lambda _: done.set()))
+        node.service.post(lambda: node.shared.worker.hand_out(lambda: None, lambda _: done.set()))
         gate.set()
         assert done.wait(WAIT_SECONDS)
         assert _names(root) == [later]
 
 
-class Shared(PosixDisk):
+class Shared(Disk):
     """A disk where another node deletes what this one has just begun to delete."""
 
     def rename(self, old: str, new: str) -> None:
@@ -181,7 +177,7 @@ def test_two_nodes_that_sweep_at_once_leave_nothing(tmp_path: Path) -> None:
 
 def test_a_directory_that_several_delete_at_once_is_gone_for_all(tmp_path: Path) -> None:
     """Nobody fails because a file went a moment before."""
-    disk, errors = PosixDisk(), list[OSError]()
+    disk, errors = Disk(), list[OSError]()
     for _ in range(5):
         folder = tmp_path / ".trash.x"
         for number in range(200):
@@ -208,11 +204,6 @@ def test_a_commit_is_none_the_less_done_where_a_sweep_takes_what_it_replaced(
     """The step of another lineage goes to the trash, which everybody may empty."""
     disk = Shared()
     for lineage in (1, 2):
-        manifest, images = sample_step(9, random.Random(lineage), lineage=lineage)
-        attempt = Attempt(version=manifest.version)
-        folder = open_attempt(disk, str(tmp_path), attempt)
-        for shard, image in zip(manifest.shards, images, strict=True):
-            write_shard(disk, folder, shard, image)
-        commit(disk, str(tmp_path), attempt, manifest.shards)
+        save(disk, tmp_path, sample_step(9, random.Random(lineage), lineage=lineage))
     assert _names(tmp_path) == ["step_9"]
     assert sweep(disk, str(tmp_path), lambda _: False) == []

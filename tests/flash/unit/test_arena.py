@@ -15,9 +15,9 @@ from holdfast.flash.memory.arena import PAGE, Arena, ArenaError, ArenaWord, geom
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import TableError, decode, encode, holes
 from holdfast.flash.memory.slots import Move, SlotError, SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError, prove
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, prove
 from holdfast.flash.server.protocol import Layout, TrainerHello
-from holdfast.flash.storage.slot_work import RankArena
+from holdfast.flash.storage.writer import RankArena
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 ROOM = 64 * 1024
@@ -40,14 +40,17 @@ def _arena() -> Iterator[Arena]:
         os.close(fd)
 
 
-def _keeper() -> ArenaStore:
-    keeper = ArenaStore()
-    keeper.join(
+@pytest.fixture
+def arenas() -> Iterator[ArenaStore]:
+    """Those of a node with one rank."""
+    found = ArenaStore()
+    found.join(
         TrainerHello(
             rank=0, world=1, kept=1, lineage=1, root="", policy=CheckpointPolicy(keep_last=1)
         )
     )
-    return keeper
+    yield found
+    found.close()
 
 
 def _write(arena: Arena, index: int, step: int) -> None:
@@ -78,19 +81,6 @@ def test_a_slot_is_written_by_its_owner_only() -> None:
             arena.slots[0].begin_write(Version(1, 2), rank=0, world=1, layout=0)
         with pytest.raises(SlotError, match="agent may not release a slot that is EMPTY"):
             arena.slots[1].give_back(Move.RELEASE)
-
-
-def test_a_reader_without_ownership_sees_that_its_copy_is_void() -> None:
-    """The sequence lock changes with every write, also with one that is not done."""
-    with _arena() as arena:
-        slot = arena.slots[0]
-        _write(arena, 0, 1)
-        sequence = slot.words[2]
-        assert not slot.changed_since(sequence)
-        slot.give_back(Move.RELEASE)
-        slot.begin_write(Version(1, 2), rank=0, world=1, layout=0)
-        assert slot.changed_since(sequence)
-        assert slot.changed_since(slot.words[2])
 
 
 def test_a_memory_arena_cannot_change_its_size() -> None:
@@ -143,140 +133,112 @@ def test_tables_with_a_hole_or_an_overlap_are_told() -> None:
 
 def test_an_arena_without_room_is_refused_before_it_is_made() -> None:
     """The keeper asks for what is left first; nothing was allocated."""
-    keeper = ArenaStore(room=lambda: Room(available=1, source="a test"))
-    with pytest.raises(KeeperError, match="are left by a test"):
-        keeper.grant(0, _layout())
-    assert keeper.held.ranks == []
+    arenas = ArenaStore(room=lambda: Room(available=1, source="a test"))
+    with pytest.raises(ArenaStoreError, match="are left by a test"):
+        arenas.grant(0, _layout())
+    assert arenas.held.ranks == []
 
 
-def test_the_same_layout_gets_the_same_arena_and_another_one_a_new() -> None:
+def test_the_same_layout_gets_the_same_arena_and_another_one_a_new(arenas: ArenaStore) -> None:
     """A restarted trainer finds what was saved; with a new layout the old one stays until then."""
-    keeper = _keeper()
-    try:
-        first = keeper.grant(0, _layout())
-        _write(first.arena, 0, 7)
-        keeper.saved(0, Version(1, 7), work=False)
-        assert keeper.grant(0, _layout()) is first
-        second = keeper.grant(0, _layout(0, 2))
-        assert second is not first
-        assert keeper.held.find(0, Version(1, 7)) == (first, first.arena.slots[0])
-    finally:
-        keeper.close()
+    first = arenas.grant(0, _layout())
+    _write(first.arena, 0, 7)
+    arenas.saved(0, Version(1, 7), work=False)
+    assert arenas.grant(0, _layout()) is first
+    second = arenas.grant(0, _layout(0, 2))
+    assert second is not first
+    assert arenas.held.find(0, Version(1, 7)) == (first, first.arena.slots[0])
 
 
-def test_an_old_arena_goes_once_a_newer_version_is_complete() -> None:
+def test_an_old_arena_goes_once_a_newer_version_is_complete(arenas: ArenaStore) -> None:
     """It is freed by the first save to the new one, and not before."""
-    keeper = _keeper()
-    try:
-        first = keeper.grant(0, _layout())
-        _write(first.arena, 0, 7)
-        keeper.saved(0, Version(1, 7), work=False)
-        bigger = Layout(table=_layout().table, bytes_room=2 * ROOM, slots=3)
-        second = keeper.grant(0, bigger)
-        _write(second.arena, 0, 8)
-        keeper.saved(0, Version(1, 8), work=False)
-        assert keeper.complete == Version(1, 8)
-        assert keeper.held.versions(0) == {Version(1, 8)}
-        assert keeper.held.find(0, Version(1, 7)) is None
-    finally:
-        keeper.close()
+    first = arenas.grant(0, _layout())
+    _write(first.arena, 0, 7)
+    arenas.saved(0, Version(1, 7), work=False)
+    bigger = Layout(table=_layout().table, bytes_room=2 * ROOM, slots=3)
+    second = arenas.grant(0, bigger)
+    _write(second.arena, 0, 8)
+    arenas.saved(0, Version(1, 8), work=False)
+    assert arenas.complete == Version(1, 8)
+    assert arenas.held.versions(0) == {Version(1, 8)}
+    assert arenas.held.find(0, Version(1, 7)) is None
 
 
-def test_a_damaged_slot_is_passed_over_in_memory() -> None:
+def test_a_damaged_slot_is_passed_over_in_memory(arenas: ArenaStore) -> None:
     """A bit that flips after hashing is found before anything is restored from the slot."""
     from holdfast.flash.storage.writer import hashed
 
-    keeper = _keeper()
-    try:
-        held = keeper.grant(0, _layout())
-        _write(held.arena, 0, 7)
-        job = keeper.saved(0, Version(1, 7))
-        assert job is not None
-        hashed(job)
-        keeper.done(job)
-        assert keeper.offer.drop_damaged(Version(1, 7)) == []
-        held.arena.slots[0].image[100] ^= 1
-        (note,) = keeper.offer.drop_damaged(Version(1, 7))
-        assert "slot 0 in memory is damaged" in note
-        assert held.arena.slots[0].state is SlotState.EMPTY
-    finally:
-        keeper.close()
+    held = arenas.grant(0, _layout())
+    _write(held.arena, 0, 7)
+    job = arenas.saved(0, Version(1, 7))
+    assert job is not None
+    hashed(job)
+    arenas.done(job)
+    assert arenas.offer.drop_damaged(Version(1, 7)) == []
+    held.arena.slots[0].image[100] ^= 1
+    (note,) = arenas.offer.drop_damaged(Version(1, 7))
+    assert "slot 0 in memory is damaged" in note
+    assert held.arena.slots[0].state is SlotState.EMPTY
 
 
-def _hashed(keeper: ArenaStore, step: int) -> RankArena:
+def _hashed(arenas: ArenaStore, step: int) -> RankArena:
     """Save a step in slot 0 and hash it, as after each save."""
     from holdfast.flash.storage.writer import hashed
 
-    held = keeper.grant(0, _layout())
+    held = arenas.grant(0, _layout())
     _write(held.arena, 0, step)
-    job = keeper.saved(0, Version(1, step))
+    job = arenas.saved(0, Version(1, step))
     assert job is not None
     hashed(job)
-    keeper.done(job)
+    arenas.done(job)
     return held
 
 
-def test_a_slot_that_was_compared_ahead_is_compared_once() -> None:
+def test_a_slot_that_was_compared_ahead_is_compared_once(arenas: ArenaStore) -> None:
     """The next verification takes the result; the one after it compares again."""
-    keeper = _keeper()
-    try:
-        held = _hashed(keeper, 7)
-        ahead = keeper.newest_here()
-        prove(ahead)
-        for job in ahead:
-            keeper.done(job)
-        held.arena.slots[0].image[100] ^= 1  # shows whether somebody looks
-        assert keeper.offer.drop_damaged(Version(1, 7)) == []
-        assert len(keeper.offer.drop_damaged(Version(1, 7))) == 1
-    finally:
-        keeper.close()
+    held = _hashed(arenas, 7)
+    ahead = arenas.newest_here()
+    prove(ahead)
+    for job in ahead:
+        arenas.done(job)
+    held.arena.slots[0].image[100] ^= 1  # shows whether somebody looks
+    assert arenas.offer.drop_damaged(Version(1, 7)) == []
+    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
 
 
-def test_damage_that_is_seen_ahead_is_left_to_the_verification() -> None:
+def test_damage_that_is_seen_ahead_is_left_to_the_verification(arenas: ArenaStore) -> None:
     """A trainer may own the slot by then: only the verification empties one."""
-    keeper = _keeper()
-    try:
-        held = _hashed(keeper, 7)
-        held.arena.slots[0].image[100] ^= 1
-        ahead = keeper.newest_here()
-        prove(ahead)
-        for job in ahead:
-            keeper.done(job)
-        assert held.arena.slots[0].state is SlotState.VALID
-        assert len(keeper.offer.drop_damaged(Version(1, 7))) == 1
-    finally:
-        keeper.close()
+    held = _hashed(arenas, 7)
+    held.arena.slots[0].image[100] ^= 1
+    ahead = arenas.newest_here()
+    prove(ahead)
+    for job in ahead:
+        arenas.done(job)
+    assert held.arena.slots[0].state is SlotState.VALID
+    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
 
 
-def test_a_slot_that_was_written_again_is_compared_again() -> None:
+def test_a_slot_that_was_written_again_is_compared_again(arenas: ArenaStore) -> None:
     """What was compared ahead was another content, under another sequence number."""
-    keeper = _keeper()
-    try:
-        held = _hashed(keeper, 7)
-        prove(ahead := keeper.newest_here())
-        for job in ahead:
-            keeper.done(job)
-        held.arena.slots[0].give_back(Move.RELEASE)
-        held = _hashed(keeper, 8)
-        held.arena.slots[0].image[100] ^= 1
-        assert len(keeper.offer.drop_damaged(Version(1, 8))) == 1
-    finally:
-        keeper.close()
+    held = _hashed(arenas, 7)
+    prove(ahead := arenas.newest_here())
+    for job in ahead:
+        arenas.done(job)
+    held.arena.slots[0].give_back(Move.RELEASE)
+    held = _hashed(arenas, 8)
+    held.arena.slots[0].image[100] ^= 1
+    assert len(arenas.offer.drop_damaged(Version(1, 8))) == 1
 
 
-def test_a_slot_stays_while_it_is_compared_ahead() -> None:
+def test_a_slot_stays_while_it_is_compared_ahead(arenas: ArenaStore) -> None:
     """A newer complete version gives it back only after the comparison."""
-    keeper = _keeper()
-    try:
-        held = _hashed(keeper, 7)
-        (job,) = keeper.newest_here()
-        _write(held.arena, 1, 8)
-        keeper.saved(0, Version(1, 8), work=False)
-        assert keeper.held.versions(0) == {Version(1, 7), Version(1, 8)}
-        keeper.done(job)
-        assert keeper.held.versions(0) == {Version(1, 8)}
-    finally:
-        keeper.close()
+    held = _hashed(arenas, 7)
+    (job,) = arenas.newest_here()
+    _write(held.arena, 1, 8)
+    arenas.saved(0, Version(1, 8), work=False)
+    assert arenas.held.versions(0) == {Version(1, 7), Version(1, 8)}
+    arenas.done(job)
+    assert arenas.held.versions(0) == {Version(1, 8)}
 
 
 def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,12 +247,12 @@ def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    keeper = ArenaStore()
+    arenas = ArenaStore()
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
     with monkeypatch.context() as broken:
         broken.setattr(Arena, "populate", fail)
-        with pytest.raises(KeeperError, match=r"rank 0: .*Cannot allocate memory"):
-            keeper.grant(0, _layout())
+        with pytest.raises(ArenaStoreError, match=r"rank 0: .*Cannot allocate memory"):
+            arenas.grant(0, _layout())
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
-    assert keeper.held.ranks == []
-    keeper.close()
+    assert arenas.held.ranks == []
+    arenas.close()

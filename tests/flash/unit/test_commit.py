@@ -10,7 +10,7 @@ import random
 import pytest
 
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
-from checkpoints.sample_shards import sample_step
+from checkpoints.sample_shards import begin, sample_step, save
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.shard_table import (
     Box,
@@ -46,12 +46,10 @@ from holdfast.flash.storage.reader import committed, newest, verify
 ROOT = "ck"
 
 
-def _save(disk: Disk, manifest: Manifest, images: list[memoryview], number: str = "a") -> None:
-    attempt = Attempt(version=manifest.version, number=number)
-    folder = open_attempt(disk, ROOT, attempt)
-    for shard, image in zip(manifest.shards, images, strict=True):
-        write_shard(disk, folder, shard, image)
-    commit(disk, ROOT, attempt, manifest.shards)
+def _disk() -> ForgetfulDisk:
+    disk = ForgetfulDisk()
+    disk.make_dir(ROOT)
+    return disk
 
 
 def _life(disk: ForgetfulDisk, rng: random.Random) -> tuple[dict[int, Manifest], list[int]]:
@@ -70,7 +68,7 @@ def _life(disk: ForgetfulDisk, rng: random.Random) -> tuple[dict[int, Manifest],
                 folder = open_attempt(disk, ROOT, Attempt(version=Version(0, 30), number="dead"))
                 write_shard(disk, folder, manifest.shards[0], images[0])
                 sweep(disk, ROOT, lambda attempt: attempt.number == "a")
-            _save(disk, manifest, images)
+            save(disk, ROOT, (manifest, images))
             announced[step] = manifest
             if step >= 30:
                 deleting.append(step - 20)
@@ -140,31 +138,29 @@ def _missing_root(disk: ForgetfulDisk) -> bool:
 def test_a_failing_operation_costs_at_most_its_own_step(code: int) -> None:
     """Whichever operation fails: the step is committed or refused, older ones are untouched."""
     first, second = sample_step(10, random.Random(1)), sample_step(20, random.Random(2))
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
-    _save(disk, *first)
+    disk = _disk()
+    save(disk, ROOT, first)
     begin = disk.operations
-    _save(disk, *second)
+    save(disk, ROOT, second)
     for number in range(begin + 1, disk.operations + 1):
         tried = ForgetfulDisk()
         tried.make_dir(ROOT)
-        _save(tried, *first)
+        save(tried, ROOT, first)
         tried.fail_at = {number: code}
         announced = {10: first[0]}
         with contextlib.suppress(CommitError, OSError):
-            _save(tried, *second)
+            save(tried, ROOT, second)
             announced[20] = second[0]
         assert _judge(tried, announced, []) == [], f"operation {number}"
 
 
 def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file() -> None:
     """A second fsync on the same file would call lost pages durable."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     left = [errno.EIO]
     disk.refuse = lambda name: left.pop() if name == "sync" and left else 0
     manifest, images = sample_step(10, random.Random(3))
-    _save(disk, manifest, images)
+    save(disk, ROOT, (manifest, images))
     assert left == []
     assert verify(disk, f"{ROOT}/step_10") == manifest
 
@@ -175,9 +171,8 @@ def test_the_shares_of_all_nodes_are_all_files_once(
     world: int, shares: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes verify neighbouring ranks' files, in their order: each file on one node."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
-    _save(disk, *sample_step(10, random.Random(3), world=world))
+    disk = _disk()
+    save(disk, ROOT, sample_step(10, random.Random(3), world=world))
     read: list[str] = []
 
     def opened(name: str) -> int:
@@ -192,8 +187,7 @@ def test_the_shares_of_all_nodes_are_all_files_once(
 
 def test_a_full_disk_is_named_and_leaves_no_file() -> None:
     """ENOSPC is not tried again; what was half written is removed."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     manifest, images = sample_step(10, random.Random(3))
     folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
     disk.refuse = lambda name: errno.ENOSPC if name == "write" else 0
@@ -204,8 +198,7 @@ def test_a_full_disk_is_named_and_leaves_no_file() -> None:
 
 def test_a_vanished_directory_is_an_error_of_that_step() -> None:
     """Somebody deleted the attempt: the save fails, by name, without going round for ever."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     manifest, images = sample_step(10, random.Random(3))
     folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
     disk.remove_tree(folder)
@@ -221,8 +214,8 @@ def test_a_bit_that_flips_is_found_and_the_step_before_is_taken() -> None:
         disk = ForgetfulDisk()
         disk.make_dir(ROOT)
         older, newer = sample_step(10, rng), sample_step(20, rng)
-        _save(disk, *older)
-        _save(disk, *newer)
+        save(disk, ROOT, older)
+        save(disk, ROOT, newer)
         shard = rng.choice(newer[0].shards)
         path, size = f"{ROOT}/step_20/{shard.file}", shard.bytes
         if rng.random() < 0.5:
@@ -265,11 +258,10 @@ def test_a_newer_format_is_told_apart_from_damage() -> None:
 
 def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
     """Neither for an older step nor for a new one of the same number."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     older, newer = sample_step(10, random.Random(3)), sample_step(20, random.Random(4))
-    _save(disk, *older)
-    _save(disk, *newer)
+    save(disk, ROOT, older)
+    save(disk, ROOT, newer)
     path = f"{ROOT}/step_20/holdfast.json"
     content = disk.read(path).replace(b'"format":1,"lineage"', b'"format":2,"lineage"')
     handle = disk.create(f"{path}.new", direct=False)
@@ -280,29 +272,25 @@ def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
         with pytest.raises(FormatError, match=r"step_20/holdfast.json: format=2"):
             read()
     with pytest.raises(CommitError, match=r"step_20/holdfast.json: format=2"):
-        _save(disk, *newer)
+        save(disk, ROOT, newer)
     assert disk.read(path) == content
 
 
 def test_a_coordinator_that_was_thought_dead_commits_nothing() -> None:
     """The new one has renamed the directory: the old one's rename finds nothing."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
-    manifest, images = sample_step(10, random.Random(3))
-    attempt = Attempt(version=manifest.version, number="a")
-    folder = open_attempt(disk, ROOT, attempt)
-    for shard, image in zip(manifest.shards, images, strict=True):
-        write_shard(disk, folder, shard, image)
-    disk.rename(folder, f"{ROOT}/{Attempt(version=manifest.version, number='new').folder}")
+    disk = _disk()
+    sample = sample_step(10, random.Random(3))
+    attempt = begin(disk, ROOT, sample)
+    newer = Attempt(version=attempt.version, number="new")
+    disk.rename(f"{ROOT}/{attempt.folder}", f"{ROOT}/{newer.folder}")
     with pytest.raises(CommitError, match="was not committed"):
-        commit(disk, ROOT, attempt, manifest.shards, own="old")
+        commit(disk, ROOT, attempt, sample[0].shards, own="old")
     assert steps(disk, ROOT) == []
 
 
 def test_a_step_that_lacks_a_shard_is_never_committed() -> None:
     """A missing rank, and tables that do not tile the tensor, are refused by name."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     manifest, _ = sample_step(10, random.Random(3))
     attempt = Attempt(version=manifest.version)
     with pytest.raises(CommitError, match=r"ranks \[0\] are no world"):
@@ -313,22 +301,20 @@ def test_a_step_that_lacks_a_shard_is_never_committed() -> None:
 
 def test_committing_twice_is_committing_once() -> None:
     """An answer that was lost is asked for again."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
+    disk = _disk()
     manifest, images = sample_step(10, random.Random(3))
-    _save(disk, manifest, images, "a")
-    _save(disk, manifest, images, "b")
+    save(disk, ROOT, (manifest, images))
+    save(disk, ROOT, (manifest, images), "b")
     assert read_manifest(disk, f"{ROOT}/step_10") == manifest
     assert disk.names(ROOT) == ["step_10"]
 
 
 def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
     """The world went back behind step 20 and trained it again: the new one stands."""
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
-    _save(disk, *sample_step(20, random.Random(3), lineage=1))
+    disk = _disk()
+    save(disk, ROOT, sample_step(20, random.Random(3), lineage=1))
     again, images = sample_step(20, random.Random(4), lineage=2)
-    _save(disk, again, images)
+    save(disk, ROOT, (again, images))
     assert read_manifest(disk, f"{ROOT}/step_20") == again
     assert disk.names(ROOT) == ["step_20"]
 

@@ -31,7 +31,7 @@ from holdfast.flash.server.protocol import Durable, Failed, RequestRefused, Rest
 from holdfast.flash.server.tiers import StorageTier
 from holdfast.flash.storage.commit import Attempt
 from holdfast.flash.storage.dcp_metadata import file_name
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import read_manifest_or_none
 from holdfast_wire import messages
 from holdfast_wire.messages import Tier
@@ -314,7 +314,7 @@ def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> 
 def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path) -> None:
     """A world to come would count on it; a world of one rank that has saved does have all."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
-        assert not node.service.keeper.offer.is_whole(())
+        assert not node.service.arenas.offer.is_whole(())
         rank.save(Version(1, 3))
         told = node.master.hears_held()
         while not told[1]:
@@ -424,7 +424,7 @@ def test_what_dead_ranks_had_in_memory_is_written_at_the_masters_word(tmp_path: 
         assert mine.bytes > 0
         second.word(grant_of(mine, "h1c9e1c10"))
         assert second.master.hears("committed").error == ""
-        found = read_manifest_or_none(PosixDisk(), str(tmp_path / "root/step_4"))
+        found = read_manifest_or_none(Disk(), str(tmp_path / "root/step_4"))
         assert found is not None
         assert found.version == Version(1, 4)
 

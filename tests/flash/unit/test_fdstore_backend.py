@@ -17,22 +17,22 @@ import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.memory.arena import Arena, ArenaWord, SlotWord, geometry_of
-from holdfast.flash.memory.fdstore_backend import Stash, StashError
+from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
 from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 from holdfast_agent.checkpoint.places import place_of
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire import fd_messages
 
 _MOST_READ = 10_000
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
+def shelf() -> Iterator[FdStore]:
     """Make a runner's shelf. Check at the end that no descriptor of an arena is left open."""
     before = _open_arenas()
-    made = Shelf(0, close_all, lambda: True)
+    made = FdStore(0, close_all, lambda: True)
     yield made
     made.disconnect()
     made.clear()
@@ -45,19 +45,19 @@ def _open_arenas() -> list[str]:
     return [one.name for one in links if f"memfd:{fd_messages.ARENA}" in str(one.readlink())]
 
 
-def _stash(shelf: Shelf, job: str = "job") -> Stash:
-    return Stash(shelf.connect().detach(), job)
+def _stash(shelf: FdStore, job: str = "job") -> FdStoreBackend:
+    return FdStoreBackend(shelf.connect().detach(), job)
 
 
-def _keeper(shelf: Shelf, job: str = "job") -> ArenaStore:
-    return ArenaStore(lambda: PLENTY, volume=_stash(shelf, job))
+def _arenas(shelf: FdStore, job: str = "job") -> ArenaStore:
+    return ArenaStore(lambda: PLENTY, backend=_stash(shelf, job))
 
 
-def _die(keeper: ArenaStore, shelf: Shelf) -> None:
+def _die(arenas: ArenaStore, shelf: FdStore) -> None:
     """Close what a SIGKILL closes, and have the runner see it."""
-    stash = keeper._volume
-    assert isinstance(stash, Stash)
-    let_go(keeper)
+    stash = arenas._backend
+    assert isinstance(stash, FdStoreBackend)
+    let_go(arenas)
     assert stash._socket is not None
     stash._socket.close()
     for fd in stash._left.values():
@@ -65,14 +65,14 @@ def _die(keeper: ArenaStore, shelf: Shelf) -> None:
     shelf.disconnect()
 
 
-def _leave(shelf: Shelf, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> None:
-    keeper = _keeper(shelf)
-    fill(keeper, steps, hash_it=hash_it)
-    _die(keeper, shelf)
+def _leave(shelf: FdStore, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> None:
+    arenas = _arenas(shelf)
+    fill(arenas, steps, hash_it=hash_it)
+    _die(arenas, shelf)
     assert shelf.count == 2
 
 
-def _map(shelf: Shelf, number: int = 0) -> Arena:
+def _map(shelf: FdStore, number: int = 0) -> Arena:
     """Map one of the arenas that are held, as nobody should."""
     fd = os.open(f"/proc/self/fd/{list(shelf._items.values())[number]}", os.O_RDWR)
     arena = Arena(fd)
@@ -80,17 +80,17 @@ def _map(shelf: Shelf, number: int = 0) -> Arena:
     return arena
 
 
-def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: Shelf) -> None:
+def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: FdStore) -> None:
     """Handing over is no giving away."""
     _leave(shelf)
-    _die(_keeper(shelf), shelf)
-    keeper = _keeper(shelf)
-    assert keeper.take_over() == []
-    assert keeper.held.common([0, 1]) == {Version(1, 6)}
-    keeper.close()
+    _die(_arenas(shelf), shelf)
+    arenas = _arenas(shelf)
+    assert arenas.take_over() == []
+    assert arenas.held.common([0, 1]) == {Version(1, 6)}
+    arenas.close()
 
 
-def test_what_was_being_written_is_emptied(shelf: Shelf) -> None:
+def test_what_was_being_written_is_emptied(shelf: FdStore) -> None:
     """Half a step is none; an arena with nothing else is freed at the runner too."""
     _leave(shelf, steps=(6,))
     arena = _map(shelf)
@@ -99,16 +99,16 @@ def test_what_was_being_written_is_emptied(shelf: Shelf) -> None:
         if slot.state is SlotState.VALID:
             slot.words[SlotWord.STATE] = SlotState.WRITING
     arena.close()
-    keeper = _keeper(shelf)
-    assert keeper.take_over() == []
-    assert keeper.held.ranks == [1 - rank]
+    arenas = _arenas(shelf)
+    assert arenas.take_over() == []
+    assert arenas.held.ranks == [1 - rank]
     shelf.take_in(_MOST_READ)
     assert shelf.count == 1
-    keeper.close()
+    arenas.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_never_restored(shelf: Shelf, seed: int) -> None:
+def test_a_flipped_bit_is_never_restored(shelf: FdStore, seed: int) -> None:
     """Anywhere in an image: the slot is given up, with its step in the note."""
     rng = random.Random(seed)
     _leave(shelf, steps=(6,))
@@ -118,35 +118,35 @@ def test_a_flipped_bit_is_never_restored(shelf: Shelf, seed: int) -> None:
     slot.image[begin + rng.randrange(length)] ^= 1 << rng.randrange(8)
     rank = arena.table.rank
     arena.close()
-    keeper = _keeper(shelf)
-    (note,) = keeper.take_over()
+    arenas = _arenas(shelf)
+    (note,) = arenas.take_over()
     assert "step 6, is emptied: its bytes do not have their hashes" in note
-    assert keeper.held.ranks == [1 - rank]
-    keeper.close()
+    assert arenas.held.ranks == [1 - rank]
+    arenas.close()
 
 
-def test_foreign_jobs_and_older_formats_are_given_up(shelf: Shelf) -> None:
+def test_foreign_jobs_and_older_formats_are_given_up(shelf: FdStore) -> None:
     """Each with a note, and freed at the runner: nobody will ever ask for it."""
     _leave(shelf)
     arena = _map(shelf)
     rank = arena.table.rank
     arena.memory[8 * ArenaWord.FORMAT] = 1
     arena.close()
-    stranger = _keeper(shelf, "another")
+    stranger = _arenas(shelf, "another")
     fill(stranger, (6,))
     _die(stranger, shelf)
     assert shelf.count == 4
-    keeper = _keeper(shelf)
-    notes = keeper.take_over()
-    assert keeper.held.ranks == [1 - rank]
+    arenas = _arenas(shelf)
+    notes = arenas.take_over()
+    assert arenas.held.ranks == [1 - rank]
     assert sum("no arena of format" in note for note in notes) == 1
     assert sum("it is of job 'another', and this is 'job'" in note for note in notes) == 2
     shelf.take_in(_MOST_READ)
     assert shelf.count == 1
-    keeper.close()
+    arenas.close()
 
 
-def test_memory_that_could_shrink_is_given_up(shelf: Shelf) -> None:
+def test_memory_that_could_shrink_is_given_up(shelf: FdStore) -> None:
     """Its reader would be killed by SIGBUS."""
     stash = _stash(shelf)
     body = layout().table.encode()
@@ -165,13 +165,13 @@ def test_memory_that_could_shrink_is_given_up(shelf: Shelf) -> None:
 
 
 @pytest.fixture
-def mapped(shelf: Shelf) -> Iterator[subprocess.Popen[bytes]]:
+def mapped(shelf: FdStore) -> Iterator[subprocess.Popen[bytes]]:
     """Start a trainer that maps an arena and outlives the agent that made it."""
-    keeper = _keeper(shelf)
-    fill(keeper, (6,))
+    arenas = _arenas(shelf)
+    fill(arenas, (6,))
     code = "import mmap,os,sys; m=mmap.mmap(int(sys.argv[1]),0); os.close(int(sys.argv[1]));" \
            "print(flush=True); input()"  # fmt: skip
-    fd = keeper.held.by_rank[0][0].fd
+    fd = arenas.held.by_rank[0][0].fd
     os.set_inheritable(fd, True)
     trainer = subprocess.Popen(
         [sys.executable, "-c", code, str(fd)],
@@ -179,26 +179,26 @@ def mapped(shelf: Shelf) -> Iterator[subprocess.Popen[bytes]]:
     )  # fmt: skip
     assert trainer.stdout is not None
     trainer.stdout.readline()
-    _die(keeper, shelf)
+    _die(arenas, shelf)
     with trainer:
         yield trainer
         trainer.kill()
 
 
 def test_memory_that_a_dying_trainer_maps_is_waited_for(
-    shelf: Shelf, mapped: subprocess.Popen[bytes]
+    shelf: FdStore, mapped: subprocess.Popen[bytes]
 ) -> None:
     """It could still write; that the runner holds it too does not count."""
     threading.Timer(0.3, mapped.kill).start()
-    keeper = _keeper(shelf)
-    assert keeper.take_over() == []
-    assert keeper.held.ranks == [0, 1]
+    arenas = _arenas(shelf)
+    assert arenas.take_over() == []
+    assert arenas.held.ranks == [0, 1]
     assert mapped.wait(5) == -signal.SIGKILL
-    keeper.close()
+    arenas.close()
 
 
 def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
-    shelf: Shelf, mapped: subprocess.Popen[bytes]
+    shelf: FdStore, mapped: subprocess.Popen[bytes]
 ) -> None:
     """Once the patience is at its end, and the runner lets go of it."""
     stash = _stash(shelf)
@@ -214,7 +214,7 @@ def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
 
 
 def test_a_runner_that_reads_nothing_delays_nobody(
-    shelf: Shelf, caplog: pytest.LogCaptureFixture
+    shelf: FdStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An arena that the runner does not take stays with the agent. A warning says so once."""
     stash = _stash(shelf)
@@ -243,13 +243,13 @@ def test_a_runner_that_reads_nothing_delays_nobody(
     stash.close()
 
 
-def test_an_agent_whose_runner_is_gone_goes_on(shelf: Shelf) -> None:
+def test_an_agent_whose_runner_is_gone_goes_on(shelf: FdStore) -> None:
     """As before there were runners that held anything."""
-    keeper = _keeper(shelf)
+    arenas = _arenas(shelf)
     shelf.disconnect()
-    fill(keeper, (5, 6))
-    assert keeper.held.common([0, 1]) == {Version(1, 6)}
-    keeper.close()
+    fill(arenas, (5, 6))
+    assert arenas.held.common([0, 1]) == {Version(1, 6)}
+    arenas.close()
 
 
 def test_what_is_no_runner_is_left_alone() -> None:
@@ -259,8 +259,8 @@ def test_what_is_no_runner_is_left_alone() -> None:
     with one, other, stream, far, open(os.devnull) as file:  # noqa: PTH123
         other.send(b"hello")
         for fd in (one.fileno(), other.fileno(), stream.fileno(), file.fileno(), 9999):
-            with pytest.raises(StashError, match=f"descriptor {fd} "):
-                Stash(fd, "job")
+            with pytest.raises(FdStoreError, match=f"descriptor {fd} "):
+                FdStoreBackend(fd, "job")
             assert place_of("", "job", fd) is None
         file.read()
         other.send(b"it is open still")
@@ -268,17 +268,17 @@ def test_what_is_no_runner_is_left_alone() -> None:
 
 
 def test_memory_that_cannot_be_made_is_an_error_with_its_reason(
-    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+    shelf: FdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer is told, and the next try may succeed."""
-    keeper = _keeper(shelf)
+    arenas = _arenas(shelf)
 
     def full(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "memfd_create", full)
-        with pytest.raises(KeeperError, match=r"rank 0: an arena of .* Too many open files"):
-            keeper.grant(0, layout())
-    keeper.grant(0, layout())
-    keeper.close()
+        with pytest.raises(ArenaStoreError, match=r"rank 0: an arena of .* Too many open files"):
+            arenas.grant(0, layout())
+    arenas.grant(0, layout())
+    arenas.close()

@@ -16,9 +16,9 @@ import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.memory.arena import PAGE, Arena, ArenaWord, SlotWord
-from holdfast.flash.memory.file_backend import LOCK, Volume, VolumeError
+from holdfast.flash.memory.file_backend import LOCK, FileBackend, FileBackendError
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 
 
 @pytest.fixture
@@ -32,24 +32,24 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     path.rmdir()
 
 
-def _keeper(folder: Path, job: str = "job") -> ArenaStore:
-    return ArenaStore(lambda: PLENTY, volume=Volume(str(folder), job))
+def _arenas(folder: Path, job: str = "job") -> ArenaStore:
+    return ArenaStore(lambda: PLENTY, backend=FileBackend(str(folder), job))
 
 
 def _left(folder: Path, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> list[Path]:
     """Leave what a killed agent with two ranks leaves; return the arenas by rank."""
-    keeper = _keeper(folder)
-    fill(keeper, steps, hash_it=hash_it)
-    paths = [Path(keeper.held.by_rank[rank][0].path) for rank in (0, 1)]
-    _abandon(keeper)
+    arenas = _arenas(folder)
+    fill(arenas, steps, hash_it=hash_it)
+    paths = [Path(arenas.held.by_rank[rank][0].path) for rank in (0, 1)]
+    _abandon(arenas)
     return paths
 
 
-def _abandon(keeper: ArenaStore) -> None:
+def _abandon(arenas: ArenaStore) -> None:
     """Close what a SIGKILL closes: descriptors and mappings, and nothing else."""
-    assert isinstance(keeper._volume, Volume)
-    let_go(keeper)
-    os.close(keeper._volume._lock)
+    assert isinstance(arenas._backend, FileBackend)
+    let_go(arenas)
+    os.close(arenas._backend._lock)
 
 
 def _files(folder: Path) -> list[str]:
@@ -66,10 +66,10 @@ def test_what_was_being_written_is_emptied(folder: Path) -> None:
     slot.image[:100] = bytes(100)
     arena.close()
     os.close(fd)
-    keeper = _keeper(folder)
-    assert keeper.take_over() == []
-    assert keeper.held.versions(0) == keeper.held.versions(1) == {Version(1, 6)}
-    keeper.close()
+    arenas = _arenas(folder)
+    assert arenas.take_over() == []
+    assert arenas.held.versions(0) == arenas.held.versions(1) == {Version(1, 6)}
+    arenas.close()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -82,10 +82,10 @@ def test_a_flipped_bit_is_never_restored(folder: Path, seed: int) -> None:
     with path.open("r+b") as file:
         file.seek(at)
         file.write(bytes([whole[at] ^ 1 << bit]))
-    keeper = _keeper(folder)
-    keeper.take_over()
-    _holds_only_what_was_saved(keeper, f"seed {seed}: byte {at}, bit {bit}")
-    keeper.close()
+    arenas = _arenas(folder)
+    arenas.take_over()
+    _holds_only_what_was_saved(arenas, f"seed {seed}: byte {at}, bit {bit}")
+    arenas.close()
 
 
 @pytest.mark.parametrize(
@@ -102,24 +102,24 @@ def test_a_damaged_header_empties_its_slot(folder: Path, word: SlotWord) -> None
     slot.words[word] ^= 2
     arena.close()
     os.close(fd)
-    keeper = _keeper(folder)
-    (note,) = keeper.take_over()
+    arenas = _arenas(folder)
+    (note,) = arenas.take_over()
     assert "header" in note
-    assert (keeper.held.versions(0), keeper.held.versions(1)) == (set(), {Version(1, 6)})
-    keeper.close()
+    assert (arenas.held.versions(0), arenas.held.versions(1)) == (set(), {Version(1, 6)})
+    arenas.close()
 
 
-def _holds_only_what_was_saved(keeper: ArenaStore, where: str) -> None:
+def _holds_only_what_was_saved(arenas: ArenaStore, where: str) -> None:
     for rank in (0, 1):
-        for version in keeper.held.versions(rank):
-            place = keeper.held.find(rank, version)
+        for version in arenas.held.versions(rank):
+            place = arenas.held.find(rank, version)
             assert place is not None
             spans = place[0].arena.table.spans(tuple(place[1].lengths))
             for begin, length in spans:
                 got = bytes(place[1].image[begin : begin + length])
                 assert got == bytes([version.step]) * length, where
             assert version.step in (5, 6), where
-    assert Version(1, 6) in keeper.held.versions(1), f"{where}: the other rank's file is whole"
+    assert Version(1, 6) in arenas.held.versions(1), f"{where}: the other rank's file is whole"
 
 
 @pytest.mark.parametrize("size", [0, 100, PAGE, 5 * PAGE])
@@ -127,13 +127,13 @@ def test_a_truncated_file_is_removed(folder: Path, size: int) -> None:
     """It would kill its reader with SIGBUS; the note names the file, unless it was never one."""
     path = _left(folder)[0]
     os.truncate(path, size)
-    keeper = _keeper(folder)
-    notes = keeper.take_over()
+    arenas = _arenas(folder)
+    notes = arenas.take_over()
     assert len(notes) == (size > 0)
     assert all(str(path) in note for note in notes)
     assert not path.exists()
-    assert keeper.held.ranks == [1]
-    keeper.close()
+    assert arenas.held.ranks == [1]
+    arenas.close()
 
 
 def test_a_file_with_holes_gets_its_room_back_or_goes(folder: Path) -> None:
@@ -144,10 +144,10 @@ def test_a_file_with_holes_gets_its_room_back_or_goes(folder: Path) -> None:
         ["fallocate", "-p", "-o", str(end - 2 * PAGE), "-l", str(PAGE), path], check=True
     )
     before = path.stat().st_blocks
-    keeper = _keeper(folder)
-    keeper.take_over()
+    arenas = _arenas(folder)
+    arenas.take_over()
     assert path.stat().st_blocks > before
-    keeper.close()
+    arenas.close()
 
 
 def test_foreign_jobs_and_older_formats_are_swept_and_other_files_are_not(folder: Path) -> None:
@@ -160,24 +160,24 @@ def test_foreign_jobs_and_older_formats_are_swept_and_other_files_are_not(folder
     (folder / "arena-named").write_bytes(b"")
     (folder / "arena-allocated").write_bytes(bytes(1 << 20))
     (folder / "arena-link").symlink_to(folder / "notes.txt")
-    keeper = _keeper(folder, "another")
-    notes = keeper.take_over()
+    arenas = _arenas(folder, "another")
+    notes = arenas.take_over()
     assert sorted(note.split()[0] for note in notes) == sorted(
         str(path) for path in (first, second, folder / "arena-link")
     ), "what was only half made has held nothing: it goes without a word"
     assert any("job 'job'" in note for note in notes)
     assert _files(folder) == [LOCK, "notes.txt"]
-    keeper.close()
+    arenas.close()
     assert _files(folder) == ["notes.txt"]
 
 
 def test_a_second_agent_is_refused_and_the_first_is_named(folder: Path) -> None:
     """Both would write to the same slots; once the first has ended there is no trace of it."""
-    first = Volume(str(folder), "job")
-    with pytest.raises(VolumeError, match=rf"in use by another agent, process {os.getpid()}"):
-        Volume(str(folder), "job")
+    first = FileBackend(str(folder), "job")
+    with pytest.raises(FileBackendError, match=rf"in use by another agent, process {os.getpid()}"):
+        FileBackend(str(folder), "job")
     first.close()
-    Volume(str(folder), "job").close()
+    FileBackend(str(folder), "job").close()
     assert _files(folder) == []
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_a_dying_trainer_maps_is_waited_for(folder: Path) -> None:
     trainer.stdout.readline()
     timer = threading.Timer(0.3, trainer.kill)
     timer.start()
-    volume = Volume(str(folder), "job")
+    volume = FileBackend(str(folder), "job")
     found, notes = volume.take_over(patience_s=20)
     assert trainer.wait(5) == -signal.SIGKILL
     assert (len(found), notes) == (2, [])
@@ -213,21 +213,21 @@ def test_a_file_that_a_dying_trainer_maps_is_waited_for(folder: Path) -> None:
 
 def test_a_volume_that_is_full_is_told_with_the_numbers(folder: Path) -> None:
     """Before anything is mapped; nothing stays behind, and a smaller arena still fits."""
-    keeper = _keeper(folder)
+    arenas = _arenas(folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
     try:
         with pytest.raises(
-            KeeperError, match=r"rank 0: an arena of 7 MiB does not fit into .* MiB"
+            ArenaStoreError, match=r"rank 0: an arena of 7 MiB does not fit into .* MiB"
         ):
-            keeper.grant(0, layout(room=2 * 2**20))
+            arenas.grant(0, layout(room=2 * 2**20))
         assert _files(folder) == [LOCK]
-        keeper.grant(0, layout())
+        arenas.grant(0, layout())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)
-    keeper.close()
+    arenas.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
@@ -237,30 +237,30 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=True)
     try:
-        keeper = _keeper(place)
-        keeper.grant(0, layout())
-        with pytest.raises(KeeperError, match=r"has 1 MiB left \(No space left on device\)"):
-            keeper.grant(1, layout(1, room=2**20))
-        keeper.close()
+        arenas = _arenas(place)
+        arenas.grant(0, layout())
+        with pytest.raises(ArenaStoreError, match=r"has 1 MiB left \(No space left on device\)"):
+            arenas.grant(1, layout(1, room=2**20))
+        arenas.close()
         assert _files(place) == []
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        with pytest.raises(VolumeError, match="Read-only file system"):
-            Volume(str(place), "job")
+        with pytest.raises(FileBackendError, match="Read-only file system"):
+            FileBackend(str(place), "job")
     finally:
         subprocess.run(["umount", place], check=True)
 
 
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     """With what would be right."""
-    with pytest.raises(VolumeError, match=r"none: No such file.* Mount a memory volume"):
-        Volume(str(tmp_path / "none"), "job")
+    with pytest.raises(FileBackendError, match=r"none: No such file.* Mount a memory volume"):
+        FileBackend(str(tmp_path / "none"), "job")
 
 
 def test_a_job_uid_that_does_not_fit_is_refused(folder: Path) -> None:
     """A cut one could be another job's."""
-    volume = Volume(str(folder), "j" * 300)
-    keeper = ArenaStore(lambda: PLENTY, volume=volume)
-    with pytest.raises(KeeperError, match=r"rank 0: .* 300 bytes"):
-        keeper.grant(0, layout())
+    volume = FileBackend(str(folder), "j" * 300)
+    arenas = ArenaStore(lambda: PLENTY, backend=volume)
+    with pytest.raises(ArenaStoreError, match=r"rank 0: .* 300 bytes"):
+        arenas.grant(0, layout())
     assert _files(folder) == [LOCK]
-    keeper.close()
+    arenas.close()

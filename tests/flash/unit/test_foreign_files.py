@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.sample_shards import sample_step
+from checkpoints.sample_shards import sample_step, save
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import Link, RequestRefused, Restore, RestoreStart, TrainerHello
 from holdfast.flash.storage import owners
-from holdfast.flash.storage.commit import Attempt, CommitError, commit, open_attempt, write_shard
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.commit import CommitError
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.reader import committed, newest
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
@@ -29,13 +29,7 @@ WAIT_SECONDS = 30.0
 
 
 def _save(root: Path, step: int) -> None:
-    disk, rng = PosixDisk(), random.Random(step)
-    manifest, images = sample_step(step, rng)
-    attempt = Attempt(version=manifest.version)
-    folder = open_attempt(disk, str(root), attempt)
-    for shard, image in zip(manifest.shards, images, strict=True):
-        write_shard(disk, folder, shard, image)
-    commit(disk, str(root), attempt, manifest.shards)
+    save(Disk(), root, sample_step(step, random.Random(step)))
 
 
 def _steps(root: Path) -> list[int]:
@@ -47,12 +41,12 @@ def test_a_copy_under_the_name_of_a_newer_step_is_not_taken_for_it(tmp_path: Pat
     for step in (10, 20):
         _save(tmp_path, step)
     shutil.copytree(tmp_path / "step_10", tmp_path / "step_99")
-    found, (note,) = newest(PosixDisk(), str(tmp_path))
+    found, (note,) = newest(Disk(), str(tmp_path))
     assert found is not None
     assert found.path == str(tmp_path / "step_20")
     assert note.startswith("step 99 was passed over: ")
     assert "holds step 10" in note
-    assert committed(PosixDisk(), str(tmp_path), 16) == [Version(1, 20), Version(1, 10)]
+    assert committed(Disk(), str(tmp_path), 16) == [Version(1, 20), Version(1, 10)]
 
 
 def test_a_copy_is_none_of_those_that_retention_leaves(
@@ -63,7 +57,7 @@ def test_a_copy_is_none_of_those_that_retention_leaves(
         _save(tmp_path, step)
     shutil.copytree(tmp_path / "step_10", tmp_path / "step_29")
     _save(tmp_path, 30)
-    Retainer(PosixDisk(), str(tmp_path), RetentionSettings(keep_last=2)).delete_old(30)
+    Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2)).delete_old(30)
     assert _steps(tmp_path) == [20, 29, 30]
     assert "retention leaves step 29 alone" in caplog.text
 
@@ -76,12 +70,12 @@ def test_a_step_that_is_a_link_goes_and_what_it_leads_to_stays(tmp_path: Path) -
         _save(root, step)
     (root / "step_10").rename(larger)
     (root / "step_10").symlink_to(larger)
-    Retainer(PosixDisk(), str(root), RetentionSettings(keep_last=1)).delete_old(30)
+    Retainer(Disk(), str(root), RetentionSettings(keep_last=1)).delete_old(30)
     assert [path.name for path in root.iterdir()] == ["step_30"]
     assert (larger / "holdfast.json").is_file()
 
 
-class Shrinking(PosixDisk):
+class Shrinking(Disk):
     """Cuts a file when it is opened, as somebody might at any moment."""
 
     def open(self, path: str) -> int:
@@ -92,7 +86,7 @@ class Shrinking(PosixDisk):
         return handle
 
 
-class Unreadable(PosixDisk):
+class Unreadable(Disk):
     """Has a bad place in one file."""
 
     def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
@@ -103,9 +97,7 @@ class Unreadable(PosixDisk):
 
 
 @pytest.mark.parametrize("disk", [Shrinking(), Unreadable()], ids=["shorter", "unreadable"])
-def test_what_cannot_be_read_while_it_is_compared_is_damage(
-    tmp_path: Path, disk: PosixDisk
-) -> None:
+def test_what_cannot_be_read_while_it_is_compared_is_damage(tmp_path: Path, disk: Disk) -> None:
     """Through a mapping it would be a SIGBUS: the agent's end, again at each restart."""
     for step in (10, 20):
         _save(tmp_path, step)
@@ -115,7 +107,7 @@ def test_what_cannot_be_read_while_it_is_compared_is_damage(
     assert note.startswith("step 20 was passed over: ")
 
 
-class ReadOnly(PosixDisk):
+class ReadOnly(Disk):
     """Nothing can be removed."""
 
     def remove_tree(self, path: str) -> None:
@@ -158,7 +150,7 @@ def test_retention_that_fails_is_named_once(
     for step in (1, 2, 3):
         _save(tmp_path, step)
     (tmp_path / "tags" / "best").mkdir(parents=True)
-    retainer = Retainer(PosixDisk(), str(tmp_path), RetentionSettings(keep_last=1))
+    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=1))
     retainer.delete_old(3)
     retainer.delete_old(3)
     assert _steps(tmp_path) == [1, 2, 3]
@@ -175,13 +167,13 @@ def test_a_file_in_the_place_of_the_owners_is_named_with_what_to_do(tmp_path: Pa
     (tmp_path / "owners").write_text("mine")
     said = rf"{tmp_path}/owners is a file: .*move it away"
     with pytest.raises(CommitError, match=said):
-        owners.take(PosixDisk(), str(tmp_path), "a")
+        owners.take(Disk(), str(tmp_path), "a")
     with pytest.raises(OSError, match=said):
-        owners.superseded(PosixDisk(), str(tmp_path), "a")
+        owners.superseded(Disk(), str(tmp_path), "a")
     assert (tmp_path / "owners").read_text() == "mine"
 
 
-class Twice(PosixDisk):
+class Twice(Disk):
     """Another keeper of the same job is at it in the same moment, or a server answers late."""
 
     def create(self, path: str, *, direct: bool) -> int:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.sample_shards import sample_step
-from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
-from holdfast.flash.storage.filesystem import PosixDisk
+from checkpoints.sample_shards import begin, sample_step, save
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.tools.inspect import main
 
 Print = pytest.CaptureFixture[str]
@@ -22,16 +21,10 @@ Print = pytest.CaptureFixture[str]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory with the steps 10 and 20 of two ranks, and one that was never finished."""
-    disk, root = PosixDisk(), str(tmp_path / "ck")
+    disk, root = Disk(), str(tmp_path / "ck")
     disk.make_dir(root)
     for step in (10, 20, 30):
-        manifest, images = sample_step(step, random.Random(step))
-        attempt = Attempt(version=manifest.version, number="a")
-        opened = open_attempt(disk, root, attempt)
-        for shard, image in zip(manifest.shards, images, strict=True):
-            write_shard(disk, opened, shard, image)
-        if step < 30:
-            commit(disk, root, attempt, manifest.shards)
+        (save if step < 30 else begin)(disk, root, sample_step(step, random.Random(step)))
     return tmp_path / "ck"
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.flash.trainer import copier
-from holdfast.flash.trainer.copier import Piece, Pieces, has_helper
+from holdfast.flash.trainer import memcpy
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, has_helper
 
 SIZES = (0, 1, 63, 64, 65, 4095, 4096, 16383, 16384, 16385, 65536, 100_003)
 
@@ -20,7 +20,7 @@ SIZES = (0, 1, 63, 64, 65, 4095, 4096, 16383, 16384, 16385, 65536, 100_003)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test with the compiled helper, and without."""
     if request.param == "fallback":
-        monkeypatch.setattr(copier, "_helper", lambda: None)
+        monkeypatch.setattr(memcpy, "_helper", lambda: None)
     elif not has_helper():
         pytest.skip("no copy helper in this build")
 
@@ -37,10 +37,10 @@ def test_every_byte_arrives_and_no_other_changes(threads: int) -> None:
     while at < len(source) - 200_000:
         size, begin = rng.choice(SIZES), at + rng.randrange(64)
         origin = rng.randrange(len(source) - size)
-        pieces.append(Piece(_address(target) + begin, _address(source) + origin, size))
+        pieces.append(CopyRange(_address(target) + begin, _address(source) + origin, size))
         expected[begin : begin + size] = source[origin : origin + size]
         at = begin + size
-    prepared = Pieces(pieces)
+    prepared = CopyRanges(pieces)
     assert prepared.size == sum(piece.size for piece in pieces)
     prepared.copy(threads)
     assert target == expected, f"seed {seed}"
@@ -49,13 +49,13 @@ def test_every_byte_arrives_and_no_other_changes(threads: int) -> None:
 @pytest.mark.usefixtures("_way")
 def test_nothing_to_copy_is_no_error() -> None:
     """An empty state has no pieces."""
-    Pieces([]).copy(2)
+    CopyRanges([]).copy(2)
 
 
 def test_many_threads_share_one_large_piece() -> None:
     """One tensor alone is split too."""
     source, target = bytearray(random.Random(1).randbytes(5_000_001)), bytearray(5_000_001)
-    Pieces([Piece(_address(target), _address(source), len(source))]).copy(7)
+    CopyRanges([CopyRange(_address(target), _address(source), len(source))]).copy(7)
     assert target == source
 
 
@@ -67,9 +67,9 @@ def test_the_helper_was_built_here() -> None:
 def test_without_the_library_the_fallback_is_used(tmp_path: Path) -> None:
     """A wheel built without a compiler works."""
     code = (
-        "from pathlib import Path; from holdfast.flash.trainer import copier;"
-        f"copier._LIBRARY = Path({str(tmp_path / 'missing.so')!r});"
-        "print(copier.has_helper())"
+        "from pathlib import Path; from holdfast.flash.trainer import memcpy;"
+        f"memcpy._LIBRARY = Path({str(tmp_path / 'missing.so')!r});"
+        "print(memcpy.has_helper())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -84,12 +84,12 @@ def test_both_ways_of_walking_copy_every_byte(threads: int) -> None:
     """A fresh process tries both ways on its first chunks, then keeps one: the bytes are right."""
     code = (
         "import ctypes, random;"
-        "from holdfast.flash.trainer.copier import Piece, Pieces, has_helper;"
+        "from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, has_helper;"
         "assert has_helper(); size = 90 * 2**20 + 12_345;"
         "source = random.Random(1).randbytes(size);"
         "target = bytearray(size + 64); view = (ctypes.c_char * len(target)).from_buffer(target);"
         "begin = ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p).value;"
-        "pieces = Pieces([Piece(ctypes.addressof(view) + 13, begin, size)]);"
+        "pieces = CopyRanges([CopyRange(ctypes.addressof(view) + 13, begin, size)]);"
         f"pieces.copy({threads}); assert target[13:-51] == source; target[:] = bytes(size + 64);"
         f"pieces.copy({threads}); assert target[13:-51] == source;"
         "assert not any(target[:13]) and not any(target[-51:])"

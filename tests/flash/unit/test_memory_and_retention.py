@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.environment import Environment
-from holdfast.flash.memory.free_memory import memory_left
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
+from holdfast.flash.memory.memory_budget import Room, RoomSettings, memory_left, refusal
 from holdfast.flash.schedule import SaveEvery, Schedule, due
 from holdfast.flash.storage.retention_rule import RetentionSettings, chosen, to_delete
 from holdfast_wire.messages import Tier

@@ -77,12 +77,12 @@ def test_an_arena_is_made_of_large_pages() -> None:
     """A trainer is given one whose slots it maps in a moment."""
     table = sample_shard(0, 1, random.Random(0))[0].table
     layout = Layout(table=encode(table).decode(), bytes_room=2 * LARGE, slots=3)
-    keeper = ArenaStore()
+    arenas = ArenaStore()
     try:
-        arena = keeper.grant(0, layout).arena
+        arena = arenas.grant(0, layout).arena
         assert large_bytes(arena) == len(arena.memory) // LARGE * LARGE >= 6 * LARGE
     finally:
-        keeper.close()
+        arenas.close()
 
 
 def test_what_was_written_before_stays(file: int) -> None:

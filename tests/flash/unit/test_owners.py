@@ -15,7 +15,7 @@ from holdfast.flash.memory.slots import Version, to_wire
 from holdfast.flash.server.protocol import RequestRefused, Restore
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import newest
 from holdfast.flash.trainer.client import CheckpointError
@@ -57,7 +57,7 @@ def test_the_newer_job_has_the_directory_and_the_older_replaces_nothing(
     error = _commit(old, rank, Version(1, 7))
     assert error.startswith(f"{tmp_path} belongs to job {NEW}, which began to save there after")
     assert f"delete {tmp_path}/owners/2.{NEW}" in error
-    found, _ = newest(PosixDisk(), str(tmp_path))
+    found, _ = newest(Disk(), str(tmp_path))
     assert found is not None
     assert found.manifest.version == Version(6, 7)
     assert _commit(new, other, Version(6, 8)) == ""
@@ -105,7 +105,7 @@ def test_of_two_runs_without_an_agent_the_older_one_is_told_too(tmp_path: Path) 
             with pytest.raises(CheckpointError, match="belongs to job"):
                 first.wait()
             second.save(3)
-    assert steps(PosixDisk(), str(tmp_path)) == [1, 2, 3]
+    assert steps(Disk(), str(tmp_path)) == [1, 2, 3]
 
 
 def test_of_two_jobs_that_begin_at_once_one_has_the_directory(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_of_two_jobs_that_begin_at_once_one_has_the_directory(tmp_path: Path) ->
         def begin(name: str, root: Path = root, barrier: threading.Barrier = barrier) -> None:
             barrier.wait()
             try:
-                owners.take(PosixDisk(), str(root), name)
+                owners.take(Disk(), str(root), name)
             except CommitError as error:
                 assert "belongs to job" in str(error)  # noqa: PT017 - in a thread
 
@@ -127,7 +127,7 @@ def test_of_two_jobs_that_begin_at_once_one_has_the_directory(tmp_path: Path) ->
             thread.start()
         for thread in threads:
             thread.join()
-        free = [one for one in names if not owners.superseded(PosixDisk(), str(root), one)]
+        free = [one for one in names if not owners.superseded(Disk(), str(root), one)]
         known = {path.name.partition(".")[2] for path in (root / "owners").iterdir()}
         assert known == set(names)
         assert len(free) == 1
@@ -136,20 +136,20 @@ def test_of_two_jobs_that_begin_at_once_one_has_the_directory(tmp_path: Path) ->
 def test_only_the_last_jobs_are_remembered(tmp_path: Path) -> None:
     """A directory that a thousand jobs went through does not hold a thousand files."""
     for number in range(200):
-        owners.take(PosixDisk(), str(tmp_path), f"job{number}")
+        owners.take(Disk(), str(tmp_path), f"job{number}")
     left = sorted(int(path.name.partition(".")[0]) for path in (tmp_path / "owners").iterdir())
     assert left == list(range(200 - len(left) + 1, 201))
     assert len(left) <= 64
-    assert owners.superseded(PosixDisk(), str(tmp_path), "job198")
+    assert owners.superseded(Disk(), str(tmp_path), "job198")
 
 
 @pytest.mark.parametrize("name", ["a/b", "../../x", "job uid", "x" * 300, "1.2"])
 def test_a_job_may_be_called_anything(tmp_path: Path, name: str) -> None:
     """A job's name that makes no file's name is written otherwise and known again."""
-    owners.take(PosixDisk(), str(tmp_path), name)
-    owners.take(PosixDisk(), str(tmp_path), name)
+    owners.take(Disk(), str(tmp_path), name)
+    owners.take(Disk(), str(tmp_path), name)
     assert len(list((tmp_path / "owners").iterdir())) == 1
-    owners.take(PosixDisk(), str(tmp_path), "next")
+    owners.take(Disk(), str(tmp_path), "next")
     with pytest.raises(CommitError, match="belongs to job next"):
-        owners.take(PosixDisk(), str(tmp_path), name)
+        owners.take(Disk(), str(tmp_path), name)
     assert [path.name for path in tmp_path.iterdir()] == ["owners"]

@@ -25,8 +25,7 @@ from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast.flash.storage.slot_work import RankArena, SlotWork
-from holdfast.flash.storage.writer import Storage
+from holdfast.flash.storage.writer import RankArena, SlotWork, Storage
 from holdfast_wire.messages import Tier
 from house.extended import usual
 
@@ -41,11 +40,11 @@ def ranks() -> Iterator[list[RankArena]]:
     """The arenas of two ranks, which are on two nodes."""
     keepers = [ArenaStore(), ArenaStore()]
     yield [
-        keeper.grant(rank, Layout(table=encode(_table(rank)).decode(), bytes_room=4096, slots=1))
-        for rank, keeper in enumerate(keepers)
+        arenas.grant(rank, Layout(table=encode(_table(rank)).decode(), bytes_room=4096, slots=1))
+        for rank, arenas in enumerate(keepers)
     ]
-    for keeper in keepers:
-        keeper.close()
+    for arenas in keepers:
+        arenas.close()
 
 
 def _table(rank: int) -> ShardTable:

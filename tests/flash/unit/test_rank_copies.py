@@ -6,7 +6,7 @@ import threading
 import time
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.rank_copies import RankCopies
+from holdfast.flash.server.worker_thread import RankCopies
 
 _LONG = 30.0
 """Seconds of grace that no test waits for."""

@@ -9,9 +9,8 @@ import torch
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, ValueLeaf
 from holdfast.flash.trainer.planner import RankPosition
-from holdfast.flash.trainer.replicas import ReplicaShards
 from holdfast.flash.trainer.reshard import Filling, Stored
-from holdfast.flash.trainer.shards import Together
+from holdfast.flash.trainer.shards import ReplicaShards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 
 PLACE = RankPosition(rank=2, world=4, local_rank=0, local_world=1)

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - the back
 from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena, geometry_of, in_memory
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, hash_of, unlike
 from holdfast.flash.memory.shard_table import encode
-from holdfast.flash.trainer.copier import Comparison, Saver
+from holdfast.flash.trainer.copier import Comparison, Copier
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 from holdfast.flash.trainer.planner import Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import Compared, Sketcher, room_for
@@ -283,18 +283,18 @@ def _state(count: int, extra: dict[str, Any]) -> Leaves:
     return collect(parts, 0)
 
 
-def _saver(leaves: Leaves) -> Saver:
+def _copier(leaves: Leaves) -> Copier:
     room = BYTES_ROOM + room_for(leaves)
     plan = Planner(PLACE).plan(leaves, room)
     body = encode(plan.table)
     fd = in_memory(body, geometry_of(plan.table, len(body), SLOTS, room))
-    return Saver(plan, leaves, Arena(fd))
+    return Copier(plan, leaves, Arena(fd))
 
 
 def test_the_room_for_values_has_room_for_all_sketches() -> None:
     """Those of 460 parameters with AdamW are larger than the room for values alone."""
-    saver = _saver(_state(460, {}))
-    plain, sketched = saver.values(), saver.values(sketched=True)
+    copier = _copier(_state(460, {}))
+    plain, sketched = copier.values(), copier.values(sketched=True)
     assert plain[-1] == b""
     assert len(sketched[-1]) > BYTES_ROOM
     assert sketched[:-1] == plain[:-1]
@@ -316,10 +316,10 @@ def test_an_extra_whose_state_is_only_to_be_had_elsewhere_is_not_compared_here()
     others = {key: one for key, one in named.items() if key not in stored}
     assert others
     extra: dict[str, Any] = {**others, "fine": 1}
-    assert len(_saver(_state(1, extra)).values(sketched=True)[-1]) >= ENTRY_BYTES
+    assert len(_copier(_state(1, extra)).values(sketched=True)[-1]) >= ENTRY_BYTES
     one = next(iter(stored))
     with pytest.raises(RuntimeError, match="only on rank 0"):
-        _saver(_state(1, {one: _Fails()})).values()
+        _copier(_state(1, {one: _Fails()})).values()
 
 
 def test_ranks_are_compared_until_a_step_with_sketches_is_durable() -> None:

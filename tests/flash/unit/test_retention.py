@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from checkpoints.sample_shards import sample_step
+from checkpoints.sample_shards import begin, sample_step, save
 from checkpoints.small_models import state_of
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.storage.commit import Attempt, commit, open_attempt, sweep, write_shard
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.commit import Attempt, sweep
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import MANIFEST_NAME
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
@@ -22,19 +22,11 @@ from holdfast.flash.storage.retention_rule import RetentionSettings
 
 def _begin(root: Path, step: int, number: str = "0") -> Attempt:
     """Write the parts of a step and commit nothing."""
-    disk = PosixDisk()
-    manifest, images = sample_step(step, random.Random(step))
-    attempt = Attempt(version=manifest.version, number=number)
-    folder = open_attempt(disk, str(root), attempt)
-    for shard, image in zip(manifest.shards, images, strict=True):
-        write_shard(disk, folder, shard, image)
-    return attempt
+    return begin(Disk(), root, sample_step(step, random.Random(step)), number)
 
 
 def _save(root: Path, step: int) -> None:
-    commit(
-        PosixDisk(), str(root), _begin(root, step), sample_step(step, random.Random(step))[0].shards
-    )
+    save(Disk(), root, sample_step(step, random.Random(step)))
 
 
 def _make_newer(file: Path) -> None:
@@ -54,7 +46,7 @@ def test_a_step_that_cannot_be_read_neither_goes_nor_counts_and_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """It may be somebody's last; as many as told stay beside it."""
-    retainer = Retainer(PosixDisk(), str(tmp_path), RetentionSettings(keep_last=2))
+    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2))
     for step in (1, 2, 3):
         _save(tmp_path, step)
     file = tmp_path / "step_2" / MANIFEST_NAME
@@ -79,7 +71,7 @@ def test_a_step_that_cannot_be_read_neither_goes_nor_counts_and_is_named_once(
 def test_steps_that_stay_anyway_are_not_read(tmp_path: Path) -> None:
     """There may be thousands, with megabytes of manifest each; every other one is read once."""
 
-    class Counting(PosixDisk):
+    class Counting(Disk):
         """Notes what is read."""
 
         def __init__(self) -> None:
@@ -110,7 +102,7 @@ def test_a_newer_releases_half_step_is_not_swept(
     described = tmp_path / newer.folder / ".shard.0.json"
     described.write_bytes(b'{"hash":"0","checkpoint":{"format":3}}')
     for _ in range(2):
-        sweep(PosixDisk(), str(tmp_path), lambda _: False)
+        sweep(Disk(), str(tmp_path), lambda _: False)
     assert [path.name for path in tmp_path.iterdir()] == [newer.folder]
     assert own.version == Version(1, 6)
     (said,) = caplog.records

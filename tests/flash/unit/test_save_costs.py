@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.flash.trainer.save_policy import Measured, Meter
+from holdfast.flash.trainer.save_policy import Meter, SaveCosts
 
 MS = 1_000_000
 
@@ -32,12 +32,12 @@ def test_a_save_to_memory_costs_what_it_stops() -> None:
     """The median: one slow save is not usual, and neither is one long step."""
     clock = Clock()
     clock.save(10)
-    assert clock.meter.measured == Measured(memory_ns=10 * MS)
+    assert clock.meter.measured == SaveCosts(memory_ns=10 * MS)
     clock.steps(3, 100)
     clock.steps(1, 5000)
     clock.save(500)
     clock.save(12)
-    assert clock.meter.measured == Measured(step_ns=100 * MS, memory_ns=12 * MS)
+    assert clock.meter.measured == SaveCosts(step_ns=100 * MS, memory_ns=12 * MS)
     clock.meter.waited(10 * MS)
     assert clock.meter.measured.memory_ns == 22 * MS
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.led_nodes import running
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.memory_budget import Room
@@ -41,16 +42,9 @@ WAIT_SECONDS = 30.0
 
 @contextmanager
 def _served(folder: Path, keeper: ArenaStore | None = None) -> Iterator[str]:
-    path, kept = str(folder / "socket"), keeper or ArenaStore()
-    service = local_service(kept, listen(path))
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
+    path = str(folder / "socket")
+    with running(local_service(keeper or ArenaStore(), listen(path))):
         yield path
-    finally:
-        service.stop()
-        thread.join()
-        kept.close()
 
 
 @contextmanager
@@ -101,9 +95,7 @@ def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
     def wait() -> None:
         behind.wait(WAIT_SECONDS)
 
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
+    with running(service):
         with _rank(str(tmp_path / "socket"), tmp_path / "root") as link:
             link.send(Restore())
             link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
@@ -116,10 +108,6 @@ def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
             _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_SECONDS)
             for fd in descriptors:
                 os.close(fd)
-    finally:
-        service.stop()
-        thread.join()
-        service.keeper.close()
 
 
 def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:

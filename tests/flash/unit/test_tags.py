@@ -12,9 +12,9 @@ import pytest
 
 import holdfast
 from checkpoints.small_models import state_of
-from holdfast.flash import without_agent
-from holdfast.flash.storage import tags
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash import notices
+from holdfast.flash.storage import retention
+from holdfast.flash.storage.filesystem import Disk
 from house.repository import ROOT
 
 pytestmark = pytest.mark.train
@@ -54,19 +54,22 @@ def test_a_tagged_step_stays_until_its_tag_goes_on(tmp_path: Path) -> None:
 
 def test_a_tag_holds_the_step_before_until_the_new_one_is_there(tmp_path: Path) -> None:
     """A crash before the commit leaves what the tag named; a later word does not grow for ever."""
-    disk, root = PosixDisk(), str(tmp_path)
+    disk, root = Disk(), str(tmp_path)
     for step in (1, 2):
         (tmp_path / f"step_{step}").mkdir()
-        tags.give(disk, root, "best", step)
+        retention.give_tag(disk, root, "best", step)
     for dead in (7, 8, 9):
-        tags.give(disk, root, "best", dead)
-    assert (tags.step_of(disk, root, "best"), tags.pinned(disk, root)) == (
+        retention.give_tag(disk, root, "best", dead)
+    assert (retention.step_of_tag(disk, root, "best"), retention.pinned_steps(disk, root)) == (
         2,
         frozenset((2, 7, 8, 9)),
     )
     (tmp_path / "step_9").mkdir()
-    assert (tags.step_of(disk, root, "best"), tags.pinned(disk, root)) == (9, frozenset((9,)))
-    tags.give(disk, root, "best", 9)
+    assert (retention.step_of_tag(disk, root, "best"), retention.pinned_steps(disk, root)) == (
+        9,
+        frozenset((9,)),
+    )
+    retention.give_tag(disk, root, "best", 9)
     assert (tmp_path / "tags/best").read_text() == "9\n"
 
 
@@ -109,7 +112,7 @@ def test_what_is_missing_without_an_agent_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log, and not again by another Checkpointer of the process."""
-    monkeypatch.setattr(without_agent, "_said", [])
+    monkeypatch.setattr(notices, "_said", [])
     model, _ = state_of()
     for _ in range(2):
         with holdfast.Checkpointer(tmp_path, model=model) as flash:

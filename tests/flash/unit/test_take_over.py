@@ -10,12 +10,12 @@ from typing import Protocol
 import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
-from holdfast.flash.memory.fdstore_backend import Stash
-from holdfast.flash.memory.file_backend import Volume
+from holdfast.flash.memory.fdstore_backend import FdStoreBackend
+from holdfast.flash.memory.file_backend import FileBackend
 from holdfast.flash.memory.recovery import ArenaBackend
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 
 _MOST_READ = 10_000
 
@@ -42,11 +42,11 @@ class Files:
 
     def place(self) -> ArenaBackend:
         """Lock it."""
-        return Volume(str(self._folder), "job")
+        return FileBackend(str(self._folder), "job")
 
     def die(self, place: ArenaBackend) -> None:
         """The lock goes."""
-        assert isinstance(place, Volume)
+        assert isinstance(place, FileBackend)
         os.close(place._lock)
 
     def is_empty(self) -> bool:
@@ -57,17 +57,17 @@ class Files:
 class Runner:
     """A runner that holds descriptors."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: FdStore) -> None:
         """Take what it holds."""
         self._shelf = shelf
 
     def place(self) -> ArenaBackend:
         """Connect."""
-        return Stash(self._shelf.connect().detach(), "job")
+        return FdStoreBackend(self._shelf.connect().detach(), "job")
 
     def die(self, place: ArenaBackend) -> None:
         """The connection goes, and the runner sees it."""
-        assert isinstance(place, Stash)
+        assert isinstance(place, FdStoreBackend)
         assert place._socket is not None
         place._socket.close()
         self._shelf.disconnect()
@@ -89,7 +89,7 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Home]:
             left.unlink()
         folder.rmdir()
     else:
-        shelf = Shelf(0, close_all, lambda: True)
+        shelf = FdStore(0, close_all, lambda: True)
         yield Runner(shelf)
         shelf.disconnect()
         shelf.clear()
@@ -101,22 +101,22 @@ def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
 ) -> None:
     """Versions, bytes, lengths, also of slots never hashed; the same memory; at last nothing."""
     place = home.place()
-    dead = ArenaStore(lambda: PLENTY, volume=place)
+    dead = ArenaStore(lambda: PLENTY, backend=place)
     fill(dead, (5, 6), hash_it=hash_it)
     let_go(dead)
     home.die(place)
     assert not home.is_empty()
-    keeper = ArenaStore(lambda: PLENTY, volume=home.place())
-    assert keeper.take_over() == []
-    assert keeper.offer.usable([0, 1], 2)[0] == Version(1, 6)
+    arenas = ArenaStore(lambda: PLENTY, backend=home.place())
+    assert arenas.take_over() == []
+    assert arenas.offer.usable([0, 1], 2)[0] == Version(1, 6)
     for rank in (0, 1):
-        found = keeper.held.find(rank, Version(1, 6))
+        found = arenas.held.find(rank, Version(1, 6))
         assert found is not None
         assert bytes(found[1].image) == bytes([6]) * len(found[1].image)
         assert list(found[1].lengths) == [6]
-        assert keeper.grant(rank, layout(rank)) is found[0]
-    assert keeper.offer.drop_damaged(Version(1, 6)) == []
-    keeper.resume_from(Version(1, 6))
-    assert keeper.held.versions(0) == {Version(1, 6)}
-    keeper.close()
+        assert arenas.grant(rank, layout(rank)) is found[0]
+    assert arenas.offer.drop_damaged(Version(1, 6)) == []
+    arenas.resume_from(Version(1, 6))
+    assert arenas.held.versions(0) == {Version(1, 6)}
+    arenas.close()
     assert home.is_empty()

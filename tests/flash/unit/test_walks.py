@@ -24,19 +24,17 @@ from holdfast_wire.messages import Tier
 
 _BESIDE_A_SAVE = {
     "ids",
-    "log_once",
+    "notices",
     "memory.hashes",
     "memory.replica_check",
     "memory.shard_table",
     "server.coordinated_restore",
-    "server.rank_copies",
     "storage.filesystem",
-    "storage.tags",
 }
 """Modules that run beside the save, and need not be opened."""
 _BESIDE_A_RESTORE = {
     "ids",
-    "log_once",
+    "notices",
     "memory.hashes",
     "memory.shard_table",
     "memory.slots",

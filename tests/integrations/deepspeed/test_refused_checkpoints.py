@@ -13,7 +13,7 @@ import torch
 from checkpoints.deepspeed_world import DeepSpeedWorlds
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.integrations.deepspeed.engine_state import warn_of_another_scheduler
-from holdfast.integrations.deepspeed.partitions import Flat, Piece, refuse_whole_momentum
+from holdfast.integrations.deepspeed.partitions import Flat, FlatPiece, refuse_whole_momentum
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(200)]
 WARM_UP = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
@@ -140,13 +140,13 @@ def test_a_save_between_micro_batches_is_refused(worlds: DeepSpeedWorlds, tmp_pa
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        ([Piece(None, (2, 3), 0, 6, 0), Piece(None, (4,), 0, 4, 6)], ""),
-        ([Piece(None, (2, 3), 2, 6, 0), Piece(None, (4,), 0, 4, 4)], "take stage 3"),
-        ([Piece(None, (2, 3), 0, 6, 0)], "take stage 3"),
+        ([FlatPiece(None, (2, 3), 0, 6, 0), FlatPiece(None, (4,), 0, 4, 6)], ""),
+        ([FlatPiece(None, (2, 3), 2, 6, 0), FlatPiece(None, (4,), 0, 4, 4)], "take stage 3"),
+        ([FlatPiece(None, (2, 3), 0, 6, 0)], "take stage 3"),
     ],
     ids=["whole", "shared", "padded"],
 )
-def test_momentum_of_whole_parameters_is_never_cut(pieces: list[Piece], said: str) -> None:
+def test_momentum_of_whole_parameters_is_never_cut(pieces: list[FlatPiece], said: str) -> None:
     """DeepSpeed's Muon keeps it at stages 1 and 2; its size may be the partition's by chance."""
     flats = [Flat(torch.zeros(10), 0, (), tuple(pieces))]
     refuse_whole_momentum([{"use_muon": False}], flats)

@@ -61,21 +61,6 @@ def test_each_model_has_its_own_checkpoint(worlds: Worlds, tmp_path: Path) -> No
         assert (back["weights"], back["returned"][0]) == (saved["weights"], 2)
 
 
-@pytest.mark.extended(
-    "two models of one process have checkpoints of their own in another test",
-    held_by=[
-        "integrations/megatron/test_odd_calls.py::test_each_model_has_its_own_checkpoint",
-    ],
-)
-def test_another_training_of_the_process_is_filled(worlds: Worlds, tmp_path: Path) -> None:
-    """A second model that goes on from the same directory is not taken for the first."""
-    saved = _saved(worlds, tmp_path)
-    calls = (_use(save=tmp_path), _load(), [*_load(), "other"])
-    for first, other in _told(worlds, *calls, seed=9):
-        assert (first["weights"], other["weights"]) == (saved, saved)
-        assert (first["scheduled"], other["scheduled"]) == (4, 4)
-
-
 def test_a_second_load_counts_no_steps_twice(worlds: Worlds, tmp_path: Path) -> None:
     """Megatron's scheduler adds the stored steps to its own: they replace them here."""
     _saved(worlds, tmp_path)

@@ -13,29 +13,8 @@ import pytest
 
 from agents.scripted_agent import ScriptedAgent
 from holdfast_wire import codec
+from holdfast_wire import messages as wire
 from holdfast_wire.identity import Identity
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    FinishDecision,
-    GetGoodputRequest,
-    JobPhase,
-    JobStatus,
-    LeaveOutcome,
-    ListNodesRequest,
-    NodeState,
-    PodListDone,
-    PodObservation,
-    PodPhase,
-    RestartWorkerRequest,
-    ScaleDecision,
-    ScaleRequest,
-    ScaleResult,
-    StopJobRequest,
-    WatchJobRequest,
-    WatchJobResponse,
-    WorkerExited,
-)
 from masters.master_process import master_process
 from masters.scripted_operator import ScriptedOperator
 from masters.worlds import QUICK, events, spec_of, world
@@ -51,9 +30,9 @@ def test_two_agents_make_a_world_that_everybody_can_see(tmp_path: Path) -> None:
         assert first.world_hash == second.world_hash
         assert (first.store_host, first.store_port) == (second.store_host, second.store_port)
         assert (bool(first.store_id), bool(second.store_id)) == (True, False)
-        nodes = master.ask("ListNodes", ListNodesRequest()).nodes
-        assert [node.state for node in nodes] == [NodeState.ACTIVE, NodeState.ACTIVE]
-        goodput = master.ask("GetGoodput", GetGoodputRequest())
+        nodes = master.ask("ListNodes", wire.ListNodesRequest()).nodes
+        assert [node.state for node in nodes] == [wire.NodeState.ACTIVE, wire.NodeState.ACTIVE]
+        goodput = master.ask("GetGoodput", wire.GetGoodputRequest())
         assert goodput.node_seconds == pytest.approx(
             sum(entry.node_seconds for entry in goodput.totals)
         )
@@ -64,13 +43,13 @@ def test_a_worker_that_dies_restarts_the_same_members_at_once(tmp_path: Path) ->
     """Both get the next round within a fraction of a second, with the same restart count."""
     with world(tmp_path) as (master, agents):
         begin = time.monotonic()
-        agents[1].send(WorkerExited(rank=1, exit_code=-9, pid=1))
+        agents[1].send(wire.WorkerExited(rank=1, exit_code=-9, pid=1))
         for agent in agents:
             agent.wait_for(lambda agent=agent: len(agent.assignments) == 2)
         assert time.monotonic() - begin < 2.0
         assert [agent.assignments[1].restart_count for agent in agents] == [1, 1]
         assert [agent.round for agent in agents] == [2, 2]
-        incidents = master.ask("GetGoodput", GetGoodputRequest()).incidents
+        incidents = master.ask("GetGoodput", wire.GetGoodputRequest()).incidents
         assert [incident.culprit_rank for incident in incidents] == ["1"]
 
 
@@ -110,7 +89,7 @@ def test_an_agent_that_is_replaced_is_told_to_leave(tmp_path: Path) -> None:
         newer = ScriptedAgent(tmp_path, master.port, 1)
         try:
             leave = agents[1].wait_for(lambda: agents[1].left)
-            assert leave.outcome is LeaveOutcome.REPLACED
+            assert leave.outcome is wire.LeaveOutcome.REPLACED
             newer.wait_for(lambda: newer.assignments)
         finally:
             newer.close()
@@ -119,13 +98,13 @@ def test_an_agent_that_is_replaced_is_told_to_leave(tmp_path: Path) -> None:
 def test_people_are_answered_by_agents_and_core(tmp_path: Path) -> None:
     """Stacks of every rank; a restart in place; a scale without an operator is refused."""
     with world(tmp_path) as (master, agents):
-        stacks = master.ask("DumpStacks", DumpStacksRequest())
+        stacks = master.ask("DumpStacks", wire.DumpStacksRequest())
         assert [node.stacks[0].text for node in stacks.nodes] == ["in train", "in train"]
-        master.ask("RestartWorker", RestartWorkerRequest(reason="by hand"))
+        master.ask("RestartWorker", wire.RestartWorkerRequest(reason="by hand"))
         for agent in agents:
             agent.wait_for(lambda agent=agent: agent.round == 2)
         with pytest.raises(grpc.RpcError) as caught:
-            master.ask("Scale", ScaleRequest(replicas=1))
+            master.ask("Scale", wire.ScaleRequest(replicas=1))
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
 
@@ -135,11 +114,11 @@ def test_a_stop_by_a_person_ends_agents_watchers_and_master(tmp_path: Path) -> N
     with world(tmp_path, exit_when_finished=0.5) as (master, agents):
         with master.channel(Identity("j1", "user")) as made:
             stub: Any = made.unary_stream("/holdfast.v1.JobService/WatchJob")
-            watching = stub(codec.encode(WatchJobRequest(min_interval_seconds=0.05)))
-            master.ask("StopJob", StopJobRequest(reason="enough"))
-            seen = [codec.decode(WatchJobResponse, data).message for data in watching]
-        last = [message for message in seen if isinstance(message, JobStatus)][-1]
-        assert (last.phase, last.reason) == (JobPhase.FAILED, "StoppedByUser")
+            watching = stub(codec.encode(wire.WatchJobRequest(min_interval_seconds=0.05)))
+            master.ask("StopJob", wire.StopJobRequest(reason="enough"))
+            seen = [codec.decode(wire.WatchJobResponse, data).message for data in watching]
+        last = [message for message in seen if isinstance(message, wire.JobStatus)][-1]
+        assert (last.phase, last.reason) == (wire.JobPhase.FAILED, "StoppedByUser")
         for agent in agents:
             assert agent.wait_for(lambda agent=agent: agent.left)
         assert master.process.wait(timeout=20) == 0
@@ -157,8 +136,8 @@ def with_operator(directory: Path, **settings: Any) -> Iterator[tuple[Any, Any, 
         agents = [ScriptedAgent(directory, master.port, rank, unmanaged=False) for rank in (0, 1)]
         try:
             for agent in agents:
-                operator.send(pod(agent, PodPhase.RUNNING))
-            operator.send(PodListDone())
+                operator.send(pod(agent, wire.PodPhase.RUNNING))
+            operator.send(wire.PodListDone())
             for agent in agents:
                 agent.wait_for(lambda agent=agent: agent.assignments)
             yield master, operator, agents
@@ -168,9 +147,9 @@ def with_operator(directory: Path, **settings: Any) -> Iterator[tuple[Any, Any, 
             operator.close()
 
 
-def pod(agent: ScriptedAgent, phase_: PodPhase, **fields: Any) -> PodObservation:
+def pod(agent: ScriptedAgent, phase_: wire.PodPhase, **fields: Any) -> wire.PodObservation:
     """Return what the operator sees of an agent's pod."""
-    return PodObservation(
+    return wire.PodObservation(
         node_rank=agent.rank, pod_uid=f"pod-{agent.agent_id}", phase=phase_, **fields
     )
 
@@ -180,7 +159,7 @@ def test_evidence_of_a_death_needs_no_time_out(tmp_path: Path) -> None:
     with with_operator(tmp_path) as (_master, operator, agents):
         begin = time.monotonic()
         agents[1].close()
-        operator.send(pod(agents[1], PodPhase.FAILED, exit_code=-9, reason="Killed"))
+        operator.send(pod(agents[1], wire.PodPhase.FAILED, exit_code=-9, reason="Killed"))
         agents[0].wait_for(lambda: len(agents[0].assignments) == 2)
         assert time.monotonic() - begin < 3.0, "the silence limit is 5 s"
         assert agents[0].assignments[1].world_size == 1
@@ -191,22 +170,22 @@ def test_a_scale_goes_through_the_operator(tmp_path: Path) -> None:
     with with_operator(tmp_path) as (master, operator, agents):
         made = master.channel(Identity("j1", "user"))
         call: Any = made.unary_unary("/holdfast.v1.JobService/Scale")
-        answer = call.future(codec.encode(ScaleRequest(replicas=1)), timeout=20)
-        (decision,) = operator.wait_for(lambda: operator.of(ScaleDecision))
+        answer = call.future(codec.encode(wire.ScaleRequest(replicas=1)), timeout=20)
+        (decision,) = operator.wait_for(lambda: operator.of(wire.ScaleDecision))
         assert decision.replicas == 1
-        operator.send(ScaleResult(decision_id=decision.decision_id, ok=True))
+        operator.send(wire.ScaleResult(decision_id=decision.decision_id, ok=True))
         operator.send(spec_of(generation=2, replicas=1))
         assert answer.result(timeout=20)
         made.close()
         agents[0].wait_for(lambda: agents[0].assignments[-1].world_size == 1)
         leave = agents[1].wait_for(lambda: agents[1].left)
-        assert leave.outcome is LeaveOutcome.RELEASED
+        assert leave.outcome is wire.LeaveOutcome.RELEASED
 
 
 def test_a_drained_node_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     """A barrier first, so that no step is lost."""
     with with_operator(tmp_path) as (master, _operator, agents):
-        master.ask("DrainNode", DrainNodeRequest(node_rank=1, reason="maintenance"))
+        master.ask("DrainNode", wire.DrainNodeRequest(node_rank=1, reason="maintenance"))
         agents[0].wait_for(lambda: agents[0].assignments[-1].world_size == 1)
         agents[1].wait_for(lambda: agents[1].left)
         assert "BarrierReached" in [event.reason for event in events(master)]
@@ -216,8 +195,8 @@ def test_the_operator_is_told_of_the_end(tmp_path: Path) -> None:
     """The FinishDecision arrives, then the stream ends in order."""
     with with_operator(tmp_path, exit_when_finished=0.2) as (master, operator, agents):
         for agent in agents:
-            agent.send(WorkerExited(rank=agent.rank, exit_code=0))
-        (finish,) = operator.wait_for(lambda: operator.of(FinishDecision))
+            agent.send(wire.WorkerExited(rank=agent.rank, exit_code=0))
+        (finish,) = operator.wait_for(lambda: operator.of(wire.FinishDecision))
         assert finish.succeeded
         assert master.process.wait(timeout=20) == 0
         operator.wait_for(lambda: operator.over)

@@ -188,7 +188,7 @@ def wrap(name):
 
 for name in ("create", "write", "sync", "rename", "remove", "sync_directory"):
     wrap(name)
-head = SegmentOpened(format=2, epoch=1, incarnation="m1", job_uid=sys.argv[3])
+head = SegmentOpened(format=4, epoch=1, incarnation="m1", job_uid=sys.argv[3])
 compact(directory, head, state, (), Retention(seconds=0.0, limit_bytes=0), 1.0)
 """
 

@@ -15,16 +15,8 @@ from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.reader import join
 from holdfast_master.journal.segments import read_segments
 from holdfast_wire import codec
+from holdfast_wire import messages as wire
 from holdfast_wire.identity import Identity
-from holdfast_wire.messages import (
-    JobEvent,
-    JobPhase,
-    JobSnapshot,
-    WatchJobRequest,
-    WatchJobResponse,
-    WorkerExited,
-    WorldDecided,
-)
 from masters.master_process import SPEC, MasterProcess, master_process
 from masters.worlds import QUICK, events, phase, world
 
@@ -56,7 +48,7 @@ def check_freeze(master: MasterProcess, agents: list[ScriptedAgent], seconds: fl
     while time.monotonic() < end:
         assert [len(agent.assignments) for agent in agents] == [1, 1]
         time.sleep(0.1)
-    assert phase(master) is JobPhase.TRAINING
+    assert phase(master) is wire.JobPhase.TRAINING
     lost = {"NodeLost", "IncidentOpened"} & {event.reason for event in events(master)}
     assert not lost
 
@@ -78,14 +70,14 @@ def test_a_killed_master_comes_back_and_nobody_restarts(tmp_path: Path) -> None:
             for agent in agents:
                 agent.wait_for(lambda agent=agent: agent.connections == 2)
                 assert agent.fence.epoch == 2
-            successor.wait_for(lambda: phase(successor) is JobPhase.TRAINING)
+            successor.wait_for(lambda: phase(successor) is wire.JobPhase.TRAINING)
             # Longer than a new master waits for members: 5 s.
             end = time.monotonic() + 6.0
             while time.monotonic() < end:
                 counts = [len(agent.assignments) for agent in agents]
                 assert counts == [1, 1], [event.text for event in events(successor)]
                 time.sleep(0.1)
-            agents[0].send(WorkerExited(rank=0, exit_code=1))
+            agents[0].send(wire.WorkerExited(rank=0, exit_code=1))
             for agent in agents:
                 agent.wait_for(lambda agent=agent: len(agent.assignments) == 2)
                 assert agent.round > 1
@@ -106,7 +98,7 @@ def test_masters_killed_at_random_moments_leave_a_journal_without_a_gap(tmp_path
                 for agent in agents:
                     agent.wait_for(lambda agent=agent, epoch=epoch: agent.fence.epoch == epoch)
                     agent.wait_for(lambda agent=agent: agent.assignments)
-                agents[1].send(WorkerExited(rank=1, exit_code=1))
+                agents[1].send(wire.WorkerExited(rank=1, exit_code=1))
                 time.sleep(chance.uniform(0.0, 0.2))  # the moment of the kill is what varies
                 master.end()
     finally:
@@ -120,7 +112,9 @@ def test_masters_killed_at_random_moments_leave_a_journal_without_a_gap(tmp_path
     numbers = [record.sequence for record in history.records]
     assert numbers == list(range(1, len(numbers) + 1)), f"seed {seed}"
     rounds = [
-        record.fact.round for record in history.records if isinstance(record.fact, WorldDecided)
+        record.fact.round
+        for record in history.records
+        if isinstance(record.fact, wire.WorldDecided)
     ]
     assert rounds == sorted(rounds), f"seed {seed}"
 
@@ -139,17 +133,17 @@ def test_a_watcher_continues_at_the_next_master_without_a_gap(tmp_path: Path) ->
     assert sequences[0] == 1
 
 
-def watch(master: MasterProcess, token: str, until: str) -> tuple[str, list[JobEvent]]:
+def watch(master: MasterProcess, token: str, until: str) -> tuple[str, list[wire.JobEvent]]:
     """Read events up to one with this reason; return the token after it, and the events."""
-    seen: list[JobEvent] = []
+    seen: list[wire.JobEvent] = []
     with master.channel(Identity("j1", "user")) as made:
         stub: Any = made.unary_stream("/holdfast.v1.JobService/WatchJob")
-        for data in stub(codec.encode(WatchJobRequest(resume_token=token)), timeout=20):
-            response = codec.decode(WatchJobResponse, data)
+        for data in stub(codec.encode(wire.WatchJobRequest(resume_token=token)), timeout=20):
+            response = codec.decode(wire.WatchJobResponse, data)
             message = response.message
-            if isinstance(message, JobEvent):
+            if isinstance(message, wire.JobEvent):
                 seen.append(message)
-            elif isinstance(message, JobSnapshot):
+            elif isinstance(message, wire.JobSnapshot):
                 seen.extend(message.events)
             if seen and seen[-1].reason == until:
                 return response.resume_token, seen

@@ -17,15 +17,7 @@ import pytest
 
 from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import read_segments
-from holdfast_wire.messages import (
-    Fence,
-    GetJobRequest,
-    Heartbeat,
-    JobPhase,
-    ListEventsRequest,
-    ScaleRequest,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from masters.master_process import SPEC, START_SECONDS, MasterProcess, master_process, refused
 
 
@@ -106,8 +98,8 @@ def test_a_zombie_that_hears_of_a_newer_epoch_stops_acting(tmp_path: Path) -> No
         agent = ScriptedAgent(tmp_path, master.port, 0)
         try:
             agent.wait_for(lambda: agent.connections)
-            agent.fence = Fence(epoch=2, incarnation="newer")
-            agent.send(Heartbeat())
+            agent.fence = wire.Fence(epoch=2, incarnation="newer")
+            agent.send(wire.Heartbeat())
             assert master.process.wait(timeout=START_SECONDS) == 3
             assert agent.left is None
             assert master.lines("stepping down: a master of epoch 2 exists")
@@ -198,8 +190,8 @@ def test_a_peer_in_the_wrong_role_is_named_in_an_event(tmp_path: Path) -> None:
     """People see who tried what."""
     with master_process(tmp_path, initial_spec=SPEC) as master:
         with pytest.raises(Exception, match="role 'agent' may not call"):
-            master.ask("Scale", ScaleRequest(replicas=1), role="agent")
-        events = master.ask("ListEvents", ListEventsRequest()).events
+            master.ask("Scale", wire.ScaleRequest(replicas=1), role="agent")
+        events = master.ask("ListEvents", wire.ListEventsRequest()).events
         (event,) = [event for event in events if event.reason == "PeerRefused"]
         assert event.text.startswith("agent: role 'agent' may not call")
 
@@ -212,11 +204,14 @@ def test_the_master_exits_when_the_job_has_ended_and_was_shown(tmp_path: Path) -
             for agent in agents:
                 agent.wait_for(lambda agent=agent: agent.assignments)
             for agent in agents:
-                agent.send(WorkerExited(rank=agent.rank, exit_code=0))
+                agent.send(wire.WorkerExited(rank=agent.rank, exit_code=0))
             for agent in agents:
                 agent.wait_for(lambda agent=agent: agent.left)
             master.wait_for(  # its agents have been told; their goodbyes may be on the way
-                lambda: master.ask("GetJob", GetJobRequest()).status.phase is JobPhase.SUCCEEDED
+                lambda: (
+                    master.ask("GetJob", wire.GetJobRequest()).status.phase
+                    is wire.JobPhase.SUCCEEDED
+                )
             )
             assert master.process.wait(timeout=START_SECONDS) == 0
         finally:

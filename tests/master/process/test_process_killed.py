@@ -15,17 +15,11 @@ from agents.scripted_agent import ScriptedAgent
 from holdfast_master.replay.inspect import verify
 from holdfast_master.replay.inspect.replay import Player, Span
 from holdfast_wire import errors
-from holdfast_wire.messages import (
-    GetJobRequest,
-    JobEvent,
-    JobPhase,
-    ListEventsRequest,
-    RestartWorkerRequest,
-)
+from holdfast_wire import messages as wire
 from house.extended import usual
 from masters.master_process import SPEC, MasterProcess, master_process
 
-GET = GetJobRequest()
+GET = wire.GetJobRequest()
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 GENEROUS = {
     **SPEC,
@@ -47,7 +41,7 @@ class Killed:
         self.port = 0
         self.asked = 0
         self.granted = 0
-        self.seen: tuple[JobEvent, ...] = ()
+        self.seen: tuple[wire.JobEvent, ...] = ()
 
     def settings(self, epoch: int) -> dict[str, object]:
         """Return a configuration under which a base is written every few rounds."""
@@ -81,7 +75,7 @@ class Killed:
     def _restart(self, master: MasterProcess) -> None:
         self.asked += 1
         try:
-            master.ask("RestartWorker", RestartWorkerRequest(reason=f"number {self.asked}"))
+            master.ask("RestartWorker", wire.RestartWorkerRequest(reason=f"number {self.asked}"))
         except grpc.RpcError as error:
             # No round runs yet that could be restarted.
             if errors.read(error).code is not grpc.StatusCode.FAILED_PRECONDITION:
@@ -90,12 +84,14 @@ class Killed:
             self.granted += 1
 
     def _settle(self, master: MasterProcess) -> None:
-        master.wait_for(lambda: master.ask("GetJob", GET).status.phase is JobPhase.TRAINING)
+        master.wait_for(lambda: master.ask("GetJob", GET).status.phase is wire.JobPhase.TRAINING)
         events = self._events(master)
         assert events[: len(self.seen)] == self.seen, "an event that was seen is gone"
 
-    def _events(self, master: MasterProcess) -> tuple[JobEvent, ...]:
-        found: tuple[JobEvent, ...] = master.ask("ListEvents", ListEventsRequest(limit=5000)).events
+    def _events(self, master: MasterProcess) -> tuple[wire.JobEvent, ...]:
+        found: tuple[wire.JobEvent, ...] = master.ask(
+            "ListEvents", wire.ListEventsRequest(limit=5000)
+        ).events
         return found
 
 

@@ -18,13 +18,7 @@ from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import SegmentKind, listing
 from holdfast_master.replay.files import recording_paths
 from holdfast_master.replay.inspect import verify
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    Heartbeat,
-    ListEventsRequest,
-    RestartWorkerRequest,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from masters.master_process import SPEC, MasterProcess, master_process
 
 pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
@@ -62,7 +56,7 @@ def fill(agent: ScriptedAgent, master: MasterProcess) -> None:
 
     def say_more() -> bool:
         for _ in range(20):
-            agent.send(Heartbeat(sequence=chance.getrandbits(60)))
+            agent.send(wire.Heartbeat(sequence=chance.getrandbits(60)))
         return bool(master.lines("inputs are not recorded any more: recording_bytes is"))
 
     agent.wait_for(say_more)
@@ -90,16 +84,16 @@ def test_a_master_compacts_while_it_runs_and_its_successor_knows_everything(
         restarts = itertools.count()
         while len(master.lines("the journal was compacted")) < 3:
             before = agents[0].round
-            master.ask("RestartWorker", RestartWorkerRequest(reason=f"test {next(restarts)}"))
+            master.ask("RestartWorker", wire.RestartWorkerRequest(reason=f"test {next(restarts)}"))
             agents[0].wait_for(lambda before=before: agents[0].round > before)
-        events = master.ask("ListEvents", ListEventsRequest(limit=5000)).events
+        events = master.ask("ListEvents", wire.ListEventsRequest(limit=5000)).events
         master.stop(signal.SIGKILL)
     assert 1 <= len(bases(journal)) <= 2
     assert not (journal / "journal-1.log").exists()
     report = verify.verify(journal)
     assert report.verdict is not verify.JournalVerdict.LOST
     with master_process(tmp_path, epoch=2, **settings) as successor:
-        after = successor.ask("ListEvents", ListEventsRequest(limit=5000)).events
+        after = successor.ask("ListEvents", wire.ListEventsRequest(limit=5000)).events
         assert after[: len(events)] == events
         reasons = [event.reason for event in after[len(events) :]]
         assert "MasterRestored" in reasons
@@ -116,18 +110,18 @@ def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path
     }
     with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 3) as agents:
         number = agents[0].round
-        agents[1].send(WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
+        agents[1].send(wire.WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
         agents[0].wait_for(lambda: agents[0].round > number)
-        master.ask("DrainNode", DrainNodeRequest(node_rank=2, reason="test"))
+        master.ask("DrainNode", wire.DrainNodeRequest(node_rank=2, reason="test"))
         agents[2].wait_for(lambda: agents[2].left is not None)
         number = agents[0].round
-        master.ask("RestartWorker", RestartWorkerRequest(reason="test"))
+        master.ask("RestartWorker", wire.RestartWorkerRequest(reason="test"))
         agents[0].wait_for(lambda: agents[0].round > number)
         agents[0].blip()
         agents[0].wait_for(lambda: len(agents[0].welcomes) > 1)
         assert master.stop() == 0
     with master_process(tmp_path, epoch=2, **settings) as successor:
-        successor.ask("ListEvents", ListEventsRequest())
+        successor.ask("ListEvents", wire.ListEventsRequest())
         assert successor.stop() == 0
     assert tool("verify", str(journal)).returncode == 0
     done = tool("replay", str(journal))
@@ -149,7 +143,7 @@ def test_replay_shows_the_facts_behind_a_full_recording_and_says_so(tmp_path: Pa
     with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
         fill(agents[0], master)
         number = agents[0].round
-        master.ask("RestartWorker", RestartWorkerRequest(reason="behind the bound"))
+        master.ask("RestartWorker", wire.RestartWorkerRequest(reason="behind the bound"))
         agents[0].wait_for(lambda: agents[0].round > number)
         assert master.stop() == 0
     assert (journal / "inputs-1.rec").stat().st_size <= 20_000
@@ -173,7 +167,7 @@ def test_the_recording_of_a_killed_master_is_decided_alike(tmp_path: Path) -> No
     with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
         for epoch in (1, 2):
             number = agents[0].round
-            master.ask("RestartWorker", RestartWorkerRequest(reason=f"of epoch {epoch}"))
+            master.ask("RestartWorker", wire.RestartWorkerRequest(reason=f"of epoch {epoch}"))
             agents[0].wait_for(lambda number=number: agents[0].round > number)
         inputs = journal / "inputs-1.rec"
         agents[0].wait_for(inputs.exists)
@@ -197,13 +191,15 @@ def test_an_incident_is_stepped_through_by_its_id(tmp_path: Path) -> None:
     with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
         number = agents[0].round
         agents[1].send(
-            WorkerExited(rank=1, exit_code=3, error_type="ValueError", error_message="bad batch")
+            wire.WorkerExited(
+                rank=1, exit_code=3, error_type="ValueError", error_message="bad batch"
+            )
         )
         agents[0].wait_for(lambda: agents[0].round > number)
         master.wait_for(
             lambda: [
                 e
-                for e in master.ask("ListEvents", ListEventsRequest()).events
+                for e in master.ask("ListEvents", wire.ListEventsRequest()).events
                 if e.reason == "IncidentClosed"
             ]
         )

@@ -10,17 +10,17 @@ import sys
 
 import pytest
 
-from holdfast_master.process import grpc_environment, os_process
+from holdfast_master.process import os_process
 
 
 def test_a_poller_that_the_user_chose_stays() -> None:
     """Ours is only a default."""
     chosen: dict[str, str] = {}
-    grpc_environment.choose_poller(chosen)
-    assert chosen == {grpc_environment.EXPERIMENTS: grpc_environment.POLLER}
-    own = {grpc_environment.EXPERIMENTS: "something"}
-    grpc_environment.choose_poller(own)
-    assert own == {grpc_environment.EXPERIMENTS: "something"}
+    os_process.choose_poller(chosen)
+    assert chosen == {os_process.EXPERIMENTS: os_process.POLLER}
+    own = {os_process.EXPERIMENTS: "something"}
+    os_process.choose_poller(own)
+    assert own == {os_process.EXPERIMENTS: "something"}
 
 
 def test_grpc_knows_the_poller() -> None:
@@ -30,7 +30,7 @@ def test_grpc_knows_the_poller() -> None:
     def said(experiments: str) -> str:
         environment = {
             **os.environ,
-            grpc_environment.EXPERIMENTS: experiments,
+            os_process.EXPERIMENTS: experiments,
             "GRPC_VERBOSITY": "INFO",
         }
         done = subprocess.run(
@@ -44,7 +44,7 @@ def test_grpc_knows_the_poller() -> None:
         return done.stderr.lower()
 
     assert "unknown experiment" in said("no_such_thing")
-    assert "unknown experiment" not in said(grpc_environment.POLLER)
+    assert "unknown experiment" not in said(os_process.POLLER)
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc has no options here")

@@ -55,11 +55,8 @@ def witness(kubectl: Kubectl) -> Iterator[Witness]:
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
     """Two nodes."""
-    started = Nodes(plane)
-    try:
+    with Nodes(plane) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="module")

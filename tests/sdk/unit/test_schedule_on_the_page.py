@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agents.page_worker import page_of
 from holdfast.environment import Environment
 from holdfast.flash.schedule import Schedule
-from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.job import Job
 from holdfast.page import Page, PageError, TierSaving
 from holdfast.page_layout import TIER_WORDS, Word
@@ -123,8 +123,8 @@ def test_the_check_covers_the_interval_of_each_tier(at: int) -> None:
         assert (swapped is None) is (page.words[one] != page.words[other])
 
 
-def _due(pacer: Pacer, job: Job, step: int) -> tuple[bool, bool]:
-    what = pacer.begin(job, step, writing=False)
+def _due(schedule: SaveSchedule, job: Job, step: int) -> tuple[bool, bool]:
+    what = schedule.begin(job, step, writing=False)
     return what.memory, what.storage
 
 
@@ -132,12 +132,12 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
     """From the page to what is due; without a master's word nothing is followed or said."""
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
-        pacer = Pacer(Schedule(storage_every=4), "2:100")
-        assert [_due(pacer, job, step) for step in (1, 2)] == [(False, False), (True, False)]
+        schedule = SaveSchedule(Schedule(storage_every=4), "2:100")
+        assert [_due(schedule, job, step) for step in (1, 2)] == [(False, False), (True, False)]
         page.offer_schedule(0, 1, step=5, every=both(5, 50))
-        assert _due(pacer, job, 3) == (False, False)
+        assert _due(schedule, job, 3) == (False, False)
         page.confirm_schedule(0, 1)
-        assert [_due(pacer, job, step) for step in (4, 5, 6)] == [
+        assert [_due(schedule, job, step) for step in (4, 5, 6)] == [
             (True, True),
             (True, False),
             (False, False),
@@ -147,8 +147,8 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
         assert (saving.seen_id, saving.seen_step, saving.tiers[Tier.STORAGE].every) == (1, 3, 4)
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
-        pacer = Pacer(Schedule(), "")
-        assert [_due(pacer, job, step) for step in (1, 100)] == [(True, False), (True, True)]
+        schedule = SaveSchedule(Schedule(), "")
+        assert [_due(schedule, job, step) for step in (1, 100)] == [(True, False), (True, True)]
         assert page.read(0).saving is None
 
 
@@ -156,13 +156,13 @@ def test_a_save_that_not_all_ranks_make_is_not_waited_for() -> None:
     """While a schedule is offered, a step may be due by it or by the old one alone."""
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
-        pacer = Pacer(Schedule(), "1:4")
+        schedule = SaveSchedule(Schedule(), "1:4")
         page.offer_schedule(0, 1, step=6, every=both(6, 6))
-        found = {step: pacer.begin(job, step, writing=False) for step in range(1, 13)}
+        found = {step: schedule.begin(job, step, writing=False) for step in range(1, 13)}
         assert [step for step, one in found.items() if one.storage] == [4, 6, 8, 12]
         assert [step for step, one in found.items() if one.sure] == [4, 12]
         page.confirm_schedule(0, 1)
-        later = {step: pacer.begin(job, step, writing=False) for step in range(13, 25)}
+        later = {step: schedule.begin(job, step, writing=False) for step in range(13, 25)}
         assert [step for step, one in later.items() if one.sure] == [18, 24]
         assert [step for step, one in later.items() if one.memory] == [18, 24]
 

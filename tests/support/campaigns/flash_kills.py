@@ -31,8 +31,8 @@ from typing import Any
 
 from campaigns.kill_records import record
 from holdfast.flash.memory.arena import Arena
-from holdfast.flash.memory.fdstore_backend import Stash
-from holdfast.flash.memory.file_backend import Volume
+from holdfast.flash.memory.fdstore_backend import FdStoreBackend
+from holdfast.flash.memory.file_backend import FileBackend
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem, encode
 from holdfast.flash.memory.slots import SlotState, Version, choose
 from holdfast.flash.server.arena_store import ArenaStore
@@ -48,10 +48,10 @@ from holdfast.flash.server.protocol import (
     connect,
     listen,
 )
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import steps
 from holdfast.flash.storage.reader import VerifiedStep, newest
-from holdfast_cli.runner.fd_store import Shelf, close_all
+from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
 
@@ -60,10 +60,10 @@ TRAINER_LINES = ("flash/memory/arena.py", "campaigns/flash_kills.py")
 KEEPER_LINES = tuple(
     f"flash/{name}.py"
     for name in (
-        "server/arena_store", "server/service", "server/choose_origin", "server/local_commit",
-        "server/tiers", "storage/commit", "storage/filesystem", "storage/manifest",
-        "storage/owners", "storage/retention", "storage/writer", "memory/arena",
-        "memory/fdstore_backend", "memory/file_backend", "memory/recovery",
+        "server/arena_store", "server/service", "server/local_commit", "server/tiers",
+        "storage/commit", "storage/filesystem", "storage/manifest", "storage/owners",
+        "storage/retention", "storage/writer", "memory/arena", "memory/fdstore_backend",
+        "memory/file_backend", "memory/recovery",
     )
 )  # fmt: skip
 
@@ -120,8 +120,8 @@ def serve(path: str, lines: int, files: str, runner: int) -> None:
     listener = listen(path)
     if lines:
         die_at_line(lines, KEEPER_LINES)
-    held = Stash(runner, "job") if runner >= 0 else None
-    keeper = ArenaStore(volume=Volume(files, "job") if files else held)
+    held = FdStoreBackend(runner, "job") if runner >= 0 else None
+    keeper = ArenaStore(backend=FileBackend(files, "job") if files else held)
     for note in keeper.take_over():
         Path(path).with_name("note").write_text(note)
     local_service(keeper, listener).run()
@@ -254,7 +254,7 @@ class Campaign:
 
     def __init__(self, seed: int, folder: Path, *, files: bool, held: bool) -> None:
         """Begin with nothing."""
-        self._shelf = Shelf(0, close_all, lambda: True) if held else None
+        self._shelf = FdStore(0, close_all, lambda: True) if held else None
         # Not on a disk: a mapping's writes would wait for it.
         self._files = tempfile.mkdtemp(dir="/dev/shm") if files else ""
         self._rng = random.Random(seed)
@@ -386,9 +386,9 @@ class Campaign:
 def _newest(root: str) -> tuple[VerifiedStep | None, list[str]]:
     """Look for the newest step; again when a keeper that lives has changed the directory."""
     while True:
-        before = steps(PosixDisk(), root)
-        found = newest(PosixDisk(), root)
-        if steps(PosixDisk(), root) == before:
+        before = steps(Disk(), root)
+        found = newest(Disk(), root)
+        if steps(Disk(), root) == before:
             return found
 
 

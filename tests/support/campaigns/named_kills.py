@@ -24,11 +24,11 @@ from typing import Any
 
 from campaigns.flash_kills import fork
 from campaigns.kill_points import KEEPER, LED, TRAINER, Point, die_at
-from holdfast.flash.memory.file_backend import Volume
+from holdfast.flash.memory.file_backend import FileBackend
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import ManifestError, steps
 from holdfast.flash.storage.reader import verify
 
@@ -186,7 +186,7 @@ def serve(path: str, files: str, point: Point | None, pipe: int) -> None:
     listener = listen(path)
     if point is not None:
         die_at(point, pipe)
-    keeper = ArenaStore(volume=Volume(files, "job") if files else None)
+    keeper = ArenaStore(backend=FileBackend(files, "job") if files else None)
     for note in keeper.take_over():
         os.write(pipe, f"note {note}\n".encode())
     local_service(keeper, listener).run()
@@ -223,12 +223,12 @@ class Judge:
 
     def stored(self, name: str, *, clean: bool) -> None:
         """Look at the directory, which nobody writes to; clean: nothing half done may be left."""
-        there = steps(PosixDisk(), self.root)
+        there = steps(Disk(), self.root)
         if self.announced and max(there, default=0) < self.announced:
             self.wrong.append(f"{name}: {self.announced} was announced, {there} are there")
         for step in there:
             try:
-                verify(PosixDisk(), f"{self.root}/step_{step}")
+                verify(Disk(), f"{self.root}/step_{step}")
             except ManifestError as error:
                 self.wrong.append(f"{name}: {error}")
         known = {"owners", *(f"step_{n}" for n in there)}

@@ -34,8 +34,7 @@ from holdfast.flash.server.tiers import (
 )
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
-from holdfast.flash.storage.slot_work import SlotWork
-from holdfast.flash.storage.writer import hashed
+from holdfast.flash.storage.writer import SlotWork, hashed
 from holdfast_wire.messages import Tier
 
 
@@ -66,8 +65,8 @@ class NodeWithCopies:
 @contextmanager
 def node_with_copies(folder: Path, name: Tier, socket: str) -> Iterator[NodeWithCopies]:
     """Serve one node without a master. Its memory is gone at the end; the copies stay."""
-    keeper, path = ArenaStore(), str(folder / socket)
-    node = ServerState(keeper, tiers=three_tiers(name, folder / "copies"))
+    arenas, path = ArenaStore(), str(folder / socket)
+    node = ServerState(arenas, tiers=three_tiers(name, folder / "copies"))
     service = Service(node, LocalCommit(node), LocalRestore(node), listen(path))
     thread = threading.Thread(target=service.run)
     thread.start()
@@ -76,7 +75,7 @@ def node_with_copies(folder: Path, name: Tier, socket: str) -> Iterator[NodeWith
     finally:
         service.stop()
         thread.join()
-        keeper.close()
+        arenas.close()
 
 
 class CopiesTier:

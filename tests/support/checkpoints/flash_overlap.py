@@ -42,7 +42,7 @@ def run(world: Mapping[str, Any], pipe: Any) -> None:
     checkpointer: Any = importlib.import_module("holdfast.flash.checkpointer")
     if world["late"]:
         saving: Any = importlib.import_module("holdfast.flash.trainer.save")
-        saving.Beside = Late
+        saving.CopyThread = Late
     _plant(world["plant"])
     torch.manual_seed(3)
     model, average = _model(world["kind"]), _model(world["kind"])

@@ -1,9 +1,9 @@
 """A disk that forgets: after a crash only what was synchronised is sure to be there.
 
-It takes the place of `holdfast.flash.storage.filesystem.PosixDisk`. Every operation is counted; at
-a chosen one the power fails (`PowerCut`) or the operation does (OSError). `after_power_cut` returns
-the disk that is found afterwards: of what was never synchronised, a part drawn from the seed
-survives: later names may be there while earlier content is not, and pages of a file may be missing.
+Every operation is counted; at a chosen one the power fails (`PowerCut`) or the operation does
+(OSError). `after_power_cut` returns the disk that is found afterwards: of what was never
+synchronised, a part drawn from the seed survives: later names may be there while earlier content is
+not, and pages of a file may be missing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from holdfast.flash.storage.filesystem import Disk
 
 PAGE = 4096
 
@@ -42,8 +44,8 @@ class Folder:
         self.states.append(dict(self.names))
 
 
-class ForgetfulDisk:
-    """Implements `holdfast.flash.storage.filesystem.Disk` in memory."""
+class ForgetfulDisk(Disk):
+    """A disk in memory."""
 
     def __init__(self) -> None:
         """Begin empty, with a root that is durable."""

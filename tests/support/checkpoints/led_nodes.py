@@ -19,8 +19,7 @@ from typing import Any, Protocol
 from checkpoints.lone_peers import Nobody
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena
-from holdfast.flash.memory.free_memory import memory_left
-from holdfast.flash.memory.memory_budget import Room
+from holdfast.flash.memory.memory_budget import Room, memory_left
 from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import SlotState, Version, from_wire, to_wire
 from holdfast.flash.server.arena_store import ArenaStore
@@ -143,6 +142,19 @@ class Node:
 
 
 @contextmanager
+def running(service: Service) -> Iterator[threading.Thread]:
+    """Run a service on a thread of its own; at the end its arenas go too."""
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        service.stop()
+        thread.join()
+        service.arenas.close()
+
+
+@contextmanager
 def served(
     folder: Path,
     name: str = "node",
@@ -152,18 +164,12 @@ def served(
     tiers: Mapping[Tier, Callable[[TierNode], CheckpointTier]] = TIERS,
 ) -> Iterator[Node]:
     """Serve a job's trainers on one node; `peers` is its way to other nodes' memory."""
-    path, keeper = str(folder / name), ArenaStore(room, led=True)
-    master, shared = Script(peers=peers or Nobody(), job=job), ServedNode(keeper, tiers=tiers)
+    path, arenas = str(folder / name), ArenaStore(room, led=True)
+    master, shared = Script(peers=peers or Nobody(), job=job), ServedNode(arenas, tiers=tiers)
     commit = CoordinatedCommit(shared, master)
     service = Service(shared, commit, commit.restore, listen(path))
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
+    with running(service) as thread:
         yield Node(path, service, shared, commit, master, thread)
-    finally:
-        service.stop()
-        thread.join()
-        keeper.close()
 
 
 @dataclass

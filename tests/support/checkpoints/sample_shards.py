@@ -7,7 +7,12 @@ import random
 from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem
 from holdfast.flash.memory.slots import Version
+from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Manifest, Shard
+
+Sample = tuple[Manifest, list[memoryview]]
+"""A step, and the images of its ranks."""
 
 
 def sample_shard(rank: int, world: int, rng: random.Random) -> tuple[Shard, memoryview]:
@@ -41,10 +46,25 @@ def sample_shard(rank: int, world: int, rng: random.Random) -> tuple[Shard, memo
     )
 
 
-def sample_step(
-    step: int, rng: random.Random, *, world: int = 2, lineage: int = 1
-) -> tuple[Manifest, list[memoryview]]:
-    """Return the manifest of a whole step, and its images."""
+def sample_step(step: int, rng: random.Random, *, world: int = 2, lineage: int = 1) -> Sample:
+    """Return a whole step."""
     pairs = [sample_shard(rank, world, rng) for rank in range(world)]
     manifest = Manifest(version=Version(lineage, step), shards=tuple(shard for shard, _ in pairs))
     return manifest, [image for _, image in pairs]
+
+
+def begin(disk: Disk, root: object, sample: Sample, number: str = "a", ranks: int = 99) -> Attempt:
+    """Write the parts of the first ranks of a step, and commit nothing."""
+    manifest, images = sample
+    attempt = Attempt(version=manifest.version, number=number)
+    folder = open_attempt(disk, str(root), attempt)
+    for shard, image in list(zip(manifest.shards, images, strict=True))[:ranks]:
+        write_shard(disk, folder, shard, image)
+    return attempt
+
+
+def save(disk: Disk, root: object, sample: Sample, number: str = "a") -> Manifest:
+    """Commit a step."""
+    manifest, _ = sample
+    commit(disk, str(root), begin(disk, root, sample, number), manifest.shards)
+    return manifest

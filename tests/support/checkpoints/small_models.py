@@ -1,8 +1,11 @@
-"""A small model with an optimizer, trained a step or two, for tests of what is saved of them."""
+"""A small model with an optimizer, trained a step or two, saved and loaded; and what is equal."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import holdfast
 
 
 def state_of(seed: int = 0, **optimizer: Any) -> tuple[Any, Any]:
@@ -24,6 +27,25 @@ def train(model: Any, optimizer: Any, steps: int = 1) -> None:
         optimizer.zero_grad()
         model(torch.randn(4, 5)).square().mean().backward()
         optimizer.step()
+
+
+def save(folder: Path | str | None, step: int = 1, **given: Any) -> None:
+    """Save a step with a `Checkpointer` of its own, made with these arguments."""
+    with holdfast.Checkpointer(folder, **given) as flash:
+        flash.save(step)
+
+
+def load(folder: Path | str | None, *, partial: bool = False, **given: Any) -> int:
+    """Load with a `Checkpointer` of its own; return the step."""
+    with holdfast.Checkpointer(folder, **given) as flash:
+        return flash.load(partial=partial)
+
+
+def trained_state(seed: int = 0, **optimizer: Any) -> tuple[Any, Any]:
+    """Return a model and its optimizer after a step."""
+    model, its = state_of(seed, **optimizer)
+    train(model, its)
+    return model, its
 
 
 def same(one: Any, other: Any) -> bool:

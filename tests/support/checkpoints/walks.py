@@ -53,7 +53,7 @@ SAVE = Walk(
     ),
     agent=_names("checkpoint.arenas"),
     master=_names(
-        "job.requests.agent_messages job.checkpoints.commits job.state.checkpoint_tracker "
+        "job.requests.agent_messages job.checkpoints.commits job.state.checkpoints "
         "job.reconcile policies.checkpoints"
     ),
 )
@@ -70,7 +70,7 @@ RESTORE = Walk(
     ),
     agent=_names("checkpoint.arenas"),
     master=_names(
-        "job.requests.agent_messages job.checkpoints.restore job.state.checkpoint_tracker "
+        "job.requests.agent_messages job.checkpoints.restore job.state.checkpoints "
         "job.reconcile policies.checkpoints"
     ),
 )

@@ -42,7 +42,6 @@ FORKED_RUNNER = Path(__file__).with_name("forked_runner.py")
 TRAIN = ["examples/train_gpt.py", "--batch=4", "--log-every=1000", "--save-every=10"]
 STEPS = 120
 """Steps of a job whose losses are compared with the unbroken run's."""
-_POLL_SECONDS = 0.05
 _Answer = TypeVar("_Answer")
 
 
@@ -88,6 +87,8 @@ def _routes(proxies: Sequence[Proxy]) -> str:
 
 class RunningJob:
     """One `holdfast run` in the foreground of a process of its own."""
+
+    poll_seconds = 0.05
 
     def __init__(self, job: Mapping[str, Any], directory: Path, *, cold: bool = False) -> None:
         """Start the job; its files and output lie in `directory`.
@@ -232,7 +233,7 @@ class RunningJob:
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.evidence()}")
             if self.process.poll() is not None:
                 raise AssertionError(f"the job ended before: {what}\n{self.evidence()}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(self.poll_seconds)
 
     def wait_step(self, step: int, *, round_above: int = 0, timeout_s: float = 90.0) -> JobStatus:
         """Wait until a world newer than `round_above` trains and has completed `step` steps."""

@@ -19,17 +19,19 @@ from holdfast_operator.plan.actions import (
     Plan,
     ScaleJob,
 )
-from holdfast_operator.plan.api_refusals import ApiRefusal
-from holdfast_operator.plan.history import History
+from holdfast_operator.plan.history import ApiRefusal, History
 from holdfast_operator.plan.inputs import PlannedJob
 from holdfast_operator.plan.pods import MASTER, MASTER_SLOT, WORKER, ObservedPod, PodSlot
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec.admission import change_job
+from holdfast_operator.spec.schema import parse_crd
+from holdfast_operator.spec.structure import check_structure
 from holdfast_wire.messages import PodPhase
 from jobs.job_files import CRD, job, read
 
 NOW = 1_700_000_000.0
+STATUS_SCHEMA = parse_crd(CRD).schema.properties["status"]
 
 
 def worker(rank: int) -> PodSlot:
@@ -66,9 +68,10 @@ class World:
         self.job = read(job(**fields))
 
     def look(self) -> Plan:
-        """Return the planner's next plan. Keep its history and status."""
+        """Return the planner's next plan. Keep its history and status, which fits the CRD."""
         made = plan(self._job(), self.pods.values(), self.master, self.now)
         self.history, self.status = made.history, dict(made.status)
+        assert list(check_structure(self.status, STATUS_SCHEMA)) == []
         return made
 
     def look_again(self) -> Plan:
@@ -113,12 +116,16 @@ class World:
             case _:
                 self.pods.clear()
 
+    def do(self, made: Plan) -> None:
+        """Carries out all of a plan."""
+        for action in made.actions:
+            self.carry_out(action)
+
     def settle(self, rounds: int = 20) -> Plan:
         """Plans and carries out until nothing is left to do; every pod gets ready or goes."""
         made = self.look()
         for _ in range(rounds):
-            for action in made.actions:
-                self.carry_out(action)
+            self.do(made)
             self.finish_deletions()
             for name, pod in list(self.pods.items()):
                 if pod.live:
@@ -187,6 +194,15 @@ class World:
         """The master says something."""
         self.master = self.master.hear(said, now=self.now, generation=self.generation)
 
+    def condition(self, kind: str) -> dict[str, Any]:
+        """A condition in the last status; empty: it is not stated."""
+        return next((one for one in self.status["conditions"] if one["type"] == kind), {})
+
+    def stated(self, kind: str) -> tuple[str, str]:
+        """Status and reason of a condition."""
+        found = self.condition(kind)
+        return found["status"], found["reason"]
+
     def live(self, name: str = WORKER) -> list[int]:
         """Indices of the living pods of a role."""
         return sorted(
@@ -201,9 +217,14 @@ def running(**fields: Any) -> World:
     return world
 
 
+def made_by(made: Plan) -> list[CreatePod]:
+    """The pods to make."""
+    return [action for action in made.actions if isinstance(action, CreatePod)]
+
+
 def creates(made: Plan) -> list[str]:
     """Names of the pods to make."""
-    return [action.name for action in made.actions if isinstance(action, CreatePod)]
+    return [action.name for action in made_by(made)]
 
 
 def deletes(made: Plan) -> dict[str, str]:
@@ -221,6 +242,7 @@ __all__ = [
     "World",
     "creates",
     "deletes",
+    "made_by",
     "running",
     "worker",
 ]

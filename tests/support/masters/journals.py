@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast_master.instructions import JOURNAL_FORMAT
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal import filesystem
 from holdfast_master.journal.compaction import Retention, compact
 from holdfast_master.journal.reader import History, read_history
-from holdfast_master.journal.segments import FORMAT
 from holdfast_master.journal.writer import Journal
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import codec
@@ -45,7 +45,9 @@ def troubled_story() -> list[JournalRecord]:
 
 def head(epoch: int = 1) -> SegmentOpened:
     """Return what files of the simulated master begin with."""
-    return SegmentOpened(format=FORMAT, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
+    return SegmentOpened(
+        format=JOURNAL_FORMAT, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID
+    )
 
 
 def fold(records: Iterable[JournalRecord]) -> JobState:

@@ -11,17 +11,18 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast_master.policies.preflight import (
-    NONE,
-    Check,
+from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
-    Outcome,
     Participant,
-    PreflightSettings,
-    References,
     RoundId,
+)
+from holdfast_master.policies.preflight.references import NONE, References
+from holdfast_master.policies.preflight.rounds import (
+    Check,
+    Outcome,
+    PreflightSettings,
     begin,
     conclude,
     judge,

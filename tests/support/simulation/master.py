@@ -27,8 +27,8 @@ from holdfast_master.instructions import (
     Refuse,
     Reply,
     Send,
+    SendToOperator,
     StepDown,
-    Tell,
 )
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire.messages import JournalRecord
@@ -177,7 +177,7 @@ class Master:
         for item in batch:
             if isinstance(item, Send):
                 self._send(item)
-            elif isinstance(item, Tell):
+            elif isinstance(item, SendToOperator):
                 self.watch.said(item.response.message)
                 self.job.operator.told(self, item.response)
             elif isinstance(item, CloseSession):

@@ -14,7 +14,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
-from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cluster.children import Child
 from cluster.control_plane import ControlPlane
@@ -90,6 +90,12 @@ class Nodes:
             connection.close()
         if response.status != http.HTTPStatus.OK:
             raise AssertionError(f"the kubelet refused: {said}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Kill it; every process, mount and interface of its pods goes with it.

@@ -1,7 +1,6 @@
 """Public class for a training script: load once, step after each step, close at the end.
 
-Belongs here: the calls of a script. Does not belong here: their work (`trainer`), the connection to
-the checkpoint server (`trainer.client`).
+Belongs here: the calls of a script.
 """
 
 from __future__ import annotations
@@ -11,15 +10,16 @@ import warnings
 from collections.abc import Mapping
 from functools import partial as bind
 from threading import RLock
+from time import monotonic_ns
 from typing import Any, Final, Self
 
 from holdfast.environment import Environment
-from holdfast.flash.log_once import Trouble
 from holdfast.flash.memory.slots import Version
+from holdfast.flash.notices import FailureLog, UnsavedEnd, say_what_is_missing
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.server.protocol import LinkError, RestoreStart
-from holdfast.flash.storage import tags
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage import retention
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.retention_rule import chosen
 from holdfast.flash.trainer import arguments
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
@@ -28,10 +28,9 @@ from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, Stored, of_start, stored
 from holdfast.flash.trainer.restore import Restorer, idle_cores
-from holdfast.flash.trainer.save import Preparer, StepOrder, Taker, Wish
-from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.save import Preparer, Saver, SaveRequest, StepOrder
+from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.shards import Shards
-from holdfast.flash.without_agent import UnsavedEnd, say_what_is_missing
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
 _TOO_LATE: Final = (
@@ -148,18 +147,13 @@ class Checkpointer:
         """
         self._parts = arguments.parts(model, optimizer, shards, extra, per_rank)
         environment = Environment.read()
-        self._place = RankPosition(
-            rank=environment.rank,
-            world=environment.world_size,
-            local_rank=environment.local_rank,
-            local_world=environment.local_world_size,
-        )
+        self._place = RankPosition.of(environment)
         self._root = arguments.directory(path)
         self._policy = chosen(keep_last, keep_every, environment.checkpoint)
         self._threads = arguments.threads_of(threads)
-        self._pacer = Pacer(arguments.schedule_of(schedule), environment.schedule)
+        self._schedule = SaveSchedule(arguments.schedule_of(schedule), environment.schedule)
         self._preparer = Preparer(self._parts, self._place)
-        self._taker = Taker(self._preparer, self._pacer, threads=self._threads, overlap=overlap)
+        self._saver = Saver(self._preparer, self._schedule, threads=self._threads, overlap=overlap)
         self._lineage = environment.round
         self._agent = environment.arena
         self._idle = not self._root and not self._agent
@@ -172,7 +166,7 @@ class Checkpointer:
         """Scheduled saves that failed, for lack of memory, say. Training went on."""
         self.read = BytesRead()
         """Bytes that the last `load()` read for this rank's tensors: memory, peers, storage."""
-        self._trouble = Trouble()
+        self._failures = FailureLog()
         self._process = os.getpid()
         self._lock = RLock()
         """Allows one connection, even if several threads save."""
@@ -180,7 +174,7 @@ class Checkpointer:
     @property
     def skipped(self) -> int:
         """Number of skipped saves: no slot was free, or their memory was being made."""
-        return self._taker.skipped
+        return self._saver.skipped
 
     def _connect(self) -> Client:
         if self._process != os.getpid():
@@ -218,13 +212,13 @@ class Checkpointer:
         """
         if self._idle:
             return 0
-        if self._loaded and self._taker.newest != self._loaded:
-            raise CheckpointError(_TOO_LATE.format(self._taker.newest[0]))
+        if self._loaded and self._saver.newest != self._loaded:
+            raise CheckpointError(_TOO_LATE.format(self._saver.newest[0]))
         client, origin, descriptors = self._connect(), RestoreStart(), tuple[int, ...]()
         meet = bind(self._preparer.meet, again=True)
         if client.has_agent or self._place.rank == 0:
-            wish = self._preparer.request(partial)
-            origin, descriptors = client.ask(wish, RestoreStart, meanwhile=meet)
+            request = self._preparer.request(partial)
+            origin, descriptors = client.ask(request, RestoreStart, meanwhile=meet)
         else:
             meet()
         for note in origin.notes:
@@ -236,10 +230,10 @@ class Checkpointer:
         if origin.step:
             self._restore(origin, descriptors, partial=partial)
             if origin.durable:
-                self._taker.newest = (origin.step, True)
+                self._saver.newest = (origin.step, True)
                 self._end.stored = origin.step
                 client.is_durable(origin.step)
-        self._loaded = self._taker.newest
+        self._loaded = self._saver.newest
         return origin.step
 
     def _agree(self, origin: RestoreStart) -> RestoreStart:
@@ -290,12 +284,12 @@ class Checkpointer:
         action = job.step(step, samples=samples, loss=loss, fingerprint=fingerprint)
         if self._idle:
             return action
-        if not self._end.counted and (reason := self._order.refusal(step, self._taker.newest[0])):
+        if not self._end.counted and (reason := self._order.refusal(step, self._saver.newest[0])):
             warnings.warn(f"not saved: {reason}", RuntimeWarning, stacklevel=2)
         self._end.counted = step
-        if self._agent and self._preparer.saver is None:
+        if self._agent and self._preparer.copier is None:
             self._begin_to_prepare()
-        what = self._pacer.begin(job, step, writing=self._is_writing())
+        what = self._schedule.begin(job, step, writing=self._is_writing())
         if action is SAVE_AND_STOP:
             with init().section("checkpoint"):
                 self.save(step)
@@ -307,7 +301,7 @@ class Checkpointer:
             storage = what.storage and bool(self._root)
             sure = storage and what.sure
             self._save_on_the_way(step, durable=storage, must=sure, awaited=sure)
-        self._pacer.resume()
+        self._schedule.meter.resumed(monotonic_ns())
         return action
 
     def _begin_to_prepare(self) -> None:
@@ -329,7 +323,7 @@ class Checkpointer:
         failures = []
         try:
             if self._save(step, durable=durable, must=must, awaited=awaited):
-                self._trouble.over()
+                self._failures.over()
         except (CheckpointError, StateError, LinkError, OSError) as error:
             failures = self._missed(step, str(error), durable=durable)
         if self._client is not None:
@@ -340,7 +334,7 @@ class Checkpointer:
     def _missed(self, step: int, error: str, *, durable: bool) -> list[str]:
         """Count a failed scheduled save, and tell the server; return the texts to warn of."""
         self.failed += 1
-        is_new = self._trouble.is_new(error)
+        is_new = self._failures.is_new(error)
         if self._client is not None and (durable or is_new):
             self._client.not_saved(Version(self._lineage, step), durable=durable, error=error)
         return [f"step {step} was not saved: {error}"] if is_new else []
@@ -378,7 +372,7 @@ class Checkpointer:
                 slot became free in 600 s; too little memory; or the checkpoint server is gone.
         """
         step = arguments.step_of(step)
-        if not self._idle and (reason := self._order.refusal(step, self._taker.newest[0])):
+        if not self._idle and (reason := self._order.refusal(step, self._saver.newest[0])):
             raise CheckpointError(f"step {step}: {reason}")
         if tag is not None:
             self._tag(step, tag, durable=durable)
@@ -389,13 +383,13 @@ class Checkpointer:
             raise CheckpointError(f"step {step}: {'; '.join(reasons)}")
 
     def _tag(self, step: int, tag: str, *, durable: bool) -> None:
-        name = tags.tag_of(tag)
+        name = retention.tag_of(tag)
         if not durable or not self._root:
             raise ValueError(f"tag={tag!r} is for a step on storage: give a path, and durable=True")
         self._connect()  # makes the directory
         if self._place.rank == 0:
             try:
-                tags.give(PosixDisk(), self._root, name, step)
+                retention.give_tag(Disk(), self._root, name, step)
             except OSError as error:
                 raise CheckpointError(f"tag {name!r} of step {step}: {error}") from error
 
@@ -404,14 +398,14 @@ class Checkpointer:
 
         Raises `CheckpointError` for a step below one that every load would take in its place.
         """
-        if reason := self._order.refusal(step, self._taker.newest[0]):
+        if reason := self._order.refusal(step, self._saver.newest[0]):
             raise CheckpointError(reason)
         client = self._connect()
         if not client.has_agent:  # with an agent any rank alone may save
             self._preparer.meet(again=False)
         version = Version(self._lineage, step)
-        wish = Wish(version=version, durable=durable, must=must, awaited=awaited)
-        taken = self._taker.take(client, wish)
+        request = SaveRequest(version=version, durable=durable, must=must, awaited=awaited)
+        taken = self._saver.take(client, request)
         if taken and durable:
             self._end.stored = step
         return taken
@@ -422,7 +416,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the checkpoint server is gone. The copy's own error is raised too.
         """
-        self._taker.join()
+        self._saver.join()
 
     def latest(self, tag: str | None = None) -> int:
         """Return the newest durable step that this process knows of.
@@ -437,7 +431,11 @@ class Checkpointer:
             ValueError: `tag` is not valid.
         """
         if tag is not None:
-            return tags.step_of(PosixDisk(), self._root, tags.tag_of(tag)) if self._root else 0
+            return (
+                retention.step_of_tag(Disk(), self._root, retention.tag_of(tag))
+                if self._root
+                else 0
+            )
         if self._idle:
             return 0
         client = self._connect()
@@ -488,7 +486,7 @@ class Checkpointer:
             if client is not None:
                 client.wait(None, ANSWER_SECONDS)
         finally:
-            self._taker.close()
+            self._saver.close()
             self._preparer.close()
             if client is not None:
                 client.close()

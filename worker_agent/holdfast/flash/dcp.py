@@ -27,12 +27,12 @@ from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
 from holdfast.flash.server.protocol import Granted, Layout, LinkError
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import foreign_names
 from holdfast.flash.trainer.client import CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
-from holdfast.flash.trainer.copier import RoomNeeded, Saver
-from holdfast.flash.trainer.leaves import Leaves, Stateful, TensorLeaf, ValueLeaf, is_own
+from holdfast.flash.trainer.copier import Copier, RoomNeeded
+from holdfast.flash.trainer.leaves import Leaves, Stateful, TensorLeaf, ValueLeaf, constant, is_own
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast_wire.messages.spec import CheckpointPolicy
@@ -201,7 +201,7 @@ def _make_room(path: str) -> None:
     """Make the directory around a checkpoint; refuse a path that has another content."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        foreign = foreign_names(PosixDisk(), path)
+        foreign = foreign_names(Disk(), path)
     except NotADirectoryError:
         raise ValueError(f"checkpoint_id={path!r} is a file: name a directory") from None
     if foreign:
@@ -265,7 +265,7 @@ class _Session:
         """Step → reason of its failure; empty: durable."""
         self._client.on_end = self._outcomes.__setitem__
         self._room, self._step = BYTES_ROOM, 0
-        self._saver: Saver | None = None
+        self._copier: Copier | None = None
         self._pending: dict[int, _Saved] = {}
         self._lock = threading.Lock()
         self._listener: threading.Thread | None = None
@@ -302,32 +302,32 @@ class _Session:
             reasons = self._client.failures() or [f"no slot became free in {_SLOT_SECONDS:g} s"]
             raise CheckpointError("; ".join(reasons))
         slot = arena.slots[choice.slot]
-        saver = Saver(plan, leaves, arena, before=self._saver, slots=[slot])
+        copier = Copier(plan, leaves, arena, before=self._copier, slots=[slot])
         try:
-            bodies = saver.values(sketched=not saver.is_compared(self._client.stored()))
+            bodies = copier.values(sketched=not copier.is_compared(self._client.stored()))
         except RoomNeeded as error:
             self._room = 2 * error.size
             self._copy(version, leaves)
             return
         try:
-            saver.begin(slot, version, bodies)
-            saver.start(slot)
-            saver.copy(slot, trained=False, threads=1)
+            copier.begin(slot, version, bodies)
+            copier.start(slot)
+            copier.copy(slot, trained=False, threads=1)
             slot.commit([len(body) for body in bodies])
         except BaseException:  # Ctrl-C, say: the slot must not stay taken for good
-            saver.give_up(slot)
+            copier.give_up(slot)
             raise
-        saver.let_go()
-        self._saver = saver
+        copier.let_go()
+        self._copier = copier
 
     def _arena(self, leaves: Leaves) -> tuple[Arena, ImagePlan]:
         """Return the arena for this state: the last one, if the layout is the same."""
         room = self._room + (room_for(leaves) if self._world > 1 else 0)
         plan = self._planner.plan(leaves, room)
-        body, last = encode(plan.table), self._saver
+        body, last = encode(plan.table), self._copier
         if last and last.arena.body == body and last.arena.geometry.bytes_room >= room:
             return last.arena, plan
-        self._saver = None
+        self._copier = None
         layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         _, descriptors = self._client.ask(layout, Granted)
         arena = Arena(descriptors[0])
@@ -381,7 +381,7 @@ class _Session:
         listener = self._listener
         if listener is not None:
             listener.join()
-        self._saver = None
+        self._copier = None
         self._client.close()
 
 
@@ -441,9 +441,5 @@ def _leaves(state_dict: Mapping[str, Any]) -> Leaves:
             leaves.tensors.append(replace(leaf, buffer=False, synced=is_own(leaf)))
         else:
             # Each rank stores its own; `dcp.load` finds the first rank's, as with torch's own.
-            leaves.values.append(ValueLeaf(name, path, _reader(value), own=True))
+            leaves.values.append(ValueLeaf(name, path, constant(value), own=True))
     return leaves
-
-
-def _reader(value: Any) -> Callable[[], Any]:
-    return lambda: value

@@ -187,7 +187,7 @@ class Course:
     """
 
     def __init__(self, begin: SaveEvery) -> None:
-        """Take the first schedule of the world, equal on all of its ranks."""
+        """begin: the first schedule of the world, equal on all of its ranks."""
         self._holds = [_Hold(0, begin, 0)]
         self._open: list[_Open] = []
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Box, overlap
-from holdfast.flash.trainer.planner import Local
+from holdfast.flash.trainer.planner import LocalPart
 from holdfast.flash.trainer.reshard import narrow
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.frameworks.fsdp2 import LocalSGD, local_sgd_of
@@ -253,7 +253,7 @@ def _filled(unit: Unit, module: ShardedUnit, files: list[Mapping[str, Any]]) -> 
 
 
 def _outer_like(
-    anchor: torch.Tensor, part: Mapping[str, Any], key: str, place: Local
+    anchor: torch.Tensor, part: Mapping[str, Any], key: str, place: LocalPart
 ) -> torch.Tensor:
     """Return the memory for a tensor of the outer state: sharded as the anchor, or whole."""
     import torch
@@ -264,7 +264,7 @@ def _outer_like(
     return held.clone()
 
 
-def _fill(value: torch.Tensor, key: str, parts: list[Mapping[str, Any]], place: Local) -> None:
+def _fill(value: torch.Tensor, key: str, parts: list[Mapping[str, Any]], place: LocalPart) -> None:
     """Copy what overlaps from each part."""
     if value.dim() != len(place.shape):
         return

@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.flat_range import boxes_of_range
 from holdfast.flash.trainer.leaves import REPLICAS, Leaves
-from holdfast.flash.trainer.planner import Local, RankPosition, locate_tensor
-from holdfast.flash.trainer.replicas import ReplicaShards
+from holdfast.flash.trainer.planner import LocalPart, RankPosition, locate_tensor
 from holdfast.flash.trainer.reshard import Filling
-from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.flash.trainer.shards import ReplicaShards, Shards, Together
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.policies.anomaly import Ewma
@@ -200,7 +199,7 @@ class LocalSGDShards:
         return coming
 
     def _accept_outer(
-        self, filling: Filling, anchor: torch.Tensor, name: str, place: Local
+        self, filling: Filling, anchor: torch.Tensor, name: str, place: LocalPart
     ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
         import torch
 
@@ -271,7 +270,7 @@ def shards_of(
     return Together(replica, LocalSGDShards(local, trained, replica))
 
 
-def place_of(one: Any) -> Local:
+def place_of(one: Any) -> LocalPart:
     """Return where this rank's shard of a trained parameter lies in the whole one."""
     position = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
     return locate_tensor(one.parameter, one.name, position)
@@ -303,7 +302,7 @@ def chunks_of(sizes: Sequence[int], rank: int, ranks: int) -> list[tuple[int, in
     return found
 
 
-def _sent(flat: torch.Tensor, module: Any) -> Iterator[tuple[str, torch.Tensor, Local]]:
+def _sent(flat: torch.Tensor, module: Any) -> Iterator[tuple[str, torch.Tensor, LocalPart]]:
     """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
     at = 0
     for one in module.trained:

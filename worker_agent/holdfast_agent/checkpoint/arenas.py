@@ -130,7 +130,7 @@ class Arenas:
             log.exception("checkpoints cannot be kept")
             self._listener.close()  # trainers that wait there get an error
             return
-        node = ServerState(ArenaStore(led=True, volume=self._volume))
+        node = ServerState(ArenaStore(led=True, backend=self._volume))
         assert self._peers is not None, "open was called"  # noqa: S101
         self._commit = CoordinatedCommit(node, _Coordinator(self, self._loop, self._peers()))
         self._service = service = Service(node, self._commit, self._commit.restore, self._listener)
@@ -283,14 +283,14 @@ def act_on(message: Any, number: int, commit: CoordinatedCommit) -> None:
 
 def _serve(service: Service) -> None:
     try:
-        for note in service.keeper.take_over():
+        for note in service.arenas.take_over():
             log.warning("of what a dead agent left: %s", note)
         service.run()
     except Exception:  # the top of the thread's loop
         number = loop_errors.count(__name__)
         log.exception("the checkpoint server failed; no checkpoint is kept now (fault %d)", number)
     finally:
-        service.keeper.close()
+        service.arenas.close()
 
 
 class _Coordinator:

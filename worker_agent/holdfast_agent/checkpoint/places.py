@@ -29,20 +29,20 @@ def place_of(folder: str, job: str, runner: int) -> ArenaBackend | None:
 
 
 def _volume(folder: str, job: str) -> ArenaBackend:
-    from holdfast.flash.memory.file_backend import Volume, VolumeError
+    from holdfast.flash.memory.file_backend import FileBackend, FileBackendError
 
     try:
-        return Volume(folder, job)
-    except VolumeError as error:
+        return FileBackend(folder, job)
+    except FileBackendError as error:
         raise ArenasError(str(error)) from error
 
 
 def _stash(runner: int, job: str) -> ArenaBackend | None:
-    from holdfast.flash.memory.fdstore_backend import Stash, StashError
+    from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
 
     try:
-        return Stash(runner, job)
-    except StashError as error:
+        return FdStoreBackend(runner, job)
+    except FdStoreError as error:
         # A wrapper around this agent may have closed it: the job can train without it.
         log.warning("checkpoints in memory are lost with this agent: %s", error)
         return None

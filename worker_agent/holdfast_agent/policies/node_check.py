@@ -16,6 +16,7 @@ from holdfast_wire.resources import (
     amount,
     broken_limit,
     goodness,
+    level_of,
     margin,
     share,
 )
@@ -52,7 +53,7 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class JudgedFigure:
     """One figure with its verdict."""
 
     resource: Resource
@@ -65,7 +66,7 @@ class Row:
     reason: str
 
 
-def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[Row, ...]:
+def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[JudgedFigure, ...]:
     """Return each figure with its verdict.
 
     Args:
@@ -76,7 +77,9 @@ def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple
     return tuple(_row(one, readings, reference) for one in readings)
 
 
-def _row(reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key, float]) -> Row:
+def _row(
+    reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key, float]
+) -> JudgedFigure:
     resource, value = reading.resource, reading.value
     if reading.skipped or (value is None and not reading.error):
         return _say(reading, FigureVerdict.NOT_CHECKED, reading.skipped or "it was not measured")
@@ -94,7 +97,7 @@ def _row(reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key,
     return _compared(reading, value, given, what)
 
 
-def _compared(reading: Reading, value: float, given: float, what: str) -> Row:
+def _compared(reading: Reading, value: float, given: float, what: str) -> JudgedFigure:
     resource = reading.resource
     slow = goodness(resource, value) < goodness(resource, given) - margin(resource)
     text = f"{share(resource, value, given):.0%} of {what}"
@@ -114,15 +117,14 @@ def _reference(reading: Reading, reference: Mapping[_Key, float]) -> float | Non
 def _of_like_devices(reading: Reading, readings: Sequence[Reading]) -> float | None:
     """Return the figure that the better quarter of like devices reaches; None without others.
 
-    A fault makes a device slower, never faster. Where most are slow beside that figure, they are
-    of different kinds, and nothing is compared.
+    Where most are slow compared with it, they are of different kinds, and nothing is compared.
     """
     resource = reading.resource
     values = [one.value for one in readings if one.resource is resource and one.value is not None]
     if len(values) < 2:
         return None
-    goods = sorted((goodness(resource, value) for value in values), reverse=True)
-    level = goods[len(goods) // 4]
+    goods = [goodness(resource, value) for value in values]
+    level = level_of(goods)
     slow = [good for good in goods if good < level - margin(resource)]
     if 2 * len(slow) > len(goods):
         return None
@@ -131,8 +133,8 @@ def _of_like_devices(reading: Reading, readings: Sequence[Reading]) -> float | N
 
 def _say(
     reading: Reading, verdict: FigureVerdict, reason: str, reference: float | None = None
-) -> Row:
-    return Row(
+) -> JudgedFigure:
+    return JudgedFigure(
         resource=reading.resource,
         subject=reading.subject,
         value=reading.value,

@@ -1,9 +1,5 @@
 """Commits: reports of agents about memory and storage, and the grant of a commit.
 
-Belongs here: one handler for each of these messages. Does not belong here: a world's restore
-(`restore`), the choice of a version (`policies.checkpoints`), the records (`checkpoint_tracker`),
-barriers (`rescale.barrier`).
-
 Nothing is committed without a grant, and only one agent has it at a time. A later grant names the
 attempt anew; the agent that takes that name leaves nothing to commit for the one before.
 """
@@ -12,23 +8,14 @@ from __future__ import annotations
 
 from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import PendingStep
+from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.policies import checkpoints as policy
-from holdfast_wire.messages import (
-    CheckpointCommitted,
-    CheckpointVersion,
-    CommitAnnounced,
-    CommitGrant,
-    CommitResult,
-    MemoryCheckpoints,
-    ReleaseCheckpoints,
-    ShardsPersisted,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _MOST_VERSIONS = 16
@@ -44,48 +31,46 @@ many to a new master; the steps that wait can still be passed over for newer one
 # ------------------------------------------------------------------------------------------ memory
 
 
-def held(job: JobContext, node: Node, number: int, message: MemoryCheckpoints) -> None:
+def held(job: JobContext, node: Node, number: int, message: wire.MemoryCheckpoints) -> None:
     """Note the versions in a node's memory: once all nodes have a newer one, the older may go."""
     world = job.worlds.assigned  # also one that has ended: it is what can still be saved
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     if world.round_of(node.rank) != number or not world.saves(node.rank):
         return
-    book, size = job.checkpoints.tracker, len(world.savers)
-    book.enter(number, world.holders, world.saver_size)
+    tracker, size = job.checkpoints.tracker, len(world.savers)
+    tracker.enter(number, world.holders, world.saver_size)
     versions = frozenset(message.versions[:_MOST_VERSIONS])
     holder = (node.rank, node.agent_id)
-    (book.memory_only.add if message.memory_only else book.memory_only.discard)(holder)
-    (book.whole.add if message.whole else book.whole.discard)(node.rank)
-    changed = book.hold(node.rank, versions, size)
+    (tracker.memory_only.add if message.memory_only else tracker.memory_only.discard)(holder)
+    (tracker.whole.add if message.whole else tracker.whole.discard)(node.rank)
+    changed = tracker.hold(node.rank, versions, size)
     if job.worlds.broken:
         job.touch(Change.MEMORY_REPORTED)
     # Where there is one node, it sees for itself what is complete.
     if changed and size > 1 and job.worlds.running() is world:
-        order = ReleaseCheckpoints(
-            complete=book.complete, passed_over=tuple(sorted(book.passed_over, reverse=True))
+        order = wire.ReleaseCheckpoints(
+            complete=tracker.complete, passed_over=tuple(sorted(tracker.passed_over, reverse=True))
         )
-        for rank in world.savers:
-            there = job.membership.nodes.get(rank)
-            if there is not None:
-                job.out.send(there, order, number)
+        for saver in job.membership.present(world.savers):
+            job.out.send(saver, order, number)
 
 
 # ----------------------------------------------------------------------------------------- storage
 
 
-def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None:
+def shard(job: JobContext, node: Node, _: int, message: wire.ShardsPersisted) -> None:
     """A node's part of a step is durable, or will not be. Older worlds' parts count too."""
     version = message.version
     if version is None or not message.attempt:
         return
-    book, key = job.checkpoints.tracker, (version, message.attempt)
-    if key in book.done:
-        _announce_to(job.out, node, version, book.done[key])
+    tracker, key = job.checkpoints.tracker, (version, message.attempt)
+    if key in tracker.done:
+        _announce_to(job.out, node, version, tracker.done[key])
         return
-    pending = book.pending.get(key)
+    pending = tracker.pending.get(key)
     if pending is None:
-        pending = book.pending[key] = PendingStep(
+        pending = tracker.pending[key] = PendingStep(
             version=version,
             attempt=message.attempt,
             world_size=message.world_size,
@@ -104,10 +89,10 @@ def shard(job: JobContext, node: Node, _: int, message: ShardsPersisted) -> None
 
 def _limit(job: JobContext) -> None:
     """Give up the oldest step that no agent has been granted: its world is gone, or it is late."""
-    book = job.checkpoints.tracker
-    waiting = [key for key, pending in book.pending.items() if pending.coordinator is None]
-    if len(book.pending) > _MOST_PENDING and waiting:
-        _give_up(job, book.pending[min(waiting)], "newer steps waited to be committed too")
+    tracker = job.checkpoints.tracker
+    waiting = [key for key, pending in tracker.pending.items() if pending.coordinator is None]
+    if len(tracker.pending) > _MOST_PENDING and waiting:
+        _give_up(job, tracker.pending[min(waiting)], "newer steps waited to be committed too")
 
 
 def grant(job: JobContext) -> None:
@@ -139,7 +124,7 @@ def _grant(job: JobContext, pending: PendingStep) -> None:
 
 
 def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
-    """Return whether the agent that has the grant is there, and has not had it for too long."""
+    """Whether the agent that has the grant is there, and has not had it for too long."""
     if pending.coordinator is None:
         return False
     rank, agent_id = pending.coordinator
@@ -163,7 +148,7 @@ def _watch_grants(job: JobContext) -> None:
 
 
 def _send_grant(out: OutgoingBatch, pending: PendingStep, node: Node) -> None:
-    order = CommitGrant(
+    order = wire.CommitGrant(
         version=pending.version,
         world_size=pending.world_size,
         root=pending.root,
@@ -173,7 +158,7 @@ def _send_grant(out: OutgoingBatch, pending: PendingStep, node: Node) -> None:
     out.send(node, order)
 
 
-def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> None:
+def committed(job: JobContext, node: Node, _: int, message: wire.CommitResult) -> None:
     """The coordinator has done what it was granted. It is on disk before anybody hears of it."""
     found = [
         pending
@@ -185,7 +170,7 @@ def committed(job: JobContext, node: Node, _: int, message: CommitResult) -> Non
         if message.error:
             _fail(job, pending, f"node {node.rank}: {message.error}")
             continue
-        fact = CheckpointCommitted(
+        fact = wire.CheckpointCommitted(
             version=pending.version, world_size=pending.world_size, root=pending.root
         )
         job.out.record(fact, durable=True)
@@ -208,12 +193,12 @@ def _give_up(job: JobContext, pending: PendingStep, error: str) -> None:
 
 def _announce(job: JobContext, pending: PendingStep, error: str) -> None:
     job.checkpoints.tracker.end(pending, error)
-    for rank in sorted(pending.nodes):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            _announce_to(job.out, node, pending.version, error)
+    for node in job.membership.present(sorted(pending.nodes)):
+        _announce_to(job.out, node, pending.version, error)
     job.touch(Change.COMMIT_ENDED)
 
 
-def _announce_to(out: OutgoingBatch, node: Node, version: CheckpointVersion, error: str) -> None:
-    out.send(node, CommitAnnounced(version=version, error=error))
+def _announce_to(
+    out: OutgoingBatch, node: Node, version: wire.CheckpointVersion, error: str
+) -> None:
+    out.send(node, wire.CommitAnnounced(version=version, error=error))

@@ -1,9 +1,5 @@
 """Checkpoint intervals: computed from costs, changed on all ranks or on none.
 
-Belongs here: the offer of a schedule, the nodes' reports of it, its confirmation. Does not belong
-here: the intervals (`policies.interval`), their first step (`policies.barrier`), saves on demand
-(`on_demand`).
-
 A change has two parts. Ranks that were offered a schedule save, from its step on, what either asks
 for. Once every node has said that its ranks heard of it before that step, the change is written
 down and confirmed, and whoever hears that does without the old one. So at each step there is a
@@ -20,28 +16,19 @@ import dataclasses
 import itertools
 from typing import Final
 
-from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoint_tracker import Offered, SaveSchedule
+from holdfast_master.job.state.checkpoints import SaveSchedule
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import OfferedSchedule
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies import failure_rate, interval
 from holdfast_master.policies.failure_rate import Observed, Rates
 from holdfast_master.policies.interval import Cost, Costs, Every
-from holdfast_wire.messages import (
-    CheckpointInterval,
-    JobPhase,
-    SavingReport,
-    ScheduleConfirmed,
-    SetSchedule,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.tiers import TIERS, by_tier, costs_by_tier, to_intervals, word
 
@@ -52,39 +39,39 @@ _NEVER: Final = 1e-12
 _SCRIPT: Final = "the script says so"
 
 
-def heard(job: JobContext, node: Node, world: World, report: SavingReport | None) -> None:
+def received(job: JobContext, node: Node, world: World, report: wire.SavingReport | None) -> None:
     """Note the report of a member's ranks on their saves and on the schedule that they know."""
     node.saving = report
     if report is None or not world.saves(node.rank):
         return
-    book = _book(job, world)
+    schedule = _schedule(job, world)
     job.timers.ensure(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
-    offer = book.offer
-    if offer is None or report.seen_id != offer.number or node.rank in offer.seen:
+    offer = schedule.offer
+    if offer is None or report.seen_id != offer.number or node.rank in offer.acked:
         return
     offer.passed = max(offer.passed, report.seen_step)
     if report.seen_step > offer.step:
         _again(job, world, offer)
         return
-    offer.seen.add(node.rank)
-    if world.covers(offer.seen):
+    offer.acked.add(node.rank)
+    if world.covers(offer.acked):
         _confirm(job, world, offer)
 
 
-def _book(job: JobContext, world: World) -> SaveSchedule:
-    """The book of the ranks that save in this world."""
+def _schedule(job: JobContext, world: World) -> SaveSchedule:
+    """The schedule of the ranks that save in this world."""
     if job.checkpoints.schedule.is_of(world):
         return job.checkpoints.schedule
-    fact, told = world.fact, job.state.schedule
+    fact, last = world.fact, job.state.schedule
     now = by_tier(fact.intervals)
-    confirmed = told is not None and told.round == world.saver_round
+    confirmed = last is not None and last.round == world.saver_round
     # Of a world that an earlier master made, only a journal would tell what was confirmed; of a
     # replica that went on before it saved, nobody knows what it began with.
     known = world.bounds is not None and world.saver_round == world.round
     job.checkpoints.schedule = SaveSchedule(
         round=world.saver_round,
         replica=world.saver_replica,
-        now=by_tier(told.intervals) if confirmed and told is not None else now,
+        now=by_tier(last.intervals) if confirmed and last is not None else now,
         unsure=not (known or confirmed),
     )
     return job.checkpoints.schedule
@@ -93,12 +80,12 @@ def _book(job: JobContext, world: World) -> SaveSchedule:
 def due(job: JobContext) -> None:
     """Look whether another schedule would be better by now."""
     world = job.worlds.running()
-    if world is None or not any(node.saving for node in _members(job.membership, world)):
+    if world is None or not any(node.saving for node in job.membership.present(world.savers)):
         return  # the next heartbeat of a world that follows sets the time anew
     job.timers.set(Timer.SCHEDULE, job.now + job.settings.schedule_seconds)
-    book = _book(job, world)
-    trains = job.state.phase is JobPhase.TRAINING and job.worlds.barrier is None
-    if not trains or book.offer is not None or book.now is None or not world.fact.intervals:
+    schedule = _schedule(job, world)
+    trains = job.state.phase is wire.JobPhase.TRAINING and job.worlds.barrier is None
+    if not trains or schedule.offer is not None or schedule.now is None or not world.fact.intervals:
         return
     reports = _reports(job.membership, world)
     if not reports:
@@ -107,47 +94,42 @@ def due(job: JobContext) -> None:
     measured = _costs(reports, pins)
     if measured is None:
         return
-    now = _over(pins, book.now)
+    now = _over(pins, schedule.now)
     wish = _over(pins, interval.wished(job.spec))
-    book.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
-    if book.verdict.changed or book.unsure:
-        offer = Offered(number=0, step=0, every=book.verdict.every)
-        book.offer = offer
+    schedule.verdict = interval.decide(measured, _rates(job, world, pins), now, fixed=wish)
+    if schedule.verdict.changed or schedule.unsure:
+        offer = OfferedSchedule(every=schedule.verdict.every)
+        schedule.offer = offer
         _set(job, world, offer)
 
 
 # ------------------------------------------------------------------------------------ what is known
 
 
-def _members(membership: Membership, world: World) -> list[Node]:
-    nodes = membership.nodes
-    return [nodes[rank] for rank in world.savers if rank in nodes]
-
-
-def _reports(membership: Membership, world: World) -> list[SavingReport]:
-    """Return the reports of all members; empty: not every rank follows a schedule."""
-    found = [node.saving for node in _members(membership, world) if node.saving is not None]
+def _reports(membership: Membership, world: World) -> list[wire.SavingReport]:
+    """The reports of all members; empty: not every rank follows a schedule."""
+    found = [node.saving for node in membership.present(world.savers) if node.saving is not None]
     return found if len(found) == len(world.savers) else []
 
 
-def _own(pins: SavingReport, tier: Tier) -> int | None:
-    """Return the script's own number for a tier; None: it leaves it to the master."""
+def _own(pins: wire.SavingReport, tier: wire.Tier) -> int | None:
+    """The script's own number for a tier; None: it leaves it to the master."""
     return costs_by_tier(pins)[tier].every
 
 
-def _over(pins: SavingReport, every: Every) -> Every:
+def _over(pins: wire.SavingReport, every: Every) -> Every:
     """Numbers with the script's own in their places."""
     own = {tier: _own(pins, tier) for tier in every}
     return {tier: steps if (pin := own[tier]) is None else pin for tier, steps in every.items()}
 
 
-def _left_out(pins: SavingReport) -> list[tuple[Tier, Tier]]:
-    """Return each tier that the script never saves to alone, with the one behind it."""
+def _left_out(pins: wire.SavingReport) -> list[tuple[wire.Tier, wire.Tier]]:
+    """Each tier that the script never saves to alone, with the one behind it."""
     return [pair for pair in itertools.pairwise(TIERS) if _own(pins, pair[0]) == 0]
 
 
-def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
-    """Return the cost of a save: the slowest node counts. None: too little was measured."""
+def _costs(reports: list[wire.SavingReport], pins: wire.SavingReport) -> Costs | None:
+    """The cost of a save: the slowest node counts. None: too little was measured."""
     step = max(report.step_seconds for report in reports)
     known = [costs_by_tier(report) for report in reports]
     stops = {tier: max(one[tier].stop_seconds for one in known) for tier in TIERS}
@@ -162,7 +144,7 @@ def _costs(reports: list[SavingReport], pins: SavingReport) -> Costs | None:
     )
 
 
-def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
+def _rates(job: JobContext, world: World, pins: wire.SavingReport) -> Rates:
     state, since = job.state, job.state.trains_since
     more = 0.0 if since is None else max(0.0, job.clock.job_seconds - since)
     seen = Observed(failures=state.tier_failures, seconds=state.trained_seconds + more)
@@ -178,24 +160,15 @@ def _rates(job: JobContext, world: World, pins: SavingReport) -> Rates:
 # ------------------------------------------------------------------------------------- the exchange
 
 
-def _set(job: JobContext, world: World, offer: Offered) -> None:
-    latency = barrier.latency(job)
-    choice = barrier_policy.choose(
-        incidents.sightings(job.now, job.membership, world),
-        latency=latency,
-        tries=min(offer.tries, _MOST_TRIES),
-        not_before=max(world.reached, offer.passed),
-    )
-    offer.number = job.out.command("schedule", 0)
-    offer.step = choice.step
-    offer.seen.clear()
-    for node in _members(job.membership, world):
+def _set(job: JobContext, world: World, offer: OfferedSchedule) -> None:
+    choice = barrier.set_step(job, world, offer, "schedule")
+    for node in job.membership.present(world.savers):
         _send_offer(job.out, node, world, offer)
-    job.timers.set(Timer.SCHEDULE_SEEN, job.now + choice.expected_seconds + 2 * latency + 0.5)
+    job.timers.set(Timer.SCHEDULE_SEEN, barrier.seen_by(job, choice))
 
 
-def _again(job: JobContext, world: World, offer: Offered) -> None:
-    offer.tries += 1
+def _again(job: JobContext, world: World, offer: OfferedSchedule) -> None:
+    offer.tries = min(offer.tries + 1, _MOST_TRIES)
     _set(job, world, offer)
 
 
@@ -206,20 +179,20 @@ def seen_due(job: JobContext) -> None:
         _again(job, world, offer)
 
 
-def _confirm(job: JobContext, world: World, offer: Offered) -> None:
-    fact = ScheduleConfirmed(
+def _confirm(job: JobContext, world: World, offer: OfferedSchedule) -> None:
+    fact = wire.ScheduleConfirmed(
         round=world.saver_round,
         schedule_id=offer.number,
         step=offer.step,
         intervals=to_intervals(offer.every),
     )
     job.out.record(fact, durable=True)
-    book = job.checkpoints.schedule
-    book.now, book.offer, book.unsure = offer.every, None, False
+    schedule = job.checkpoints.schedule
+    schedule.now, schedule.offer, schedule.unsure = offer.every, None, False
     job.timers.cancel(Timer.SCHEDULE_SEEN)
     tiers = "; ".join(f"{word(one.tier)}: {_words(one)}" for one in intervals(job))
     job.out.event(EventReason.CHECKPOINT_SCHEDULED, f"from step {offer.step} on {tiers}")
-    for node in _members(job.membership, world):
+    for node in job.membership.present(world.savers):
         _send_confirmed(job.state, job.out, node, world)
 
 
@@ -229,15 +202,15 @@ def send(job: JobContext, node: Node) -> None:
     if world is None or not world.saves(node.rank):
         return
     _send_confirmed(job.state, job.out, node, world)
-    book = job.checkpoints.schedule
-    if book.offer is not None and book.is_of(world):
-        _send_offer(job.out, node, world, book.offer)
+    schedule = job.checkpoints.schedule
+    if schedule.offer is not None and schedule.is_of(world):
+        _send_offer(job.out, node, world, schedule.offer)
 
 
 def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
     fact = state.schedule
     if fact is not None and fact.round == world.saver_round:
-        message = SetSchedule(
+        message = wire.SetSchedule(
             schedule_id=fact.schedule_id,
             step=fact.step,
             intervals=fact.intervals,
@@ -246,8 +219,8 @@ def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: Worl
         out.send(node, message, world.round_of(node.rank))
 
 
-def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) -> None:
-    message = SetSchedule(
+def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSchedule) -> None:
+    message = wire.SetSchedule(
         schedule_id=offer.number,
         step=offer.step,
         intervals=to_intervals(offer.every),
@@ -258,25 +231,27 @@ def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: Offered) ->
 # --------------------------------------------------------------------------------------- for people
 
 
-def intervals(job: JobContext) -> tuple[CheckpointInterval, ...]:
-    """Return the interval in force of each tier; empty: no rank follows a schedule."""
-    world, book = job.worlds.running(), job.checkpoints.schedule
-    reports = _reports(job.membership, world) if world is not None and book.is_of(world) else []
-    if not reports or book.now is None:
+def intervals(job: JobContext) -> tuple[wire.CheckpointInterval, ...]:
+    """The interval in force of each tier; empty: no rank follows a schedule."""
+    world, schedule = job.worlds.running(), job.checkpoints.schedule
+    reports = _reports(job.membership, world) if world is not None and schedule.is_of(world) else []
+    if not reports or schedule.now is None:
         return ()
-    pins, verdict = reports[0], book.verdict
-    now = _over(pins, book.now)
+    pins, verdict = reports[0], schedule.verdict
+    now = _over(pins, schedule.now)
     reasons = verdict.reasons if verdict is not None else {}
     return tuple(_tier(tier, now[tier], pins, reasons.get(tier, "")) for tier in TIERS)
 
 
-def _tier(tier: Tier, every: int, pins: SavingReport, reason: str) -> CheckpointInterval:
+def _tier(
+    tier: wire.Tier, every: int, pins: wire.SavingReport, reason: str
+) -> wire.CheckpointInterval:
     why = reason or "unchanged until this round has measured a save"
     own = _own(pins, tier)
-    return CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
+    return wire.CheckpointInterval(tier=tier, every=every, reason=why if own is None else _SCRIPT)
 
 
-def _words(one: CheckpointInterval) -> str:
+def _words(one: wire.CheckpointInterval) -> str:
     steps = "step" if one.every == 1 else f"{one.every} steps"
     often = f"every {steps}" if one.every else "none of its own"
     return f"{often} ({one.reason})"

@@ -1,39 +1,23 @@
 """A checkpoint on demand: all ranks save after the same step and go on.
 
-Belongs here: setting the barrier, the nodes' reports of it, the answer to the users who wait. Does
-not belong here: the choice of the step (`policies.barrier`), the commit (`commits`), a save after
-which ranks stop (`rescale.barrier`). Nothing of it is in the journal: a user who waits asks the
-next master again.
-
-Of replicas one saves. What becomes of the others meanwhile is nothing to it.
+Nothing of it is in the journal: a user who waits asks the next master again. Of replicas one saves,
+whatever becomes of the others meanwhile.
 """
 
 from __future__ import annotations
 
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.barrier import SaveOrder
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
-from holdfast_master.job.state.checkpoints import Checkpoints
+from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import SaveOrder
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import barrier as barrier_policy
 from holdfast_master.policies.quantities import counted
-from holdfast_wire.messages import (
-    BarrierAck,
-    CheckpointCommitted,
-    CheckpointVersion,
-    JobPhase,
-    SetBarrier,
-    TriggerCheckpointRequest,
-    TriggerCheckpointResponse,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 PATIENCE_SECONDS = 300.0
@@ -44,11 +28,11 @@ SIGN_SECONDS = 10.0
 """After the step, until something shows that ranks save it: a copy that training does not wait for
 is in memory by then."""
 
-_OTHERS_START = frozenset({JobPhase.FORMING, JobPhase.STARTING})
+_OTHERS_START = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
 """Phases in which some replicas may train while others are made."""
 
 
-def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -> None:
+def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointRequest) -> None:
     """A user wants a checkpoint of now."""
     seconds = request.timeout_seconds or PATIENCE_SECONDS
     world, number = job.worlds.saving(), event.request_id
@@ -80,17 +64,17 @@ def asked(job: JobContext, event: UserCall, request: TriggerCheckpointRequest) -
 
 
 def _trains(job: JobContext, world: World) -> bool:
-    """Return whether the savers train; other replicas may be lost, or start."""
+    """Whether the savers train; other replicas may be lost, or start."""
     if not world.replicas or job.state.phase not in _OTHERS_START:
-        return job.state.phase is JobPhase.TRAINING
+        return job.state.phase is wire.JobPhase.TRAINING
     return world.stepped.issuperset(world.savers)
 
 
-def _problem(membership: Membership, world: World, book: CheckpointTracker) -> str:
+def _problem(membership: Membership, world: World, tracker: CheckpointTracker) -> str:
     """Return why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
-    if book.round == world.saver_round and book.memory_only:
+    if tracker.round == world.saver_round and tracker.memory_only:
         return (
             "the ranks named no directory: this job's checkpoints live in memory only; give "
             "holdfast.Checkpointer a directory that all nodes see"
@@ -105,23 +89,12 @@ def _problem(membership: Membership, world: World, book: CheckpointTracker) -> s
 
 
 def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
-    latency = barrier.latency(job)
-    choice = barrier_policy.choose(
-        incidents.sightings(job.now, job.membership, world),
-        latency=latency,
-        tries=order.tries,
-        not_before=max(world.reached, order.passed),
-    )
-    order.barrier_id = job.out.command("save", 0)
-    order.step = choice.step
-    order.acked.clear()
+    choice = barrier.set_step(job, world, order, "save")
     text = f"all ranks save after step {choice.step}: {order.reason} ({choice.reason})"
     job.out.event(EventReason.CHECKPOINT_BARRIER_SET, text)
-    for rank in world.savers:
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            send(job, node)
-    job.timers.set(Timer.SAVE_ACK, job.now + choice.expected_seconds + 2 * latency + 0.5)
+    for node in job.membership.present(world.savers):
+        send(job, node)
+    job.timers.set(Timer.SAVE_ACK, barrier.seen_by(job, choice))
 
 
 def send(job: JobContext, node: Node) -> None:
@@ -131,16 +104,16 @@ def send(job: JobContext, node: Node) -> None:
         return
     if not world.saves(node.rank):
         return
-    message = SetBarrier(
-        barrier_id=order.barrier_id, step=order.step, reason=order.reason, goes_on=True
+    message = wire.SetBarrier(
+        barrier_id=order.number, step=order.step, reason=order.reason, goes_on=True
     )
     job.out.send(node, message, world.round_of(node.rank))
 
 
-def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
+def acked(job: JobContext, node: Node, message: wire.BarrierAck) -> None:
     """A member's ranks have seen a barrier at which they go on; an earlier one does not count."""
     world, order = job.worlds.saving(), job.checkpoints.order
-    if world is None or order is None or message.barrier_id != order.barrier_id:
+    if world is None or order is None or message.barrier_id != order.number:
         return
     order.acked.add(node.rank)
     order.passed = max(order.passed, message.seen_at_step)
@@ -174,7 +147,7 @@ def sign_due(job: JobContext) -> None:
     world, order = job.worlds.saving(), job.checkpoints.order
     if world is None or order is None or job.worlds.barrier is not None:
         return
-    nodes = [node for node in map(job.membership.nodes.get, world.savers) if node is not None]
+    nodes = job.membership.present(world.savers)
     if any(node.saving for node in nodes) or _is_known(job.checkpoints.tracker, order.step):
         return  # the script has a Checkpointer: its storage may be slow
     if min((node.step for node in nodes), default=0) <= order.step:
@@ -187,18 +160,22 @@ def sign_due(job: JobContext) -> None:
     _refuse_all(job, order, "CANNOT_SAVE", text, RefusalCode.FAILED_PRECONDITION)
 
 
-def _is_known(book: CheckpointTracker, step: int) -> bool:
-    """Return whether a node has a part of a step from `step` on, in memory or being stored."""
-    versions = {*book.counts, *(one for one, _ in book.pending), *(one for one, _ in book.done)}
+def _is_known(tracker: CheckpointTracker, step: int) -> bool:
+    """Whether a node has a part of a step from `step` on, in memory or being stored."""
+    versions = {
+        *tracker.counts,
+        *(one for one, _ in tracker.pending),
+        *(one for one, _ in tracker.done),
+    }
     return any(version.step >= step for version in versions)
 
 
-def committed(job: JobContext, order: SaveOrder, fact: CheckpointCommitted) -> None:
+def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted) -> None:
     """A step is on storage: whoever asked before it was done has what he wanted."""
     version = fact.version
     if version is None:
         return
-    answer = TriggerCheckpointResponse(
+    answer = wire.TriggerCheckpointResponse(
         step=version.step, path=f"{fact.root.rstrip('/')}/step_{version.step}"
     )
     for number in [one for one, since in order.requests.items() if since < version.step]:
@@ -209,7 +186,7 @@ def committed(job: JobContext, order: SaveOrder, fact: CheckpointCommitted) -> N
         _end(job.timers, job.checkpoints, order)
 
 
-def failed(job: JobContext, order: SaveOrder, version: CheckpointVersion, error: str) -> None:
+def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, error: str) -> None:
     """A step will not be on storage."""
     if version.step == order.step:
         _refuse_all(job, order, "CHECKPOINT_FAILED", f"step {version.step}: {error}")
@@ -225,7 +202,7 @@ def settle(job: JobContext, order: SaveOrder) -> None:
 
 
 def _is_of(order: SaveOrder, world: World) -> bool:
-    """Return whether the savers of a world are those that were told."""
+    """Whether the savers of a world are those that were told."""
     return (order.replica, order.round) == (world.saver_replica, world.saver_round)
 
 

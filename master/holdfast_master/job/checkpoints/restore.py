@@ -1,9 +1,5 @@
 """Restore coordination: nodes ask, the master chooses, all verify, then all start.
 
-Belongs here: the messages of a start and their order. Does not belong here: the choice of the
-version and of the nodes to read from (`policies.checkpoints`), reports about memory and storage
-(`commits`).
-
 Nobody begins before every node has found its share intact. A node that found damage after others
 had begun would mix two steps.
 """
@@ -13,24 +9,16 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import checkpoints as policy
 from holdfast_master.policies.checkpoints import MemoryPart, RestoreOffer
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    PartSource,
-    RestorePlan,
-    RestorePlanVerified,
-    RestoreRequest,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.tiers import TIERS, offered, word
 
@@ -43,7 +31,7 @@ _MOST_PARTS = 8
 class _Start:
     """Nodes that start together: those of a world, or of one of its replicas."""
 
-    book: CheckpointTracker
+    tracker: CheckpointTracker
     ranks: tuple[int, ...]
     """Node ranks, in rank order."""
     round: int
@@ -51,7 +39,7 @@ class _Start:
 
 
 def _start_of(job: JobContext, world: World, rank: int) -> _Start:
-    """Return the start that a member takes part in. Each replica has a plan of its own.
+    """The start that a member takes part in. Each replica has a plan of its own.
 
     Others may start, or train, or fail beside it.
     """
@@ -61,12 +49,12 @@ def _start_of(job: JobContext, world: World, rank: int) -> _Start:
     if replica.number not in kept:
         for number in kept.keys() - world.by_replica.keys():
             del kept[number]
-    book = kept.setdefault(replica.number, CheckpointTracker())
-    return _Start(book, world.members_of(replica), replica.round, world)
+    tracker = kept.setdefault(replica.number, CheckpointTracker())
+    return _Start(tracker, world.members_of(replica), replica.round, world)
 
 
 def _world_of(job: JobContext, node: Node, number: int) -> World | None:
-    """Return the world of a member that starts in a round; None: it is none, or it is over.
+    """The world of a member that starts in a round; None: it is none, or it is over.
 
     A replica goes on with its start while no world runs because another one has failed.
     """
@@ -75,19 +63,19 @@ def _world_of(job: JobContext, node: Node, number: int) -> World | None:
     return job.worlds.running_with(node, number)
 
 
-def asked(job: JobContext, node: Node, number: int, message: RestoreRequest) -> None:
+def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest) -> None:
     """All ranks of a node wait to be told what to start from."""
     world = _world_of(job, node, number)
     if world is None:
         return
     start = _start_of(job, world, node.rank)
-    book, places = start.book, world.places
+    tracker, places = start.tracker, world.places
     holders = tuple((rank, places[rank].member.agent_id) for rank in start.ranks)
-    book.enter(number, holders, places[node.rank].size)
-    before = book.asked.get(node.rank)
-    book.asked[node.rank] = message
-    if before is not None and book.origin is not None and message.told is None:
-        _tell(job, start, node, book.origin)  # it may not have heard of it
+    tracker.enter(number, holders, places[node.rank].size)
+    before = tracker.asked.get(node.rank)
+    tracker.asked[node.rank] = message
+    if before is not None and tracker.origin is not None and message.told is None:
+        _send_origin(job, start, node, tracker.origin)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
@@ -105,16 +93,16 @@ def choose(job: JobContext) -> None:
 
 
 def _consider(job: JobContext, start: _Start) -> None:
-    book = start.book
-    if book.origin is not None or start.round != book.round:
+    tracker = start.tracker
+    if tracker.origin is not None or start.round != tracker.round:
         return
-    if any(rank not in book.asked for rank in start.ranks):
+    if any(rank not in tracker.asked for rank in start.ranks):
         return
-    told = next((one.told for one in book.asked.values() if one.told is not None), None)
-    if told is not None:  # an earlier master has told some of them
-        if told.tier is Tier.MEMORY:
-            book.sources = _sources(job, _offers(job, book), told.version)
-        _go(job, start, told)
+    given = next((one.told for one in tracker.asked.values() if one.told is not None), None)
+    if given is not None:  # an earlier master has told some of them
+        if given.tier is wire.Tier.MEMORY:
+            tracker.sources = _sources(job, _offers(job, tracker), given.version)
+        _go(job, start, given)
         return
     if any(pending.whole for pending in job.checkpoints.tracker.pending.values()):
         return  # it is being committed, and would be the newest
@@ -122,32 +110,32 @@ def _consider(job: JobContext, start: _Start) -> None:
 
 
 def _choose(job: JobContext, start: _Start) -> None:
-    book = start.book
-    offers = _offers(job, book)
+    tracker = start.tracker
+    offers = _offers(job, tracker)
     fact = job.state.checkpoint
     announced = fact.version if fact is not None else None
-    choice = policy.origin(offers, book.damaged, announced, job.settings.gather_ranks)
+    choice = policy.origin(offers, tracker.damaged, announced, job.settings.gather_ranks)
     if choice.older and fact is not None and fact.version is not None:
         lost = f"step {fact.version.step} was durable and is not to be had"
-        book.notes.append(lost)
+        tracker.notes.append(lost)
         job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
-    book.reason, book.checked = choice.reason, set()
-    book.sources = _sources(job, offers, choice.version) if choice.gathered else {}
-    book.origin = RestorePlan(
+    tracker.reason, tracker.checked = choice.reason, set()
+    tracker.sources = _sources(job, offers, choice.version) if choice.gathered else {}
+    tracker.origin = wire.RestorePlan(
         plan_id=job.out.command("origin", 0),
         version=choice.version,
         tier=choice.tier,
         partial=choice.partial,
         go=choice.version is None,
-        notes=tuple(book.notes[-_MOST_NOTES:]),
+        notes=tuple(tracker.notes[-_MOST_NOTES:]),
     )
-    if book.origin.go:
-        _go(job, start, book.origin)
+    if tracker.origin.go:
+        _go(job, start, tracker.origin)
     else:
-        _tell_all(job, start, book.origin)
+        _send_to_all(job, start, tracker.origin)
 
 
-def _offers(job: JobContext, book: CheckpointTracker) -> dict[int, RestoreOffer]:
+def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOffer]:
     """Return, by node, the versions that it could start from and lend to others."""
     return {
         rank: RestoreOffer(
@@ -164,26 +152,26 @@ def _offers(job: JobContext, book: CheckpointTracker) -> dict[int, RestoreOffer]
             },
             gathers=bool(_address(job.membership, rank)),
         )
-        for rank, one in book.asked.items()
+        for rank, one in tracker.asked.items()
     }
 
 
 def _address(membership: Membership, rank: int) -> str:
-    """Return the address at which other agents read a node's memory; empty: there is none."""
+    """The address at which other agents read a node's memory; empty: there is none."""
     node = membership.nodes.get(rank)
     hello = node.hello if node is not None else None
     return hello.peer_address if hello is not None and hello.gathers else ""
 
 
 def _sources(
-    job: JobContext, offers: dict[int, RestoreOffer], version: CheckpointVersion | None
-) -> dict[int, tuple[PartSource, ...]]:
+    job: JobContext, offers: dict[int, RestoreOffer], version: wire.CheckpointVersion | None
+) -> dict[int, tuple[wire.PartSource, ...]]:
     """By node, whose memory it reads what it lacks of a version."""
     most = job.settings.gather_ranks
     found = policy.sources(version, offers, most) if version is not None else None
     return {
         node: tuple(
-            PartSource(node_rank=holder, address=_address(job.membership, holder), ranks=ranks)
+            wire.PartSource(node_rank=holder, address=_address(job.membership, holder), ranks=ranks)
             for holder, ranks in by_holder.items()
         )
         for node, by_holder in (found or {}).items()
@@ -191,67 +179,69 @@ def _sources(
 
 
 def _versions(
-    state: JobState, book: CheckpointTracker, said: RestoreRequest
-) -> dict[Tier, frozenset[CheckpointVersion]]:
+    state: JobState, tracker: CheckpointTracker, said: wire.RestoreRequest
+) -> dict[wire.Tier, frozenset[wire.CheckpointVersion]]:
     """Return what a node could take by tier, with what was committed since it looked."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
     fact = state.checkpoint
-    if fact is not None and fact.version is not None and book.committed_since(fact.version):
-        found[Tier.STORAGE] |= {fact.version}
+    if fact is not None and fact.version is not None and tracker.committed_since(fact.version):
+        found[wire.Tier.STORAGE] |= {fact.version}
     return found
 
 
-def _tell(job: JobContext, start: _Start, node: Node, origin: RestorePlan) -> None:
+def _send_origin(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
     if node.rank in start.ranks:
         share = start.ranks.index(node.rank)
         job.out.send(node, _part(start, origin, node.rank, share), start.round)
 
 
-def _tell_all(job: JobContext, start: _Start, origin: RestorePlan) -> None:
+def _send_to_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     for share, rank in enumerate(start.ranks):
         node = job.membership.nodes.get(rank)
         if node is not None:
             job.out.send(node, _part(start, origin, rank, share), start.round)
 
 
-def _part(start: _Start, origin: RestorePlan, rank: int, share: int) -> RestorePlan:
+def _part(start: _Start, origin: wire.RestorePlan, rank: int, share: int) -> wire.RestorePlan:
     """An origin as one node is told it: its share of the files, and whose memory it reads."""
-    sources = start.book.sources.get(rank, ())
+    sources = start.tracker.sources.get(rank, ())
     shares = len(start.ranks)
     return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
 
 
-def checked(job: JobContext, node: Node, number: int, message: RestorePlanVerified) -> None:
+def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanVerified) -> None:
     """A node has looked at its share of the origin."""
     world = _world_of(job, node, number)
     if world is None:
         return
     start = _start_of(job, world, node.rank)
-    book, origin = start.book, start.book.origin
+    tracker, origin = start.tracker, start.tracker.origin
     if origin is None or origin.go or message.plan_id != origin.plan_id:
         return
     if message.error and origin.version is not None:
         text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
         job.out.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
-        book.notes.append(short(text))
-        book.damaged.add((origin.version, origin.tier))
-        book.origin = None
+        tracker.notes.append(short(text))
+        tracker.damaged.add((origin.version, origin.tier))
+        tracker.origin = None
         job.touch(Change.RESTORE_REFUSED)
         return
-    book.checked.add(node.rank)
-    if all(rank in book.checked for rank in start.ranks):
+    tracker.checked.add(node.rank)
+    if all(rank in tracker.checked for rank in start.ranks):
         _go(job, start, dataclasses.replace(origin, go=True))
 
 
-def _go(job: JobContext, start: _Start, origin: RestorePlan) -> None:
-    book = start.book
+def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
+    tracker = start.tracker
     origin = dataclasses.replace(origin, go=True)
-    book.origin = origin
-    book.started(origin)
-    _tell_all(job, start, origin)
+    tracker.origin = origin
+    tracker.started(origin)
+    _send_to_all(job, start, origin)
     if origin.version is not None:
         where = word(origin.tier)
         who = start.world.places[start.ranks[0]].replica.number
         name = f"replica {who}" if who else f"round {start.round}"
         text = f"{name} starts from step {origin.version.step} in {where}"
-        job.out.event(EventReason.CHECKPOINT_RESTORED, f"{text} ({book.reason or 'told before'})")
+        job.out.event(
+            EventReason.CHECKPOINT_RESTORED, f"{text} ({tracker.reason or 'told before'})"
+        )

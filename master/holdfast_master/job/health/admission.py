@@ -1,9 +1,5 @@
 """Admission of checked nodes: what the outcome of a check means for each of them.
 
-Belongs here: the verdicts' facts and events; under mode Act, the bad node's way out. Does not
-belong here: the check itself (`preflight`), the verdicts (`policies.preflight`), how a host is
-excluded (`nodes.rule_actions`).
-
 Under `Report` every node joins. Under `Act` a node that is slow or faulty stays outside. Its host
 is excluded and another pod is asked for, up to three agents in a row: after that, it is not the
 hosts. Where too few nodes would be left and nobody makes another, it joins all the same: a slow job
@@ -19,14 +15,16 @@ from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility, liveness, replacement, rule_actions
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies import preflight as policy
 from holdfast_master.policies.failure import EvidenceKind
-from holdfast_master.policies.preflight import BAD, NodeFinding, NodeVerdict, Outcome
+from holdfast_master.policies.preflight import rounds
+from holdfast_master.policies.preflight.references import forget
+from holdfast_master.policies.preflight.rounds import Outcome
+from holdfast_master.policies.preflight.verdicts import BAD, NodeFinding, NodeVerdict
 from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import HealthMode, NodeJudged
 from holdfast_wire.reasons import EventReason
@@ -37,7 +35,7 @@ MOST_IN_A_ROW: Final = 3
 
 
 def is_healthy(state: JobState, node: Node) -> bool:
-    """Return whether this agent's check found it healthy."""
+    """Whether this agent's check found it healthy."""
     judged = state.judged.get(node.rank)
     healthy = judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
     return healthy and judged is not None and judged.agent_id == node.agent_id
@@ -45,7 +43,7 @@ def is_healthy(state: JobState, node: Node) -> bool:
 
 def settle(job: JobContext, own: OpenCheck) -> None:
     """Judge the nodes of a check that is over; one that is away will be checked again."""
-    outcome = policy.judge(own.check)
+    outcome = rounds.judge(own.check)
     _learn(job, own, outcome)
     present = [
         (node, finding)
@@ -55,7 +53,7 @@ def settle(job: JobContext, own: OpenCheck) -> None:
     good = [(node, finding) for node, finding in present if finding.verdict not in BAD]
     for node, finding in good:
         _judge(job, node, finding, admitted=True)
-    _tell_good(job, good)
+    _report_good(job, good)
     bad = [(node, finding) for node, finding in present if finding.verdict in BAD]
     for node, finding in bad:
         _settle_bad(job, node, finding)
@@ -74,7 +72,7 @@ def _present(job: JobContext, own: OpenCheck, name: str) -> Node | None:
 
 def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
     before = own.check.references
-    after = policy.references_after(own.check, outcome)
+    after = rounds.references_after(own.check, outcome)
     ranks = {node.rank for node in own.nodes.values()}
     # Another machine has the rank now: what the one before reached says nothing about it.
     moved = {
@@ -82,7 +80,7 @@ def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
         for node, _ in before.own
         if node not in own.nodes and int(node.partition(" ")[0]) in ranks
     }
-    fact = references.learned(before, policy.forget(after, moved), moved)
+    fact = references.learned(before, forget(after, moved), moved)
     if fact is not None:
         job.out.record(fact)
 
@@ -110,7 +108,7 @@ def _in_a_row(state: JobState, node: Node) -> int:
     return before.bad_in_a_row + (1 if before.agent_id != node.agent_id else 0) or 1
 
 
-def _tell_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
+def _report_good(job: JobContext, good: list[tuple[Node, NodeFinding]]) -> None:
     healthy = [node.rank for node, finding in good if finding.verdict is NodeVerdict.HEALTHY]
     if healthy:
         text = f"{nodes_named(healthy)} {verb(len(healthy), 'is', 'are')} healthy"
@@ -125,16 +123,16 @@ def _settle_bad(job: JobContext, node: Node, finding: NodeFinding) -> None:
     what = f"node {node.rank} is {finding.verdict.name.lower()}: {finding.reason}"
     if preflight_mode(job.state.spec) is not HealthMode.ACT:
         _judge(job, node, finding, admitted=True)
-        _tell_bad(job, node, f"{what}; it joins, as mode Report only says so")
+        _report_bad(job, node, f"{what}; it joins, as mode Report only says so")
         return
     _judge(job, node, finding, admitted=False)
     if _in_a_row(job.state, node) <= MOST_IN_A_ROW and _replaced(job, node, what):
         return
     if job.bounds.fit(len(job.membership.candidates)):
-        _tell_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
+        _report_bad(job, node, f"{what}; it stays outside, and no other pod is asked for")
         return
     _judge(job, node, finding, admitted=True)
-    _tell_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
+    _report_bad(job, node, f"{what}; it joins all the same, as too few nodes are left without it")
 
 
 def _replaced(job: JobContext, node: Node, what: str) -> bool:
@@ -143,7 +141,7 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     why = "it failed the check before it joined"
     if not replacement.ask(job, node.rank, node.pod_uid, why, avoid_node=host):
         return False
-    _tell_bad(job, node, f"{what}; it stays outside and is replaced")
+    _report_bad(job, node, f"{what}; it stays outside and is replaced")
     why_there = f"node {node.rank} failed the check there"
     # Nodes of the job on the same host are judged by themselves: they stay.
     rule_actions.exclude(job, node.rank, why_there, others_leave=False)
@@ -152,6 +150,6 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
     return True
 
 
-def _tell_bad(job: JobContext, node: Node, text: str) -> None:
+def _report_bad(job: JobContext, node: Node, text: str) -> None:
     strikes.strike(job, node.rank, StrikeCause.PREFLIGHT, text)
     job.out.event(EventReason.PREFLIGHT_FAILED, text, Warn, node=node.rank)

@@ -1,9 +1,5 @@
 """Exclusion of slow nodes from the running world, where `spec.health.straggler.mode` is Act.
 
-Belongs here: the facts for the decision, and the way out of an excluded node. Does not belong here:
-the accusation (`stragglers`), gain against cost (`policies.straggler.exclusion`), the barrier and
-the next world (`rescale`, `worlds`).
-
 A node leaves as by every drain, with or without a standby: all ranks save and stop after the same
 step.
 """
@@ -51,7 +47,7 @@ def consider(job: JobContext, world: World) -> None:
 
 
 def _is_free(job: JobContext, world: World) -> bool:
-    """Return whether the world trains, and nothing is about to change it."""
+    """Whether the world trains, and nothing is about to change it."""
     changes = job.worlds.barrier is not None or job.incidents.current is not None
     leaves = bool(job.state.draining & world.places.keys())
     ends = job.state.stop is not None or job.spec.suspend or bool(world.finished)
@@ -73,7 +69,7 @@ def _prospects(job: JobContext, world: World) -> Prospects:
 
 
 def _redone(job: JobContext, world: World) -> tuple[float, str]:
-    """Return the training that a stop after a common step loses, s, and why.
+    """The training that a stop after a common step loses, s, and why.
 
     A Checkpointer saves at such a stop. Of any other script only its last stop tells.
     """
@@ -90,9 +86,8 @@ def _redone(job: JobContext, world: World) -> tuple[float, str]:
 
 
 def _is_saved(job: JobContext, world: World) -> bool:
-    """Return whether the script uses a Checkpointer."""
-    members = (job.membership.nodes.get(rank) for rank in world.savers)
-    follows = any(node is not None and node.saving is not None for node in members)
+    """Whether the script uses a Checkpointer."""
+    follows = any(node.saving is not None for node in job.membership.present(world.savers))
     return follows or job.state.checkpoint is not None or bool(job.checkpoints.tracker.held)
 
 

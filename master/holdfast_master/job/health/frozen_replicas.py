@@ -1,8 +1,6 @@
 """Replicas that keep others waiting: found by their steps, reported, and restarted where hangs are.
 
-Belongs here: the pace of each replica, and what follows from a verdict. Does not belong here: the
-verdict (`policies.replicas`), hangs of a job that is one world (`hangs`): ranks of replicas are in
-worlds of their own, so their collectives cannot be compared.
+Their ranks are in worlds of their own, so collectives cannot be compared as in `hangs`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import Final
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import FrozenAt, Inquiry, World
@@ -21,14 +19,7 @@ from holdfast_master.policies import hang, hang_limit
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.replicas import FrozenReplica, Pace
-from holdfast_wire.messages import (
-    CollectEvidence,
-    EvidenceCollected,
-    HangPolicy,
-    HealthMode,
-    RankSection,
-    WorldReplica,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 LEAST_SECONDS: Final = 30.0
@@ -38,17 +29,17 @@ EVIDENCE_SECONDS: Final = 6.0
 """For the evidence of all nodes; an agent takes 2 s."""
 STEPS: Final = 20.0
 """The same in steps of usual length."""
-_WORK: Final = frozenset({RankSection.EVAL, RankSection.CHECKPOINT})
+_WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})
 
 
-def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
+def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> None:
     """Look whether a replica of the newest roster keeps the others waiting, or all stand still.
 
     One that has not completed a first step may yet: it is no measure of the others.
     """
     _take_in(job, world)
     members = _members(job, world)
-    if job.worlds.barrier is not None or not all(_heard(job, world, one) for one in members):
+    if job.worlds.barrier is not None or not all(_reporting(job, world, one) for one in members):
         return
     paces = [pace for one in members if (pace := _pace(job, world, one)) is not None]
     limit = max(LEAST_SECONDS, STEPS * world.step_seconds)
@@ -72,8 +63,8 @@ def look(job: JobContext, world: World, settings: HangPolicy | None) -> None:
         _look_longer(job, world, settings, paces, starting)
 
 
-def _members(job: JobContext, world: World) -> list[WorldReplica]:
-    """Return the replicas of the newest roster that have not ended."""
+def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
+    """The replicas of the newest roster that have not ended."""
     roster = job.state.roster
     known = roster.replicas if roster is not None else ()
     members = [one for one in world.replicas if one.number in known]
@@ -83,7 +74,7 @@ def _members(job: JobContext, world: World) -> list[WorldReplica]:
 def _look_longer(
     job: JobContext,
     world: World,
-    settings: HangPolicy,
+    settings: wire.HangPolicy,
     paces: list[Pace],
     starting: list[int],
 ) -> None:
@@ -103,7 +94,7 @@ def _look_longer(
 
 
 def _put_out(
-    job: JobContext, world: World, settings: HangPolicy | None, found: FrozenReplica
+    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
 ) -> None:
     one = next(one for one in world.replicas if one.number == found.number)
     pace, last = _pace(job, world, one), job.state.roster
@@ -117,20 +108,19 @@ def _put_out(
 # ---------------------------------------------------------------------- all stand at one step: why
 
 
-def _ask(job: JobContext, world: World, members: list[WorldReplica]) -> None:
+def _ask(job: JobContext, world: World, members: list[wire.WorldReplica]) -> None:
     """Ask all ranks what they do: one of them may be frozen in the sync that the others wait in."""
     asked = Inquiry(number=job.out.command("frozen", 0))
     job.worlds.inquiry = asked
-    order = CollectEvidence(command_id=asked.number, reason="no replica completes a step")
-    for rank in (rank for one in members for rank in world.members_of(one)):
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None:
-            asked.awaited.add(rank)
-            job.out.send(node, order, world.round_of(rank))
+    order = wire.CollectEvidence(command_id=asked.number, reason="no replica completes a step")
+    for node in job.membership.present(rank for one in members for rank in world.members_of(one)):
+        if node.session is not None:
+            asked.awaited.add(node.rank)
+            job.out.send(node, order, world.round_of(node.rank))
     job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
 
 
-def collected(job: JobContext, world: World, node: Node, message: EvidenceCollected) -> None:
+def collected(job: JobContext, world: World, node: Node, message: wire.EvidenceCollected) -> None:
     """Take a node's evidence, if it is awaited, and judge once all is there."""
     asked = job.worlds.inquiry
     if asked is None or message.command_id != asked.number or node.rank not in asked.awaited:
@@ -176,7 +166,7 @@ def _take_in(job: JobContext, world: World) -> None:
 
 
 def _ended(world: World, number: int) -> list[int]:
-    """Return the ranks of a replica whose processes have ended well: they keep nobody waiting."""
+    """The ranks of a replica whose processes have ended well: they keep nobody waiting."""
     return [
         world.places[node].base_rank + local
         for node in world.by_replica[number]
@@ -184,7 +174,7 @@ def _ended(world: World, number: int) -> list[int]:
     ]
 
 
-def come_back(job: JobContext, world: World, replica: WorldReplica) -> None:
+def come_back(job: JobContext, world: World, replica: wire.WorldReplica) -> None:
     """Have a replica that was out of the roster, and goes on, in it again.
 
     Where the others have ended the training meanwhile, it would go on alone, and its weights would
@@ -202,8 +192,8 @@ def come_back(job: JobContext, world: World, replica: WorldReplica) -> None:
     _begin_anew(job, world, nodes, nodes[0], EvidenceKind.RESTART_ASKED, text)
 
 
-def _have_ended(job: JobContext, world: World, but: WorldReplica) -> bool:
-    """Return whether all others that could be in the roster have ended well, with a checkpoint."""
+def _have_ended(job: JobContext, world: World, but: wire.WorldReplica) -> bool:
+    """Whether all others that could be in the roster have ended well, with a checkpoint."""
     ends = job.state.stop is not None or job.spec.suspend
     others = [one for one in world.replicas if one is not but]
     ended = [one for one in others if world.finished.issuperset(world.members_of(one))]
@@ -212,7 +202,7 @@ def _have_ended(job: JobContext, world: World, but: WorldReplica) -> bool:
 
 
 def _look_at_all(
-    job: JobContext, world: World, settings: HangPolicy, found: FrozenReplica | None
+    job: JobContext, world: World, settings: wire.HangPolicy, found: FrozenReplica | None
 ) -> None:
     """Answer once where no replica of the roster makes progress."""
     if found is None:
@@ -222,9 +212,9 @@ def _look_at_all(
         _respond(job, world, settings, found)
 
 
-def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
-    """Return the progress of a replica; None: a rank of it has completed no step, or is unheard."""
-    nodes = _heard(job, world, replica)
+def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | None:
+    """The progress of a replica; None: a rank of it has completed no step, or is unheard."""
+    nodes = _reporting(job, world, replica)
     ranks = [(item, job.now - node.ranks_at) for node in nodes for item in node.ranks]
     if not ranks or any(not item.step for item, _ in ranks):
         return None
@@ -236,20 +226,20 @@ def _pace(job: JobContext, world: World, replica: WorldReplica) -> Pace | None:
     )
 
 
-def _heard(job: JobContext, world: World, replica: WorldReplica) -> list[Node]:
-    """Return the nodes whose ranks run; empty: one of them has not told what its ranks do."""
+def _reporting(job: JobContext, world: World, replica: wire.WorldReplica) -> list[Node]:
+    """The nodes whose ranks run; empty: one of them has not told what its ranks do."""
     ranks = [rank for rank in world.members_of(replica) if rank not in world.finished]
-    nodes = [node for rank in ranks if (node := job.membership.nodes.get(rank)) is not None]
-    told = all(len(node.ranks) >= node.local_world_size for node in nodes)
-    return nodes if told and len(nodes) == len(ranks) else []
+    nodes = job.membership.present(ranks)
+    reported = all(len(node.ranks) >= node.local_world_size for node in nodes)
+    return nodes if reported and len(nodes) == len(ranks) else []
 
 
 def _respond(
-    job: JobContext, world: World, settings: HangPolicy | None, found: FrozenReplica
+    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
 ) -> None:
     """Put a replica out of the roster, and restart it where the spec has hangs acted on."""
     ends = job.state.stop is not None or job.spec.suspend
-    acts = settings is not None and settings.mode is HealthMode.ACT and not ends
+    acts = settings is not None and settings.mode is wire.HealthMode.ACT and not ends
     left = "it is left alone" if found.number == 0 else "the others go on without it until it steps"
     text = f"{found.reason}; {'it is restarted' if acts else left}"
     places = world.places.items()

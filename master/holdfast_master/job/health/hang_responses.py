@@ -1,8 +1,5 @@
 """Responses to hangs, where `spec.health.hang.mode` is Act.
 
-Belongs here: the incident of a hang, and the way out of a node that cannot stay. Does not belong
-here: when a world hangs and why (`hangs`), the choice of the response (`policies.hang_response`).
-
 A hang is a failure like others: its incident has the cause Hung, budgets and failure rules count,
 and the next round begins as after every failure. A master that is killed before the incident is in
 the journal leaves the world as it is, and its successor finds the hang anew.
@@ -108,8 +105,7 @@ def note_progress(job: JobContext, world: World) -> None:
     last = next(iter(job.health.answered[-1:]), None)
     if last is None or last.cost_seconds or world.round <= last.round:
         return
-    known = (job.membership.nodes.get(rank) for rank in world.places)
-    steps = [item.step for node in known if node is not None for item in node.ranks]
+    steps = (item.step for _, item in job.membership.reports(world.places))
     if max(steps, default=0) > last.reached:
         last.cost_seconds = job.now - last.began
 
@@ -136,7 +132,7 @@ def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
 
 
 def _hosts(job: JobContext, world: World) -> dict[int, str]:
-    """Return the host of each member, or where none is known what tells it from its successor."""
+    """The host of each member, or where none is known what tells it from its successor."""
     return {
         rank: strikes.host_of(job, rank) or place.member.agent_id
         for rank, place in world.places.items()
@@ -144,19 +140,19 @@ def _hosts(job: JobContext, world: World) -> dict[int, str]:
 
 
 def _is_free(job: JobContext) -> bool:
-    """Return whether nothing else is about to end the world."""
+    """Whether nothing else is about to end the world."""
     ends = job.state.stop is not None or job.spec.suspend or job.worlds.barrier is not None
     return job.state.phase in _RUNNING and not ends
 
 
 def _tried(job: JobContext, world: World) -> bool:
-    """Return whether this world follows such a hang with nobody to blame, and got no further."""
+    """Whether this world follows such a hang with nobody to blame, and got no further."""
     return any(
-        case.cause == Cause.HUNG
-        and not case.culprit_node
-        and case.to_round == world.round
-        and world.reached <= job.state.ended_steps.get(case.from_round, 0)
-        for case in job.state.incidents.values()
+        incident.cause == Cause.HUNG
+        and not incident.culprit_node
+        and incident.to_round == world.round
+        and world.reached <= job.state.ended_steps.get(incident.from_round, 0)
+        for incident in job.state.incidents.values()
     )
 
 

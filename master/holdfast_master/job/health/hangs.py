@@ -1,8 +1,5 @@
 """Hangs of the running world: the watch, the evidence of all ranks, what people are told.
 
-Belongs here: when to look, asking the agents, events. Does not belong here: the limit
-(`policies.hang_limit`), the cause (`policies.hang`).
-
 Nobody waits for the time-out of a collective. Evidence comes before anything is ended.
 """
 
@@ -17,22 +14,14 @@ from holdfast_master.job.health import frozen_replicas, hang_responses, straggle
 from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit, hang_response
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase, learn
 from holdfast_master.policies.hang_response import HangVerdict
-from holdfast_wire.messages import (
-    CollectEvidence,
-    EvidenceCollected,
-    HangPolicy,
-    JobPhase,
-    RankProgress,
-    RankSection,
-    StepSource,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.strikes import StrikeCause
 
@@ -65,7 +54,7 @@ def due(job: JobContext) -> None:
     _look(job, world, policy)
 
 
-def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
+def _look(job: JobContext, world: World, policy: wire.HangPolicy) -> None:
     own = job.health.hang_watch
     if not own.since and world.all_started():
         own.since = job.now
@@ -91,7 +80,7 @@ def _look(job: JobContext, world: World, policy: HangPolicy) -> None:
             began=job.now - since,
             reason=found.reason,
             excused_until=job.now - since + hang_limit.longest_work(policy).seconds,
-            unseen=set(sections) == {RankSection.UNSPECIFIED}
+            unseen=set(sections) == {wire.RankSection.UNSPECIFIED}
             and not any(item.step for _, item in _ranks(job, world)),
         )
         _ask(job, world, own.hang)
@@ -113,7 +102,7 @@ def _answer(job: JobContext, world: World, found: Hang) -> None:
 
 
 def _waits(job: JobContext, found: Hang) -> bool:
-    """Return whether the ranks may still go on by themselves: that is told, and ended later.
+    """Whether the ranks may still go on by themselves: that is told, and ended later.
 
     A loop of the script's own code may be work.
     """
@@ -133,26 +122,23 @@ def _look_again(job: JobContext, world: World, found: Hang) -> None:
         _ask(job, world, found)
 
 
-_RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STARTING})
+_RUNNING: Final = frozenset({wire.JobPhase.TRAINING, wire.JobPhase.STARTING})
 
 
-def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, RankProgress]]:
+def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, wire.RankProgress]]:
     """Yield the newest reports of all ranks that still run."""
-    for rank in world.places:
-        node = job.membership.nodes.get(rank)
-        done = world.done.get(rank, set())
-        for item in node.ranks if node is not None else ():
-            if item.local_rank not in done and node is not None:
-                yield node, item
+    for node, item in job.membership.reports(world.places):
+        if item.local_rank not in world.done.get(node.rank, ()):
+            yield node, item
 
 
-def _section(item: RankProgress) -> RankSection:
-    """Return the section that a rank has told; a script without the SDK tells none."""
-    return item.section if item.has_sdk else RankSection.UNSPECIFIED
+def _section(item: wire.RankProgress) -> wire.RankSection:
+    """The section that a rank has told; a script without the SDK tells none."""
+    return item.section if item.has_sdk else wire.RankSection.UNSPECIFIED
 
 
 def _since(job: JobContext, world: World, own: HangWatch) -> float | None:
-    """Return the time since the newest progress of any rank, s; None: the world only starts.
+    """The time since the newest progress of any rank, s; None: the world only starts.
 
     As far as ranks have told: a node that is not heard may have gone on.
     """
@@ -177,10 +163,10 @@ def _learn(job: JobContext, world: World, own: HangWatch) -> None:
         return
     times = first.step - max(own.step, first.first_step - 1, 0)
     own.step = first.step
-    if first.step_source is StepSource.COLLECTIVES:
+    if first.step_source is wire.StepSource.COLLECTIVES:
         pauses = learn(own.learned.pauses, first.step_seconds, times)
         own.learned = dataclasses.replace(own.learned, pauses=pauses)
-    elif section is RankSection.TRAIN:
+    elif section is wire.RankSection.TRAIN:
         steps = learn(own.learned.steps, first.step_seconds, times)
         own.learned = dataclasses.replace(own.learned, steps=steps)
 
@@ -211,9 +197,9 @@ def _learn_pause(job: JobContext, world: World, since: float, phases: frozenset[
 
 def _after_section(own: HangWatch, seconds: float) -> LearnedTimes:
     known = own.learned
-    if own.section is RankSection.EVAL:
+    if own.section is wire.RankSection.EVAL:
         return dataclasses.replace(known, evaluations=learn(known.evaluations, seconds))
-    if own.section is RankSection.CHECKPOINT:
+    if own.section is wire.RankSection.CHECKPOINT:
         return dataclasses.replace(known, checkpoints=learn(known.checkpoints, seconds))
     return known
 
@@ -226,17 +212,16 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
     own = job.health.hang_watch
     own.asked += 1
     found.number, found.asking = own.asked, True
-    for rank in world.places:
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.session is not None and rank not in world.finished:
-            found.awaited.add(rank)
-            order = CollectEvidence(command_id=found.number, reason=found.reason)
+    order = wire.CollectEvidence(command_id=found.number, reason=found.reason)
+    for node in job.membership.present(world.places):
+        if node.session is not None and node.rank not in world.finished:
+            found.awaited.add(node.rank)
             job.out.send(node, order, world.round)
     job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
     _settle(job, world, found)
 
 
-def collected(job: JobContext, node: Node, _: int, message: EvidenceCollected) -> None:
+def collected(job: JobContext, node: Node, _: int, message: wire.EvidenceCollected) -> None:
     """Take a node's evidence, if it is awaited."""
     world = job.worlds.member(node)
     if world is not None and world.replicas:
@@ -264,7 +249,7 @@ def evidence_due(job: JobContext) -> None:
 
 
 def _asked_about(job: JobContext, world: World | None) -> Hang | None:
-    """Return the hang of this world; one of the world before has other ranks on other nodes."""
+    """The hang of this world; one of the world before has other ranks on other nodes."""
     if world is None or world.round != job.health.round:
         return None
     return job.health.hang_watch.hang
@@ -292,11 +277,11 @@ def _settle(job: JobContext, world: World, found: Hang) -> None:
             until = found.began + min(seconds, limit)
             found.following_until = max(found.following_until, until)
         if before is None or found.unsure or verdict.kind is not before.kind:
-            _tell(job, world, found, verdict)
+            _report(job, world, found, verdict)
     found.evidence.clear()  # stacks of all ranks: nobody reads them again
 
 
-def _tell(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> None:
+def _report(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> None:
     """Keep the evidence of a verdict; people hear of a hang once."""
     # Ranks that contradict each other on two nodes: nothing tells whose fault it is.
     node = stragglers.only_node(world, (one.rank for one in verdict.ranks))
@@ -310,7 +295,7 @@ def _tell(job: JobContext, world: World, found: Hang, verdict: HangVerdict) -> N
 
 
 def _is_excused(found: Hang, verdict: HangVerdict, now: float, limit: float) -> bool:
-    """Return whether the odd ranks may be at work that nobody has told: look again later.
+    """Whether the odd ranks may be at work that nobody has told: look again later.
 
     A world without known steps stands still only where ranks wait for others, and have not issued
     a collective for as long as a first step may take.

@@ -1,8 +1,4 @@
-"""The answer to GetHealth.
-
-Belongs here: ranks and verdicts as people are shown them. Does not belong here: verdicts
-(`stragglers`), other answers (`requests.views`).
-"""
+"""The answer to GetHealth."""
 
 from __future__ import annotations
 
@@ -13,29 +9,22 @@ from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.preflight import BAD
+from holdfast_master.policies.preflight.verdicts import BAD
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
-from holdfast_wire.messages import (
-    GetHealthResponse,
-    HangStatus,
-    HealthReason,
-    RankHealth,
-    SlowVerdict,
-    StepSource,
-)
+from holdfast_wire import messages as wire
 
 _NO_WORLD: Final = "no world runs"
 _BAD: Final = frozenset(one.name for one in BAD)
 
 
-def health(job: JobContext) -> GetHealthResponse:
-    """Return the ranks of the running world, and the verdicts that hold."""
+def health(job: JobContext) -> wire.GetHealthResponse:
+    """The ranks of the running world, and the verdicts that hold."""
     world = job.worlds.running()
     if world is None:
-        return GetHealthResponse(not_judged=_NO_WORLD)
+        return wire.GetHealthResponse(not_judged=_NO_WORLD)
     group = _judged(job) if job.health.round == world.round else None
     window = group.window if group is not None else None
-    return GetHealthResponse(
+    return wire.GetHealthResponse(
         round=world.round,
         ranks=tuple(_ranks(job, world, group)),
         slow=tuple(_slow(one) for one in job.health.slow),
@@ -46,25 +35,25 @@ def health(job: JobContext) -> GetHealthResponse:
     )
 
 
-def summary(job: JobContext) -> tuple[HealthReason, str]:
-    """Return the worst of what holds, with words for people."""
+def summary(job: JobContext) -> tuple[wire.HealthReason, str]:
+    """The worst of what holds, with words for people."""
     world, failed = job.worlds.running(), _failed_checks(job)
     if world is None:
         return (
-            (HealthReason.PREFLIGHT_FAILED, failed)
+            (wire.HealthReason.PREFLIGHT_FAILED, failed)
             if failed
-            else (HealthReason.NOT_JUDGED, _NO_WORLD)
+            else (wire.HealthReason.NOT_JUDGED, _NO_WORLD)
         )
     known = job.health.round == world.round
     found = job.health.hang_watch.hang
     if known and found is not None and found.verdict is not None:
-        return HealthReason.HANG, found.verdict.reason
+        return wire.HealthReason.HANG, found.verdict.reason
     slow = job.health.slow if known else ()
     if slow:
         more = f"; and {len(slow) - 1} more" if len(slow) > 1 else ""
-        return HealthReason.STRAGGLER, slow[0].reason + more
+        return wire.HealthReason.STRAGGLER, slow[0].reason + more
     if failed:
-        return HealthReason.PREFLIGHT_FAILED, failed
+        return wire.HealthReason.PREFLIGHT_FAILED, failed
     return _nothing_found(job, _not_judged(job, _judged(job) if known else None))
 
 
@@ -80,34 +69,34 @@ def _failed_checks(job: JobContext) -> str:
     return bad[0] + more if bad else ""
 
 
-def _nothing_found(job: JobContext, not_judged: str) -> tuple[HealthReason, str]:
+def _nothing_found(job: JobContext, not_judged: str) -> tuple[wire.HealthReason, str]:
     watched = job.hang_policy is not None
     hangs = "it does not hang" if watched else "hangs are not looked for"
     if not not_judged:
-        return HealthReason.AS_EXPECTED, f"nobody is slow; {hangs}"
+        return wire.HealthReason.AS_EXPECTED, f"nobody is slow; {hangs}"
     if not watched:
-        return HealthReason.NOT_JUDGED, f"{not_judged}; {hangs}"
-    return HealthReason.AS_EXPECTED, f"{hangs}; nobody is judged to be slow: {not_judged}"
+        return wire.HealthReason.NOT_JUDGED, f"{not_judged}; {hangs}"
+    return wire.HealthReason.AS_EXPECTED, f"{hangs}; nobody is judged to be slow: {not_judged}"
 
 
-def _hang(job: JobContext, world: World) -> HangStatus | None:
-    """Return the hang that holds; None: the world makes progress."""
+def _hang(job: JobContext, world: World) -> wire.HangStatus | None:
+    """The hang that holds; None: the world makes progress."""
     found = job.health.hang_watch.hang
     if found is None:
         return None
     seconds, verdict = max(0.0, job.now - found.began), found.verdict
     if verdict is None:
-        return HangStatus(seconds=seconds, text=found.reason)
+        return wire.HangStatus(seconds=seconds, text=found.reason)
     ranks = tuple(one.rank for one in verdict.ranks)
     places = stragglers.nodes_of(world)
     nodes = tuple(sorted({places[rank] for rank in ranks if rank in places}))
-    return HangStatus(
+    return wire.HangStatus(
         cause=verdict.kind.value, ranks=ranks, nodes=nodes, seconds=seconds, text=verdict.reason
     )
 
 
 def _judged(job: JobContext) -> GroupHistory | None:
-    """Return the group that most ranks are in, among those that have a whole window."""
+    """The group that most ranks are in, among those that have a whole window."""
     whole = [one for one in job.health.groups.values() if one.window is not None]
     return max(whole, key=lambda one: len(one.samples), default=None)
 
@@ -125,30 +114,28 @@ def _not_judged(job: JobContext, group: GroupHistory | None) -> str:
     return f"no window of {policy.window_steps} steps is whole yet"
 
 
-def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterator[RankHealth]:
+def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterator[wire.RankHealth]:
     times = group.window.ranks if group is not None and group.window is not None else {}
     local = {rank: one.local for rank, one in times.items()}
     # Of two ranks the faster one is the middle: the slower one shows its lag.
     middle = sorted(local.values())[(len(local) - 1) // 2] if local else 0.0
-    for node_rank, place in world.places.items():
-        node = job.membership.nodes.get(node_rank)
-        for item in node.ranks if node is not None else ():
-            rank = place.base_rank + item.local_rank
-            yield RankHealth(
-                rank=rank,
-                node_rank=node_rank,
-                local_rank=item.local_rank,
-                step=item.step,
-                step_guessed=item.step_source is StepSource.COLLECTIVES,
-                since_step_seconds=item.since_step_seconds,
-                local_seconds=local.get(rank, 0.0),
-                lag_seconds=local[rank] - middle if rank in local else 0.0,
-            )
+    for node, item in job.membership.reports(world.places):
+        rank = world.places[node.rank].base_rank + item.local_rank
+        yield wire.RankHealth(
+            rank=rank,
+            node_rank=node.rank,
+            local_rank=item.local_rank,
+            step=item.step,
+            step_guessed=item.step_source is wire.StepSource.COLLECTIVES,
+            since_step_seconds=item.since_step_seconds,
+            local_seconds=local.get(rank, 0.0),
+            lag_seconds=local[rank] - middle if rank in local else 0.0,
+        )
 
 
-def _slow(one: StragglerVerdict) -> SlowVerdict:
+def _slow(one: StragglerVerdict) -> wire.SlowVerdict:
     node = stragglers.node_rank(one)
-    return SlowVerdict(
+    return wire.SlowVerdict(
         subject=one.subject.value,
         node="" if node is None else str(node),
         ranks=one.ranks,

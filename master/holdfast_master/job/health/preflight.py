@@ -1,9 +1,5 @@
 """Checks of nodes that are about to join a world, where `spec.health.preflight` says so.
 
-Belongs here: when a check begins, orders to the agents, their reports, the time of each round. Does
-not belong here: who measures with whom and the verdicts (`policies.preflight`), what follows from
-them (`admission`).
-
 One check is open at a time. Nodes of the running world take no part. Everything has a deadline, so
 a first world waits for `timeoutSeconds` at the most. A check dies with its master: the successor
 begins another one with the nodes that the journal has no verdict on.
@@ -11,20 +7,21 @@ begins another one with the nodes that the journal has no verdict on.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-from holdfast_master.job.health import admission, rechecks, references
+from holdfast_master.job.health import admission, references
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.health import OFF, CheckedNode, OpenCheck, Preflight, preflight_mode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
-from holdfast_master.job.state.preflight import CheckedNode, OpenCheck, Preflight, preflight_mode
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.policies import preflight as policy
-from holdfast_master.policies.preflight import (
+from holdfast_master.policies.node_history import why_again
+from holdfast_master.policies.preflight import rounds
+from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
@@ -62,7 +59,7 @@ def consider(job: JobContext) -> None:
             _forget(job)
         own.suspects.clear()
         return
-    rechecks.look(job)
+    look_for_suspects(job)
     if own.open is not None:
         _look(job, own.open)
         return
@@ -78,7 +75,7 @@ def holds(job: JobContext) -> str:
     own = job.preflight.open
     if own is None or job.worlds.recovering or job.bounds.fit(len(job.membership.candidates)):
         return ""
-    return _told(_tested(own), "are checked before they join", "is checked before it joins")
+    return _checked(_tested(own), "are checked before they join", "is checked before it joins")
 
 
 def repeat(job: JobContext, node: Node) -> None:
@@ -103,7 +100,7 @@ def _forget(job: JobContext) -> None:
 
 
 def _waiting(job: JobContext) -> list[Node]:
-    """Return the nodes that must be checked before they join, in the order of their ranks."""
+    """The nodes that must be checked before they join, in the order of their ranks."""
     state = job.state
     leaving = state.draining | state.released | job.membership.surplus
     return [
@@ -118,7 +115,7 @@ def _waiting(job: JobContext) -> list[Node]:
 
 
 def _gathered(job: JobContext, waiting: list[Node]) -> bool:
-    """Return whether no other node is expected to be checked with these, or the time is over."""
+    """Whether no other node is expected to be checked with these, or the time is over."""
     own = job.preflight
     kept_out = sum(eligibility.is_kept_out(job, node) for node in job.membership.nodes.values())
     if len(waiting) + len(job.membership.candidates) + kept_out >= job.wanted:
@@ -133,14 +130,14 @@ def _gathered(job: JobContext, waiting: list[Node]) -> bool:
 
 def _begin(job: JobContext, waiting: list[Node]) -> None:
     own, settings = job.preflight, _settings(job)
-    own.begun += 1
+    own.started += 1
     own.gather_until = None
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
     nodes = {**_named(job, waiting), **_named(job, _trusted(job))}
     new = {node.rank for node in waiting}
-    check = policy.begin(
+    check = rounds.begin(
         # Reports to an earlier master belong to none of these numbers.
-        (job.identity.epoch << EPOCH_BITS) + own.begun,
+        (job.identity.epoch << EPOCH_BITS) + own.started,
         [
             Participant(
                 node=name,
@@ -150,12 +147,12 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
             for name, node in nodes.items()
         ],
         references.known(job.state),
-        policy.PreflightSettings(network=settings.network_check),
+        rounds.PreflightSettings(network=settings.network_check),
     )
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
         _turn(job, nodes[name], GoodputClass.PREFLIGHT)
-    text = _told(_tested(own.open), "are checked before they join", "is checked before it joins")
+    text = _checked(_tested(own.open), "are checked before they join", "is checked before it joins")
     job.out.event(EventReason.PREFLIGHT_BEGUN, text + _again(own, own.open))
     _send(job, own.open)
 
@@ -165,7 +162,7 @@ def _standing(own: Preflight, node: CheckedNode) -> CheckStanding:
 
 
 def _again(own: Preflight, check: OpenCheck) -> str:
-    """Return the words about nodes that are checked for the second time."""
+    """The words about nodes that are checked for the second time."""
     found = {check.nodes[name]: name for name in _tested_names(check)}
     words = [
         f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
@@ -192,7 +189,7 @@ def _trusted(job: JobContext) -> list[Node]:
 
 
 def _named(job: JobContext, nodes: list[Node]) -> dict[str, CheckedNode]:
-    """Return the nodes by names that stand for the same place in later checks, too."""
+    """The nodes by names that stand for the same place in later checks, too."""
     return {
         f"{node.rank} on {_machine(job, node.rank)}": CheckedNode(node.rank, node.agent_id)
         for node in nodes
@@ -212,7 +209,7 @@ def _tested(own: OpenCheck) -> list[int]:
     return [own.nodes[name].rank for name in _tested_names(own)]
 
 
-def _told(ranks: list[int], more: str, one: str) -> str:
+def _checked(ranks: list[int], more: str, one: str) -> str:
     return f"{nodes_named(ranks)} {verb(len(ranks), one, more)}"
 
 
@@ -264,7 +261,7 @@ def _order(job: JobContext, own: OpenCheck, name: str) -> None:
 
 
 def _is_awaited(job: JobContext, own: OpenCheck, name: str) -> bool:
-    """Return whether a node may report yet: it has a part, has not reported, and is not gone.
+    """Whether a node may report yet: it has a part, has not reported, and is not gone.
 
     A node that joins has no order until its partner listens. It may get none: its partner has
     refused, or is gone.
@@ -287,7 +284,7 @@ def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
 
 
 def _never_asked(own: OpenCheck) -> list[str]:
-    """Return the nodes that join and have no order, as their partner has not listened so far."""
+    """The nodes that join and have no order, as their partner has not listened so far."""
     pairs = own.check.current.pairs if own.check.current is not None else ()
     return [pair.joins for pair in pairs if pair.serves not in own.places]
 
@@ -333,9 +330,12 @@ def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
     _look(job, own)
 
 
-def _figure(told: CheckFigure) -> Figure:
+def _figure(figure: CheckFigure) -> Figure:
     return Figure(
-        resource=Resource(told.resource), value=told.value, subject=told.subject, error=told.error
+        resource=Resource(figure.resource),
+        value=figure.value,
+        subject=figure.subject,
+        error=figure.error,
     )
 
 
@@ -354,7 +354,7 @@ def round_due(job: JobContext) -> None:
 
 
 def _advance(job: JobContext, own: OpenCheck) -> None:
-    own.check = policy.conclude(own.check, own.reports.values(), _never_asked(own))
+    own.check = rounds.conclude(own.check, own.reports.values(), _never_asked(own))
     _send(job, own)
 
 
@@ -363,3 +363,65 @@ def _conclude(job: JobContext, own: OpenCheck) -> None:
     _forget(job)
     if job.state.stop is None:
         admission.settle(job, own)
+
+
+def look_for_suspects(job: JobContext) -> None:
+    """Find the suspect nodes, once for each world that has ended, before the next one is formed.
+
+    A running world is never touched. The others may go on without a suspect node, which joins after
+    its check as a new one does.
+    """
+    own, worlds = job.preflight, job.worlds
+    running = worlds.newest is not None and not worlds.broken
+    if running or own.looked_after == job.state.round:
+        return
+    own.looked_after = job.state.round
+    if not job.state.strikes:
+        return
+    # Replicas that nothing has disturbed train on while others are formed anew.
+    training = worlds.assigned.undisturbed() if worlds.assigned is not None else set()
+    found = {node: why for node, why in _suspects(job).items() if node.rank not in training}
+    present = {CheckedNode(rank, node.agent_id) for rank, node in job.membership.nodes.items()}
+    own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
+    for checked in found:
+        node = job.membership.nodes[checked.rank]
+        _stop_ranks(job, node)
+        eligibility.refresh(job, node)
+
+
+def _stop_ranks(job: JobContext, node: Node) -> None:
+    """Stop ranks that may still live, in a collective without the others.
+
+    They would be measured along, and the agent would refuse.
+    """
+    assigned = job.worlds.assigned
+    if assigned is not None and assigned.has(node):
+        reason = f"node {node.rank} is checked before it joins a world again"
+        job.out.stop_round(node, assigned.round_of(node.rank), reason)
+        assigned.disturb(node.rank)
+
+
+def _suspects(job: JobContext) -> dict[CheckedNode, str]:
+    noted, standings = strikes.own(job), strikes.standings(job)
+    found = dict[CheckedNode, str]()
+    for rank, node in sorted(job.membership.nodes.items()):
+        host = strikes.host_of(job, rank)
+        if eligibility.is_kept_out(job, node):
+            continue
+        # Its own also under another name: a new master hears late on which hosts its nodes are.
+        known = [one for one in noted if one.host == host or one.node_rank == rank]
+        why = why_again(rank, _judged_at(job, node), known, standings.get(host))
+        if why:
+            found[CheckedNode(rank, node.agent_id)] = why
+    return found
+
+
+def _judged_at(job: JobContext, node: Node) -> float:
+    """The time of this agent's verdict; 0: it joined before checks were wanted.
+
+    A journal of a release before has no time: nothing came later than that verdict.
+    """
+    judged = job.state.judged.get(node.rank)
+    if judged is None or judged.agent_id != node.agent_id:
+        return 0.0
+    return judged.unix_time or math.inf

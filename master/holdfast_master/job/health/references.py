@@ -1,8 +1,4 @@
-"""Reference figures of healthy nodes, between the journal's facts and the check's policy.
-
-Belongs here: both forms, and the fact that has what a check adds. Does not belong here: what is
-learned from a check (`policies.preflight`).
-"""
+"""Reference figures of healthy nodes, between the journal's facts and the check's policy."""
 
 from __future__ import annotations
 
@@ -10,13 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.policies.preflight import Level, References
-from holdfast_wire.messages import (
-    NodeReference,
-    NodeReferences,
-    ReferenceLevel,
-    ReferencesLearned,
-)
+from holdfast_master.policies.preflight.references import Level, References
+from holdfast_wire import messages as wire
 from holdfast_wire.resources import Resource
 
 K = TypeVar("K")
@@ -46,11 +37,11 @@ def known(state: JobState) -> References:
 
 def learned(
     before: References, after: References, forgotten: Collection[str]
-) -> ReferencesLearned | None:
-    """Return the fact that makes `before` into `after`; None: nothing has changed."""
+) -> wire.ReferencesLearned | None:
+    """The fact that makes `before` into `after`; None: nothing has changed."""
     changed = {node for (node, _), good in _new(before.own, after.own) if node not in forgotten}
     levels = tuple(
-        ReferenceLevel(
+        wire.ReferenceLevel(
             key=f"{resource.value}: {kind}",
             resource=resource.value,
             kind=kind,
@@ -62,17 +53,17 @@ def learned(
     nodes = tuple(_of_node(after, node) for node in sorted(changed))
     if not (levels or nodes or forgotten):
         return None
-    return ReferencesLearned(levels=levels, nodes=nodes, forgotten=tuple(sorted(forgotten)))
+    return wire.ReferencesLearned(levels=levels, nodes=nodes, forgotten=tuple(sorted(forgotten)))
 
 
 def _new(before: Mapping[K, V], after: Mapping[K, V]) -> list[tuple[K, V]]:
     return [(key, value) for key, value in after.items() if before.get(key) != value]
 
 
-def _of_node(references: References, node: str) -> NodeReferences:
+def _of_node(references: References, node: str) -> wire.NodeReferences:
     figures = (
-        NodeReference(resource=resource.value, good=good)
+        wire.NodeReference(resource=resource.value, good=good)
         for (name, resource), good in references.own.items()
         if name == node
     )
-    return NodeReferences(node=node, figures=tuple(figures))
+    return wire.NodeReferences(node=node, figures=tuple(figures))

@@ -1,8 +1,4 @@
-"""Samples of the ranks' collectives, and the clocks of the nodes.
-
-Belongs here: taking what agents send, within bounds. Does not belong here: judging it
-(`stragglers`).
-"""
+"""Samples of the ranks' collectives, and the clocks of the nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Final
 from holdfast_master.job.health import exclusions, stragglers
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory, Health, run_of
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_wire.messages import ClockProbe, ClockReply, CollectiveSamples, GroupCollectives
 
 MOST_GROUPS: Final = 64
@@ -32,7 +28,7 @@ def probed(job: JobContext, node: Node, _: int, message: ClockProbe) -> None:
     job.out.send(node, reply)
 
 
-def heard(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
+def received(job: JobContext, node: Node, number: int, message: CollectiveSamples) -> None:
     """Take the newest collectives of a member's ranks."""
     world = job.worlds.running_with(node, number)
     # Replicas meet in groups that are made anew, and a slow one costs the others nothing.
@@ -46,7 +42,7 @@ def heard(job: JobContext, node: Node, number: int, message: CollectiveSamples) 
         if one.local_rank < place.member.local_world_size:
             for group in one.groups:
                 rank = place.base_rank + one.local_rank
-                health.hear(rank, job.now)
+                health.note_sample(rank, job.now)
                 _take(health, rank, group, message.clock_offset_seconds, job.now)
     stragglers.look(job, world)
     exclusions.consider(job, world)

@@ -1,8 +1,4 @@
-"""Stragglers of the running world: windows of steps for the policy, events from its verdicts.
-
-Belongs here: when a window is whole, what people are told. Does not belong here: the verdict
-(`policies.straggler`).
-"""
+"""Stragglers of the running world: windows of steps for the policy, events from its verdicts."""
 
 from __future__ import annotations
 
@@ -55,13 +51,13 @@ def look(job: JobContext, world: World) -> None:
 
 
 def _is_gathered(job: JobContext, world: World) -> bool:
-    """Return whether all ranks have sent a sample, or have had their time.
+    """Whether all ranks have sent a sample, or have had their time.
 
     Nobody knows the members of a group before: its first two ranks are no group.
     """
     health = job.health
-    late = job.now - health.heard_since >= GATHER_SECONDS
-    return len(health.heard) >= world.size or late
+    late = job.now - health.sampled_since >= GATHER_SECONDS
+    return len(health.sampled) >= world.size or late
 
 
 def _is_due(job: JobContext, group: GroupHistory) -> bool:
@@ -113,11 +109,11 @@ def _judged(
             group.record, made, policy, _references(job, world)
         )
         if not all(one.marked for one in made.ranks.values()):  # else it says nothing of anybody
-            _tell(job, group, trials.judged(job, world, group, found))
+            _report(job, group, trials.judged(job, world, group, found))
 
 
 def _references(job: JobContext, world: World) -> dict[str, float]:
-    """Return the time of each checked node over that of a healthy one, as its check judged it.
+    """The time of each checked node over that of a healthy one, as its check judged it.
 
     A node that was slow before it joined has no faster past here: its peers tell.
     """
@@ -133,7 +129,7 @@ def _align(group: GroupHistory) -> Slices[None]:
     """Take the steps that the samples contain; what they were made of is of no more use."""
     samples = {rank: tuple(runs) for rank, runs in group.samples.items()}
     found = yield from collectives.aligning(samples, group.period)
-    for step in found.steps:
+    for step in found:
         if step.sequence > group.aligned:
             group.waiting.append(step)
             group.aligned = step.sequence
@@ -145,12 +141,7 @@ def _window(
     job: JobContext, world: World, group: GroupHistory, steps: Sequence[Step]
 ) -> Slices[Window]:
     nodes = nodes_of(world)
-    marked = any(
-        item.section in _MARKED
-        for node in job.membership.nodes.values()
-        if node.rank in world.places
-        for item in node.ranks
-    )
+    marked = any(item.section in _MARKED for _, item in job.membership.reports(world.places))
     yield
     # Ranks may have come or gone between the looks that the steps are of.
     ranks = set(steps[0].local).intersection(*(step.local for step in steps))
@@ -166,33 +157,33 @@ def _window(
 
 
 def node_rank(verdict: StragglerVerdict) -> int | None:
-    """Return the accused node; None: the verdict accuses no node."""
+    """The accused node; None: the verdict accuses no node."""
     return rank_of(verdict.node) if verdict.node else None
 
 
 def rank_of(name: str) -> int:
-    """Return the node rank of a node as verdicts name it."""
+    """The node rank of a node as verdicts name it."""
     return int(name.removeprefix(_NODE))
 
 
 def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
-    """Return the ranks of the accused nodes."""
+    """The ranks of the accused nodes."""
     return frozenset(rank_of(one.node) for one in verdicts if one.node)
 
 
 def nodes_of(world: World) -> dict[int, int]:
-    """Return the node rank of each global rank."""
+    """The node rank of each global rank."""
     return world.nodes_by_rank()
 
 
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
-    """Return the node that all these ranks are on; None: there are several, or no ranks."""
+    """The node that all these ranks are on; None: there are several, or no ranks."""
     by_rank = nodes_of(world)
     nodes = {by_rank[rank] for rank in ranks if rank in by_rank}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _tell(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
+def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
     """Say what is new, and what is over; another group's verdict on the same is no news."""
     before = _accused(job.health.slow)
     gone, group.slow = group.slow, found

@@ -1,8 +1,4 @@
-"""Trials of stragglers: a node that left for a slow rank, and its successor in that rank's place.
-
-Belongs here: writing a trial down, its outcome, and taking back what spoke against a node. Does not
-belong here: the outcome's rule (`policies.straggler.trial`), the exclusion (`exclusions`).
-"""
+"""Trials of stragglers: a node that left for a slow rank, and its successor in its place."""
 
 from __future__ import annotations
 

@@ -1,18 +1,13 @@
-"""Goodput that outlives the master: written down, and bridged to the next master's first second.
-
-Belongs here: the times at which accounts are written, and the class of the time between two
-masters. Does not belong here: counting (`state.goodput`), the classes (`policies.goodput`).
-"""
+"""Goodput that outlives the master: written down, and bridged to the next master's first second."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.phases import ENDED
-from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.timers import JobClock, Timer
 from holdfast_master.policies.goodput import Totals, entries, micros
 from holdfast_wire.messages import GoodputClass, GoodputMarked, NodeGoodput
 

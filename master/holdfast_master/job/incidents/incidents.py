@@ -1,30 +1,19 @@
-"""Incidents: opened by evidence, blamed anew by better evidence, judged, charged, closed.
-
-Belongs here: the incident that evidence belongs to, breaking a world, judging open incidents,
-closing and charging each once, the end of the pause that follows on failures without progress. Does
-not belong here: the rank of evidence, the choice of the budget and its balance
-(`policies.failure`), the length of a pause (`policies.backoff`), the next world (`rounds`).
-"""
+"""Incidents: opened by evidence, blamed anew by better evidence, judged, charged, closed."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
-from holdfast_master.job.incidents import goodput_marks, reported, strikes, unseen_steps
+from holdfast_master.job.incidents import goodput_marks, rank_reports, reported, strikes
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import Incidents, OpenIncident
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.policies import backoff, failure, guessed_steps, node_history
-from holdfast_master.policies import barrier as barrier_policy
-from holdfast_master.policies.backoff import BackoffSchedule
-from holdfast_master.policies.barrier import Sighting
-from holdfast_master.policies.failure import Evidence
+from holdfast_master.policies import failure, node_history
+from holdfast_master.policies.failure import BackoffSchedule, Evidence
 from holdfast_master.policies.goodput import micros
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
@@ -40,7 +29,7 @@ from holdfast_wire.strikes import StrikeCause
 
 
 def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int) -> bool:
-    """Return whether a node's evidence about its processes of a round still counts.
+    """Whether a node's evidence about its processes of a round still counts.
 
     Not if another world runs under that number: masters without a journal count anew.
     """
@@ -48,7 +37,7 @@ def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int
         return True
     if worlds.in_replica(node.rank, node.agent_id, round_number):
         return True
-    return any(round_number in case.broken for case in incidents.open())
+    return any(round_number in incident.broken for incident in incidents.open())
 
 
 def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
@@ -64,10 +53,10 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
         return
     rank = item.node_rank
     meanwhile = rank is not None and job.worlds.in_replica(rank, item.agent_id, round_number)
-    for case in reversed(job.incidents.open()):
-        if round_number in case.broken or (meanwhile and case is job.incidents.current):
-            if not _is_ack(case, item):
-                _add(job, case, item)
+    for incident in reversed(job.incidents.open()):
+        if round_number in incident.broken or (meanwhile and incident is job.incidents.current):
+            if not _is_ack(incident, item):
+                _add(job, incident, item)
             return
 
 
@@ -95,13 +84,13 @@ def _is_of(world: World, item: Evidence) -> bool:
     return item.node_rank is None or world.holds(item.node_rank, item.agent_id)
 
 
-def _is_ack(case: OpenIncident, item: Evidence) -> bool:
-    """Return whether a process failed because the master itself had ended its round.
+def _is_ack(incident: OpenIncident, item: Evidence) -> bool:
+    """Whether a process failed because the master itself had ended its round.
 
     Agents kill the ranks of a round one after another: some rank sees its peers go and raises
     before its own end comes. Where the change was wanted, nobody is to be blamed for that.
     """
-    return case.planned and case.broken_at is not None and item.at >= case.broken_at
+    return incident.planned and incident.broken_at is not None and item.at >= incident.broken_at
 
 
 def report_loss(job: JobContext, item: Evidence, world: World, rank: int) -> None:
@@ -112,8 +101,8 @@ def report_loss(job: JobContext, item: Evidence, world: World, rank: int) -> Non
             _add(job, job.incidents.current, item)
         return
     if job.worlds.running() is world:
-        case = job.incidents.current
-        late = case is not None and rank not in world.started and rank not in case.lost
+        incident = job.incidents.current
+        late = incident is not None and rank not in world.started and rank not in incident.lost
         _interrupt(job, world, item, joins=late)
     elif job.incidents.current is not None:
         _add(job, job.incidents.current, item)
@@ -128,8 +117,8 @@ def report_store(job: JobContext, item: Evidence, world: World, rank: int) -> No
 
     Its zygote may have broken the world before already: that is one incident, not two.
     """
-    case = job.incidents.current
-    joins = case is not None and len(case.broken) == 1 and rank not in world.started
+    incident = job.incidents.current
+    joins = incident is not None and len(incident.broken) == 1 and rank not in world.started
     _interrupt(job, world, item, joins=joins or _shaken(job.membership, world))
 
 
@@ -138,10 +127,10 @@ def report_gone(job: JobContext, item: Evidence, rank: int) -> None:
 
     It was in the world that was interrupted: its end explains what the others met at that time.
     """
-    for case in reversed(job.incidents.open()):
-        near = abs(item.at - case.opened_at) <= job.settings.terminal_seconds
-        if rank in case.members and near and not case.planned:
-            _add(job, case, item)
+    for incident in reversed(job.incidents.open()):
+        near = abs(item.at - incident.opened_at) <= job.settings.terminal_seconds
+        if rank in incident.members and near and not incident.planned:
+            _add(job, incident, item)
             return
 
 
@@ -150,39 +139,41 @@ def report_late(job: JobContext, item: Evidence, rank: int) -> None:
 
     What is heard late of a node's earlier agent says nothing of what its next one met.
     """
-    for case in reversed(job.incidents.open()):
-        if case.agents.get(rank, item.agent_id) != item.agent_id:
+    for incident in reversed(job.incidents.open()):
+        if incident.agents.get(rank, item.agent_id) != item.agent_id:
             continue
         # A node that was told to leave and left is no news about a planned change.
-        if rank in case.involved and not case.planned:
-            _add(job, case, dataclasses.replace(item, at=case.involved[rank]))
+        if rank in incident.involved and not incident.planned:
+            _add(job, incident, dataclasses.replace(item, at=incident.involved[rank]))
             return
 
 
 def _shaken(membership: Membership, world: World) -> bool:
-    """Return whether a member has not started and may be dead: it would explain other failures."""
+    """Whether a member has not started and may be dead: it would explain other failures."""
     unsure = membership.away | membership.quiet
     return any(rank in world.places and rank not in world.started for rank in unsure)
 
 
 def _interrupt(job: JobContext, world: World, item: Evidence, *, joins: bool) -> None:
     """The running world has failed."""
-    case = job.incidents.current
-    if case is not None and (joins or not case.broken):
+    incident = job.incidents.current
+    if incident is not None and (joins or not incident.broken):
         break_world(job, item.text)
-        case.progressed = job.state.progressed(case.from_round)
-        _add(job, case, item)
+        incident.progressed = job.state.progressed(incident.from_round)
+        _add(job, incident, item)
         return
     for earlier in job.incidents.open():
         close(job, earlier)
     break_world(job, item.text)
-    open_case(job, item, world)
+    open_incident(job, item, world)
 
 
-def open_case(job: JobContext, item: Evidence, world: World, *, asked: bool = True) -> OpenIncident:
+def open_incident(
+    job: JobContext, item: Evidence, world: World, *, asked: bool = True
+) -> OpenIncident:
     """Open an incident about the newest world."""
     state = job.state
-    case = OpenIncident(
+    incident = OpenIncident(
         id=f"i{job.identity.epoch}.{state.incident_count + 1}",
         best=item,
         opened_at=job.now,
@@ -196,18 +187,18 @@ def open_case(job: JobContext, item: Evidence, world: World, *, asked: bool = Tr
         count=1,
         detection=max(0.0, job.now - item.at),
     )
-    case.remember(world, _reached(job.now, job.membership, world, item))
-    case.involve(item)
-    job.incidents.current = case
-    job.out.record(case.fact(opened=True, charged=None, cost=()))
-    severity = EventSeverity.NORMAL if case.planned else Warn
+    incident.remember(world, rank_reports.reached(job.now, job.membership, world, item))
+    incident.involve(item)
+    job.incidents.current = incident
+    job.out.record(incident.fact())
+    severity = EventSeverity.NORMAL if incident.planned else Warn
     job.out.event(
-        EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=case.id
+        EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=incident.id
     )
     if job.worlds.broken:
-        _count_cost(job, case, world)
-    judge(job, case)
-    return case
+        _count_cost(job, incident, world)
+    judge(job, incident)
+    return incident
 
 
 def break_world(job: JobContext, why: str) -> None:
@@ -227,7 +218,7 @@ def break_world(job: JobContext, why: str) -> None:
     job.worlds.recovering = True
     # Agents are told to stop, and users that they were heard: a successor must not take the world
     # for one that runs.
-    stepless = unseen_steps.is_stepless(job, world)
+    stepless = rank_reports.is_stepless(job, world)
     ended = WorldEnded(round=world.round, step=world.reached, reason=why, stepless=stepless)
     job.out.record(ended, durable=True)
     reported.close(job)
@@ -235,13 +226,13 @@ def break_world(job: JobContext, why: str) -> None:
         job.incidents.current.broken |= _rounds(world)
         job.incidents.current.broken_at = job.now
         job.incidents.current.remember(
-            world, _reached(job.now, job.membership, world, job.incidents.current.best)
+            world, rank_reports.reached(job.now, job.membership, world, job.incidents.current.best)
         )
         _count_cost(job, job.incidents.current, world)
 
 
 def _rounds(world: World) -> set[int]:
-    """Return the rounds in which processes were started that a world's end concerns."""
+    """The rounds in which processes were started that a world's end concerns."""
     own = (world.round_of(rank) for rank in world.disturbed if rank in world.places)
     return {world.round, *own} if world.replicas else {world.round}
 
@@ -252,35 +243,12 @@ def note_assigned(job: JobContext, round_number: int) -> None:
         job.incidents.current.to_round = round_number
         if job.incidents.current.decided_at is None:
             job.incidents.current.decided_at = job.now
-        job.out.record(job.incidents.current.fact(opened=True, charged=None, cost=()))
+        job.out.record(job.incidents.current.fact())
 
 
-def _reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
-    """Return the newest step: a process that ended reported it, else the ranks went on a little."""
-    stood = bool(world.saved) and world.all_saved()
-    if item.rank is not None or not world.training or stood:
-        return world.reached
-    return barrier_policy.reach(sightings(now, membership, world), world.reached)
-
-
-def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
-    """The last progress of every rank of the savers."""
-    for rank in world.savers:
-        node = membership.nodes.get(rank)
-        for item in node.ranks if node is not None else ():
-            if guessed_steps.is_guess(item):
-                continue  # it counts from 0 in each process
-            yield Sighting(
-                step=item.step,
-                step_seconds=item.step_seconds or world.step_seconds,
-                since_step_seconds=item.since_step_seconds,
-                age=max(0.0, now - node.ranks_at) if node is not None else 0.0,
-            )
-
-
-def _count_cost(job: JobContext, case: OpenIncident, world: World) -> None:
+def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
     """Charge the members' time to the incident from now on, and the time before detection."""
-    kind = cost_class(case)
+    kind = cost_class(incident)
     going = world.undisturbed()
     for rank, place in world.places.items():
         node = job.membership.nodes.get(rank)
@@ -288,92 +256,94 @@ def _count_cost(job: JobContext, case: OpenIncident, world: World) -> None:
             continue
         if node is None or node.agent_id != place.member.agent_id or rank in world.finished:
             continue
-        if case.detection and world.training:
-            job.ledger.reclassify(rank, micros(case.detection), kind, job.clock.micros, case.id)
-        job.turn(rank, kind, case.id)
+        if incident.detection and world.training:
+            job.ledger.reclassify(
+                rank, micros(incident.detection), kind, job.clock.micros, incident.id
+            )
+        job.turn(rank, kind, incident.id)
 
 
-def cost_class(case: OpenIncident | None) -> GoodputClass:
-    """Return the goodput class of the time between two worlds."""
-    if case is None:
+def cost_class(incident: OpenIncident | None) -> GoodputClass:
+    """The goodput class of the time between two worlds."""
+    if incident is None:
         return GoodputClass.WAITING
-    return GoodputClass.RESCALE if case.planned or case.smooth else GoodputClass.RESTART
+    return GoodputClass.RESCALE if incident.planned or incident.smooth else GoodputClass.RESTART
 
 
-def _add(job: JobContext, case: OpenIncident, item: Evidence) -> None:
-    before, given_up = case.best, case.given_up
-    case.involve(item)
-    if not case.add(item):
-        if case.given_up != given_up:
-            judge(job, case)
+def _add(job: JobContext, incident: OpenIncident, item: Evidence) -> None:
+    before, given_up = incident.best, incident.given_up
+    incident.involve(item)
+    if not incident.add(item):
+        if incident.given_up != given_up:
+            judge(job, incident)
         return
-    case.detection = max(case.detection, case.opened_at - item.at)
+    incident.detection = max(incident.detection, incident.opened_at - item.at)
     if (before.kind, before.node_rank) != (item.kind, item.node_rank):
         job.out.event(
             EventReason.INCIDENT_BLAMED,
             f"{item.text} (better evidence than before)",
             node=item.node_rank,
-            incident=case.id,
+            incident=incident.id,
         )
-    job.out.record(case.fact(opened=True, charged=None, cost=()))
-    judge(job, case)
+    job.out.record(incident.fact())
+    judge(job, incident)
 
 
 _FAILED = frozenset({BudgetKind.FAILURES, BudgetKind.NO_PROGRESS})
 
 
-def judge(job: JobContext, case: OpenIncident) -> None:
+def judge(job: JobContext, incident: OpenIncident) -> None:
     """Apply the rules and budgets to the incident as it looks now."""
-    case.response = failure.respond(case.best, job.spec.failure_rules)
-    charge = charge_of(job, case)
+    incident.response = failure.respond(incident.best, job.spec.failure_rules)
+    charge = charge_of(job, incident)
     reason, text = "", ""
-    if case.response.action is FailureAction.FAIL_JOB:
-        reason, text = EndReason.FAIL_JOB_RULE, f"{case.response.reason}: {case.best.text}"
-    elif case.given_up and case.kind not in failure.TAKEN:
+    if incident.response.action is FailureAction.FAIL_JOB:
+        reason, text = EndReason.FAIL_JOB_RULE, f"{incident.response.reason}: {incident.best.text}"
+    elif incident.given_up and incident.kind not in failure.TAKEN:
         # As under torch's own rendezvous, which such a torchrun closes for all. But a node that was
         # taken away is nobody's failure, and its job goes on with those that are left or come back.
         reason = EndReason.FAILURE_BUDGET_EXHAUSTED
-        text = f"{case.given_up} (--max-restarts); the last was: {case.best.text}"
+        text = f"{incident.given_up} (--max-restarts); the last was: {incident.best.text}"
     elif charge.kind is not None:
         can = failure.afford(balance(job, charge.kind))
         if not can.ok:
             reason = failure.END_REASONS[charge.kind]
-            text = f"{can.reason}; the last was: {case.best.text}"
-    if reason and not case.terminal:
-        job.timers.ensure(Timer.TERMINAL, job.now + job.settings.terminal_seconds, case.id)
+            text = f"{can.reason}; the last was: {incident.best.text}"
+    if reason and not incident.terminal:
+        job.timers.ensure(Timer.TERMINAL, job.now + job.settings.terminal_seconds, incident.id)
     if not reason:
-        job.timers.cancel(Timer.TERMINAL, case.id)
-    case.terminal, case.end_reason = text, reason
+        job.timers.cancel(Timer.TERMINAL, incident.id)
+    incident.terminal, incident.end_reason = text, reason
     job.touch(Change.INCIDENT_JUDGED)
 
 
 def judge_again(job: JobContext) -> None:
     """Rules or limits have changed: what do they say of the open incidents."""
-    for case in job.incidents.open():
-        judge(job, case)
+    for incident in job.incidents.open():
+        judge(job, incident)
 
 
-def charge_of(job: JobContext, case: OpenIncident) -> failure.Charge:
-    """Return the budget that the incident spends as it looks now.
+def charge_of(job: JobContext, incident: OpenIncident) -> failure.Charge:
+    """The budget that the incident spends as it looks now.
 
     Where restarts without progress have no account of their own, they are failures like others.
     """
     apart = failure.has_own_account(job.spec.budgets, job.membership.failure_cap)
     return failure.charge(
-        case.best,
-        case.response.action,
-        progressed=case.progressed or not apart,
-        asked=case.asked,
+        incident.best,
+        incident.response.action,
+        progressed=incident.progressed or not apart,
+        asked=incident.asked,
     )
 
 
-def is_failure(job: JobContext, case: OpenIncident) -> bool:
-    """Return whether something failed: the incident was neither wanted nor a node taken away."""
-    return charge_of(job, case).kind in _FAILED
+def is_failure(job: JobContext, incident: OpenIncident) -> bool:
+    """Whether something failed: the incident was neither wanted nor a node taken away."""
+    return charge_of(job, incident).kind in _FAILED
 
 
 def balance(job: JobContext, kind: BudgetKind) -> failure.Balance:
-    """Return the balance of a budget now."""
+    """The balance of a budget now."""
     return failure.balance(
         kind,
         job.spec.budgets,
@@ -383,23 +353,23 @@ def balance(job: JobContext, kind: BudgetKind) -> failure.Balance:
     )
 
 
-def end_terminal(job: JobContext, incident: str) -> None:
+def end_terminal(job: JobContext, incident_id: str) -> None:
     """No better evidence came in time: the incident ends the job."""
-    for case in job.incidents.open():
-        if case.id == incident and case.terminal:
-            close(job, case)
+    for incident in job.incidents.open():
+        if incident.id == incident_id and incident.terminal:
+            close(job, incident)
 
 
-def end_evidence(job: JobContext, incident: str) -> None:
+def end_evidence(job: JobContext, incident_id: str) -> None:
     """Evidence has had its time."""
     world = job.worlds.running()
-    for case in job.incidents.open():
-        if case.id != incident:
+    for incident in job.incidents.open():
+        if incident.id != incident_id:
             continue
-        if case.unseen and world is not None and unseen_steps.are_awaited(job, world):
-            job.timers.set(Timer.EVIDENCE, job.now + job.settings.evidence_seconds, case.id)
+        if incident.unseen and world is not None and rank_reports.are_awaited(job, world):
+            job.timers.set(Timer.EVIDENCE, job.now + job.settings.evidence_seconds, incident.id)
         else:
-            close(job, case)
+            close(job, incident)
 
 
 def failure_limit(job: JobContext) -> int:
@@ -408,76 +378,76 @@ def failure_limit(job: JobContext) -> int:
     return 0 if limit is None else limit
 
 
-def close(job: JobContext, case: OpenIncident) -> None:
+def close(job: JobContext, incident: OpenIncident) -> None:
     """Charge the incident's culprit, once, and write down what it cost."""
-    _forget(job.timers, job.incidents, case)
-    charge = charge_of(job, case)
+    _forget(job.timers, job.incidents, incident)
+    charge = charge_of(job, incident)
     if charge.kind in _FAILED:
-        job.incidents.fruitless = 0 if case.progressed else job.incidents.fruitless + 1
-    cost = job.ledger.cost(case.id, job.clock.micros)
-    job.out.record(case.fact(opened=False, charged=charge.kind, cost=cost), durable=True)
-    job.ledger.forget(case.id)
-    if node_history.is_strike(case.best.kind) and case.best.node_rank is not None:
-        strikes.strike(job, case.best.node_rank, StrikeCause.FAILURE, case.best.text)
+        job.incidents.fruitless = 0 if incident.progressed else job.incidents.fruitless + 1
+    cost = job.ledger.cost(incident.id, job.clock.micros)
+    job.out.record(incident.fact(opened=False, charged=charge.kind, cost=cost), durable=True)
+    job.ledger.forget(incident.id)
+    if node_history.is_strike(incident.best.kind) and incident.best.node_rank is not None:
+        strikes.strike(job, incident.best.node_rank, StrikeCause.FAILURE, incident.best.text)
     goodput_marks.write_if_small(job)
-    job.out.event(EventReason.INCIDENT_CLOSED, _summary(case), incident=case.id)
+    job.out.event(EventReason.INCIDENT_CLOSED, _summary(incident), incident=incident.id)
     if charge.kind is not None:
-        _pay(job, case, charge.kind, charge.reason)
-    if case.terminal:
-        job.request_end(succeeded=False, reason=case.end_reason, text=case.terminal)
+        _pay(job, incident, charge.kind, charge.reason)
+    if incident.terminal:
+        job.request_end(succeeded=False, reason=incident.end_reason, text=incident.terminal)
 
 
-def _pay(job: JobContext, case: OpenIncident, kind: BudgetKind, why: str) -> None:
+def _pay(job: JobContext, incident: OpenIncident, kind: BudgetKind, why: str) -> None:
     can = failure.afford(balance(job, kind))
-    paid = BudgetCharge(kind=kind, job_seconds=job.clock.job_seconds, incident_id=case.id)
+    paid = BudgetCharge(kind=kind, job_seconds=job.clock.job_seconds, incident_id=incident.id)
     job.out.record(paid, durable=True)
-    job.out.event(EventReason.BUDGET_CHARGED, f"{why}: {can.reason}", incident=case.id)
+    job.out.event(EventReason.BUDGET_CHARGED, f"{why}: {can.reason}", incident=incident.id)
     if not can.ok:
-        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn, incident=case.id)
-        case.end_reason = failure.END_REASONS[kind]
-        case.terminal = f"{can.reason}; the last was: {case.best.text}"
+        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn, incident=incident.id)
+        incident.end_reason = failure.END_REASONS[kind]
+        incident.terminal = f"{can.reason}; the last was: {incident.best.text}"
 
 
 def close_all(job: JobContext) -> None:
     """The job ends: every open incident is closed and charged."""
     reported.close(job)
-    for case in job.incidents.open():
-        close(job, case)
+    for incident in job.incidents.open():
+        close(job, incident)
 
 
-def _forget(timers: Timers, incidents: Incidents, case: OpenIncident) -> None:
-    timers.cancel(Timer.TERMINAL, case.id)
-    timers.cancel(Timer.EVIDENCE, case.id)
-    incidents.forget(case)
+def _forget(timers: Timers, incidents: Incidents, incident: OpenIncident) -> None:
+    timers.cancel(Timer.TERMINAL, incident.id)
+    timers.cancel(Timer.EVIDENCE, incident.id)
+    incidents.forget(incident)
 
 
-def _summary(case: OpenIncident) -> str:
-    parts = [case.best.text]
-    if case.stepped_at is not None:
-        guess = "~" if case.guessed else ""
-        parts.append(f"next step after {guess}{case.since(case.stepped_at):.2f} s")
-    elif case.unseen:
+def _summary(incident: OpenIncident) -> str:
+    parts = [incident.best.text]
+    if incident.stepped_at is not None:
+        guess = "~" if incident.guessed else ""
+        parts.append(f"next step after {guess}{incident.since(incident.stepped_at):.2f} s")
+    elif incident.unseen:
         parts.append("no rank reports its next step")
-    if case.steps_redone:
-        parts.append(f"{counted(case.steps_redone, 'step')} redone")
+    if incident.steps_redone:
+        parts.append(f"{counted(incident.steps_redone, 'step')} redone")
     return "; ".join(parts)
 
 
 def backoff_reason(job: JobContext) -> str:
     """Return why the next round waits; empty: it may begin."""
-    case = job.incidents.current
-    if case is None or case.progressed or not is_failure(job, case):
+    incident = job.incidents.current
+    if incident is None or incident.progressed or not is_failure(job, incident):
         return ""
     settings = job.settings
     schedule = BackoffSchedule(
         first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
     )
-    pause = backoff.decide(_in_a_row(job) + 1, schedule)
-    until = _broken_at(case) + pause.seconds
+    pause = failure.pause(_in_a_row(job) + 1, schedule)
+    until = _broken_at(incident) + pause.seconds
     if job.now >= until:
         return ""
     job.timers.set(Timer.BACKOFF, until)
-    return f"{pause.reason}; the last failure was: {case.best.text}"
+    return f"{pause.reason}; the last failure was: {incident.best.text}"
 
 
 def _in_a_row(job: JobContext) -> int:
@@ -485,6 +455,6 @@ def _in_a_row(job: JobContext) -> int:
     return max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
 
 
-def _broken_at(case: OpenIncident) -> float:
-    # Of a case that an earlier master opened the time is not known: its pause begins anew.
-    return case.opened_at if case.broken_at is None else case.broken_at
+def _broken_at(incident: OpenIncident) -> float:
+    # Of an incident that an earlier master opened the time is not known: its pause begins anew.
+    return incident.opened_at if incident.broken_at is None else incident.broken_at

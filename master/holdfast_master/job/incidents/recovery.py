@@ -1,8 +1,4 @@
-"""Recovery from an incident: its progress and its cost.
-
-Belongs here: the times of an incident, repeated steps, the measured cost of a rescale. Does not
-belong here: forming the world (`rounds`), charging (`incidents`).
-"""
+"""Recovery from an incident: its progress and its cost."""
 
 from __future__ import annotations
 
@@ -23,45 +19,43 @@ _WEIGHT = 0.3
 
 def note_trains(job: JobContext, world: World) -> None:
     """The world that follows the incident trains: evidence still counts for a while."""
-    case = job.incidents.current
-    if case is None:
+    incident = job.incidents.current
+    if incident is None:
         return
-    case.unseen = world.degraded
-    case.stepped_at = None if world.degraded else job.now
-    if case.smooth and case.broken_at is not None:
-        pause, known = job.now - case.broken_at, job.worlds
+    incident.unseen = world.degraded
+    incident.stepped_at = None if world.degraded else job.now
+    if incident.smooth and incident.broken_at is not None:
+        pause, known = job.now - incident.broken_at, job.worlds
         weight = _WEIGHT if known.rescales_measured else 1.0
         known.rescale_cost += weight * (pause - known.rescale_cost)
         known.rescales_measured = True
-    job.incidents.cool(case)
-    if case.planned:
-        incidents.close(job, case)
+    job.incidents.cool(incident)
+    if incident.planned:
+        incidents.close(job, incident)
         return
-    job.out.record(
-        case.fact(opened=True, charged=None, cost=job.ledger.cost(case.id, job.clock.micros))
-    )
+    job.out.record(incident.fact(cost=job.ledger.cost(incident.id, job.clock.micros)))
     until = job.now + job.settings.evidence_seconds
-    job.timers.set(Timer.EVIDENCE, until, case.id)
+    job.timers.set(Timer.EVIDENCE, until, incident.id)
 
 
 def note_seen(job: JobContext, world: World) -> None:
     """A rank reports steps after all: the incident that the world follows on has its time."""
-    for case in job.incidents.open():
-        if case.unseen and case.to_round == world.round:
-            case.unseen, case.stepped_at, case.guessed = False, job.now, False
+    for incident in job.incidents.open():
+        if incident.unseen and incident.to_round == world.round:
+            incident.unseen, incident.stepped_at, incident.guessed = False, job.now, False
 
 
 def note_guessed(job: JobContext, world: World, at: float) -> None:
     """All ranks had a guessed step at this time: the incident that the world follows on has it."""
-    for case in job.incidents.open():
-        if case.unseen and case.to_round == world.round:
-            case.unseen, case.stepped_at, case.guessed = False, at, True
+    for incident in job.incidents.open():
+        if incident.unseen and incident.to_round == world.round:
+            incident.unseen, incident.stepped_at, incident.guessed = False, at, True
             until = job.now + job.settings.evidence_seconds
-            job.timers.set(Timer.EVIDENCE, until, case.id)
+            job.timers.set(Timer.EVIDENCE, until, incident.id)
 
 
 def training_fact(world: World, *, start_seen: bool = False) -> WorldTraining:
-    """Return the fact that all ranks of the world have completed this step."""
+    """The fact that all ranks of the world have completed this step."""
     return WorldTraining(round=world.round, step=world.marked, start_seen=start_seen)
 
 
@@ -70,36 +64,38 @@ def recount_start(job: JobContext, world: World, *, until: float = math.inf) -> 
 
     until: the time of the first step, where it lies in the past.
     """
-    cases = (case for case in job.incidents.open() if case.to_round == world.round)
-    case = next(cases, None)
-    kind, incident = incidents.cost_class(case), case.id if case is not None else ""
+    found = (incident for incident in job.incidents.open() if incident.to_round == world.round)
+    incident = next(found, None)
+    kind, incident_id = incidents.cost_class(incident), incident.id if incident is not None else ""
     start = max(0.0, min(until, job.now) - world.trains_since)
     amount = micros(start) if math.isfinite(until) else job.clock.micros
     for rank in world.places:
-        job.ledger.reclassify(rank, amount, kind, job.clock.micros, incident)
+        job.ledger.reclassify(rank, amount, kind, job.clock.micros, incident_id)
 
 
 def count_redone(job: JobContext, world: World) -> None:
     """Work that the members had done before the incident and must do again."""
-    for case in job.incidents.open():
-        if case.to_round != world.round or case.steps_redone:
+    for incident in job.incidents.open():
+        if incident.to_round != world.round or incident.steps_redone:
             continue
         if len(world.starting) < len(world.places):
             continue  # a new replica is given the others' steps
         if not world.first_step:
-            if world.degraded and not case.smooth:
+            if world.degraded and not incident.smooth:
                 text = "steps are unknown: the script goes on from its own checkpoint"
-                job.out.event(EventReason.ROLLED_BACK, text, incident=case.id)
+                job.out.event(EventReason.ROLLED_BACK, text, incident=incident.id)
             continue
-        redone = max(0, case.reached - (world.first_step - 1))
-        if case.smooth:
-            job.worlds.last_stop = StopCost(redone, whole=world.first_step <= case.began)
+        redone = max(0, incident.reached - (world.first_step - 1))
+        if incident.smooth:
+            job.worlds.last_stop = StopCost(redone, whole=world.first_step <= incident.began)
         if redone == 0:
             continue
-        case.steps_redone = redone
-        lost = micros(redone * case.step_seconds)
-        for member in case.members:
-            job.ledger.reclassify(member, lost, GoodputClass.ROLLED_BACK, job.clock.micros, case.id)
+        incident.steps_redone = redone
+        lost = micros(redone * incident.step_seconds)
+        for member in incident.members:
+            job.ledger.reclassify(
+                member, lost, GoodputClass.ROLLED_BACK, job.clock.micros, incident.id
+            )
         steps = f"{counted(redone, 'step')} {verb(redone, 'is', 'are')}"
         text = f"{steps} done again, from step {world.first_step} on"
-        job.out.event(EventReason.ROLLED_BACK, text, incident=case.id)
+        job.out.event(EventReason.ROLLED_BACK, text, incident=incident.id)

@@ -1,26 +1,22 @@
-"""Incidents that interrupt nothing: hangs that are only reported, with the evidence of their ranks.
-
-Belongs here: opening such an incident, once for each hang of a round, and closing it. Does not
-belong here: the verdict (`policies.hang`), incidents that end a world (`incidents`), the files of
-the evidence.
-"""
+"""Incidents that interrupt nothing: hangs that are only reported, with their evidence."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from holdfast_master.instructions import KeepEvidence
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import evidence
 from holdfast_master.policies.hang_response import HangVerdict
-from holdfast_wire.messages import Incident, IncidentEvidence
+from holdfast_wire.messages import Incident, IncidentEvidence, RankEvidence
 from holdfast_wire.reasons import Cause
 
 
 def current(job: JobContext) -> Incident | None:
-    """Return the hang that is open; None: there is none."""
+    """The hang that is open; None: there is none."""
     return job.state.incidents.get(job.health.open_incident)
 
 
@@ -69,17 +65,14 @@ def _evidence(
         reason=hang.reason,
         odd_ranks=odd,
         silent_ranks=verdict.silent,
-        ranks=evidence.cut(hang.evidence, odd),
+        ranks=cut_evidence(hang.evidence, odd),
     )
 
 
 def close(job: JobContext, *, went_on: bool = False, since: float = 0.0) -> float:
-    """Close the open hang, if there is one, and return how long it lasted, s.
+    """Close the open hang, if there is one; its duration, s.
 
-    Args:
-        job: the job.
-        went_on: the ranks make progress again; else their world ended.
-        since: time since that, s.
+    went_on: the ranks make progress again, for `since` seconds; else their world ended.
     """
     fact, job.health.open_incident = current(job), ""
     if fact is None:
@@ -89,3 +82,34 @@ def close(job: JobContext, *, went_on: bool = False, since: float = 0.0) -> floa
     changes: dict[str, float] = {ended: lasted}
     job.out.record(dataclasses.replace(fact, open=False, **changes))  # type: ignore[arg-type]
     return lasted
+
+
+STACK_CHARACTERS: Final = 16 * 1024 * 1024
+"""Of all stacks of an incident. A rank of a real script has 2,000 to 10,000, so those of 1,600
+ranks are kept whole; packed they take a tenth."""
+WHOLE_RANKS: Final = 16
+"""Odd ranks whose stacks are kept whole however many ranks there are: people look at these."""
+_CUT: Final = "\n... (cut: the stacks of all ranks are too long)"
+
+
+def cut_evidence(
+    ranks: Sequence[RankEvidence], odd: Collection[int], most: int = STACK_CHARACTERS
+) -> tuple[RankEvidence, ...]:
+    """The evidence in the order of ranks, with stacks of at most about `most` characters.
+
+    Each rank has an equal share; the first odd ranks are not cut.
+    """
+    whole = set(sorted(odd)[:WHOLE_RANKS])
+    share = max(len(_CUT), most // max(1, len(ranks)))
+    # The later dumps have had their use: the verdict.
+    kept = (dataclasses.replace(one, later_stacks=()) for one in ranks)
+    ordered = sorted(kept, key=lambda one: one.rank)
+    if sum(len(one.stack) for one in ordered) <= most:
+        return tuple(ordered)
+    return tuple(one if one.rank in whole else _shorter(one, share) for one in ordered)
+
+
+def _shorter(one: RankEvidence, share: int) -> RankEvidence:
+    if len(one.stack) <= share:
+        return one
+    return dataclasses.replace(one, stack=one.stack[: share - len(_CUT)] + _CUT)

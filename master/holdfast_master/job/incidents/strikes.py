@@ -11,11 +11,9 @@ import dataclasses
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.wording import short
 from holdfast_master.policies import node_history
-from holdfast_master.policies.node_history import HostStanding, Strike
+from holdfast_master.policies.node_history import HostStanding
 from holdfast_wire.messages import HostHistory, NodeStruck, StrikesReported
 from holdfast_wire.strikes import StrikeCause
-
-_CAUSES = frozenset(one.value for one in StrikeCause)
 
 
 def host_of(job: JobContext, rank: int) -> str:
@@ -38,43 +36,29 @@ def strike(job: JobContext, rank: int, cause: StrikeCause, text: str) -> None:
 def report(job: JobContext) -> None:
     """Tell the operator of all strikes of this job: its stream is new."""
     if job.state.strikes:
-        job.out.tell(StrikesReported(strikes=tuple(job.state.strikes)))
+        job.out.send_operator(StrikesReported(strikes=tuple(job.state.strikes)))
 
 
 def withdraw(job: JobContext, rank: int, cause: StrikeCause, since: float) -> None:
     """Take the strikes of a cause back that a node has had since a Unix time, s."""
-    for one in _own(job):
+    for one in own(job):
         if one.node_rank == rank and one.cause == cause.value and one.unix_time >= since:
             job.out.strike(dataclasses.replace(one, withdrawn=True))
 
 
-def _own(job: JobContext) -> list[NodeStruck]:
+def own(job: JobContext) -> list[NodeStruck]:
     """Return the strikes of this job that were not taken back."""
     return [one for one in job.state.strikes if not one.withdrawn]
 
 
 def _known(job: JobContext) -> list[NodeStruck]:
     """Return the strikes of this job, and those of other jobs on its hosts."""
-    return [*_own(job), *job.operator.cluster.strikes]
+    return [*own(job), *job.operator.cluster.strikes]
 
 
 def standings(job: JobContext) -> dict[str, HostStanding]:
     """Return what counts against each host now."""
-    strikes = [
-        Strike(one.host, StrikeCause(one.cause), one.unix_time, one.job)
-        for one in _known(job)
-        if one.cause in _CAUSES
-    ]
-    return node_history.judge(strikes, job.clock.moment.unix)
-
-
-def of_nodes(job: JobContext) -> list[Strike]:
-    """Return the strikes that this job has noted, with their nodes."""
-    return [
-        Strike(one.host, StrikeCause(one.cause), one.unix_time, node_rank=one.node_rank)
-        for one in _own(job)
-        if one.cause in _CAUSES
-    ]
+    return node_history.judge(_known(job), job.clock.moment.unix)
 
 
 def history(job: JobContext) -> tuple[HostHistory, ...]:

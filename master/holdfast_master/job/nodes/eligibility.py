@@ -1,16 +1,11 @@
-"""Eligibility of the present nodes for a world.
-
-Belongs here: the one test of it, and the sets that spare everybody a scan. Does not belong here:
-choosing among candidates (`policies.rendezvous`).
-"""
+"""Eligibility of the present nodes for a world."""
 
 from __future__ import annotations
 
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.preflight import CheckedNode, preflight_mode
+from holdfast_master.job.state.health import OFF, CheckedNode, preflight_mode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 
 
@@ -24,7 +19,7 @@ def refresh(job: JobContext, node: Node) -> None:
         node.rank,
         fit=fit,
         within=node.rank < job.wanted,
-        spare=world is None or not world.holds(node.rank, node.agent_id),
+        spare=world is None or not world.has(node),
     )
     if changed:
         job.touch(Change.CANDIDATES_CHANGED)
@@ -34,7 +29,7 @@ def refresh(job: JobContext, node: Node) -> None:
 
 def _is_candidate(job: JobContext, node: Node) -> bool:
     world = job.worlds.newest
-    member = world is not None and world.assigned and world.holds(node.rank, node.agent_id)
+    member = world is not None and world.assigned and world.has(node)
     ready = node.warm or member
     marked = node.rank in job.state.draining or node.rank in job.state.released
     marked |= node.rank in job.membership.surplus
@@ -42,7 +37,7 @@ def _is_candidate(job: JobContext, node: Node) -> bool:
 
 
 def is_admitted(job: JobContext, node: Node) -> bool:
-    """Return whether the check before a node joins lets it; so do worlds that it was in before."""
+    """Whether the check before a node joins lets it; so do worlds that it was in before."""
     if preflight_mode(job.state.spec) in OFF:
         return True
     if CheckedNode(node.rank, node.agent_id) in job.preflight.suspects:
@@ -51,7 +46,7 @@ def is_admitted(job: JobContext, node: Node) -> bool:
     if judged is not None and judged.agent_id == node.agent_id:
         return judged.admitted
     assigned = job.worlds.assigned
-    return assigned is not None and assigned.holds(node.rank, node.agent_id)
+    return assigned is not None and assigned.has(node)
 
 
 def recount(job: JobContext) -> None:
@@ -87,7 +82,7 @@ def _is_beyond(job: JobContext, node: Node) -> bool:
 
 
 def is_kept_out(job: JobContext, node: Node) -> bool:
-    """Return whether the check of this very agent found it bad, so that it does not join."""
+    """Whether the check of this very agent found it bad, so that it does not join."""
     judged = job.state.judged.get(node.rank)
     own = judged is not None and judged.agent_id == node.agent_id
     return own and judged is not None and not judged.admitted

@@ -1,8 +1,4 @@
-"""Nodes that go: silent, disconnected, ended, superseded, or asked to leave.
-
-Belongs here: telling a blip from a loss, and the consequences for the node itself. Does not belong
-here: the limits (`policies.liveness`), consequences for the job (`incidents`, `rounds`).
-"""
+"""Nodes that go: silent, disconnected, ended, superseded, or asked to leave."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from holdfast_master.job.nodes import eligibility, replacement
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import DRAINING, RELEASED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import pod_end
@@ -21,19 +17,12 @@ from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.goodput import entries
 from holdfast_master.policies.liveness import NodeHealth
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
-from holdfast_wire.messages import (
-    GoodputMarked,
-    JobPhase,
-    NodeGone,
-    NodeGoodput,
-    NodeMarked,
-    PodObservation,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _SECONDS_PER_HANDSHAKE = 0.005
 """Twice the time of one handshake in a crowd that comes back; agents that give up begin anew."""
-_QUIET_PHASES = frozenset({JobPhase.STOPPING, JobPhase.SUCCEEDED, JobPhase.FAILED})
+_QUIET_PHASES = frozenset({wire.JobPhase.STOPPING, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED})
 
 
 def disconnected(job: JobContext, session: int) -> None:
@@ -46,7 +35,7 @@ def disconnected(job: JobContext, session: int) -> None:
         return
     job.membership.attach(node, None)
     node.disconnected_at = job.now
-    node.away_told = False
+    node.away_noted = False
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DISCONNECTED)
     if node.rank in job.state.released or job.state.phase in _QUIET_PHASES:
@@ -74,8 +63,8 @@ def watch(job: JobContext, node: Node) -> None:
         return
     if judgement.health is NodeHealth.SUSPECT:
         job.membership.quiet.add(node.rank)
-    if judgement.health is NodeHealth.AWAY and not node.away_told:
-        node.away_told = True
+    if judgement.health is NodeHealth.AWAY and not node.away_noted:
+        node.away_noted = True
         text = f"node {node.rank} is {judgement.reason}"
         job.out.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
     until = judgement.until
@@ -98,7 +87,7 @@ def lose(
     text: str,
     *,
     at: float | None = None,
-    pod: PodObservation | None = None,
+    pod: wire.PodObservation | None = None,
     followed: bool = False,
 ) -> None:
     """Forget a node that is gone. If it was in the world, that is an incident.
@@ -112,7 +101,7 @@ def lose(
     job.out.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
     item = _evidence(node, kind, text, job.now if at is None else at, pod)
     world = job.worlds.newest
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         _report_outsider(job, node, item)
     elif node.rank in world.finished:
         return  # its work is done
@@ -134,7 +123,7 @@ def _await_or_replace(job: JobContext, node: Node, text: str, *, followed: bool)
 
 
 def _evidence(
-    node: Node, kind: EvidenceKind, text: str, at: float, pod: PodObservation | None
+    node: Node, kind: EvidenceKind, text: str, at: float, pod: wire.PodObservation | None
 ) -> Evidence:
     return Evidence(
         kind=_why_lost(node, kind),
@@ -161,8 +150,7 @@ def _went_early(job: JobContext, node: Node) -> None:
     What was promised with the drain holds: its agent is not taken back when it is heard again, and
     who asked for another pod gets it.
     """
-    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
-    job.out.record(mark, durable=True)
+    job.out.record(node.marked(RELEASED), durable=True)
     why = node.replace_why
     if not why and not job.bounds.fit(len(job.membership.nodes.keys() - job.state.draining)):
         why = "drained, and too few are left"
@@ -171,7 +159,7 @@ def _went_early(job: JobContext, node: Node) -> None:
 
 
 def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
-    """Return the evidence in a node's end: for one that was to leave, the reason to leave."""
+    """The evidence in a node's end: for one that was to leave, the reason to leave."""
     if node.draining is EvidenceKind.DRAINED and not node.condemned:
         # It went before the barrier: that explains what breaks in the others.
         return EvidenceKind.NODE_REMOVED
@@ -185,9 +173,9 @@ def _remove(job: JobContext, node: Node, text: str) -> None:
     for timer in (Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY):
         job.timers.cancel(timer, node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
-    marked = NodeGoodput(node_rank=node.rank, classes=entries(totals))
-    job.out.record(GoodputMarked(nodes=(marked,)))
-    job.out.record(NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
+    marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))
+    job.out.record(wire.GoodputMarked(nodes=(marked,)))
+    job.out.record(wire.NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
 
 
 def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:
@@ -195,15 +183,9 @@ def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:
     if node.draining is not None:
         return
     node.draining = kind
-    mark = NodeMarked(
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-        mark=DRAINING,
-        value=True,
-        # A successor charges what this master would have charged.
-        cause=kind.value if kind is EvidenceKind.PREEMPTED else "",
-    )
-    job.out.record(mark, durable=True)
+    # A successor charges what this master would have charged.
+    cause = kind.value if kind is EvidenceKind.PREEMPTED else ""
+    job.out.record(node.marked(DRAINING, cause), durable=True)
     job.out.event(EventReason.NODE_DRAINING, text, node=node.rank)
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DRAINING)

@@ -1,21 +1,24 @@
-"""Notices that a node will be taken away, restarted or maintained.
+"""Notices that a node will be taken away, restarted or maintained: the node leaves as by a drain.
 
-Belongs here: the node's announced departure, which takes the way of a drain. Does not belong here:
-the meaning of a notice (`policies.notices`), the barrier and the next world (`rescale`, `worlds`).
+Time does not count: a node that will go leaves at once, be its end an hour away. The ranks save and
+stop once in any case, and the sooner another node is asked for, the sooner it is there.
 """
 
 from __future__ import annotations
 
 from holdfast_master.job.nodes import liveness
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
-from holdfast_master.policies import notices
 from holdfast_master.policies.failure import EvidenceKind
-from holdfast_master.policies.notices import Consequence
-from holdfast_wire.messages import NoticeReceived
+from holdfast_wire.messages import NoticeKind, NoticeReceived
 from holdfast_wire.reasons import EventReason
+
+_ENDS = {
+    NoticeKind.PREEMPTION: "it will be taken away",
+    NoticeKind.MAINTENANCE: "its host will be maintained, and the node ends or restarts",
+}
 
 
 def received(job: JobContext, node: Node, notice: NoticeReceived) -> None:
@@ -23,14 +26,26 @@ def received(job: JobContext, node: Node, notice: NoticeReceived) -> None:
 
     A notice that is withdrawn later changes nothing: the ranks have been told to stop.
     """
-    verdict = notices.judge(notice)
-    text = f"node {node.rank}: {verdict.reason}{_source(notice)}"
-    told = (notice.kind, notice.source, notice.text, notice.stays)
-    if told != node.noticed:
-        node.noticed = told
+    leaves, reason = _judge(notice)
+    text = f"node {node.rank}: {reason}{_source(notice)}"
+    news = (notice.kind, notice.source, notice.text, notice.stays)
+    if news != node.noticed:
+        node.noticed = news
         job.out.event(EventReason.NOTICE_RECEIVED, text, Warn, node=node.rank)
-    if verdict.consequence is Consequence.LEAVE:
+    if leaves:
         liveness.drain(job, node, EvidenceKind.PREEMPTED, text)
+
+
+def _judge(notice: NoticeReceived) -> tuple[bool, str]:
+    """Whether the node leaves at the next barrier, with the reason; else people are told only."""
+    end = _ENDS.get(notice.kind)
+    if end is None:
+        return False, "this release does not know the notice's kind"
+    if not notice.stays:
+        return True, end
+    if notice.kind is NoticeKind.MAINTENANCE:
+        return False, "its host will be maintained; the node may pause, and stays"
+    return False, "it may be taken away; nobody says that it will be"
 
 
 def _source(notice: NoticeReceived) -> str:

@@ -1,8 +1,6 @@
 """Pod observations of the operator, as evidence about the nodes whose agents run in them.
 
-Belongs here: the node of a pod, the meaning of the pod's state, pods that end before their agent
-has joined (a wrong command, a missing program, a broken node). Does not belong here: consequences
-for the node (`liveness`) and for the job (`incidents`, `rounds`).
+A pod may end before its agent joins: a wrong command, a missing program, a broken node.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from holdfast_master.job.nodes import eligibility, liveness, notices, replacemen
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import ENDED
@@ -21,19 +19,11 @@ from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import failure
 from holdfast_master.policies.failure import TAKEN, Evidence, EvidenceKind, Response
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
-from holdfast_wire.messages import (
-    BudgetCharge,
-    BudgetKind,
-    FailureAction,
-    JobPhase,
-    MasterSpec,
-    PodObservation,
-    PodPhase,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
 
 
-def pod_seen(job: JobContext, pod: PodObservation) -> None:
+def pod_seen(job: JobContext, pod: wire.PodObservation) -> None:
     """Take the operator's observation of a pod as evidence about its node."""
     view = job.operator
     if view.is_old(pod):
@@ -65,11 +55,11 @@ def pods_listed(job: JobContext) -> None:
     for rank in sorted(set(view.pods) - view.listed):
         pod = view.pods[rank]
         if not is_over(pod):
-            gone = PodObservation(
+            gone = wire.PodObservation(
                 node_rank=rank,
                 pod_uid=pod.pod_uid,
                 name=pod.name,
-                phase=PodPhase.GONE,
+                phase=wire.PodPhase.GONE,
                 node=pod.node,
             )
             pod_seen(job, gone)
@@ -81,7 +71,7 @@ def pods_listed(job: JobContext) -> None:
     job.touch(Change.PODS_LISTED)
 
 
-def _settle_rejoin(timers: Timers, pod: PodObservation) -> None:
+def _settle_rejoin(timers: Timers, pod: wire.PodObservation) -> None:
     """A container that was to start again does not, or has a new pod: nobody waits for it."""
     if is_over(pod) or pod.terminating or not pod.ends:
         timers.cancel(Timer.REJOIN, pod.node_rank)
@@ -98,7 +88,7 @@ def rejoin_due(job: JobContext, rank: int) -> None:
     replacement.ask(job, rank, pod.pod_uid, text)
 
 
-def _doubt(job: JobContext, pod: PodObservation) -> None:
+def _doubt(job: JobContext, pod: wire.PodObservation) -> None:
     """A node that answers nothing may have been lost together with the master before this one."""
     if pod.unreachable:
         until = job.now + job.settings.adopt_seconds
@@ -115,7 +105,7 @@ def unreachable_due(job: JobContext, rank: int) -> None:
         replacement.ask(job, rank, view.pods[rank].pod_uid, text)
 
 
-def _own_pod(job: JobContext, node: Node, pod: PodObservation) -> None:
+def _own_pod(job: JobContext, node: Node, pod: wire.PodObservation) -> None:
     if pod.notice is not None and not is_over(pod) and not pod.terminating:
         notices.received(job, node, pod.notice)
     if is_over(pod):
@@ -132,7 +122,7 @@ def _own_pod(job: JobContext, node: Node, pod: PodObservation) -> None:
         eligibility.refresh(job, node)
 
 
-def _explain(job: JobContext, node: Node, pod: PodObservation) -> None:
+def _explain(job: JobContext, node: Node, pod: wire.PodObservation) -> None:
     """The pod's container has ended; if its next agent is there, it is known now how."""
     gone = job.state.departed.get(node.rank)
     if gone is None or gone.pod_uid != pod.pod_uid:
@@ -142,7 +132,7 @@ def _explain(job: JobContext, node: Node, pod: PodObservation) -> None:
     incidents.report_late(job, _end_of(pod, gone.agent_id, job.now), node.rank)
 
 
-def _end_of(pod: PodObservation, agent_id: str, now: float) -> Evidence:
+def _end_of(pod: wire.PodObservation, agent_id: str, now: float) -> Evidence:
     """A pod's end, of which its agent cannot tell."""
     return Evidence(
         kind=pod_kind(pod),
@@ -156,7 +146,7 @@ def _end_of(pod: PodObservation, agent_id: str, now: float) -> Evidence:
 
 
 def taken_kind(operator: OperatorView, node: Node) -> EvidenceKind:
-    """Return the kind of a requested end: wanted by a person, or by somebody else."""
+    """The kind of a requested end: wanted by a person, or by somebody else."""
     pod = operator.pods.get(node.rank)
     wanted = pod is not None and pod.pod_uid == node.pod_uid and pod.wanted
     replacing = operator.replacing.get(node.rank)
@@ -164,7 +154,7 @@ def taken_kind(operator: OperatorView, node: Node) -> EvidenceKind:
     return EvidenceKind.NODE_REMOVED if wanted or replaced else EvidenceKind.PREEMPTED
 
 
-def _late(job: JobContext, pod: PodObservation) -> None:
+def _late(job: JobContext, pod: wire.PodObservation) -> None:
     gone = job.state.departed.get(pod.node_rank)
     if gone is None or gone.pod_uid != pod.pod_uid or not is_over(pod):
         return
@@ -180,7 +170,7 @@ def _late(job: JobContext, pod: PodObservation) -> None:
 # ------------------------------------------------------------------ ends before the agent joined
 
 
-def _check_early_end(job: JobContext, pod: PodObservation) -> None:
+def _check_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     """Judge a pod that ended by itself before its agent had joined."""
     state = job.state
     gone = state.departed.get(pod.node_rank)
@@ -190,9 +180,9 @@ def _check_early_end(job: JobContext, pod: PodObservation) -> None:
     # One that was being deleted proves nothing; an operator that is new does not know by whom.
     if pod.wanted or pod.terminating or pod.pod_uid in job.operator.ended_early:
         return
-    if state.phase in ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}:
+    if state.phase in ENDED | {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED}:
         return
-    if pod.phase is PodPhase.SUCCEEDED:
+    if pod.phase is wire.PodPhase.SUCCEEDED:
         seen_whole = job.operator.list_done or not job.timers.running(Timer.ADOPT)
         if job.worlds.running() is None and seen_whole:
             _no_agent(job.operator, job.out, pod)
@@ -200,7 +190,7 @@ def _check_early_end(job: JobContext, pod: PodObservation) -> None:
     _judge_early_end(job, pod)
 
 
-def _judge_early_end(job: JobContext, pod: PodObservation) -> None:
+def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     """Tell people of it, and do what the rules and the budget say."""
     job.operator.note_early_end(pod.pod_uid)
     text = pod_end(pod, "before its agent joined")
@@ -215,18 +205,18 @@ def _judge_early_end(job: JobContext, pod: PodObservation) -> None:
     if not job.operator.list_done and (adopts or not waits):
         return
     response = _answer(job.spec, job.now, pod, text)
-    if response.action is FailureAction.FAIL_JOB:
+    if response.action is wire.FailureAction.FAIL_JOB:
         why = f"{response.reason}: {text}"
         job.request_end(succeeded=False, reason=EndReason.FAIL_JOB_RULE, text=why)
         return
-    if response.action is FailureAction.REPLACE_ON_OTHER_NODE:
+    if response.action is wire.FailureAction.REPLACE_ON_OTHER_NODE:
         rule_actions.exclude(job, pod.node_rank, response.reason)
     inherited = adopts and pod.pod_uid in job.operator.inherited
-    if waits and not inherited and response.action is not FailureAction.IGNORE:
+    if waits and not inherited and response.action is not wire.FailureAction.IGNORE:
         _charge(job, pod, text)
 
 
-def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: PodObservation) -> None:
+def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
     """The command ran to its end without an agent: it would do so in each new pod."""
     operator.note_early_end(pod.pod_uid)
     text = (
@@ -236,12 +226,12 @@ def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: PodObservation) -
     out.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
 
 
-def _incident(pod: PodObservation) -> str:
+def _incident(pod: wire.PodObservation) -> str:
     return f"pod {pod.pod_uid}"
 
 
-def _answer(spec: MasterSpec, now: float, pod: PodObservation, text: str) -> Response:
-    """Return the answer of the failure rules. The operator makes another pod in any case."""
+def _answer(spec: wire.MasterSpec, now: float, pod: wire.PodObservation, text: str) -> Response:
+    """The answer of the failure rules. The operator makes another pod in any case."""
     item = Evidence(
         kind=pod_kind(pod),
         text=text,
@@ -253,14 +243,14 @@ def _answer(spec: MasterSpec, now: float, pod: PodObservation, text: str) -> Res
     return failure.respond(item, spec.failure_rules)
 
 
-def _charge(job: JobContext, pod: PodObservation, text: str) -> None:
+def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
     """Nothing trains, and this is why: it counts as a restart without progress.
 
     A pod that its node turned away or took down is no try of the script's: that is a preemption.
     """
-    kind = BudgetKind.PREEMPTIONS if pod_kind(pod) in TAKEN else BudgetKind.NO_PROGRESS
+    kind = wire.BudgetKind.PREEMPTIONS if pod_kind(pod) in TAKEN else wire.BudgetKind.NO_PROGRESS
     can = failure.afford(incidents.balance(job, kind))
-    paid = BudgetCharge(
+    paid = wire.BudgetCharge(
         kind=kind,
         job_seconds=job.clock.job_seconds,
         incident_id=_incident(pod),

@@ -1,34 +1,20 @@
-"""Requests to the operator about pods: make one anew, release one.
-
-Belongs here: issuing those decisions once and repeating them to a new operator stream. Does not
-belong here: the reason for a node to go, excluded hosts (`rule_actions`).
-"""
+"""Requests to the operator about pods: make one anew, release one."""
 
 from __future__ import annotations
 
-from holdfast_master.job.nodes import eligibility, stop_orders
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.quantities import verb
-from holdfast_wire.messages import (
-    CommandFinished,
-    ExcludeDecision,
-    JobPhase,
-    LeaveOutcome,
-    NodeMarked,
-    PodObservation,
-    ReleaseDecision,
-    ReplaceDecision,
-    StragglerOutcome,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _NO_REPLACEMENT = frozenset(
-    {JobPhase.STOPPING, JobPhase.SUSPENDED, JobPhase.SUCCEEDED, JobPhase.FAILED}
+    {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED}
 )
 REPLACE = "replace"
 
@@ -44,7 +30,7 @@ def ask(job: JobContext, rank: int, pod_uid: str, reason: str, avoid_node: str =
     if before is not None and before.pod_uid == pod_uid:
         return True
     number = job.out.command(REPLACE, rank)
-    decision = ReplaceDecision(
+    decision = wire.ReplaceDecision(
         decision_id=number, node_rank=rank, pod_uid=pod_uid, reason=reason, avoid_node=avoid_node
     )
     view.replacing[rank] = decision
@@ -52,7 +38,7 @@ def ask(job: JobContext, rank: int, pod_uid: str, reason: str, avoid_node: str =
     job.out.event(
         EventReason.REPLACE_REQUESTED, f"node {rank} is to be replaced: {reason}", node=rank
     )
-    job.out.tell(decision)
+    job.out.send_operator(decision)
     return True
 
 
@@ -68,34 +54,38 @@ def recall(job: JobContext, why: str) -> list[int]:
     return back
 
 
-def settle(operator: OperatorView, out: OutgoingBatch, pod: PodObservation) -> None:
+def settle(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
     """A pod was seen: a newer one of the rank is what was asked for."""
     decision = operator.replacing.get(pod.node_rank)
     if decision is None or decision.pod_uid == pod.pod_uid:
         return
     if operator.is_coming(pod.node_rank):
         del operator.replacing[pod.node_rank]
-        out.record(CommandFinished(command_id=decision.decision_id, ok=True))
+        out.record(wire.CommandFinished(command_id=decision.decision_id, ok=True))
 
 
 def repeat(job: JobContext) -> None:
     """A new operator stream: say again what is still wanted."""
     for rank in sorted(job.operator.replacing):
-        job.out.tell(job.operator.replacing[rank])
+        job.out.send_operator(job.operator.replacing[rank])
     for host, reason in job.state.excluded.items():  # the newest last: the oldest is forgotten
-        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=reason))
+        job.out.send_operator(wire.ExcludeDecision(decision_id=0, node=host, reason=reason))
     for host in _lifted(job):
         text = "its rank was as slow elsewhere"
-        job.out.tell(ExcludeDecision(decision_id=0, node=host, reason=text, lifted=True))
+        job.out.send_operator(
+            wire.ExcludeDecision(decision_id=0, node=host, reason=text, lifted=True)
+        )
     ranks = tuple(sorted(job.state.released))
     if ranks:
-        job.out.tell(ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before"))
+        job.out.send_operator(
+            wire.ReleaseDecision(decision_id=0, node_ranks=ranks, reason="released before")
+        )
 
 
 def _lifted(job: JobContext) -> list[str]:
-    """Return the hosts whose exclusion was taken back: an operator that was away excludes them."""
+    """The hosts whose exclusion was taken back: an operator that was away excludes them."""
     trials = job.state.straggler_trials.values()
-    cleared = {one.host for one in trials if one.outcome is StragglerOutcome.RANK and one.host}
+    cleared = {one.host for one in trials if one.outcome is wire.StragglerOutcome.RANK and one.host}
     return sorted(cleared - job.state.excluded.keys())
 
 
@@ -106,14 +96,13 @@ def release(job: JobContext, nodes: list[Node], reason: str, *, free_pods: bool)
     ranks = sorted(node.rank for node in nodes)
     if free_pods:
         number = job.out.command("release", ranks[0])
-        job.out.tell(ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason))
-    for node in nodes:
-        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=RELEASED, value=True)
-        job.out.record(mark, durable=True)
-        eligibility.refresh(job, node)
-        stop_orders.leave(
-            job.out, node, LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds
+        job.out.send_operator(
+            wire.ReleaseDecision(decision_id=number, node_ranks=tuple(ranks), reason=reason)
         )
+    for node in nodes:
+        job.out.record(node.marked(RELEASED), durable=True)
+        eligibility.refresh(job, node)
+        job.out.leave(node, wire.LeaveOutcome.RELEASED, reason, job.settings.stop_grace_seconds)
     job.out.event(
         EventReason.NODE_RELEASED,
         f"{nodes_named(ranks)} {verb(len(ranks), 'is', 'are')} released: {reason}",

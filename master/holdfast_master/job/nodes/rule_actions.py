@@ -1,8 +1,6 @@
-"""Actions of failure rules on a culprit, besides a new round.
+"""Actions of failure rules on a culprit besides a new round: it is replaced, its host excluded.
 
-Belongs here: replacing the culprit's node, excluding its host, and having the job's other nodes
-leave that host. Does not belong here: the choice of the rule (`policies.failure`), rules that end
-the job (`incidents`), the number of excluded hosts (the operator keeps to the spec).
+The operator bounds the number of excluded hosts, as the spec says.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ from holdfast_wire.reasons import EventReason
 
 def act(job: JobContext) -> None:
     """Carry the rules' answers to the open incidents out."""
-    for case in job.incidents.open():
-        rank = case.to_replace
+    for incident in job.incidents.open():
+        rank = incident.to_replace
         if rank is not None:
-            case.replaced.add(rank)
-            _replace(job, case, rank)
+            incident.replaced.add(rank)
+            _replace(job, incident, rank)
 
 
-def _replace(job: JobContext, case: OpenIncident, rank: int) -> None:
-    elsewhere = case.response.action is FailureAction.REPLACE_ON_OTHER_NODE
-    why = case.response.reason
+def _replace(job: JobContext, incident: OpenIncident, rank: int) -> None:
+    elsewhere = incident.response.action is FailureAction.REPLACE_ON_OTHER_NODE
+    why = incident.response.reason
     host = exclude(job, rank, why) if elsewhere else ""
     node = job.membership.nodes.get(rank)
-    if node is None or node.agent_id != case.best.agent_id:
+    if node is None or node.agent_id != incident.best.agent_id:
         return  # it is gone already, and its replacement asked for
     if replacement.ask(job, rank, node.pod_uid, why, avoid_node=host):
         node.condemned = True
@@ -58,7 +56,7 @@ def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = Tru
             EventReason.NODE_EXCLUDED, f"{host} is avoided from now on: {reason}", node=rank
         )
         number = job.out.command("exclude", rank)
-        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason))
+        job.out.send_operator(ExcludeDecision(decision_id=number, node=host, reason=reason))
     if others_leave:
         _move(job, rank, host)
     return host
@@ -69,7 +67,9 @@ def lift(job: JobContext, host: str, reason: str) -> None:
     if host in job.state.excluded:
         job.out.record(NodeExcluded(node=host, reason=reason, lifted=True), durable=True)
         number = job.out.command("exclude", 0)
-        job.out.tell(ExcludeDecision(decision_id=number, node=host, reason=reason, lifted=True))
+        job.out.send_operator(
+            ExcludeDecision(decision_id=number, node=host, reason=reason, lifted=True)
+        )
 
 
 def _move(job: JobContext, culprit: int, host: str) -> None:

@@ -1,12 +1,9 @@
-"""Reports of agents on their streams.
-
-Belongs here: one handler for each message. Does not belong here: hellos (`takeover.hello`), the
-ends of streams (`liveness`), the next step (`reconcile`).
-"""
+"""Reports of agents on their streams."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,73 +12,42 @@ from holdfast_master.job.checkpoints import commits, on_demand, restore
 from holdfast_master.job.health import hangs, preflight, samples
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, liveness, notices, pods
-from holdfast_master.job.requests import heartbeats, user_requests
+from holdfast_master.job.requests import heartbeats, job_end, user_requests
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import FINISHED
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.job.worlds import roster, start, stores, sync_choice
-from holdfast_master.policies import failure, success
+from holdfast_master.job.worlds import roster, start, stores
+from holdfast_master.policies import failure
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.success import Tally
-from holdfast_wire.messages import (
-    BarrierAck,
-    BarrierReached,
-    CheckListening,
-    ClockProbe,
-    CollectiveSamples,
-    CommandDone,
-    CommandFinished,
-    CommitResult,
-    EvidenceCollected,
-    Fence,
-    Goodbye,
-    GoodputClass,
-    Heartbeat,
-    Hello,
-    MemoryCheckpoints,
-    NodeChecked,
-    NodeMarked,
-    NoticeReceived,
-    ReplicaReady,
-    RestorePlanVerified,
-    RestoreRequest,
-    RosterFailed,
-    RoundStarted,
-    RoundStopped,
-    ShardsPersisted,
-    StorePrepared,
-    SyncChosen,
-    Warmed,
-    WorkerExited,
-)
-from holdfast_wire.reasons import EndReason, EventReason
+from holdfast_wire import messages as wire
+from holdfast_wire.reasons import EventReason
 
 _ABOUT_ROUND = (
-    WorkerExited,
-    RoundStarted,
-    RoundStopped,
-    BarrierReached,
-    BarrierAck,
-    MemoryCheckpoints,
-    RestoreRequest,
-    RestorePlanVerified,
+    wire.WorkerExited,
+    wire.RoundStarted,
+    wire.RoundStopped,
+    wire.BarrierReached,
+    wire.BarrierAck,
+    wire.MemoryCheckpoints,
+    wire.RestoreRequest,
+    wire.RestorePlanVerified,
 )
 _SHOWN_EXITS = 20
 _OLDEST = 600.0
 """s: an exit is not reported later than agents live without a master."""
 
 
-def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMessage) -> None:
+def received(job: JobContext, node: Node, fence: wire.Fence | None, message: AgentMessage) -> None:
     """Any message of a known agent; its fence names the round that it is about."""
-    if job.membership.heard(node, job.now):
-        job.touch(Change.NODE_HEARD)
+    if job.membership.note_received(node, job.now):
+        job.touch(Change.NODE_RECEIVED)
     number = fence.round if fence is not None else 0
     claimed = job.claims.hellos and not job.claims.settled
     if claimed and isinstance(message, _ABOUT_ROUND):
@@ -91,7 +57,7 @@ def received(job: JobContext, node: Node, fence: Fence | None, message: AgentMes
     _HANDLERS[type(message)](job, node, number, message)
 
 
-def hear_held(job: JobContext) -> None:
+def take_deferred(job: JobContext) -> None:
     """Take the deferred reports about an adopted world: it may have ended since."""
     reports, job.claims.held = job.claims.held, []
     for report in reports:
@@ -100,35 +66,51 @@ def hear_held(job: JobContext) -> None:
             received(job, node, report.fence, report.message)
 
 
-def _exited(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
-    world = job.worlds.member(node)
-    current = world is not None and world.round_of(node.rank) == number
+def _exited(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
+    world = job.worlds.running_with(node, number)
+    if world is not None:
+        _note_exit(job, node, world, message)
+    _EXITS[_classify(world, message)](job, node, number, message)
+
+
+def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
-    known = world is not None and current and explains
-    if world is not None and known and world.explain(node.rank, message.local_rank):
+    if explains and world.explain(node.rank, message.local_rank):
         job.timers.cancel(Timer.MISSING, node.rank)
+    if not message.barrier and world.saves(node.rank):
+        world.reached = max(world.reached, message.step)
+
+
+class _Exit(enum.Enum):
+    """The meaning of a process's end."""
+
+    AT_BARRIER = enum.auto()
+    FINISHED = enum.auto()
+    FINISHED_MEANWHILE = enum.auto()
+    """While its world does not run: its replica may go on."""
+    FAILED = enum.auto()
+
+
+def _classify(world: World | None, message: wire.WorkerExited) -> _Exit:
     if message.barrier:
-        return
-    if world is not None and current:
-        if world.saves(node.rank):
-            world.reached = max(world.reached, message.step)
-        if message.exit_code == 0:
-            _finished(job, node, world, message)
-            return
-    if message.exit_code == 0:
-        _finished_meanwhile(job, node, number, message)
-        return
+        return _Exit.AT_BARRIER
+    if message.exit_code:
+        return _Exit.FAILED
+    return _Exit.FINISHED if world is not None else _Exit.FINISHED_MEANWHILE
+
+
+def _exited_badly(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     node.over = node.over or message.final
     if incidents.concerns(job.worlds, job.incidents, node, number):
         _failed(job, node, number, message)
-    if message.final and not any(case.given_up for case in job.incidents.open()):
+    if message.final and not any(incident.given_up for incident in job.incidents.open()):
         # Nobody's incident: the world goes on without it.
         text = f"the torchrun of node {node.rank} has no restarts left and ended"
         liveness.lose(job, node, EvidenceKind.AGENT_FAILED, text)
 
 
-def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _failed(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     job.worlds.disturb(node.rank, node.agent_id, number)
     rules = node.rules
     text = worker_end(message, node.rank, message.rank)
@@ -147,8 +129,8 @@ def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
         matched=tuple(rules[index] for index in message.matched_rules if index < len(rules)),
         final=message.final,
     )
-    case = job.incidents.current
-    if case is None or case.count < _SHOWN_EXITS:
+    incident = job.incidents.current
+    if incident is None or incident.count < _SHOWN_EXITS:
         job.out.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
     incidents.report_process(
         job, _laid_to_who_left(job.worlds, node, number, message, item), number
@@ -156,7 +138,7 @@ def _failed(job: JobContext, node: Node, number: int, message: WorkerExited) -> 
 
 
 def _laid_to_who_left(
-    worlds: Worlds, node: Node, number: int, message: WorkerExited, item: Evidence
+    worlds: Worlds, node: Node, number: int, message: wire.WorkerExited, item: Evidence
 ) -> Evidence:
     """Lay a broken connection to the process that ended well before, not to the survivor."""
     world = worlds.running_with(node, number)
@@ -174,24 +156,31 @@ def _laid_to_who_left(
     )
 
 
-def _finished(job: JobContext, node: Node, world: World, message: WorkerExited) -> None:
+def _finished(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
+    world = job.worlds.running_with(node, number)
+    if world is not None:
+        _finish(job, node, world, message)
+
+
+def _finish(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     if not 0 <= message.local_rank < node.local_world_size:
         return
     if world.finish(node.rank, message.local_rank):
-        mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=FINISHED, value=True)
-        job.out.record(mark)
+        job.out.record(node.marked(FINISHED))
         job.out.event(
             EventReason.WORKER_FINISHED, f"all ranks of node {node.rank} finished", node=node.rank
         )
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
         job.touch(Change.NODE_FINISHED)
-    check_success(job, world)
+    job_end.check_success(job, world)
     if job.state.stop is None and job.worlds.running() is world:
         start.settle(job, world)
         barrier.check_complete(job, world)
 
 
-def _finished_meanwhile(job: JobContext, node: Node, number: int, message: WorkerExited) -> None:
+def _finished_meanwhile(
+    job: JobContext, node: Node, number: int, message: wire.WorkerExited
+) -> None:
     """A process of a replica that goes on ended well while no world runs."""
     worlds = job.worlds
     if not worlds.in_replica(node.rank, node.agent_id, number):
@@ -199,21 +188,21 @@ def _finished_meanwhile(job: JobContext, node: Node, number: int, message: Worke
     last, newest = worlds.assigned, worlds.newest
     if last is not None:
         last.explain(node.rank, message.local_rank)
-        _finished(job, node, last, message)
+        _finish(job, node, last, message)
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
 
 
-def check_success(job: JobContext, world: World) -> None:
-    """End the job once the success policy is met."""
-    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
-    verdict = success.decide(job.spec.success_policy, tally)
-    if verdict.met:
-        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+_EXITS: dict[_Exit, Callable[[JobContext, Node, int, wire.WorkerExited], None]] = {
+    _Exit.AT_BARRIER: lambda *_: None,  # the barrier has a report of its own
+    _Exit.FINISHED: _finished,
+    _Exit.FINISHED_MEANWHILE: _finished_meanwhile,
+    _Exit.FAILED: _exited_badly,
+}
 
 
-def _round_started(job: JobContext, node: Node, number: int, message: RoundStarted) -> None:
+def _round_started(job: JobContext, node: Node, number: int, message: wire.RoundStarted) -> None:
     world = job.worlds.running_with(node, number)
     if world is None:
         return
@@ -230,15 +219,10 @@ def _round_started(job: JobContext, node: Node, number: int, message: RoundStart
         start.started(job, world, node.rank)
 
 
-def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopped) -> None:
+def _round_stopped(job: JobContext, node: Node, number: int, message: wire.RoundStopped) -> None:
     if message.lease_expired:
-        item = Evidence(
-            kind=EvidenceKind.LEASE_EXPIRED,
-            text=f"node {node.rank} stood still; its processes were killed at its lease's end",
-            at=job.now,
-            node_rank=node.rank,
-            agent_id=node.agent_id,
-        )
+        text = f"node {node.rank} stood still; its processes were killed at its lease's end"
+        item = node.evidence(EvidenceKind.LEASE_EXPIRED, text, job.now)
         incidents.report_process(job, item, number)
         return
     if job.worlds.running_with(node, number) is not None:
@@ -251,14 +235,14 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: RoundStopp
 def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
     """No process of a round is left on a node while no world runs: its replica does not go on."""
     last = job.worlds.assigned
-    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+    if last is None or not last.replicas or not last.has(node):
         return
     if last.round_of(node.rank) == number and node.rank not in last.finished:
         incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
 
 
-def absent(local_world_size: int, hello: Hello, number: int) -> frozenset[int]:
-    """Return the local ranks of round `number` that do not run according to a hello."""
+def absent(local_world_size: int, hello: wire.Hello, number: int) -> frozenset[int]:
+    """The local ranks of round `number` that do not run according to a hello."""
     running = {worker.local_rank for worker in hello.workers if worker.round == number}
     return frozenset(range(local_world_size)) - running
 
@@ -288,38 +272,29 @@ def missing_due(job: JobContext, rank: int) -> None:
         # Its processes were to stop: the word of it was lost with its stream.
         barrier.miss(job, f"node {rank} has no processes left and did not say that it saved")
         return
-    item = Evidence(
-        kind=EvidenceKind.WORKERS_MISSING,
-        text=f"node {rank} has no processes of round {world.round_of(rank)} and did not say why",
-        at=job.now,
-        node_rank=rank,
-        agent_id=node.agent_id,
-    )
+    text = f"node {rank} has no processes of round {world.round_of(rank)} and did not say why"
+    item = node.evidence(EvidenceKind.WORKERS_MISSING, text, job.now)
     incidents.report_process(job, item, world.round_of(rank))
 
 
 def _missing_meanwhile(job: JobContext, node: Node) -> None:
     """A node of a replica that was to go on has not said why it has no processes."""
     last = job.worlds.assigned
-    if last is None or not last.replicas or not last.holds(node.rank, node.agent_id):
+    if last is None or not last.replicas or not last.has(node):
         return
     if last.unexplained.get(node.rank) and node.rank not in last.finished:
         text = f"node {node.rank} has no processes and did not say why"
         incidents.note_gone(job, node, text)
 
 
-def _store(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
-    stores.prepared(job, node, message)
-
-
-def _barrier(job: JobContext, node: Node, number: int, message: BarrierReached) -> None:
+def _barrier(job: JobContext, node: Node, number: int, message: wire.BarrierReached) -> None:
     if job.worlds.running_with(node, number) is not None:
         barrier.saved(job, node, message)
     else:
         _gone_meanwhile(job, node, number)
 
 
-def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
+def _ack(job: JobContext, node: Node, number: int, message: wire.BarrierAck) -> None:
     runs = job.worlds.running_with(node, number) is not None  # else it is said again
     if message.goes_on and (runs or job.worlds.in_replica(node.rank, node.agent_id, number)):
         on_demand.acked(job, node, message)
@@ -327,13 +302,13 @@ def _ack(job: JobContext, node: Node, number: int, message: BarrierAck) -> None:
         barrier.acked(job, node, message)
 
 
-def _command_done(job: JobContext, node: Node, _: int, message: CommandDone) -> None:
+def _command_done(job: JobContext, node: Node, _: int, message: wire.CommandDone) -> None:
     if message.command_id in job.state.commands:
-        job.out.record(CommandFinished(command_id=message.command_id, ok=message.ok))
+        job.out.record(wire.CommandFinished(command_id=message.command_id, ok=message.ok))
     user_requests.stacks_arrived(job, node, message)
 
 
-def _warmed(job: JobContext, node: Node, _: int, message: Warmed) -> None:
+def _warmed(job: JobContext, node: Node, _: int, message: wire.Warmed) -> None:
     if node.warm:
         return
     node.warm = True
@@ -351,7 +326,7 @@ def _note_cold(out: OutgoingBatch, node: Node, reason: str) -> None:
     out.event(EventReason.NODE_COLD, text, node=node.rank)
 
 
-def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
+def _goodbye(job: JobContext, node: Node, _: int, message: wire.Goodbye) -> None:
     why = f": {short(message.reason)}" if message.reason else ""
     if node.rank in job.state.released:
         liveness.lose(job, node, EvidenceKind.NODE_REMOVED, f"it was told to leave and left{why}")
@@ -367,33 +342,29 @@ def _goodbye(job: JobContext, node: Node, _: int, message: Goodbye) -> None:
         liveness.lose(job, node, kind, f"node {node.rank}{how}{why}")
 
 
-def _notice(job: JobContext, node: Node, _: int, message: NoticeReceived) -> None:
-    notices.received(job, node, message)
-
-
 _HANDLERS: dict[type, Callable[[JobContext, Node, int, Any], None]] = {
-    Heartbeat: heartbeats.heard,
-    WorkerExited: _exited,
-    RoundStarted: _round_started,
-    RoundStopped: _round_stopped,
-    StorePrepared: _store,
-    BarrierReached: _barrier,
-    BarrierAck: _ack,
-    CommandDone: _command_done,
-    Warmed: _warmed,
-    Goodbye: _goodbye,
-    NoticeReceived: _notice,
-    MemoryCheckpoints: commits.held,
-    ShardsPersisted: commits.shard,
-    CommitResult: commits.committed,
-    RestoreRequest: restore.asked,
-    RestorePlanVerified: restore.checked,
-    ClockProbe: samples.probed,
-    CollectiveSamples: samples.heard,
-    EvidenceCollected: hangs.collected,
-    CheckListening: preflight.listening,
-    NodeChecked: preflight.measured,
-    ReplicaReady: roster.ready,
-    RosterFailed: roster.failed,
-    SyncChosen: sync_choice.chosen,
+    wire.Heartbeat: heartbeats.received,
+    wire.WorkerExited: _exited,
+    wire.RoundStarted: _round_started,
+    wire.RoundStopped: _round_stopped,
+    wire.StorePrepared: stores.prepared,
+    wire.BarrierReached: _barrier,
+    wire.BarrierAck: _ack,
+    wire.CommandDone: _command_done,
+    wire.Warmed: _warmed,
+    wire.Goodbye: _goodbye,
+    wire.NoticeReceived: lambda job, node, _, message: notices.received(job, node, message),
+    wire.MemoryCheckpoints: commits.held,
+    wire.ShardsPersisted: commits.shard,
+    wire.CommitResult: commits.committed,
+    wire.RestoreRequest: restore.asked,
+    wire.RestorePlanVerified: restore.checked,
+    wire.ClockProbe: samples.probed,
+    wire.CollectiveSamples: samples.received,
+    wire.EvidenceCollected: hangs.collected,
+    wire.CheckListening: preflight.listening,
+    wire.NodeChecked: preflight.measured,
+    wire.ReplicaReady: roster.ready,
+    wire.RosterFailed: roster.failed,
+    wire.SyncChosen: roster.sync_chosen,
 }

@@ -1,8 +1,4 @@
-"""Heartbeats: what the ranks do, noted at a constant cost each.
-
-Belongs here: progress, pace, samples, the goodput class of a training node. Does not belong here:
-silence (`liveness`), anything that looks at all nodes.
-"""
+"""Heartbeats: what the ranks do, noted at a constant cost each."""
 
 from __future__ import annotations
 
@@ -10,29 +6,24 @@ from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.world import World
-from holdfast_master.job.worlds import guessed_steps as world_guesses
 from holdfast_master.job.worlds import start
 from holdfast_master.policies import goodput, guessed_steps
 from holdfast_master.policies.goodput import Activity
-from holdfast_wire.messages import (
-    BudgetKind,
-    GoodputClass,
-    Heartbeat,
-    RankProgress,
-    WorldTraining,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 _FOREVER = 1e9
 _STALL_SECONDS = 10.0
 _STALL_STEPS = 20.0
-_COUNTED = frozenset({GoodputClass.PRODUCTIVE, GoodputClass.CHECKPOINT, GoodputClass.HANG})
+_COUNTED = frozenset(
+    {wire.GoodputClass.PRODUCTIVE, wire.GoodputClass.CHECKPOINT, wire.GoodputClass.HANG}
+)
 
 
-def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
+def received(job: JobContext, node: Node, _: int, message: wire.Heartbeat) -> None:
     """Note what the ranks of a member do."""
     world = job.worlds.member(node)
     if world is None or not message.ranks:
@@ -54,32 +45,32 @@ def heard(job: JobContext, node: Node, _: int, message: Heartbeat) -> None:
         world.sdk_ranks += item.has_sdk
     if world.degraded and world.sdk_ranks:
         world.sdk_since = min(world.sdk_since, now)
-    interval.heard(job, node, world, message.saving)
+    interval.received(job, node, world, message.saving)
     hangs.watch(job)
     _note_start(job, node, world)
-    world_guesses.heard(job, node, world)
+    start.guessed(job, node, world)
     _note_progress(job.state, job.out, world)
     if world.training and job.ledger.kind(node.rank) in _COUNTED:
         _classify(job, node, world)
 
 
-def _note_saver(job: JobContext, node: Node, message: Heartbeat) -> None:
+def _note_saver(job: JobContext, node: Node, message: wire.Heartbeat) -> None:
     """Note the steps of the replica that saves while other replicas are made: users ask for one."""
     world = job.worlds.saving()
-    if world is None or not world.holds(node.rank, node.agent_id) or not world.saves(node.rank):
+    if world is None or not world.has(node) or not world.saves(node.rank):
         return
     own = [item for item in message.ranks if item.round == world.round_of(node.rank)]
     steps = [guessed_steps.reported_step(item) for item in own if _is_sane(item)]
     world.reached = max([world.reached, *steps])
 
 
-def _is_sane(item: RankProgress) -> bool:
-    """Return whether the times are plausible: a page can be torn or written by any script."""
+def _is_sane(item: wire.RankProgress) -> bool:
+    """Whether the times are plausible: a page can be torn or written by any script."""
     return 0 <= item.step_seconds < _FOREVER and 0 <= item.since_step_seconds < _FOREVER
 
 
-def _since_step(item: RankProgress) -> float:
-    """Return the time since a reported step; a guess says nothing of what lies between two."""
+def _since_step(item: wire.RankProgress) -> float:
+    """The time since a reported step; a guess says nothing of what lies between two."""
     return 0.0 if guessed_steps.is_guess(item) else item.since_step_seconds
 
 
@@ -93,7 +84,7 @@ def _note_start(job: JobContext, node: Node, world: World) -> None:
         start.stepped(job, world, node.rank, first)
 
 
-def _note_samples(now: float, node: Node, ranks: tuple[RankProgress, ...]) -> None:
+def _note_samples(now: float, node: Node, ranks: tuple[wire.RankProgress, ...]) -> None:
     samples = sum([item.samples for item in ranks])
     span = now - node.ranks_at
     if node.ranks and samples >= node.samples and span > 0:
@@ -111,8 +102,8 @@ def _note_progress(state: JobState, out: OutgoingBatch, world: World) -> None:
     if failed is None or not world.training or not world.marked <= failed < world.reached:
         return
     world.marked = world.reached
-    if any(charge.kind is BudgetKind.NO_PROGRESS for charge in state.charges):
-        out.record(WorldTraining(round=world.round, step=world.reached))
+    if any(charge.kind is wire.BudgetKind.NO_PROGRESS for charge in state.charges):
+        out.record(wire.WorldTraining(round=world.round, step=world.reached))
 
 
 def _classify(job: JobContext, node: Node, world: World) -> None:
@@ -123,8 +114,8 @@ def _classify(job: JobContext, node: Node, world: World) -> None:
     )
     kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
     hangs = job.health.hangs(world.round)
-    job.turn(node.rank, GoodputClass.HANG if hangs else kind)
-    stalled = kind is GoodputClass.HANG
+    job.turn(node.rank, wire.GoodputClass.HANG if hangs else kind)
+    stalled = kind is wire.GoodputClass.HANG
     if stalled and not node.stalled:
         text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
         job.out.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)

@@ -1,46 +1,38 @@
-"""The ways out: success, failure, stop, suspend.
-
-Belongs here: stopping what runs, telling everybody, and the last phases. Does not belong here:
-the verdict that the job has succeeded (`policies.success`) or failed (`incidents`).
-"""
+"""The ways out: success, failure, stop, suspend."""
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.instructions import Finished
 from holdfast_master.job.incidents import goodput_marks, incidents
-from holdfast_master.job.nodes import liveness, replacement, stop_orders
+from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext, JobEnd
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    EventSeverity,
-    FinishDecision,
-    GoodputClass,
-    JobPhase,
-    LeaveOutcome,
-    StopRequested,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason, PhaseReason
 
 _PARTING = 5.0
 """s that an agent has to leave after its grace."""
 
 
-def toward_end(job: JobContext, stop: StopRequested) -> None:
+def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
     """The end is decided: at a barrier where there is time for one, else at once.
 
     What only memory has is written to storage before the agents that hold it are told to leave,
     also after a success: a script may end between two steps of its schedule.
     """
-    if job.state.phase is JobPhase.STOPPING:
+    if job.state.phase is wire.JobPhase.STOPPING:
         pursue(job)
         return
     text = _text(job.state, job.end, stop)
@@ -52,12 +44,12 @@ def toward_end(job: JobContext, stop: StopRequested) -> None:
         _end_now(job, stop)
 
 
-def _text(state: JobState, end: JobEnd, stop: StopRequested) -> str:
+def _text(state: JobState, end: JobEnd, stop: wire.StopRequested) -> str:
     return end.text or state.text or stop.reason
 
 
 def _at_barrier(job: JobContext, reason: str) -> bool:
-    """Return whether a barrier is on its way; set one if the ranks can stop together."""
+    """Whether a barrier is on its way; set one if the ranks can stop together."""
     world = job.worlds.running()
     if world is None or not world.training or world.finished:
         return False
@@ -67,7 +59,7 @@ def _at_barrier(job: JobContext, reason: str) -> bool:
     return job.worlds.running() is not None
 
 
-def _end_now(job: JobContext, stop: StopRequested) -> None:
+def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
     text = _text(job.state, job.end, stop)
     job.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(job, text)
@@ -75,7 +67,7 @@ def _end_now(job: JobContext, stop: StopRequested) -> None:
     job.timers.cancel(Timer.BELOW_MIN)
     job.timers.cancel(Timer.ACTIVE_DEADLINE)
     for node in list(job.membership.nodes.values()):
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
         dismiss(job, node)
         if node.over:
             # It has ended by itself: nothing of it is left to wait for.
@@ -83,15 +75,15 @@ def _end_now(job: JobContext, stop: StopRequested) -> None:
                 job, node, EvidenceKind.AGENT_FAILED, f"the torchrun of node {node.rank} ended"
             )
     job.timers.set(Timer.END, job.now + grace(job, stop) + _PARTING)
-    job.touch(Change.END_BEGUN)
+    job.touch(Change.END_STARTED)
 
 
-def asked(stop: StopRequested) -> bool:
-    """Return whether somebody wanted the end."""
+def asked(stop: wire.StopRequested) -> bool:
+    """Whether somebody wanted the end."""
     return stop.reason in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}
 
 
-def grace(job: JobContext, stop: StopRequested) -> float:
+def grace(job: JobContext, stop: wire.StopRequested) -> float:
     """SIGTERM to SIGKILL at this end, s: what has failed already is killed at once."""
     if stop.succeeded:
         return job.settings.stop_grace_seconds
@@ -100,20 +92,18 @@ def grace(job: JobContext, stop: StopRequested) -> float:
     return job.end.grace if job.end.by is None else max(0.0, job.end.by - job.now)
 
 
-def outcome(stop: StopRequested) -> LeaveOutcome:
-    """Return the outcome that agents exit with."""
+def outcome(stop: wire.StopRequested) -> wire.LeaveOutcome:
+    """The outcome that agents exit with."""
     if stop.succeeded:
-        return LeaveOutcome.SUCCEEDED
-    return LeaveOutcome.RELEASED if asked(stop) else LeaveOutcome.FAILED
+        return wire.LeaveOutcome.SUCCEEDED
+    return wire.LeaveOutcome.RELEASED if asked(stop) else wire.LeaveOutcome.FAILED
 
 
 def dismiss(job: JobContext, node: Node) -> None:
     """Tell an agent that the job has ended."""
     stop = job.state.stop
     if stop is not None:
-        stop_orders.leave(
-            job.out, node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop)
-        )
+        job.out.leave(node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop))
 
 
 def pursue(job: JobContext) -> None:
@@ -125,27 +115,27 @@ def pursue(job: JobContext) -> None:
 def conclude(job: JobContext) -> None:
     """The last step: write everything down and say so."""
     stop = job.state.stop
-    if stop is None or job.state.phase is not JobPhase.STOPPING:
+    if stop is None or job.state.phase is not wire.JobPhase.STOPPING:
         return
     goodput_marks.write(job)
     text = _text(job.state, job.end, stop)
-    _tell_unsaved(job.state, job.out)
+    _report_unsaved(job.state, job.out)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
         job.out.event(EventReason.JOB_SUCCEEDED, text)
     elif asked(stop):
         job.out.event(EventReason.JOB_STOPPED, f"{stop.reason}: {text}")
     else:
-        job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", EventSeverity.ERROR)
+        job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", wire.EventSeverity.ERROR)
     job.move(trigger, stop.reason, text)
     job.timers.cancel(Timer.END)
     for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
         job.timers.cancel(timer)
-    tell_finish(job)
+    send_finish(job)
     job.out.put(Finished(stop.succeeded, stop.reason))
 
 
-def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
+def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
     """A script that saves here ended after steps that it did not save."""
     stop, fact, last = state.stop, state.checkpoint, state.assigned
     if stop is None or not stop.succeeded or fact is None or fact.version is None or last is None:
@@ -156,23 +146,31 @@ def _tell_unsaved(state: JobState, out: OutgoingBatch) -> None:
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
             f"{saved}: close({done}) of the script's Checkpointer saves the last step"
         )
-        out.event(EventReason.STEPS_NOT_SAVED, text, EventSeverity.WARNING)
+        out.event(EventReason.STEPS_NOT_SAVED, text, wire.EventSeverity.WARNING)
 
 
-def tell_finish(job: JobContext) -> None:
+def send_finish(job: JobContext) -> None:
     """Tell the operator that the job has ended."""
     stop = job.state.stop
     if stop is not None and job.state.phase in ENDED and job.operator.connected:
         number = job.out.command("finish", 0)
-        decision = FinishDecision(
+        decision = wire.FinishDecision(
             decision_id=number, succeeded=stop.succeeded, reason=stop.reason, text=job.state.text
         )
-        job.out.tell(decision)
+        job.out.send_operator(decision)
+
+
+def check_success(job: JobContext, world: World) -> None:
+    """End the job once the success policy is met."""
+    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
+    verdict = judge_success(job.spec.success_policy, tally)
+    if verdict.met:
+        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
 
 
 def toward_suspend(job: JobContext) -> None:
     """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
-    if job.state.phase is JobPhase.SUSPENDED:
+    if job.state.phase is wire.JobPhase.SUSPENDED:
         return
     if _at_barrier(job, "the job is suspended"):
         return
@@ -188,7 +186,7 @@ def toward_suspend(job: JobContext) -> None:
     job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
     job.worlds.recovering = False
     for node in job.membership.nodes.values():
-        job.turn(node.rank, GoodputClass.WAITING)
+        job.turn(node.rank, wire.GoodputClass.WAITING)
     replacement.release(
         job, list(job.membership.nodes.values()), "the job is suspended", free_pods=True
     )
@@ -215,7 +213,7 @@ def watch_deadline(job: JobContext) -> None:
 
 def deadline_due(job: JobContext) -> None:
     """The job has run longer than it may."""
-    if job.state.phase is JobPhase.SUSPENDED:
+    if job.state.phase is wire.JobPhase.SUSPENDED:
         return
     limit = job.spec.active_deadline_seconds
     text = f"the job ran longer than activeDeadlineSeconds {limit:g}"
@@ -232,3 +230,37 @@ def below_min_due(job: JobContext) -> None:
         f"for {timeout:g} s"
     )
     job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """The count of the world's ranks that have ended with exit code 0."""
+
+    world_size: int
+    ranks_done: int
+    rank0_done: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SuccessOutcome:
+    """The verdict on the success policy, with the reason."""
+
+    met: bool
+    reason: str
+
+
+def judge_success(policy: wire.SuccessPolicy, tally: Tally) -> SuccessOutcome:
+    """Decide whether the policy is met; an unspecified policy means all workers."""
+    if policy is wire.SuccessPolicy.ANY_WORKER:
+        return SuccessOutcome(
+            tally.ranks_done > 0, f"{_ranks_finished(tally.ranks_done)}, one is enough"
+        )
+    if policy is wire.SuccessPolicy.RANK0:
+        text = "rank 0 has finished" if tally.rank0_done else "rank 0 has not finished"
+        return SuccessOutcome(tally.rank0_done, text)
+    met = 0 < tally.world_size <= tally.ranks_done
+    return SuccessOutcome(met, f"{tally.ranks_done} of {_ranks_finished(tally.world_size)}")
+
+
+def _ranks_finished(ranks: int) -> str:
+    return f"{counted(ranks, 'rank')} {verb(ranks, 'has', 'have')} finished"

@@ -1,23 +1,21 @@
-"""The operator's stream: specs, pods, answers, requests to stop.
-
-Belongs here: one handler for each of its messages. Does not belong here: the meaning of a pod's end
-(`nodes.pods`), decisions for the operator (`replacement`).
-"""
+"""The operator's stream: specs, pods, answers, requests to stop."""
 
 from __future__ import annotations
 
-from holdfast_master.job.health import settings as health_settings
+from collections.abc import Iterator
+
 from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import eligibility, replacement
 from holdfast_master.job.requests import job_end, user_requests
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.health import OFF
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import ClusterStrikes, MasterSpec, SpecAccepted, StopRequest
+from holdfast_wire.messages import ClusterStrikes, HealthMode, MasterSpec, SpecAccepted, StopRequest
 from holdfast_wire.reasons import EndReason, EventReason
 
 
@@ -32,7 +30,7 @@ def connected(job: JobContext) -> None:
     view.cluster = ClusterStrikes()  # those of the new stream follow
     replacement.repeat(job)
     strikes.report(job)
-    job_end.tell_finish(job)
+    job_end.send_finish(job)
     if first:
         refresh_all(job, Change.OPERATOR_CONNECTED)
 
@@ -69,8 +67,8 @@ def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
         f"({spec.min_replicas} to {spec.max_replicas}), {counted(spec.standbys, 'standby')}"
     )
     job.out.event(EventReason.SPEC_ACCEPTED, f"{text}, suspended" if spec.suspend else text)
-    for text in health_settings.ineffective(spec):
-        if before is None or text not in health_settings.ineffective(before):
+    for text in ineffective(spec):
+        if before is None or text not in ineffective(before):
             job.out.event(EventReason.HEALTH_SETTINGS, text, Warn)
     if job.wanted < wanted:
         job.membership.release_overdue = False
@@ -102,3 +100,37 @@ def stop_requested(job: JobContext, wish: StopRequest) -> None:
     job.request_end(succeeded=False, reason=reason, text=text, now=grace == 0)
     if grace == 0:
         flush.hurry(job)
+
+
+def ineffective(spec: MasterSpec) -> tuple[str, ...]:
+    """Return what is odd about a job's health settings: field, value, effect and remedy of each."""
+    return (*_of_hangs(spec), *_of_stragglers(spec))
+
+
+def _of_hangs(spec: MasterSpec) -> Iterator[str]:
+    hang = spec.health.hang if spec.health is not None else None
+    if hang is None or hang.mode in OFF:
+        return
+    if hang.first_step_seconds < hang.min_seconds:
+        yield (
+            f"health.hang.firstStepSeconds {hang.first_step_seconds:g} is below minSeconds "
+            f"{hang.min_seconds:g}, so a first step has {hang.min_seconds:g} s as well: raise "
+            "firstStepSeconds, or lower minSeconds"
+        )
+
+
+def _of_stragglers(spec: MasterSpec) -> Iterator[str]:
+    slow = spec.health.straggler if spec.health is not None else None
+    if slow is None or slow.mode in OFF:
+        return
+    if slow.votes > slow.votes_out_of:
+        yield (
+            f"health.straggler.votes {slow.votes} is above votesOutOf {slow.votes_out_of}, so "
+            "nobody is ever called slow: lower votes, or raise votesOutOf"
+        )
+    room = spec.replicas - spec.min_replicas >= max(1, spec.node_unit)
+    if slow.mode is HealthMode.ACT and not room and not spec.standbys:
+        yield (
+            f"health.straggler.mode Act excludes nobody: fewer than minReplicas "
+            f"{spec.min_replicas} would be left. Set worker.standbys, or lower minReplicas"
+        )

@@ -1,8 +1,4 @@
-"""Requests of users.
-
-Belongs here: one handler for each request, answered once. Does not belong here: requests that only
-read (`views`): they need no decision.
-"""
+"""Requests of users."""
 
 from __future__ import annotations
 
@@ -15,53 +11,31 @@ from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.context import JobContext, PendingStacks
 from holdfast_master.job.state.job_state import RENEW
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.operator_view import OperatorView, is_over
+from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.operator_view import OperatorView, PendingScale, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer, Timers
-from holdfast_master.job.state.waiting_requests import ScaleWish, StackCall
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    CommandDone,
-    DrainNodeRequest,
-    DrainNodeResponse,
-    DumpStacks,
-    DumpStacksRequest,
-    DumpStacksResponse,
-    JobPhase,
-    NodeStacks,
-    PodObservation,
-    RestartWorkerRequest,
-    RestartWorkerResponse,
-    ScaleDecision,
-    ScaleRequest,
-    ScaleResponse,
-    ScaleResult,
-    StackText,
-    StopJobRequest,
-    StopJobResponse,
-    TriggerCheckpointRequest,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
 
 _SCALE_SECONDS = 30.0
 _STACK_SECONDS = 10.0
 _BACK = "; a restart of this node, or a scale, brings it back"
-_OVER = ENDED | {JobPhase.STOPPING}
+_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def asked(job: JobContext, event: UserCall) -> None:
     """A request; it is answered once, now or later."""
     request = event.request
-    if job.state.phase in _OVER and not isinstance(request, StopJobRequest):
+    if job.state.phase in _OVER and not isinstance(request, wire.StopJobRequest):
         text = f"the job is {job.state.phase.name.lower()}: {job.state.text}"
         _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "JOB_ENDED", text)
         return
@@ -80,7 +54,7 @@ def _because(reason: str) -> str:
 # ----------------------------------------------------------------------------------------- scale
 
 
-def _scale(job: JobContext, event: UserCall, request: ScaleRequest) -> None:
+def _scale(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> None:
     spec = job.spec
     # Only the operator knows whether minReplicas and maxReplicas were given or follow replicas, so
     # it judges them; its words reach the person.
@@ -90,25 +64,27 @@ def _scale(job: JobContext, event: UserCall, request: ScaleRequest) -> None:
         return
     if request.replicas == spec.replicas:
         text = _same_size(job, event, request)
-        job.out.put(Reply(event.request_id, ScaleResponse(generation=spec.generation, text=text)))
+        job.out.put(
+            Reply(event.request_id, wire.ScaleResponse(generation=spec.generation, text=text))
+        )
         return
     if not job.operator.connected:
         text = "no operator is connected, and only an operator changes the number of replicas"
         _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NO_OPERATOR", text)
         return
     number = job.out.command("scale", 0)
-    wish = ScaleWish(event.request_id, request.replicas, number)
-    job.operator.scale_wishes.append(wish)
+    wish = PendingScale(event.request_id, request.replicas, number)
+    job.operator.pending_scales.append(wish)
     job.timers.set(Timer.REQUEST, job.now + _SCALE_SECONDS, event.request_id)
     text = f"{event.who} asks for {counted(request.replicas, 'replica')}{_because(request.reason)}"
     job.out.event(EventReason.SCALE_REQUESTED, text)
-    told = ScaleDecision(
+    decision = wire.ScaleDecision(
         decision_id=number, replicas=request.replicas, reason=short(request.reason)
     )
-    job.out.tell(told)
+    job.out.send_operator(decision)
 
 
-def _same_size(job: JobContext, event: UserCall, request: ScaleRequest) -> str:
+def _same_size(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> str:
     """The spec has that size: whoever asks for it wants drained nodes back; what follows."""
     number = request.replicas
     text = f"{counted(number, 'replica')} {verb(number, 'is', 'are')} wanted already"
@@ -124,9 +100,9 @@ def _nodes(ranks: list[int]) -> str:
     return f"{nodes_named(ranks)} {verb(len(ranks), 'comes', 'come')}"
 
 
-def scale_answered(job: JobContext, result: ScaleResult) -> None:
+def scale_answered(job: JobContext, result: wire.ScaleResult) -> None:
     """The operator has taken a ScaleDecision, or not."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.decision_id != result.decision_id:
             continue
         if result.ok:
@@ -141,21 +117,21 @@ def scale_answered(job: JobContext, result: ScaleResult) -> None:
 
 def spec_in_force(job: JobContext) -> None:
     """A spec or an answer has come: whose wish is carried out now."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.accepted and job.spec.replicas == wish.replicas:
             _end_wish(job.timers, job.operator, wish)
-            response = ScaleResponse(generation=job.spec.generation)
+            response = wire.ScaleResponse(generation=job.spec.generation)
             job.out.put(Reply(wish.request_id, response))
 
 
-def _end_wish(timers: Timers, operator: OperatorView, wish: ScaleWish) -> None:
-    operator.scale_wishes.remove(wish)
+def _end_wish(timers: Timers, operator: OperatorView, wish: PendingScale) -> None:
+    operator.pending_scales.remove(wish)
     timers.cancel(Timer.REQUEST, wish.request_id)
 
 
 def operator_gone(job: JobContext) -> None:
     """Nobody will answer what the operator was asked."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         _end_wish(job.timers, job.operator, wish)
         text = "the operator disconnected before it answered"
         job.out.put(Refuse(wish.request_id, RefusalCode.UNAVAILABLE, "OPERATOR_GONE", text))
@@ -163,17 +139,17 @@ def operator_gone(job: JobContext) -> None:
 
 def request_due(job: JobContext, request_id: int) -> None:
     """A user has waited long enough."""
-    for wish in list(job.operator.scale_wishes):
+    for wish in list(job.operator.pending_scales):
         if wish.request_id == request_id:
             _end_wish(job.timers, job.operator, wish)
             text = f"the operator did not carry it out within {_SCALE_SECONDS:g} s"
             code = RefusalCode.DEADLINE_EXCEEDED
             job.out.put(Refuse(request_id, code, "OPERATOR_SLOW", text))
     on_demand.request_due(job, request_id)
-    call = job.stack_calls.get(request_id)
+    call = job.pending_stacks.get(request_id)
     if call is not None:
         for rank in call.commands.values():
-            call.answers.append(NodeStacks(node_rank=rank, error="no answer in time"))
+            call.answers.append(wire.NodeStacks(node_rank=rank, error="no answer in time"))
         call.commands.clear()
         _answer_stacks(job, call)
 
@@ -181,7 +157,7 @@ def request_due(job: JobContext, request_id: int) -> None:
 # --------------------------------------------------------------------------------------- restart
 
 
-def _restart(job: JobContext, event: UserCall, request: RestartWorkerRequest) -> None:
+def _restart(job: JobContext, event: UserCall, request: wire.RestartWorkerRequest) -> None:
     world = job.worlds.running()
     if request.node_rank is not None:
         _restart_node(job, event, request.node_rank, request.reason)
@@ -198,16 +174,16 @@ def _restart(job: JobContext, event: UserCall, request: RestartWorkerRequest) ->
         incidents.report_process(job, item, world.round)
     else:
         _restart_together(job, world, item)
-    job.out.put(Reply(event.request_id, RestartWorkerResponse(round=world.round)))
+    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=world.round)))
 
 
 def _restart_together(job: JobContext, world: World, item: Evidence) -> None:
     """Have all ranks save and stop; a barrier that is on its way ends in a new round as well."""
     if job.worlds.barrier is None:
-        incidents.open_case(job, item, world)
+        incidents.open_incident(job, item, world)
     if job.incidents.current is not None:
         # A successor must know what was granted, also where it hears of no barrier.
-        job.out.record(job.incidents.current.fact(opened=True, charged=None, cost=()), durable=True)
+        job.out.record(job.incidents.current.fact(), durable=True)
     if job.worlds.barrier is None:
         barrier.stop(job, world, item.text, job.settings.barrier_seconds)
 
@@ -248,17 +224,17 @@ def _restart_node(job: JobContext, event: UserCall, rank: int, reason: str) -> N
     job.out.command(RENEW, rank, durable=True)
     job.out.event(EventReason.RESTART_REQUESTED, text, node=rank)
     liveness.drain(job, node, EvidenceKind.DRAINED, text)
-    job.out.put(Reply(event.request_id, RestartWorkerResponse(round=job.state.round)))
+    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round)))
 
 
-def _bring_back(job: JobContext, event: UserCall, pod: PodObservation, reason: str) -> None:
+def _bring_back(job: JobContext, event: UserCall, pod: wire.PodObservation, reason: str) -> None:
     """A node that was drained or has ended: another pod is to be made for its rank."""
     text = f"{event.who} wants node {pod.node_rank} back{_because(reason)}"
     if not job.operator.connected or not replacement.ask(job, pod.node_rank, pod.pod_uid, text):
         text = f"no operator is connected, or no rank {pod.node_rank} is wanted by the spec"
         _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NOT_REPLACEABLE", text)
         return
-    job.out.put(Reply(event.request_id, RestartWorkerResponse(round=job.state.round)))
+    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round)))
 
 
 def _find(membership: Membership, out: OutgoingBatch, event: UserCall, rank: int) -> Node | None:
@@ -273,7 +249,7 @@ def _find(membership: Membership, out: OutgoingBatch, event: UserCall, rank: int
 # ----------------------------------------------------------------------------------------- drain
 
 
-def _drain(job: JobContext, event: UserCall, request: DrainNodeRequest) -> None:
+def _drain(job: JobContext, event: UserCall, request: wire.DrainNodeRequest) -> None:
     node = _find(job.membership, job.out, event, request.node_rank)
     if node is None:
         return
@@ -297,71 +273,71 @@ def _drain(job: JobContext, event: UserCall, request: DrainNodeRequest) -> None:
         alone = "with its replica, without a barrier"
         how = alone if world.replicas else "after a checkpoint barrier"
         text = f"node {rank} leaves {how}; then {after}"
-    job.out.put(Reply(event.request_id, DrainNodeResponse(text=text)))
+    job.out.put(Reply(event.request_id, wire.DrainNodeResponse(text=text)))
 
 
 # ---------------------------------------------------------------------------------------- stacks
 
 
-def _stacks(job: JobContext, event: UserCall, request: DumpStacksRequest) -> None:
+def _stacks(job: JobContext, event: UserCall, request: wire.DumpStacksRequest) -> None:
     if (
         request.node_rank is not None
         and _find(job.membership, job.out, event, request.node_rank) is None
     ):
         return
     ranks = sorted(job.membership.nodes) if request.node_rank is None else [request.node_rank]
-    call = StackCall(event.request_id)
-    job.stack_calls[event.request_id] = call
+    call = PendingStacks(event.request_id)
+    job.pending_stacks[event.request_id] = call
     job.out.event(EventReason.STACKS_REQUESTED, f"{event.who} asks for the stacks")
     for rank in ranks:
         node = job.membership.nodes[rank]
         if node.session is None:
-            call.answers.append(NodeStacks(node_rank=rank, error="its agent is not connected"))
+            call.answers.append(wire.NodeStacks(node_rank=rank, error="its agent is not connected"))
             continue
         number = job.out.command("stacks", rank)
         call.commands[number] = rank
-        job.out.send(node, DumpStacks(command_id=number))
+        job.out.send(node, wire.DumpStacks(command_id=number))
     job.timers.set(Timer.REQUEST, job.now + _STACK_SECONDS, event.request_id)
     _answer_stacks(job, call)
 
 
-def stacks_arrived(job: JobContext, node: Node, message: CommandDone) -> None:
+def stacks_arrived(job: JobContext, node: Node, message: wire.CommandDone) -> None:
     """A node's stacks, if that is what the command was."""
-    for call in list(job.stack_calls.values()):
+    for call in list(job.pending_stacks.values()):
         if call.commands.pop(message.command_id, None) is None:
             continue
-        stacks = tuple(StackText(rank=s.rank, pid=s.pid, text=s.text) for s in message.stacks)
+        stacks = tuple(wire.StackText(rank=s.rank, pid=s.pid, text=s.text) for s in message.stacks)
         error = "" if message.ok else message.text or "the agent could not dump its stacks"
-        call.answers.append(NodeStacks(node_rank=node.rank, error=error, stacks=stacks))
+        call.answers.append(wire.NodeStacks(node_rank=node.rank, error=error, stacks=stacks))
         _answer_stacks(job, call)
 
 
-def _answer_stacks(job: JobContext, call: StackCall) -> None:
+def _answer_stacks(job: JobContext, call: PendingStacks) -> None:
     if call.commands:
         return
-    del job.stack_calls[call.request_id]
+    del job.pending_stacks[call.request_id]
     job.timers.cancel(Timer.REQUEST, call.request_id)
     nodes = tuple(sorted(call.answers, key=lambda answer: answer.node_rank))
-    job.out.put(Reply(call.request_id, DumpStacksResponse(nodes=nodes)))
+    job.out.put(Reply(call.request_id, wire.DumpStacksResponse(nodes=nodes)))
 
 
 # ------------------------------------------------------------------------------------------ stop
 
 
-def _stop(job: JobContext, event: UserCall, request: StopJobRequest) -> None:
+def _stop(job: JobContext, event: UserCall, request: wire.StopJobRequest) -> None:
     text = f"{event.who} stops the job{_because(request.reason)}"
     reason = EndReason.STOPPED_BY_USER
     job.request_end(succeeded=False, reason=reason, text=text, now=request.now)
     if request.now:
         flush.hurry(job)
-    job.out.put(Reply(event.request_id, StopJobResponse()))
+    job.out.put(Reply(event.request_id, wire.StopJobResponse()))
 
 
 _HANDLERS: dict[type, Callable[[JobContext, UserCall, Any], None]] = {
-    ScaleRequest: _scale,
-    RestartWorkerRequest: _restart,
-    DrainNodeRequest: _drain,
-    DumpStacksRequest: _stacks,
-    StopJobRequest: _stop,
-    TriggerCheckpointRequest: on_demand.asked,
+    wire.ScaleRequest: _scale,
+    wire.RestartWorkerRequest: _restart,
+    wire.DrainNodeRequest: _drain,
+    wire.DumpStacksRequest: _stacks,
+    wire.StopJobRequest: _stop,
+    wire.TriggerCheckpointRequest: on_demand.asked,
 }

@@ -1,7 +1,4 @@
-"""Views of a job for people and programs.
-
-Belongs here: building the answers of JobService from the state. Does not belong here: changing it.
-"""
+"""Views of a job for people and programs."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import Final
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -22,30 +19,18 @@ from holdfast_master.policies import failure
 from holdfast_master.policies.goodput import entries, ratio, summed
 from holdfast_master.policies.guessed_steps import is_guess
 from holdfast_master.policies.quantities import counted, in_words, verb
-from holdfast_wire.messages import (
-    BudgetState,
-    GetGoodputResponse,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    MemoryShortage,
-    NodeGoodput,
-    NodeInfo,
-    NodeState,
-    RankInfo,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
 
-_BEGINS: Final = frozenset({JobPhase.FORMING, JobPhase.STARTING})
-_ENDED: Final = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.SUSPENDED})
+_BEGINS: Final = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
+_ENDED: Final = frozenset({wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED, wire.JobPhase.SUSPENDED})
 _STILL_SECONDS: Final = 3.0
 """s: least time without a step after which people read that replicas wait."""
 _STILL_STEPS: Final = 3.0
 """The same in steps of usual length."""
 
 
-def status(job: JobContext) -> JobStatus:
+def status(job: JobContext) -> wire.JobStatus:
     """The whole small truth about the job."""
     state, spec = job.state, job.spec
     world = job.worlds.running()
@@ -55,7 +40,7 @@ def status(job: JobContext) -> JobStatus:
     loss = next((item.loss for node in members[:1] for item in node.ranks[:1]), 0.0)
     step = _step(job, members)
     guess = 0 if step else _guess(members)
-    return JobStatus(
+    return wire.JobStatus(
         name=job.identity.job_name,
         uid=job.identity.job_uid,
         phase=phase,
@@ -101,8 +86,8 @@ def status(job: JobContext) -> JobStatus:
     )
 
 
-def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
-    """Return the phase with its reason and text: replicas that train on make a job train.
+def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
+    """The phase with its reason and text: replicas that train on make a job train.
 
     The core's own phase is of the newest world, in which others may only begin.
     """
@@ -112,12 +97,12 @@ def _phase(job: JobContext) -> tuple[JobPhase, str, str]:
         if trains:
             count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"
             text = f"{count} {verb(len(trains), 'trains', 'train')} on; {state.text}"
-            return JobPhase.TRAINING, PhaseReason.TRAINING, text
+            return wire.JobPhase.TRAINING, PhaseReason.TRAINING, text
     return state.phase, state.reason, _text(job)
 
 
 def _text(job: JobContext) -> str:
-    """Return the phase's reason in words; with too few nodes, also the time until the job fails."""
+    """The phase's reason in words; with too few nodes, also the time until the job fails."""
     if still := _standing_still(job):
         return f"{job.state.text}; {still}"
     due = job.timers.due(Timer.BELOW_MIN)
@@ -132,17 +117,15 @@ def _standing_still(job: JobContext) -> str:
 
     One of them keeps the others waiting, and is not put out yet. Empty: they go on.
     """
-    world, nodes = job.worlds.running(), job.membership.nodes
-    if world is None or job.state.phase is not JobPhase.TRAINING:
+    world = job.worlds.running()
+    if world is None or job.state.phase is not wire.JobPhase.TRAINING:
         return ""
     still: dict[int, tuple[float, int]] = {}
     for one in world.replicas:
         if _synchronises(job, world, one.number):
-            present = [nodes[rank] for rank in world.members_of(one) if rank in nodes]
             times = [
                 (item.since_step_seconds + job.now - node.ranks_at, item.step)
-                for node in present
-                for item in node.ranks
+                for node, item in job.membership.reports(world.members_of(one))
             ]
             still[one.number] = max(times, default=(0.0, 0))
     if len(still) < 2:
@@ -172,13 +155,11 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
         if _synchronises(job, world, one.number)
         for rank in world.members_of(one)
     ]
-    known = trains or list(world.places)
-    nodes = job.membership.nodes
-    return [nodes[rank] for rank in known if rank in nodes]
+    return job.membership.present(trains or world.places)
 
 
 def _synchronises(job: JobContext, world: World, number: int) -> bool:
-    """Return whether a replica has stepped, and is one of those that agree with each other."""
+    """Whether a replica has stepped, and is one of those that agree with each other."""
     last = job.state.roster
     if last is None or number not in last.replicas:
         return False
@@ -232,44 +213,47 @@ def _step_at_end(job: JobContext) -> int:
     return state.ended_steps.get(state.assigned.round, 0) or state.best_step
 
 
-def _shortages(state: JobState) -> tuple[MemoryShortage, ...]:
-    """Return the largest limit of each node rank with which a rank of it ran out of memory."""
+def _shortages(state: JobState) -> tuple[wire.MemoryShortage, ...]:
+    """The largest limit of each node rank with which a rank of it ran out of memory."""
     largest: dict[int, int] = {}
     for fact in state.incidents.values():
         if fact.memory_limit_bytes and fact.culprit_node:
             rank = int(fact.culprit_node)
             largest[rank] = max(largest.get(rank, 0), fact.memory_limit_bytes)
     return tuple(
-        MemoryShortage(node_rank=rank, limit_bytes=limit) for rank, limit in sorted(largest.items())
+        wire.MemoryShortage(node_rank=rank, limit_bytes=limit)
+        for rank, limit in sorted(largest.items())
     )
 
 
 def _guess(members: list[Node]) -> int:
-    """Return the guessed step that all ranks have completed in this world; 0: none is known."""
+    """The guessed step that all ranks have completed in this world; 0: none is known."""
     if not all(node.ranks for node in members):
         return 0
     ranks = [item for node in members for item in node.ranks]
     return min(item.step for item in ranks) if ranks and all(map(is_guess, ranks)) else 0
 
 
-def _restored(book: CheckpointTracker, number: int) -> int | None:
-    """Return the step that a round starts from; None: it is not decided, or the script decides."""
-    origin = book.origin if book.round == number else None
+def _restored(tracker: CheckpointTracker, number: int) -> int | None:
+    """The step that a round starts from; None: it is not decided, or the script decides."""
+    origin = tracker.origin if tracker.round == number else None
     if origin is None or not origin.go:
         return None
     return origin.version.step if origin.version is not None else 0
 
 
-def _budgets(job: JobContext) -> tuple[BudgetState, ...]:
+def _budgets(job: JobContext) -> tuple[wire.BudgetState, ...]:
     balances = [incidents.balance(job, kind) for kind in failure.CHARGEABLE]
     return tuple(
-        BudgetState(kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window)
+        wire.BudgetState(
+            kind=item.kind, used=item.used, limit=item.limit, window_seconds=item.window
+        )
         for item in balances
         if item.limit is not None
     )
 
 
-def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
+def nodes(job: JobContext) -> tuple[wire.NodeInfo, ...]:
     """Every present or expected node, in node rank order."""
     spec = job.spec
     expected = set(range(job.wanted)) if spec.generation else set()
@@ -278,16 +262,16 @@ def nodes(job: JobContext) -> tuple[NodeInfo, ...]:
     return tuple(_node(job, rank) for rank in ranks)
 
 
-def _node(job: JobContext, rank: int) -> NodeInfo:
+def _node(job: JobContext, rank: int) -> wire.NodeInfo:
     node = job.membership.nodes.get(rank)
     if node is None:
-        return NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
+        return wire.NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
     world = job.worlds.running()
     place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
     hello = node.hello
     known = job.state.nodes.get(rank)
     preflight, reason = _preflight(job, node)
-    return NodeInfo(
+    return wire.NodeInfo(
         node_rank=rank,
         pod_uid=node.pod_uid,
         agent_id=node.agent_id,
@@ -310,7 +294,7 @@ def _node(job: JobContext, rank: int) -> NodeInfo:
 
 
 def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
-    """Return the verdict of the check before the node joined, in a word, and its reason."""
+    """The verdict of the check before the node joined, in a word, and its reason."""
     if job.preflight.checks(node.rank, node.agent_id):
         return "checking", ""
     judged = job.state.judged.get(node.rank)
@@ -324,34 +308,34 @@ def _is_unfit(state: JobState, node: Node) -> bool:
     return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
 
 
-def _absent(state: JobState, operator: OperatorView, rank: int) -> NodeState:
-    """Return the state of an expected node that is not there."""
+def _absent(state: JobState, operator: OperatorView, rank: int) -> wire.NodeState:
+    """The state of an expected node that is not there."""
     gone = state.departed.get(rank)
     if gone is None:
-        return NodeState.MISSING
+        return wire.NodeState.MISSING
     if rank in state.finished:
-        return NodeState.FINISHED
+        return wire.NodeState.FINISHED
     if state.dismissed.get(gone.agent_id) != RELEASED:
-        return NodeState.LOST
+        return wire.NodeState.LOST
     coming = rank in operator.replacing or operator.is_coming(rank)
-    return NodeState.MISSING if coming else NodeState.DRAINED
+    return wire.NodeState.MISSING if coming else wire.NodeState.DRAINED
 
 
-def _state(state: JobState, node: Node, world: World | None) -> NodeState:
+def _state(state: JobState, node: Node, world: World | None) -> wire.NodeState:
     if node.session is None:
-        return NodeState.DISCONNECTED
+        return wire.NodeState.DISCONNECTED
     if node.rank in state.draining or node.rank in state.released:
-        return NodeState.DRAINING
-    if world is not None and world.holds(node.rank, node.agent_id):
-        return NodeState.FINISHED if node.rank in world.finished else NodeState.ACTIVE
+        return wire.NodeState.DRAINING
+    if world is not None and world.has(node):
+        return wire.NodeState.FINISHED if node.rank in world.finished else wire.NodeState.ACTIVE
     if not node.warm:
-        return NodeState.WARMING
-    return NodeState.READY if world is None else NodeState.STANDBY
+        return wire.NodeState.WARMING
+    return wire.NodeState.READY if world is None else wire.NodeState.STANDBY
 
 
-def _ranks(node: Node, base: int) -> tuple[RankInfo, ...]:
+def _ranks(node: Node, base: int) -> tuple[wire.RankInfo, ...]:
     return tuple(
-        RankInfo(
+        wire.RankInfo(
             rank=base + item.local_rank,
             local_rank=item.local_rank,
             pid=item.pid,
@@ -367,7 +351,7 @@ def _ranks(node: Node, base: int) -> tuple[RankInfo, ...]:
     )
 
 
-def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, ...]:
+def events_after(state: JobState, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
     """Events after this sequence, oldest first, at most `limit`."""
     events = state.events
     if not events:
@@ -381,25 +365,24 @@ def events_after(state: JobState, sequence: int, limit: int) -> tuple[JobEvent, 
     return tuple(newest[: last - skip])
 
 
-def listed_incidents(job: JobContext) -> tuple[Incident, ...]:
+def listed_incidents(job: JobContext) -> tuple[wire.Incident, ...]:
     """Every incident that is remembered, oldest first, each with its cost so far."""
     open_now = {
-        case.id: case.fact(
-            opened=True, charged=None, cost=job.ledger.cost(case.id, job.clock.micros)
-        )
-        for case in job.incidents.open()
+        incident.id: incident.fact(cost=job.ledger.cost(incident.id, job.clock.micros))
+        for incident in job.incidents.open()
     }
     return tuple(open_now.get(key, fact) for key, fact in job.state.incidents.items())
 
 
-def goodput(job: JobContext) -> GetGoodputResponse:
+def goodput(job: JobContext) -> wire.GetGoodputResponse:
     """Node-seconds by class, whole and by node, and every incident with its cost."""
     totals = job.ledger.totals(job.clock.micros)
     whole = summed(totals.values())
     per_node = tuple(
-        NodeGoodput(node_rank=rank, classes=entries(classes)) for rank, classes in totals.items()
+        wire.NodeGoodput(node_rank=rank, classes=entries(classes))
+        for rank, classes in totals.items()
     )
-    return GetGoodputResponse(
+    return wire.GetGoodputResponse(
         totals=entries(whole),
         node_seconds=sum(entry.node_seconds for entry in entries(whole)),
         nodes=per_node,

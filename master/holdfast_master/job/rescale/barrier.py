@@ -1,22 +1,17 @@
-"""The barrier: all ranks save and stop after the same step, for a rescale, a suspension, an end.
-
-Belongs here: setting it, the nodes' reports of it, its failure, and taking up an earlier master's.
-Does not belong here: the choice of the step (`policies.barrier`), the reason to stop the ranks
-(`rescale`, `requests.job_end`).
-"""
+"""The barrier: all ranks save and stop after the same step, for a rescale, a suspension, an end."""
 
 from __future__ import annotations
 
-from holdfast_master.job.incidents import incidents
-from holdfast_master.job.state.barrier import Barrier
+from holdfast_master.job.incidents import incidents, rank_reports
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.orders import Barrier, StepOrder
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
-from holdfast_master.policies import barrier as barrier_policy
+from holdfast_master.policies import barrier as policy
+from holdfast_master.policies.barrier import BarrierStep
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import BarrierAck, BarrierReached, GoodputClass, JobPhase, SetBarrier
 from holdfast_wire.reasons import EventReason, PhaseReason
@@ -28,12 +23,12 @@ def stop(job: JobContext, world: World, reason: str, patience: float) -> None:
     if problem:
         miss(job, f"{reason}; {problem}")
         return
-    job.worlds.barrier = Barrier(reason=reason, barrier_id=0, step=0, patience=patience)
+    job.worlds.barrier = Barrier(reason=reason, patience=patience)
     _barrier(job, world, job.worlds.barrier)
 
 
 def _hopeless(job: JobContext, world: World) -> str:
-    """Return the reason not to try at all; empty: a barrier may be reached.
+    """The reason not to try at all; empty: a barrier may be reached.
 
     A drain and a rescale try: ranks that hang cost them the barrier's time, and ranks that were at
     work save. A job that a person ends is not kept for a step that no rank comes to.
@@ -46,46 +41,51 @@ def _hopeless(job: JobContext, world: World) -> str:
 
 
 def blind(membership: Membership, world: World) -> str:
-    """Return the reason why the ranks cannot be stopped together; empty: they can."""
+    """The reason why the ranks cannot be stopped together; empty: they can."""
     if world.degraded:
         return "no rank reports steps"
-    for rank in world.savers:
-        node = membership.nodes.get(rank)
-        if node is not None and any(not item.has_sdk for item in node.ranks):
-            return f"node {rank} runs a process without the SDK"
+    for node, item in membership.reports(world.savers):
+        if not item.has_sdk:
+            return f"node {node.rank} runs a process without the SDK"
     return ""
 
 
 def _barrier(job: JobContext, world: World, barrier: Barrier) -> None:
-    delay = latency(job)
-    choice = _choose(job, world, barrier)
-    barrier.barrier_id = job.out.command("barrier", 0)
-    barrier.step = choice.step
-    barrier.acked.clear()
+    choice = set_step(job, world, barrier, "barrier")
     text = f"all ranks save and stop after step {choice.step}: {barrier.reason}"
     job.move(Trigger.BARRIER_SET, PhaseReason.BARRIER, text)
     job.out.event(EventReason.BARRIER_SET, f"{text} ({choice.reason})")
-    for rank in world.savers:
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            send_barrier(job, node)
-    due = job.now + choice.expected_seconds
-    job.timers.set(Timer.ACK, due + 2 * delay + 0.5)
-    job.timers.set(Timer.BARRIER, due + barrier.patience)
+    for node in job.membership.present(world.savers):
+        send_barrier(job, node)
+    job.timers.set(Timer.ACK, seen_by(job, choice))
+    job.timers.set(Timer.BARRIER, job.now + choice.expected_seconds + barrier.patience)
 
 
-def _choose(job: JobContext, world: World, barrier: Barrier) -> barrier_policy.BarrierStep:
-    return barrier_policy.choose(
-        incidents.sightings(job.now, job.membership, world),
-        latency=latency(job),
-        tries=barrier.tries,
-        not_before=max(world.reached, barrier.passed),
+def set_step(job: JobContext, world: World, order: StepOrder, command: str) -> BarrierStep:
+    """Give an order a new number, and a step that no rank has begun when it sees the order."""
+    choice = _choose(job, world, order)
+    order.number, order.step = job.out.command(command, 0), choice.step
+    order.acked.clear()
+    return choice
+
+
+def _choose(job: JobContext, world: World, order: StepOrder) -> BarrierStep:
+    return policy.choose(
+        rank_reports.sightings(job.now, job.membership, world),
+        latency=_latency(job),
+        tries=order.tries,
+        not_before=max(world.reached, order.passed),
     )
 
 
-def latency(job: JobContext) -> float:
-    """Return the latency to a rank's page and back with the next heartbeat, s."""
+def _latency(job: JobContext) -> float:
+    """The latency to a rank's page and back with the next heartbeat, s."""
     return job.settings.latency_seconds + job.membership.heartbeat
+
+
+def seen_by(job: JobContext, choice: BarrierStep) -> float:
+    """The time by which every rank should have seen an order, patient clock, s."""
+    return job.now + choice.expected_seconds + 2 * _latency(job) + 0.5
 
 
 def resume(job: JobContext, world: World) -> None:
@@ -103,7 +103,7 @@ def resume(job: JobContext, world: World) -> None:
     shrinks = len(world.places) > job.wanted
     patience = job.spec.scale_down_grace_seconds if shrinks else settings.barrier_seconds
     patience = patience if stop is None else job.end.grace / 2
-    job.worlds.barrier = Barrier(reason=reason, barrier_id=0, step=0, patience=patience)
+    job.worlds.barrier = Barrier(reason=reason, patience=patience)
     job.timers.set(Timer.BARRIER, job.now + settings.silence_seconds + patience)
 
 
@@ -119,7 +119,7 @@ def take_up(job: JobContext, world: World) -> None:
 
 
 def _await_acks(job: JobContext) -> None:
-    job.timers.set(Timer.ACK, job.now + 2 * latency(job))
+    job.timers.set(Timer.ACK, job.now + 2 * _latency(job))
 
 
 def send_barrier(job: JobContext, node: Node) -> None:
@@ -129,10 +129,10 @@ def send_barrier(job: JobContext, node: Node) -> None:
         return
     if not world.saves(node.rank):
         return  # replicas have steps of their own: one saves, and all stop once it has
-    if not barrier.barrier_id:
+    if not barrier.number:
         _await_acks(job)
         return
-    message = SetBarrier(barrier_id=barrier.barrier_id, step=barrier.step, reason=barrier.reason)
+    message = SetBarrier(barrier_id=barrier.number, step=barrier.step, reason=barrier.reason)
     job.out.send(node, message, world.round_of(node.rank))
 
 
@@ -141,11 +141,11 @@ def acked(job: JobContext, node: Node, message: BarrierAck) -> None:
     world, barrier = job.worlds.member(node), job.worlds.barrier
     if world is None or barrier is None:
         return
-    if not barrier.barrier_id:
+    if not barrier.number:
         barrier.found[node.rank] = message.barrier_id
         barrier.passed = max(barrier.passed, message.seen_at_step)
         return
-    if message.barrier_id != barrier.barrier_id:
+    if message.barrier_id != barrier.number:
         return
     barrier.acked.add(node.rank)
     barrier.passed = max(barrier.passed, message.seen_at_step)
@@ -165,7 +165,7 @@ def ack_due(job: JobContext) -> None:
     nodes = [job.membership.nodes.get(rank) for rank in running]
     back = all(node is not None and node.session is not None for node in nodes)
     # A node that is away has an earlier master's barrier, or gets a new one when it is back.
-    if barrier.barrier_id or (back and barrier.is_apart(running)):
+    if barrier.number or (back and barrier.is_apart(running)):
         _again(job, world, barrier, "not every node saw the barrier in time")
     elif back:
         # Its step is not known here; a barrier of this moment would be for a later one.
@@ -177,7 +177,7 @@ def _again(job: JobContext, world: World, barrier: Barrier, late: str) -> None:
     if world.saved:
         # Some have stopped already: who has not heard of an earlier master's barrier by now never
         # will. Under a barrier of this master the others stop too, or the deadline comes.
-        if not barrier.barrier_id:
+        if not barrier.number:
             miss(job, f"{late}, and {len(world.saved)} have saved and stopped")
         return
     problem = blind(job.membership, world)

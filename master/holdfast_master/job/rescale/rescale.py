@@ -1,9 +1,4 @@
-"""Planned changes of a world's members: grow, shrink, drain.
-
-Belongs here: the nodes that leave and that may come, and the incident of the change. Does not
-belong here: the verdict that a change pays (`policies.scaling`), stopping the ranks (`barrier`),
-the next world (`rounds`).
-"""
+"""Planned changes of a world's members: grow, shrink, drain."""
 
 from __future__ import annotations
 
@@ -14,13 +9,13 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, scaling
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_master.policies.scaling import Economy, Fleet, NotYet, Purpose, Rescale
+from holdfast_master.policies.scaling import Economy, Fleet, Purpose, Rescale
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EventReason
 
@@ -52,7 +47,7 @@ def consider(job: JobContext) -> None:
 
 
 def _cannot_begin(bounds: Bounds, state: JobState, world: World, leaving: list[Node]) -> bool:
-    """Return whether a world is given up before it trains; one that stands in may as well begin."""
+    """Whether a world is given up before it trains; one that stands in may as well begin."""
     drained = any(node.rank in state.draining for node in leaving)
     return drained or len(world.places) > bounds.largest
 
@@ -62,11 +57,10 @@ def _leaving(job: JobContext, world: World) -> list[Node]:
     found = {rank for rank in job.state.draining if rank in world.places}
     if world.highest >= job.wanted:
         found.update(rank for rank in world.places if rank >= job.wanted)
-    nodes = [job.membership.nodes[rank] for rank in sorted(found) if rank in job.membership.nodes]
     return [
         node
-        for node in nodes
-        if world.holds(node.rank, node.agent_id)
+        for node in job.membership.present(sorted(found))
+        if world.has(node)
         and (node.rank in job.state.draining or node.rank in job.membership.surplus)
     ]
 
@@ -78,7 +72,7 @@ def _why_leaving(leaving: list[Node]) -> str:
     return f"node {names} leaves" if len(leaving) == 1 else f"nodes {names} leave"
 
 
-def _stop_again(job: JobContext, world: World, case: OpenIncident, leaving: list[Node]) -> None:
+def _stop_again(job: JobContext, world: World, incident: OpenIncident, leaving: list[Node]) -> None:
     """Go on with a change whose barrier was torn off the journal of an earlier master.
 
     Members that were shown a barrier say so when they are back; this is for when none was.
@@ -86,12 +80,12 @@ def _stop_again(job: JobContext, world: World, case: OpenIncident, leaving: list
     nodes = [job.membership.nodes.get(rank) for rank in world.places]
     if any(node is None or node.session is None for node in nodes):
         return
-    intended = case.best.kind in _INTENDED and case.from_round == world.round
-    if intended and not case.terminal and world.replicas:
-        incidents.break_world(job, case.best.text)
-    elif intended and not case.terminal:
+    intended = incident.best.kind in _INTENDED and incident.from_round == world.round
+    if intended and not incident.terminal and world.replicas:
+        incidents.break_world(job, incident.best.text)
+    elif intended and not incident.terminal:
         shrinks = any(node.draining is None for node in leaving)
-        barrier.stop(job, world, case.best.text, _patience(job, slow=shrinks))
+        barrier.stop(job, world, incident.best.text, _patience(job, slow=shrinks))
 
 
 def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
@@ -116,14 +110,14 @@ def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
     verdict = scaling.decide(fleet, economy, job.now)
     if isinstance(verdict, Rescale):
         _begin(job, world, leaving, verdict)
-    elif isinstance(verdict, NotYet):
+    elif verdict.until is not None:
         job.timers.set(Timer.GROW, verdict.until)
     else:
         job.timers.cancel(Timer.GROW)
 
 
 def _starts_until(job: JobContext, world: World) -> float | None:
-    """Return the time up to which a world counted as training may be starting; None: it trains."""
+    """The time up to which a world counted as training may be starting; None: it trains."""
     if world.first_step or (world.all_guessed() and not world.sdk_ranks):
         return None
     if world.sdk_ranks:
@@ -165,8 +159,8 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
         job, verdict.size - len(world.places)
     )
     job.out.event(EventReason.RESCALING, text)
-    case = incidents.open_case(job, item, world, asked=asked)
-    if case.terminal:
+    incident = incidents.open_incident(job, item, world, asked=asked)
+    if incident.terminal:
         return
     if world.replicas:  # those that stay train on, and are given another roster
         incidents.break_world(job, text)
@@ -176,12 +170,12 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
 
 
 def _patience(job: JobContext, *, slow: bool) -> float:
-    """Return the time that a barrier may take, s; the spec sets it for a reduction."""
+    """The time that a barrier may take, s; the spec sets it for a reduction."""
     return job.spec.scale_down_grace_seconds if slow else job.settings.barrier_seconds
 
 
 def _growth_asked(job: JobContext, more: int) -> bool:
-    """Return whether a person wanted the growth, or it undoes a loss that was charged already."""
+    """Whether a person wanted the growth, or it undoes a loss that was charged already."""
     if job.spec.replicas != job.state.assigned_replicas:
         return True
     newcomers, unit = sorted(job.membership.spares)[:more], job.bounds.unit

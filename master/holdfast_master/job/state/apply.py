@@ -1,8 +1,4 @@
-"""Application of the journal's records to the durable state: one function per kind of fact.
-
-Belongs here: the change of `JobState` that a fact makes. Does not belong here: decisions; a record
-that is applied again after a restart must change the same fields in the same way.
-"""
+"""Application of the journal's records to the durable state: one function per kind of fact."""
 
 from __future__ import annotations
 
@@ -24,43 +20,11 @@ from holdfast_master.job.state.job_state import (
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.policies import failure_rate, node_history
 from holdfast_master.policies.goodput import from_entries
-from holdfast_wire.messages import (
-    BudgetCharge,
-    BudgetKind,
-    CheckpointCommitted,
-    CommandFinished,
-    CommandIssued,
-    EventRecorded,
-    GoodputClass,
-    GoodputMarked,
-    Incident,
-    JobFolded,
-    JobPhase,
-    JournalRecord,
-    NodeExcluded,
-    NodeGone,
-    NodeJoined,
-    NodeJudged,
-    NodeMarked,
-    NodeStruck,
-    OuterRoster,
-    PhaseChanged,
-    ReferencesLearned,
-    ScheduleConfirmed,
-    SegmentOpened,
-    SpecAccepted,
-    StopRequested,
-    StragglerTrial,
-    SyncChosen,
-    WorldDecided,
-    WorldEnded,
-    WorldMember,
-    WorldTraining,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause
 
 
-def apply(state: JobState, record: JournalRecord) -> None:
+def apply(state: JobState, record: wire.JournalRecord) -> None:
     """Apply one record; a fact of an unknown kind, or none, changes the sequence only."""
     state.sequence = record.sequence
     state.job_seconds = record.job_seconds
@@ -69,22 +33,22 @@ def apply(state: JobState, record: JournalRecord) -> None:
         change(state, record.fact, record)
 
 
-def _segment_opened(state: JobState, fact: SegmentOpened, record: JournalRecord) -> None:
+def _segment_opened(state: JobState, fact: wire.SegmentOpened, record: wire.JournalRecord) -> None:
     state.epoch = fact.epoch
     state.started_unix = state.started_unix or record.unix_time
 
 
-def _spec_accepted(state: JobState, fact: SpecAccepted, _: JournalRecord) -> None:
+def _spec_accepted(state: JobState, fact: wire.SpecAccepted, _: wire.JournalRecord) -> None:
     state.spec = fact.spec
 
 
-def _node_joined(state: JobState, fact: NodeJoined, record: JournalRecord) -> None:
+def _node_joined(state: JobState, fact: wire.NodeJoined, record: wire.JournalRecord) -> None:
     _unmark(state, fact.node_rank)
     state.counted_unix[fact.node_rank] = record.unix_time
     state.nodes[fact.node_rank] = fact
 
 
-def _node_gone(state: JobState, fact: NodeGone, _: JournalRecord) -> None:
+def _node_gone(state: JobState, fact: wire.NodeGone, _: wire.JournalRecord) -> None:
     known = state.nodes.get(fact.node_rank)
     if known is None or known.agent_id != fact.agent_id:
         return
@@ -101,7 +65,7 @@ def _unmark(state: JobState, rank: int) -> None:
     state.released.discard(rank)
 
 
-def _node_marked(state: JobState, fact: NodeMarked, _: JournalRecord) -> None:
+def _node_marked(state: JobState, fact: wire.NodeMarked, _: wire.JournalRecord) -> None:
     if fact.mark in {RELEASED, REPLACED}:
         state.dismissed[fact.agent_id] = fact.mark
     if fact.mark == PROMISED:
@@ -119,28 +83,30 @@ def _node_marked(state: JobState, fact: NodeMarked, _: JournalRecord) -> None:
         marks[fact.mark].discard(fact.node_rank)
 
 
-def _node_excluded(state: JobState, fact: NodeExcluded, _: JournalRecord) -> None:
+def _node_excluded(state: JobState, fact: wire.NodeExcluded, _: wire.JournalRecord) -> None:
     state.excluded.pop(fact.node, None)  # excluded again, it is the newest
     if not fact.lifted:
         state.excluded[fact.node] = fact.reason
 
 
-def _straggler_trial(state: JobState, fact: StragglerTrial, _: JournalRecord) -> None:
+def _straggler_trial(state: JobState, fact: wire.StragglerTrial, _: wire.JournalRecord) -> None:
     state.straggler_trials[fact.round] = fact
 
 
-def _node_judged(state: JobState, fact: NodeJudged, _: JournalRecord) -> None:
+def _node_judged(state: JobState, fact: wire.NodeJudged, _: wire.JournalRecord) -> None:
     state.judged[fact.node_rank] = fact
 
 
-def _references_learned(state: JobState, fact: ReferencesLearned, _: JournalRecord) -> None:
+def _references_learned(
+    state: JobState, fact: wire.ReferencesLearned, _: wire.JournalRecord
+) -> None:
     state.reference_levels |= {level.key: level for level in fact.levels}
     state.node_references |= {node.node: node for node in fact.nodes}
     for node in fact.forgotten:
         state.node_references.pop(node, None)
 
 
-def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
+def _node_struck(state: JobState, fact: wire.NodeStruck, _: wire.JournalRecord) -> None:
     if fact.withdrawn:
         # It stays, for an operator that was not there when it was taken back.
         given = dataclasses.replace(fact, withdrawn=False)
@@ -150,7 +116,7 @@ def _node_struck(state: JobState, fact: NodeStruck, _: JournalRecord) -> None:
     del state.strikes[: -node_history.KEPT]
 
 
-def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -> None:
+def _world_decided(state: JobState, fact: wire.WorldDecided, record: wire.JournalRecord) -> None:
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
@@ -171,31 +137,33 @@ def _world_decided(state: JobState, fact: WorldDecided, record: JournalRecord) -
         state.trains_since = record.job_seconds
 
 
-def _keep_trained(state: JobState, fact: WorldDecided) -> None:
+def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:
     """Have the rounds in which replicas began count as the newest: they are asked for as long."""
     for number in sorted({one.round for one in fact.replicas} & state.trained_rounds.keys()):
         state.trained_rounds[number] = state.trained_rounds.pop(number)
 
 
-def _trains_on(state: JobState, fact: WorldDecided) -> bool:
-    """Return whether replicas of this world have trained before it, and go on."""
+def _trains_on(state: JobState, fact: wire.WorldDecided) -> bool:
+    """Whether replicas of this world have trained before it, and go on."""
     older = (one.round for one in fact.replicas if one.round < fact.round)
     return any(state.trained_rounds.get(number, False) for number in older)
 
 
-def _going_on(fact: WorldDecided) -> set[int]:
-    """Return the node ranks of replicas whose processes began before this world."""
+def _going_on(fact: wire.WorldDecided) -> set[int]:
+    """The node ranks of replicas whose processes began before this world."""
     members = iter(fact.members)
     own = [(one, list(itertools.islice(members, one.nodes))) for one in fact.replicas]
     return {m.node_rank for one, nodes in own if one.round < fact.round for m in nodes}
 
 
-def _saves_now(world: WorldDecided | None) -> int:
-    """Return the number of the replica whose checkpoints are the job's; 0: there is none."""
+def _saves_now(world: wire.WorldDecided | None) -> int:
+    """The number of the replica whose checkpoints are the job's; 0: there is none."""
     return world.replicas[0].number if world is not None and world.replicas else 0
 
 
-def _count_change(state: JobState, before: WorldDecided | None, after: WorldDecided) -> None:
+def _count_change(
+    state: JobState, before: wire.WorldDecided | None, after: wire.WorldDecided
+) -> None:
     """Count a restart in place, a rescale or replaced nodes from one world to the next."""
     if before is None:
         return
@@ -212,11 +180,11 @@ def _count_change(state: JobState, before: WorldDecided | None, after: WorldDeci
     state.vacant = min(state.vacant + left - filled, wanted)
 
 
-def _who(members: tuple[WorldMember, ...]) -> set[tuple[int, str]]:
+def _who(members: tuple[wire.WorldMember, ...]) -> set[tuple[int, str]]:
     return {(member.node_rank, member.agent_id) for member in members}
 
 
-def _world_training(state: JobState, fact: WorldTraining, record: JournalRecord) -> None:
+def _world_training(state: JobState, fact: wire.WorldTraining, record: wire.JournalRecord) -> None:
     if state.assigned is None or fact.round != state.assigned.round:
         return
     state.training = True
@@ -229,10 +197,10 @@ def _world_training(state: JobState, fact: WorldTraining, record: JournalRecord)
         state.steps_guessed, state.guessed_round = True, fact.round
     # Where steps are guessed, processes that run are no progress yet.
     if state.is_progress(fact.step, trained=fact.guessed or not state.steps_guessed):
-        state.charges = [c for c in state.charges if c.kind is not BudgetKind.NO_PROGRESS]
+        state.charges = [c for c in state.charges if c.kind is not wire.BudgetKind.NO_PROGRESS]
 
 
-def _assume(state: JobState, fact: WorldTraining) -> None:
+def _assume(state: JobState, fact: wire.WorldTraining) -> None:
     """Note whether the world's time counts as productive although nobody has reported a step."""
     if fact.step == 0:
         alone = not state.goodput_assumed or state.assumed_round == fact.round
@@ -241,7 +209,7 @@ def _assume(state: JobState, fact: WorldTraining) -> None:
         state.goodput_assumed, state.assumed_round = False, 0
 
 
-def _world_ended(state: JobState, fact: WorldEnded, record: JournalRecord) -> None:
+def _world_ended(state: JobState, fact: wire.WorldEnded, record: wire.JournalRecord) -> None:
     state.ended = True
     if state.trains_since is not None:
         state.trained_seconds += max(0.0, record.job_seconds - state.trains_since)
@@ -253,14 +221,14 @@ def _world_ended(state: JobState, fact: WorldEnded, record: JournalRecord) -> No
     state.best_step = max(state.best_step, fact.step)
 
 
-def _incident(state: JobState, fact: Incident, _: JournalRecord) -> None:
+def _incident(state: JobState, fact: wire.Incident, _: wire.JournalRecord) -> None:
     if fact.id not in state.incidents:
         state.incident_count += 1
         failed = state.assigned
         if failed and failed.round == fact.from_round and _trains_on(state, failed):
             state.trained_rounds[failed.round] = True  # though newer replicas had not begun
     state.incidents[fact.id] = fact
-    if not fact.open and fact.charged in {BudgetKind.FAILURES, BudgetKind.NO_PROGRESS}:
+    if not fact.open and fact.charged in {wire.BudgetKind.FAILURES, wire.BudgetKind.NO_PROGRESS}:
         step = state.ended_steps.get(fact.from_round, 0)
         state.failed_step = max(state.failed_step or 0, step)
     counts = not (fact.open or fact.reported_only)
@@ -269,23 +237,23 @@ def _incident(state: JobState, fact: Incident, _: JournalRecord) -> None:
     state.trim()
 
 
-def _count_failure(state: JobState, fact: Incident) -> None:
+def _count_failure(state: JobState, fact: wire.Incident) -> None:
     """Count a failure of a world that trained; where all ranks had saved, it was none."""
     kinds = {entry.kind for entry in fact.cost}
-    if GoodputClass.RESCALE in kinds and GoodputClass.RESTART not in kinds:
+    if wire.GoodputClass.RESCALE in kinds and wire.GoodputClass.RESTART not in kinds:
         return
     tier = failure_rate.counts(fact.cause)
     if tier is not None:
         state.tier_failures[tier] = state.tier_failures.get(tier, 0) + 1
 
 
-def _budget_charged(state: JobState, fact: BudgetCharge, _: JournalRecord) -> None:
+def _budget_charged(state: JobState, fact: wire.BudgetCharge, _: wire.JournalRecord) -> None:
     state.charges.append(fact)
-    if fact.kind is BudgetKind.PREEMPTIONS:
+    if fact.kind is wire.BudgetKind.PREEMPTIONS:
         state.nodes_disrupted += 1
 
 
-def _event_recorded(state: JobState, fact: EventRecorded, _: JournalRecord) -> None:
+def _event_recorded(state: JobState, fact: wire.EventRecorded, _: wire.JournalRecord) -> None:
     if fact.event is None:
         return
     state.event_sequence = fact.event.sequence
@@ -295,45 +263,49 @@ def _event_recorded(state: JobState, fact: EventRecorded, _: JournalRecord) -> N
         state.events.popleft()
 
 
-def _phase_changed(state: JobState, fact: PhaseChanged, record: JournalRecord) -> None:
-    if state.phase is JobPhase.SUSPENDED and fact.phase is JobPhase.WAITING:
+def _phase_changed(state: JobState, fact: wire.PhaseChanged, record: wire.JournalRecord) -> None:
+    if state.phase is wire.JobPhase.SUSPENDED and fact.phase is wire.JobPhase.WAITING:
         state.active_since = record.job_seconds
     state.phase, state.reason, state.text = fact.phase, fact.reason, fact.text
     if fact.phase in ENDED:
         state.finished_unix = record.unix_time
 
 
-def _command_issued(state: JobState, fact: CommandIssued, _: JournalRecord) -> None:
+def _command_issued(state: JobState, fact: wire.CommandIssued, _: wire.JournalRecord) -> None:
     if fact.kind in ANSWERED:
         state.commands[fact.command_id] = fact
     state.next_command_id = max(state.next_command_id, fact.command_id + 1)
 
 
-def _command_finished(state: JobState, fact: CommandFinished, _: JournalRecord) -> None:
+def _command_finished(state: JobState, fact: wire.CommandFinished, _: wire.JournalRecord) -> None:
     state.commands.pop(fact.command_id, None)
 
 
-def _goodput_marked(state: JobState, fact: GoodputMarked, record: JournalRecord) -> None:
+def _goodput_marked(state: JobState, fact: wire.GoodputMarked, record: wire.JournalRecord) -> None:
     for node in fact.nodes:
         state.counted_unix[node.node_rank] = record.unix_time
         state.goodput[node.node_rank] = from_entries(node.classes)
 
 
-def _stop_requested(state: JobState, fact: StopRequested, _: JournalRecord) -> None:
+def _stop_requested(state: JobState, fact: wire.StopRequested, _: wire.JournalRecord) -> None:
     state.stop = fact
 
 
-def _checkpoint_committed(state: JobState, fact: CheckpointCommitted, _: JournalRecord) -> None:
+def _checkpoint_committed(
+    state: JobState, fact: wire.CheckpointCommitted, _: wire.JournalRecord
+) -> None:
     known = state.checkpoint.version if state.checkpoint is not None else None
     if known is None or (fact.version is not None and known <= fact.version):
         state.checkpoint = fact
 
 
-def _schedule_confirmed(state: JobState, fact: ScheduleConfirmed, _: JournalRecord) -> None:
+def _schedule_confirmed(
+    state: JobState, fact: wire.ScheduleConfirmed, _: wire.JournalRecord
+) -> None:
     state.schedule = fact
 
 
-def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
+def _outer_roster(state: JobState, fact: wire.OuterRoster, _: wire.JournalRecord) -> None:
     if state.roster is not None and not {*state.roster.replicas} & {*fact.replicas}:
         state.sync = None  # nobody is left that could have given the choice to others
     state.roster = fact
@@ -341,39 +313,39 @@ def _outer_roster(state: JobState, fact: OuterRoster, _: JournalRecord) -> None:
     state.last_replica = max([state.last_replica, *fact.replicas])
 
 
-def _sync_chosen(state: JobState, fact: SyncChosen, _: JournalRecord) -> None:
+def _sync_chosen(state: JobState, fact: wire.SyncChosen, _: wire.JournalRecord) -> None:
     state.sync = fact
 
 
-def _job_folded(state: JobState, fact: JobFolded, _: JournalRecord) -> None:
+def _job_folded(state: JobState, fact: wire.JobFolded, _: wire.JournalRecord) -> None:
     snapshot.load(state, fact)
 
 
-_CHANGES: Final[dict[type, Callable[[JobState, Any, JournalRecord], None]]] = {
-    SegmentOpened: _segment_opened,
-    SpecAccepted: _spec_accepted,
-    NodeJoined: _node_joined,
-    NodeGone: _node_gone,
-    NodeMarked: _node_marked,
-    NodeExcluded: _node_excluded,
-    NodeJudged: _node_judged,
-    ReferencesLearned: _references_learned,
-    NodeStruck: _node_struck,
-    StragglerTrial: _straggler_trial,
-    WorldDecided: _world_decided,
-    WorldTraining: _world_training,
-    WorldEnded: _world_ended,
-    Incident: _incident,
-    BudgetCharge: _budget_charged,
-    EventRecorded: _event_recorded,
-    PhaseChanged: _phase_changed,
-    CommandIssued: _command_issued,
-    CommandFinished: _command_finished,
-    GoodputMarked: _goodput_marked,
-    StopRequested: _stop_requested,
-    CheckpointCommitted: _checkpoint_committed,
-    ScheduleConfirmed: _schedule_confirmed,
-    OuterRoster: _outer_roster,
-    SyncChosen: _sync_chosen,
-    JobFolded: _job_folded,
+_CHANGES: Final[dict[type, Callable[[JobState, Any, wire.JournalRecord], None]]] = {
+    wire.SegmentOpened: _segment_opened,
+    wire.SpecAccepted: _spec_accepted,
+    wire.NodeJoined: _node_joined,
+    wire.NodeGone: _node_gone,
+    wire.NodeMarked: _node_marked,
+    wire.NodeExcluded: _node_excluded,
+    wire.NodeJudged: _node_judged,
+    wire.ReferencesLearned: _references_learned,
+    wire.NodeStruck: _node_struck,
+    wire.StragglerTrial: _straggler_trial,
+    wire.WorldDecided: _world_decided,
+    wire.WorldTraining: _world_training,
+    wire.WorldEnded: _world_ended,
+    wire.Incident: _incident,
+    wire.BudgetCharge: _budget_charged,
+    wire.EventRecorded: _event_recorded,
+    wire.PhaseChanged: _phase_changed,
+    wire.CommandIssued: _command_issued,
+    wire.CommandFinished: _command_finished,
+    wire.GoodputMarked: _goodput_marked,
+    wire.StopRequested: _stop_requested,
+    wire.CheckpointCommitted: _checkpoint_committed,
+    wire.ScheduleConfirmed: _schedule_confirmed,
+    wire.OuterRoster: _outer_roster,
+    wire.SyncChosen: _sync_chosen,
+    wire.JobFolded: _job_folded,
 }

@@ -1,8 +1,4 @@
-"""Changes: the reasons for another look at the decisions.
-
-Belongs here: the names of those reasons, and the ones that are pending. Does not belong here: the
-look itself (`reconcile`).
-"""
+"""Changes: the reasons for another look at the decisions."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ class Change(enum.StrEnum):
     SPEC_ARRIVED = "a spec arrived"
     OPERATOR_CONNECTED = "the operator connected for the first time"
     END_REQUESTED = "the end of the job was requested"
-    END_BEGUN = "agents were told to leave"
+    END_STARTED = "agents were told to leave"
     RESUMED = "the job was resumed"
     RELEASE_DUE = "the time promised to surplus nodes is over"
     JOURNAL_READ = "the journal was read"
@@ -25,7 +21,7 @@ class Change(enum.StrEnum):
     WORLD_NOT_ADOPTED = "no running world is adopted"
     NODE_JOINED = "a node joined"
     NODE_RETURNED = "a node came back"
-    NODE_HEARD = "a silent node was heard again"
+    NODE_RECEIVED = "a silent node was heard again"
     NODE_DISCONNECTED = "the stream of a node ended"
     NODE_GONE = "a node is gone"
     NODE_DRAINING = "a node is to leave"

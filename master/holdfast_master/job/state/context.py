@@ -1,8 +1,4 @@
-"""The job's context: the parts of its state, each with its owner, for all handlers.
-
-Belongs here: the parts by name, the values that follow from several of them, and the few changes
-that concern several of them. Does not belong here: decisions, and what concerns one part only.
-"""
+"""The parts of the job's state, for all handlers, and what concerns several of them."""
 
 from __future__ import annotations
 
@@ -12,35 +8,23 @@ from typing import TypeVar
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_master.job.state.checkpoints import Checkpoints
 from holdfast_master.job.state.goodput import GoodputLedger
-from holdfast_master.job.state.health import OFF, Health
+from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger, advance
-from holdfast_master.job.state.preflight import Preflight
 from holdfast_master.job.state.takeover_claims import Claims
-from holdfast_master.job.state.timers import Timers
-from holdfast_master.job.state.waiting_requests import StackCall
+from holdfast_master.job.state.timers import JobClock, Timers
 from holdfast_master.job.state.world import Worlds
 from holdfast_master.policies.liveness import LivenessLimits
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    GoodputClass,
-    HangPolicy,
-    JobPhase,
-    MasterSpec,
-    PhaseChanged,
-    StopRequested,
-    StragglerPolicy,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
 
-Judging = TypeVar("Judging", StragglerPolicy, HangPolicy)
+Judging = TypeVar("Judging", wire.StragglerPolicy, wire.HangPolicy)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +48,16 @@ class JobEnd:
     """Reason for people; empty: an earlier master knew."""
 
 
+@dataclasses.dataclass(slots=True)
+class PendingStacks:
+    """A user waits for the stacks of these nodes."""
+
+    request_id: int
+    commands: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Command id to node rank, those that have not answered."""
+    answers: list[wire.NodeStacks] = dataclasses.field(default_factory=list)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class JobContext:
     """The state of one job, by part."""
@@ -85,7 +79,7 @@ class JobContext:
     claims: Claims = dataclasses.field(default_factory=Claims)
     """Claims of agents that run a world which the journal does not name."""
     end: JobEnd = dataclasses.field(default_factory=JobEnd)
-    stack_calls: dict[int, StackCall] = dataclasses.field(default_factory=dict)
+    pending_stacks: dict[int, PendingStacks] = dataclasses.field(default_factory=dict)
     """Users who wait for stacks, by request id."""
     placed: Placed = dataclasses.field(default_factory=Placed)
     """The digest that the agents keep."""
@@ -119,12 +113,12 @@ class JobContext:
         following = advance(self.state.phase, trigger, self.story)
         same = (self.state.phase, self.state.reason, self.state.text)
         if same != (following, reason, text):
-            self.out.record(PhaseChanged(phase=following, reason=reason, text=text))
+            self.out.record(wire.PhaseChanged(phase=following, reason=reason, text=text))
 
     def request_end(self, *, succeeded: bool, reason: str, text: str, now: bool = True) -> None:
         """Decide the job's end. The first decision stands, unless success comes before it."""
         before = self.state.stop
-        if self.state.phase in ENDED or self.state.phase is JobPhase.STOPPING:
+        if self.state.phase in ENDED or self.state.phase is wire.JobPhase.STOPPING:
             return
         if before is not None and not (succeeded and not before.succeeded):
             if now and not before.now:
@@ -133,7 +127,9 @@ class JobContext:
             return
         self.end.text = text
         self.touch(Change.END_REQUESTED)
-        self.out.record(StopRequested(reason=reason, succeeded=succeeded, now=now), durable=True)
+        self.out.record(
+            wire.StopRequested(reason=reason, succeeded=succeeded, now=now), durable=True
+        )
         if reason not in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}:
             return
         self.out.event(EventReason.STOP_REQUESTED, text)
@@ -143,7 +139,7 @@ class JobContext:
         self.membership.remove(node)
         self.touch(Change.NODE_GONE)
 
-    def turn(self, rank: int, kind: GoodputClass, incident: str = "") -> None:
+    def turn(self, rank: int, kind: wire.GoodputClass, incident: str = "") -> None:
         """Count the node's time from now on as this goodput class."""
         self.ledger.turn(rank, kind, self.clock.micros, incident)
 
@@ -161,17 +157,17 @@ class JobContext:
         return LivenessLimits(lease=settings.lease_seconds, reconnect=settings.reconnect_seconds)
 
     @property
-    def spec(self) -> MasterSpec:
+    def spec(self) -> wire.MasterSpec:
         """The spec in force; an empty one before the first has come."""
-        return self.state.spec or MasterSpec()
+        return self.state.spec or wire.MasterSpec()
 
     @property
-    def straggler_policy(self) -> StragglerPolicy | None:
+    def straggler_policy(self) -> wire.StragglerPolicy | None:
         """The spec's policy for slow ranks; None: nobody is judged."""
         return _enabled(self.spec.health.straggler) if self.spec.health is not None else None
 
     @property
-    def hang_policy(self) -> HangPolicy | None:
+    def hang_policy(self) -> wire.HangPolicy | None:
         """The spec's policy for hangs; None: they are not looked for."""
         return _enabled(self.spec.health.hang) if self.spec.health is not None else None
 
@@ -192,7 +188,7 @@ class JobContext:
         return self.spec.replicas + self.spec.standbys
 
     def story(self) -> list[str]:
-        """Return the newest events, for the message of a fault."""
+        """The newest events, for the message of a fault."""
         events = self.state.events
         newest = [events[-back] for back in range(min(20, len(events)), 0, -1)]
         return [f"{event.sequence} {event.reason}: {event.text}" for event in newest]

@@ -1,8 +1,4 @@
-"""The goodput accounts of all nodes.
-
-Belongs here: counting, moving seconds between classes afterwards, the cost of an incident. Does not
-belong here: the class of a node's time (`policies.goodput`, and the handlers of a node's reports).
-"""
+"""The goodput accounts of all nodes."""
 
 from __future__ import annotations
 
@@ -47,8 +43,7 @@ class GoodputLedger:
         """Take over what an earlier master counted; the accounts stay closed."""
         for rank, classes in totals.items():
             brought = sum(classes.values())
-            kind = GoodputClass.WAITING
-            self._closed[rank] = Account(kind, 0, dict(classes), 0, brought)
+            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes), 0, brought)
             self._add_all(classes)
 
     def _add_all(self, classes: Mapping[GoodputClass, int]) -> None:

@@ -1,7 +1,6 @@
-"""The health of the running world, as this master knows it. Nothing of it survives the master.
+"""The health of the running world and the check before a node joins, as this master knows them.
 
-Belongs here: the newest collectives of each rank, the policies' records. Does not belong here:
-verdicts (`policies.straggler`), what follows from them (`job.health`).
+Nothing of it survives the master; verdicts that do stand in `job_state`.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from typing import Final
 
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
+from holdfast_master.policies.preflight.figures import FigureReport
+from holdfast_master.policies.preflight.rounds import Check
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
 from holdfast_master.policies.straggler.slices import Slices
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
 from holdfast_master.policies.straggler.votes import VoteRecord
 from holdfast_master.policies.straggler.window import Window
-from holdfast_wire.messages import HealthMode, RankEvidence, RankSection
+from holdfast_wire.messages import CheckListening, HealthMode, MasterSpec, RankEvidence, RankSection
 
 KEPT: Final = 512
 """Newest collectives of a rank in one process group."""
@@ -89,7 +90,7 @@ class GroupHistory:
         self.period = period
 
     def step_at(self, sequence: int) -> int:
-        """Return the number of the step that ends with a collective, as the script counts them."""
+        """The number of the step that ends with a collective, as the script counts them."""
         step, at = self.counted
         return max(1, step + round((sequence - at) / self.period))
 
@@ -225,9 +226,9 @@ class Health:
 
     round: int = 0
     groups: dict[str, GroupHistory] = dataclasses.field(default_factory=dict)
-    heard: set[int] = dataclasses.field(default_factory=set)
+    sampled: set[int] = dataclasses.field(default_factory=set)
     """Global ranks that have sent a sample."""
-    heard_since: float = math.inf
+    sampled_since: float = math.inf
     """Patient clock at which the first of them has, s."""
     clock_errors: dict[int, float] = dataclasses.field(default_factory=dict)
     """Bound of the error of a node's clock, s, by node rank."""
@@ -245,22 +246,86 @@ class Health:
     """Id of the hang that was reported and is not over, of whatever round; empty: there is none."""
 
     def hangs(self, round_number: int) -> bool:
-        """Return whether a hang of the round was found and is not over."""
+        """Whether a hang of the round was found and is not over."""
         found = self.hang_watch.hang if self.round == round_number else None
         return found is not None and found.verdict is not None
 
-    def hear(self, rank: int, now: float) -> None:
+    def note_sample(self, rank: int, now: float) -> None:
         """Note that a rank has sent a sample."""
-        if not self.heard:
-            self.heard_since = now
-        self.heard.add(rank)
+        if not self.sampled:
+            self.sampled_since = now
+        self.sampled.add(rank)
 
     def begin(self, round_number: int) -> None:
         """Forget the round before: its ranks and their groups are gone."""
         if round_number != self.round:
             self.round = round_number
             self.groups, self.clock_errors = {}, {}
-            self.heard, self.heard_since = set(), math.inf
+            self.sampled, self.sampled_since = set(), math.inf
             longest = self.hang_watch.learned.longest_pause
             self.hang_watch = HangWatch(learned=LearnedTimes(longest_pause=longest))
             self.kept, self.considered_at = set(), -math.inf
+
+
+def preflight_mode(spec: MasterSpec | None) -> HealthMode:
+    """Return `spec.health.preflight.mode`; a spec without one checks nobody."""
+    policy = spec.health.preflight if spec is not None and spec.health is not None else None
+    return HealthMode.UNSPECIFIED if policy is None else policy.mode
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckedNode:
+    """One agent that takes part in a check."""
+
+    rank: int
+    agent_id: str
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class OpenCheck:
+    """A check that is under way."""
+
+    check: Check
+    until: float
+    """Patient clock at which it ends, done or not, s."""
+    nodes: dict[str, CheckedNode]
+    """By the names that the check has for them, partners included."""
+    reports: dict[str, FigureReport] = dataclasses.field(default_factory=dict)
+    """Of the open round, by name."""
+    places: dict[str, CheckListening] = dataclasses.field(default_factory=dict)
+    """Where nodes of the open round listen, by name."""
+    seconds: float = 0.0
+    """Time that the agents have in the open round, s."""
+
+    def name_of(self, rank: int, agent_id: str) -> str:
+        """The name of an agent in this check; empty: it takes no part."""
+        found = CheckedNode(rank, agent_id)
+        return next((name for name, node in self.nodes.items() if node == found), "")
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Preflight:
+    """Checks of this master, one at a time."""
+
+    open: OpenCheck | None = None
+    started: int = 0
+    """Checks so far."""
+    gather_until: float | None = None
+    """Patient clock until which nodes wait for others to be checked with, s; None: nobody does."""
+
+    looked_after: int | None = None
+    """Round after which suspect nodes were looked for; None: not yet."""
+    suspects: dict[CheckedNode, str] = dataclasses.field(default_factory=dict)
+    """Agents that were checked, and are to be checked again; with the reason."""
+
+    def has_work(self, spec: MasterSpec | None) -> bool:
+        """Whether nodes are to be checked, or something of earlier checks is left."""
+        left = self.open is not None or self.gather_until is not None or bool(self.suspects)
+        return left or preflight_mode(spec) not in OFF
+
+    def checks(self, rank: int, agent_id: str) -> bool:
+        """Whether this agent is being checked now; a partner is not."""
+        if self.open is None:
+            return False
+        name = self.open.name_of(rank, agent_id)
+        return bool(name) and name not in self.open.check.trusted()

@@ -1,8 +1,4 @@
-"""Open incidents: evidence, culprits, times.
-
-Belongs here: what is known of an interruption until its charge. Does not belong here: opening,
-closing and charging (`incidents`).
-"""
+"""Open incidents: evidence, culprits, times."""
 
 from __future__ import annotations
 
@@ -80,17 +76,17 @@ class OpenIncident:
 
     @property
     def planned(self) -> bool:
-        """Return whether it was wanted and nothing has failed."""
+        """Whether it was wanted and nothing has failed."""
         return self.best.kind in PLANNED
 
     @property
     def kind(self) -> EvidenceKind:
-        """Return the kind of the best evidence."""
+        """The kind of the best evidence."""
         return self.best.kind
 
     @property
     def to_replace(self) -> int | None:
-        """Return the culprit's node rank where a rule has it replaced and that is still to do."""
+        """The culprit's node rank where a rule has it replaced and that is still to do."""
         rank = self.best.node_rank
         due = self.response.action in _REPLACE and rank not in self.replaced
         return rank if due else None
@@ -122,7 +118,11 @@ class OpenIncident:
         return True
 
     def fact(
-        self, *, opened: bool, charged: BudgetKind | None, cost: tuple[GoodputEntry, ...]
+        self,
+        *,
+        opened: bool = True,
+        charged: BudgetKind | None = None,
+        cost: tuple[GoodputEntry, ...] = (),
     ) -> Incident:
         """The incident as the journal and people see it."""
         best = self.best
@@ -166,17 +166,17 @@ class Incidents:
     """Failures in a row that were charged by this master without a new step between them."""
 
     def open(self) -> list[OpenIncident]:
-        """Return every incident that is not closed, the oldest first."""
+        """Every incident that is not closed, the oldest first."""
         return [*self.cooling, *([self.current] if self.current else [])]
 
-    def cool(self, case: OpenIncident) -> None:
+    def cool(self, incident: OpenIncident) -> None:
         """Note that the world which follows the current incident trains."""
         self.current = None
-        self.cooling.append(case)
+        self.cooling.append(incident)
 
-    def forget(self, case: OpenIncident) -> None:
+    def forget(self, incident: OpenIncident) -> None:
         """Forget an incident that is closed."""
-        if self.current is case:
+        if self.current is incident:
             self.current = None
         else:
-            self.cooling.remove(case)
+            self.cooling.remove(incident)

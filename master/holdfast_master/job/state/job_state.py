@@ -1,9 +1,4 @@
-"""The durable state of a job: everything that its journal rebuilds.
-
-Belongs here: the fields that must survive the master's process. Does not belong here: what a fact
-changes in them (see `apply`), their form on disk (see `snapshot`), and what agents report again
-when they reconnect (see `nodes`, `world`).
-"""
+"""The durable state of a job: everything that its journal rebuilds."""
 
 from __future__ import annotations
 
@@ -12,27 +7,7 @@ import dataclasses
 from typing import Any, Final
 
 from holdfast_master.policies.goodput import Totals
-from holdfast_wire.messages import (
-    BudgetCharge,
-    CheckpointCommitted,
-    CommandIssued,
-    Incident,
-    JobEvent,
-    JobPhase,
-    MasterSpec,
-    NodeJoined,
-    NodeJudged,
-    NodeReferences,
-    NodeStruck,
-    OuterRoster,
-    ReferenceLevel,
-    ScheduleConfirmed,
-    StopRequested,
-    StragglerTrial,
-    SyncChosen,
-    Tier,
-    WorldDecided,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
 
 DRAINING: Final = "draining"
@@ -62,16 +37,16 @@ class JobState:
     epoch: int = 0
     started_unix: float = 0.0
     finished_unix: float = 0.0
-    spec: MasterSpec | None = None
-    phase: JobPhase = JobPhase.WAITING
+    spec: wire.MasterSpec | None = None
+    phase: wire.JobPhase = wire.JobPhase.WAITING
     reason: str = PhaseReason.WAITING_FOR_SPEC
     text: str = ""
     active_since: float = 0.0
     """The job's own time when it last began or was resumed, s."""
-    stop: StopRequested | None = None
+    stop: wire.StopRequested | None = None
 
-    nodes: dict[int, NodeJoined] = dataclasses.field(default_factory=dict)
-    departed: dict[int, NodeJoined] = dataclasses.field(default_factory=dict)
+    nodes: dict[int, wire.NodeJoined] = dataclasses.field(default_factory=dict)
+    departed: dict[int, wire.NodeJoined] = dataclasses.field(default_factory=dict)
     """The last agent of each node rank that went."""
     draining: set[int] = dataclasses.field(default_factory=set)
     preempted: set[int] = dataclasses.field(default_factory=set)
@@ -86,28 +61,28 @@ class JobState:
     excluded: dict[str, str] = dataclasses.field(default_factory=dict)
     """Kubernetes nodes that replacements avoid, with the reason."""
 
-    judged: dict[int, NodeJudged] = dataclasses.field(default_factory=dict)
+    judged: dict[int, wire.NodeJudged] = dataclasses.field(default_factory=dict)
     """The newest verdict on each node rank that was checked before it joined a world."""
-    reference_levels: dict[str, ReferenceLevel] = dataclasses.field(default_factory=dict)
+    reference_levels: dict[str, wire.ReferenceLevel] = dataclasses.field(default_factory=dict)
     """What healthy nodes reached in checks, by resource and kind of hardware."""
-    node_references: dict[str, NodeReferences] = dataclasses.field(default_factory=dict)
+    node_references: dict[str, wire.NodeReferences] = dataclasses.field(default_factory=dict)
     """What each node reached in its own last check."""
 
-    strikes: list[NodeStruck] = dataclasses.field(default_factory=list)
+    strikes: list[wire.NodeStruck] = dataclasses.field(default_factory=list)
     """The newest things that spoke against hosts, oldest first; some were taken back."""
-    straggler_trials: dict[int, StragglerTrial] = dataclasses.field(default_factory=dict)
+    straggler_trials: dict[int, wire.StragglerTrial] = dataclasses.field(default_factory=dict)
     """Rounds that a node left for a slow rank, and what that has shown."""
 
     round: int = 0
-    world: WorldDecided | None = None
+    world: wire.WorldDecided | None = None
     """The newest world; without a store address its assignments are not out."""
-    assigned: WorldDecided | None = None
+    assigned: wire.WorldDecided | None = None
     """The newest world whose assignments are out."""
     vacant: int = 0
     """Places of the assigned world that nodes left and nobody has taken since."""
-    roster: OuterRoster | None = None
+    roster: wire.OuterRoster | None = None
     """The newest roster of replicas; None: there has been none."""
-    sync: SyncChosen | None = None
+    sync: wire.SyncChosen | None = None
     """The newest choice of replicas that switch; None: those of the newest world made none."""
     last_replica: int = 0
     """The greatest number that a replica was given; 0: none was."""
@@ -130,23 +105,23 @@ class JobState:
     stepless_rounds: dict[int, bool] = dataclasses.field(default_factory=dict)
     """Ended rounds of such a script that had no guessed step."""
 
-    charges: list[BudgetCharge] = dataclasses.field(default_factory=list)
-    incidents: dict[str, Incident] = dataclasses.field(default_factory=dict)
+    charges: list[wire.BudgetCharge] = dataclasses.field(default_factory=list)
+    incidents: dict[str, wire.Incident] = dataclasses.field(default_factory=dict)
     incident_count: int = 0
-    events: collections.deque[JobEvent] = dataclasses.field(default_factory=collections.deque)
+    events: collections.deque[wire.JobEvent] = dataclasses.field(default_factory=collections.deque)
     event_sequence: int = 0
-    commands: dict[int, CommandIssued] = dataclasses.field(default_factory=dict)
+    commands: dict[int, wire.CommandIssued] = dataclasses.field(default_factory=dict)
     next_command_id: int = 1
     goodput: dict[int, Totals] = dataclasses.field(default_factory=dict)
     counted_unix: dict[int, float] = dataclasses.field(default_factory=dict)
     """Unix time up to which each node's goodput is in it; of a node that has none, its coming."""
 
-    checkpoint: CheckpointCommitted | None = None
+    checkpoint: wire.CheckpointCommitted | None = None
     """The newest version that was announced durable."""
-    schedule: ScheduleConfirmed | None = None
+    schedule: wire.ScheduleConfirmed | None = None
     """The newest distance between checkpoints that all ranks which save took up; of round 0 once
     another replica saves."""
-    tier_failures: dict[Tier, int] = dataclasses.field(default_factory=dict)
+    tier_failures: dict[wire.Tier, int] = dataclasses.field(default_factory=dict)
     """Failures by the tier that the job went back to."""
     trained_seconds: float = 0.0
     """Of its own time in which worlds trained that are over."""
@@ -164,7 +139,7 @@ class JobState:
     rescales: int = 0
 
     def progressed(self, ended_round: int) -> bool:
-        """Return whether that world got further than any world before that failed.
+        """Whether that world got further than any world before that failed.
 
         Where steps are not known, a world that trained at all did; where they are guessed, one that
         had a guessed step.
@@ -174,7 +149,7 @@ class JobState:
         return self.is_progress(self.ended_steps.get(ended_round, 0), trained=trained)
 
     def is_progress(self, step: int, *, trained: bool) -> bool:
-        """Return whether `step` lies behind every failure so far.
+        """Whether `step` lies behind every failure so far.
 
         Where steps are not known, a world that trained at all (`trained`) got further.
         """

@@ -1,15 +1,108 @@
-"""Membership: the present nodes, and the sets of them that decisions need without a scan.
+"""The present nodes, each as its agent presents itself now, and the sets that decisions need.
 
-Belongs here: sessions, presence, eligibility as it was last worked out. Does not belong here: one
-node (`nodes`), the test of eligibility (`nodes.eligibility`), the facts that survive the master
-(`job_state`).
+Facts that survive the master stand in `job_state`, the test of eligibility in `nodes.eligibility`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.guessed_steps import reported_step
+from holdfast_master.policies.liveness import Pulse
+from holdfast_master.policies.rendezvous import Candidate
+from holdfast_wire import messages as wire
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Node:
+    """One agent, from its first hello until it is gone. Times are on the patient clock, s."""
+
+    rank: int
+    agent_id: str
+    pod_uid: str
+    local_world_size: int
+    hello: wire.Hello | None
+    """None: known from the journal, not back yet."""
+    session: int | None
+    last_heard: float
+    disconnected_at: float
+    heartbeat: float
+    warm: bool = False
+    cold_reason: str = ""
+    away_noted: bool = False
+    """The end of its stream was news."""
+    draining: EvidenceKind | None = None
+    """Reason why it is to leave; None: it is not."""
+    noticed: tuple[object, ...] = ()
+    """The newest notice about it that was told to people; empty: none was."""
+    over: bool = False
+    """Its torchrun said that it has no restarts left: it is on its way out, or out."""
+    condemned: bool = False
+    """It is to leave because a failure rule says so: its end explains nothing."""
+    replace_why: str = ""
+    """Reason why a new agent is wanted once this one is released; empty: none is."""
+    pod_ends: int = 0
+    """Ends of its pod's container that were known when it joined: a later one is its own."""
+    pod_ended_at: float = float("-inf")
+    """Time of a later one that was seen while its stream was open: perhaps its own end."""
+    rules: tuple[wire.FailureRule, ...] = ()
+    """Failure rules of the Welcome that it got: its reports give indices into them."""
+    store: wire.StorePrepared | None = None
+    """A store that waits for a round."""
+    store_asked: str = ""
+    store_failed: bool = False
+    ranks: tuple[wire.RankProgress, ...] = ()
+    """Newest report of its ranks; set by `note`."""
+    ranks_at: float = 0.0
+    ready_replica: int = 0
+    """Number of the replica that its ranks are ready to be named as in a roster; 0: they are not,
+    or there are no replicas."""
+    saving: wire.SavingReport | None = None
+    """Newest report of its ranks on their checkpoints; None: they follow no schedule."""
+    step: int = 0
+    """Newest step that all its ranks have reported; 0: none or not known."""
+    stalled: bool = False
+    samples: int = 0
+    """Samples of all its ranks at the last report."""
+    samples_per_second: float = 0.0
+
+    @property
+    def pulse(self) -> Pulse:
+        """The values that liveness is judged by."""
+        return Pulse(
+            connected=self.session is not None,
+            last_heard=self.last_heard,
+            disconnected_at=self.disconnected_at,
+            heartbeat=self.heartbeat,
+        )
+
+    @property
+    def candidate(self) -> Candidate:
+        """The node as a member of a world to come."""
+        topology = self.hello.topology if self.hello else {}
+        return Candidate(
+            node_rank=self.rank,
+            agent_id=self.agent_id,
+            local_world_size=self.local_world_size,
+            topology=tuple(sorted(topology.items())),
+        )
+
+    def evidence(self, kind: EvidenceKind, text: str, at: float) -> Evidence:
+        """Return evidence about this node."""
+        return Evidence(kind=kind, text=text, at=at, node_rank=self.rank, agent_id=self.agent_id)
+
+    def marked(self, mark: str, cause: str = "") -> wire.NodeMarked:
+        """The fact that a mark is set."""
+        return wire.NodeMarked(
+            node_rank=self.rank, agent_id=self.agent_id, mark=mark, value=True, cause=cause
+        )
+
+    def note(self, ranks: tuple[wire.RankProgress, ...]) -> None:
+        """Keep what its ranks do; nothing: they do not run."""
+        self.ranks = ranks
+        self.step = min([reported_step(item) for item in ranks], default=0)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -74,12 +167,20 @@ class Membership:
         for ranks in (self.spares, self.beyond, self.within, self.surplus):
             ranks.discard(node.rank)
 
+    def present(self, ranks: Iterable[int]) -> list[Node]:
+        """The nodes of these ranks that are there."""
+        return [self.nodes[rank] for rank in ranks if rank in self.nodes]
+
+    def reports(self, ranks: Iterable[int]) -> Iterator[tuple[Node, wire.RankProgress]]:
+        """Yield the newest reports of the processes of these nodes."""
+        return ((node, item) for node in self.present(ranks) for item in node.ranks)
+
     def by_session(self, session: int) -> Node | None:
-        """Return the node whose stream this is."""
+        """The node whose stream this is."""
         rank = self.sessions.get(session)
         return None if rank is None else self.nodes[rank]
 
-    def heard(self, node: Node, now: float) -> bool:
+    def note_received(self, node: Node, now: float) -> bool:
         """Note a message of a node; return whether it had been silent for long."""
         node.last_heard = now
         was = node.rank in self.quiet
@@ -87,7 +188,7 @@ class Membership:
         return was
 
     def connected(self) -> int:
-        """Return the number of open streams of present nodes."""
+        """The number of open streams of present nodes."""
         return len(self.sessions)
 
     def cap(self, limit: int | None) -> None:

@@ -1,14 +1,9 @@
-"""Reports of the operator, and the requests that it has not carried out yet.
-
-Belongs here: pods by node rank, outstanding decisions. Does not belong here: the consequences of a
-pod's end (`nodes.pods`).
-"""
+"""The operator as the master knows it: its reports, and the requests that are still open."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.job.state.waiting_requests import ScaleWish
 from holdfast_wire.messages import ClusterStrikes, PodObservation, PodPhase, ReplaceDecision
 
 _COMING = frozenset({PodPhase.PENDING, PodPhase.RUNNING})
@@ -17,8 +12,18 @@ _OVER = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE})
 
 
 def is_over(pod: PodObservation) -> bool:
-    """Return whether the pod's processes have ended for certain."""
+    """Whether the pod's processes have ended for certain."""
     return pod.phase in _OVER
+
+
+@dataclasses.dataclass(slots=True)
+class PendingScale:
+    """A user's Scale that waits for the operator."""
+
+    request_id: int
+    replicas: int
+    decision_id: int
+    accepted: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,7 +53,7 @@ class OperatorView:
     """Uids of pods whose end before their agent joined was told; the newest thousand."""
     cluster: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
     """What other jobs met on the hosts of this one."""
-    scale_wishes: list[ScaleWish] = dataclasses.field(default_factory=list)
+    pending_scales: list[PendingScale] = dataclasses.field(default_factory=list)
 
     def newest_pod(self, rank: int) -> str | None:
         """Uid of the rank's newest pod, if somebody watches who can tell."""
@@ -89,21 +94,21 @@ class OperatorView:
             del self.ended_early[next(iter(self.ended_early))]
 
     def is_old(self, pod: PodObservation) -> bool:
-        """Return whether a newer pod of the rank is known."""
+        """Whether a newer pod of the rank is known."""
         return pod.pod_uid in self.superseded.get(pod.node_rank, ())
 
     def is_coming(self, rank: int) -> bool:
-        """Return whether the rank has a pod that lives and stays."""
+        """Whether the rank has a pod that lives and stays."""
         pod = self.pods.get(rank)
         return pod is not None and pod.phase in _COMING and not pod.terminating
 
     def ends_of(self, rank: int, pod_uid: str) -> int:
-        """Return the number of ends of the pod's container, each followed by a start in the pod."""
+        """The number of ends of the pod's container, each followed by a start in the pod."""
         pod = self.pods.get(rank)
         return pod.ends if pod is not None and pod.pod_uid == pod_uid else 0
 
     def starts_again(self, rank: int, pod_uid: str, known_ends: int) -> bool:
-        """Return whether the pod stays and its container ended after this number of ends."""
+        """Whether the pod stays and its container ended after this number of ends."""
         return self.is_coming(rank) and self.ends_of(rank, pod_uid) > known_ends
 
     def host_of(self, rank: int) -> str:

@@ -1,34 +1,22 @@
-"""The batch that is being written: records of facts, then messages and other instructions.
-
-Belongs here: the ways to change something durable, to tell people, to send; and the order of all of
-it. Does not belong here: decisions, and carrying a batch out (`loop`).
-"""
+"""The batch that is being written: records of facts, then messages and other instructions."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.instructions import Fact, Instruction, Record, Send, Tell
+from holdfast_master.instructions import Fact, Instruction, Record, Send, SendToOperator
 from holdfast_master.job.state.apply import apply
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.takeover_claims import Claims
+from holdfast_master.job.state.timers import JobClock
 from holdfast_master.settings import CoreIdentity
-from holdfast_wire.messages import (
-    CommandIssued,
-    EventRecorded,
-    EventSeverity,
-    Fence,
-    JobEvent,
-    NodeStruck,
-    SessionResponse,
-    StrikesReported,
-    SyncResponse,
-)
+from holdfast_wire import messages as wire
+from holdfast_wire.messages.agent import SessionResponseMessage
+from holdfast_wire.messages.operator import SyncResponseMessage
 
-Warn = EventSeverity.WARNING
+Warn = wire.EventSeverity.WARNING
 EPOCH_BITS = 32
 """Bits below the epoch in the number of a command."""
 _LONGEST_TEXT = 1_000
@@ -47,7 +35,7 @@ class OutgoingBatch:
     _records: list[Record] = dataclasses.field(default_factory=list)
     _first: list[Instruction] = dataclasses.field(default_factory=list)
     _rest: list[Instruction] = dataclasses.field(default_factory=list)
-    _strikes: list[NodeStruck] = dataclasses.field(default_factory=list)
+    _strikes: list[wire.NodeStruck] = dataclasses.field(default_factory=list)
 
     # ---------------------------------------------------------------------------------- writing
 
@@ -67,13 +55,13 @@ class OutgoingBatch:
         self,
         reason: str,
         text: str,
-        severity: EventSeverity = EventSeverity.NORMAL,
+        severity: wire.EventSeverity = wire.EventSeverity.NORMAL,
         *,
         node: int | None = None,
         incident: str = "",
     ) -> None:
-        """Tell people."""
-        event = JobEvent(
+        """Write an event for people."""
+        event = wire.JobEvent(
             sequence=max(self.state.event_sequence, self.claims.event_floor) + 1,
             unix_time=self.clock.moment.unix,
             severity=severity,
@@ -83,54 +71,72 @@ class OutgoingBatch:
             node="" if node is None else str(node),
             incident_id=incident,
         )
-        self.record(EventRecorded(event=event))
+        self.record(wire.EventRecorded(event=event))
 
     def command(self, kind: str, rank: int, *, durable: bool = False) -> int:
-        """Return a new command id; it is written down so that it is never used again.
+        """A new command id; it is written down so that it is never used again.
 
         It begins with the epoch: a master that knows nothing of another, before it or at the same
         time, gives out none of its numbers, which agents, ranks and operators have seen.
         """
         first = (self.identity.epoch << EPOCH_BITS) + 1
         number = max(first, self.state.next_command_id)
-        issued = CommandIssued(command_id=number, node_rank=rank, kind=kind)
+        issued = wire.CommandIssued(command_id=number, node_rank=rank, kind=kind)
         self.record(issued, durable=durable)
         return number
 
     # ---------------------------------------------------------------------------------- sending
 
-    def fence(self, round_number: int = 0) -> Fence:
+    def fence(self, round_number: int = 0) -> wire.Fence:
         """Return this master's fence."""
-        return Fence(
+        return wire.Fence(
             epoch=self.identity.epoch,
             incarnation=self.identity.incarnation,
             group=0,
             round=round_number,
         )
 
-    def send(self, node: Node, message: object, round_number: int = 0) -> None:
+    def send(self, node: Node, message: SessionResponseMessage, round_number: int = 0) -> None:
         """Send to a node's agent, if it has a stream."""
         if node.session is not None:
             self.send_session(node.session, message, round_number)
 
-    def send_first(self, node: Node, message: object) -> None:
+    def send_first(self, node: Node, message: SessionResponseMessage) -> None:
         """Send to a node's agent before the rest of this batch, in the order of the calls."""
         if node.session is not None:
-            response = SessionResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
+            response = wire.SessionResponse(fence=self.fence(), message=message)
             self._first.append(Send(node.session, response))
 
-    def send_session(self, session: int, message: object, round_number: int = 0) -> None:
+    def send_session(
+        self, session: int, message: SessionResponseMessage, round_number: int = 0
+    ) -> None:
         """Send on a stream."""
-        response = SessionResponse(fence=self.fence(round_number), message=message)  # type: ignore[arg-type]
+        response = wire.SessionResponse(fence=self.fence(round_number), message=message)
         self._rest.append(Send(session, response))
 
-    def tell(self, message: object) -> None:
+    def stop_round(self, node: Node, round_number: int, reason: str, grace: float = 0.0) -> None:
+        """Have an agent end the processes of a round; grace: SIGTERM to SIGKILL, s."""
+        if node.session is not None:
+            number = self.command("stop", node.rank)
+            message = wire.StopRound(command_id=number, grace_seconds=grace, reason=reason)
+            self.send(node, message, round_number)
+
+    def leave(self, node: Node, outcome: wire.LeaveOutcome, reason: str, grace: float) -> None:
+        """Have an agent end its processes and itself."""
+        if node.session is not None:
+            number = self.command("leave", node.rank)
+            self.send(
+                node,
+                wire.Leave(command_id=number, grace_seconds=grace, reason=reason, outcome=outcome),
+            )
+
+    def send_operator(self, message: SyncResponseMessage) -> None:
         """Send to the operator, if one is connected."""
         if self.operator.connected:
-            response = SyncResponse(fence=self.fence(), message=message)  # type: ignore[arg-type]
-            self._rest.append(Tell(response))
+            response = wire.SyncResponse(fence=self.fence(), message=message)
+            self._rest.append(SendToOperator(response))
 
-    def strike(self, fact: NodeStruck) -> None:
+    def strike(self, fact: wire.NodeStruck) -> None:
         """Write a strike down, and tell the operator: those of one batch in one message.
 
         A fault of a switch strikes thousands of nodes at once. The message goes before others, as
@@ -144,7 +150,7 @@ class OutgoingBatch:
         self._rest.append(instruction)
 
     def finish(self) -> list[Instruction]:
-        """Return the batch: records first, of which each but the last says that more follow.
+        """The batch: records first, of which each but the last says that more follow.
 
         A journal that is torn between them must not be believed half: a node that is gone, without
         the world that ended with it, is a state that no decision ever left behind.
@@ -159,5 +165,5 @@ class OutgoingBatch:
     def _report(self) -> list[Instruction]:
         if not self._strikes or not self.operator.connected:
             return []
-        message = StrikesReported(strikes=tuple(self._strikes))
-        return [Tell(SyncResponse(fence=self.fence(), message=message))]
+        message = wire.StrikesReported(strikes=tuple(self._strikes))
+        return [SendToOperator(wire.SyncResponse(fence=self.fence(), message=message))]

@@ -1,8 +1,4 @@
-"""The job's state machine: a table of phases, and of the triggers from one to the next.
-
-Belongs here: the possible steps from each phase. Does not belong here: the time of a step, and the
-meaning of each phase (`scripts/state_machine.py`, which draws the page of this table).
-"""
+"""The job's state machine: a table of phases, and of the triggers from one to the next."""
 
 from __future__ import annotations
 
@@ -31,8 +27,6 @@ class InvalidPhaseTransitionError(Exception):
     """The state machine has no such step: a fault of the master itself."""
 
     def __init__(self, phase: str, trigger: str, story: Iterable[str] = ()) -> None:
-        self.phase = phase
-        self.trigger = trigger
         self.story = tuple(story)
         lines = "".join(f"\n  {line}" for line in self.story)
         super().__init__(

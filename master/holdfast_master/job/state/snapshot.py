@@ -1,9 +1,4 @@
-"""Snapshots of the durable state: `JobState` as a sequence of `JobFolded` records, and back.
-
-Belongs here: the form of each field in a snapshot, found by the fields' names and types; copies and
-projections of the state. Does not belong here: what a fact changes (see `apply`), files, and when a
-base is written.
-"""
+"""Snapshots of the durable state: `JobState` as a sequence of `JobFolded` records, and back."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ _OTHER_FORMS: Final[dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]]
 
 
 def _container(kind: Any, item: Any) -> _Container | None:
-    """Return the form of a field of type `kind` as a list of `item`; None: it is no container."""
+    """The form of a field of type `kind` as a list of `item`; None: it is no container."""
     origin = typing.get_origin(kind)
     if origin is set:
         return _Container(sorted, lambda into, items: into.update(items), spread=False)
@@ -59,7 +54,7 @@ def _container(kind: Any, item: Any) -> _Container | None:
 
 
 def _dict(value: Any, item: Any) -> _Container:
-    """Return the form of a dict: its values, its keys, or a message for each pair.
+    """The form of a dict: its values, its keys, or a message for each pair.
 
     The first field of a message is the key. The second is the value, unless the message is.
     """
@@ -88,7 +83,7 @@ def _same(value: Any) -> Any:
 
 
 def _forms() -> dict[str, _Container | None]:
-    """Return the form of each durable field; None: the same value stands in `JobFolded`.
+    """The form of each durable field; None: the same value stands in `JobFolded`.
 
     Raises:
         KeyError: `JobFolded` has no field of a durable field's name.
@@ -106,13 +101,13 @@ _FORMS: Final = _forms()
 
 
 def copied(state: JobState) -> JobState:
-    """Return a state that later facts do not change; copies each container, but no item."""
+    """A state that later facts do not change; copies each container, but no item."""
     changes = {name: getattr(state, name).copy() for name, form in _FORMS.items() if form}
     return dataclasses.replace(state, **changes)
 
 
 def project(state: JobState, kind: type) -> dict[str, Any]:
-    """Return the durable fields that a message of class `kind` has as well, by name."""
+    """The durable fields that a message of class `kind` has as well, by name."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {
         field.name: getattr(state, field.name)
@@ -124,9 +119,7 @@ def project(state: JobState, kind: type) -> dict[str, Any]:
 def parts_of(state: JobState, masters: Iterable[PastMaster]) -> Iterator[JobFolded]:
     """Yield the state in parts; `load` of all of them into a blank state restores it.
 
-    Args:
-        state: the durable state.
-        masters: the masters whose records the snapshot stands for, oldest first.
+    masters: those whose records the snapshot stands for, oldest first.
     """
     head: dict[str, Any] = {"first": True, "masters": tuple(masters)}
     pieces: list[dict[str, Any]] = [head]

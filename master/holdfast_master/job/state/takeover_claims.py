@@ -1,8 +1,4 @@
-"""Reports of agents about a world that this master does not know.
-
-Belongs here: their claims and the newest digest. Does not belong here: the decision to adopt that
-world (`adoption`).
-"""
+"""Reports of agents about a world that this master does not know."""
 
 from __future__ import annotations
 
@@ -106,7 +102,7 @@ class Claims:
             self.roster, self.roster_followed, self.size = roster, followed, place.group_world_size
 
     def members_of(self, roster: OuterRoster) -> dict[int, Claimed]:
-        """Return the replicas of a roster of which all nodes are back and know it, by number."""
+        """The replicas of a roster of which all nodes are back and know it, by number."""
         found: dict[tuple[int, int, str], dict[int, tuple[Hello, WorldAssignment]]] = {}
         for hello, place in self._places():
             if place.roster == roster and place.replica in roster.replicas:
@@ -120,7 +116,7 @@ class Claims:
         }
 
     def _is_newer(self, claimed: tuple[int, str], followed: int) -> bool:
-        """Return whether a world is the newer one by its number.
+        """Whether a world is the newer one by its number.
 
         Of two with one number an agent that knows no newer master cannot run the newer one.
         """

@@ -1,17 +1,18 @@
-"""Deadlines of the core, in a heap.
+"""The core's time: its clocks, derived from the moments that the shell hands in, and its deadlines.
 
-Belongs here: setting, moving, cancelling and popping deadlines. Does not belong here: their
-consequences, and any clock.
-
-Times are on the patient clock: the monotonic clock without the time in which the master itself
+Deadlines are on the patient clock: the monotonic clock without the time in which the master itself
 stood still. So a stall puts off every deadline without touching one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import heapq
 from collections.abc import Iterator
+
+from holdfast_master.inputs import Moment
+from holdfast_master.policies.goodput import micros
 
 Subject = int | str
 
@@ -119,7 +120,7 @@ class Timers:
         self._due.pop((timer, subject), None)
 
     def running(self, timer: Timer, subject: Subject = 0) -> bool:
-        """Return whether a deadline of this key is set."""
+        """Whether a deadline of this key is set."""
         return (timer, subject) in self._due
 
     def due(self, timer: Timer, subject: Subject = 0) -> float | None:
@@ -145,3 +146,38 @@ class Timers:
     def __len__(self) -> int:
         """Number of running deadlines."""
         return len(self._due)
+
+
+_BEFORE = Moment(0.0, 0.0)
+
+
+@dataclasses.dataclass(slots=True)
+class JobClock:
+    """The time of the input that is being taken."""
+
+    moment: Moment = _BEFORE
+    stalled: float = 0.0
+    """Time that the master itself has stood still so far, s."""
+    opened: float = 0.0
+    """Monotonic time at which this master took the job up, s."""
+    job_base: float = 0.0
+    """The job's own time at which this master took it up, s."""
+
+    def open(self, moment: Moment, job_seconds: float) -> None:
+        """The job's own time runs on from here."""
+        self.moment, self.opened, self.job_base = moment, moment.mono, job_seconds
+
+    @property
+    def patient(self) -> float:
+        """Monotonic without the time in which the master stood still: for deadlines, s."""
+        return self.moment.mono - self.stalled
+
+    @property
+    def micros(self) -> int:
+        """Monotonic, stalls included: for the goodput ledger, microseconds."""
+        return micros(self.moment.mono)
+
+    @property
+    def job_seconds(self) -> float:
+        """The job's own time, s: it runs while a master runs."""
+        return self.job_base + (self.moment.mono - self.opened)

@@ -1,7 +1,4 @@
-"""Sentences about processes and nodes for events and incidents.
-
-Belongs here: turning reports into words. Does not belong here: decisions that follow from them.
-"""
+"""Sentences about processes and nodes for events and incidents."""
 
 from __future__ import annotations
 

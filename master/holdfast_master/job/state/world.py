@@ -1,9 +1,4 @@
-"""The job's worlds: the newest decided one, the newest assigned one, and their members' progress.
-
-Belongs here: which world runs, why it cannot go on, the barrier on its way; the members' reports
-about one round. Does not belong here: the decision for a world (`rounds`), fields that must survive
-the master (`job_state`).
-"""
+"""The newest decided and the newest assigned world, and the progress of their members."""
 
 from __future__ import annotations
 
@@ -13,8 +8,8 @@ import itertools
 import math
 from collections.abc import Collection, Iterable
 
-from holdfast_master.job.state.barrier import Barrier
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
+from holdfast_master.job.state.orders import Barrier
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_wire.messages import (
@@ -156,7 +151,7 @@ class World:
         self.size += size
 
     def nodes_by_rank(self) -> dict[int, int]:
-        """Return the node rank of each global rank."""
+        """The node rank of each global rank."""
         return {
             place.base_rank + local: node
             for node, place in self.places.items()
@@ -183,31 +178,31 @@ class World:
         return self.fact.replicas
 
     def round_of(self, rank: int) -> int:
-        """Return the round in which a member's processes were started.
+        """The round in which a member's processes were started.
 
         It is an earlier one for the replicas that a change has left alone.
         """
         return self.places[rank].replica.round
 
     def is_about(self, rank: int | None, number: int) -> bool:
-        """Return whether word of a round is about this world: the member's own, or the world's."""
+        """Whether word of a round is about this world: the member's own, or the world's."""
         own = rank is not None and rank in self.places and self.round_of(rank) == number
         return own or number == self.round
 
     def members_of(self, replica: WorldReplica) -> tuple[int, ...]:
-        """Return the node ranks of a replica, in rank order."""
+        """The node ranks of a replica, in rank order."""
         return self.by_replica[replica.number]
 
     def saves(self, rank: int) -> bool:
-        """Return whether a member is one of the savers."""
+        """Whether a member is one of the savers."""
         replicas = self.replicas
         return not replicas or self.places[rank].replica.number == replicas[0].number
 
-    def covers(self, told: Collection[int]) -> bool:
-        """Return whether every saver has told, or has finished."""
+    def covers(self, ranks: Collection[int]) -> bool:
+        """Whether every saver has told, or has finished."""
         if not self.replicas:
-            return self._all_in(told)
-        return all(rank in told or rank in self.finished for rank in self.savers)
+            return self._all_in(ranks)
+        return all(rank in ranks or rank in self.finished for rank in self.savers)
 
     @property
     def saver_round(self) -> int:
@@ -220,7 +215,7 @@ class World:
         return self.places[self.savers[0]].replica.number if self.places else 0
 
     def undisturbed(self) -> set[int]:
-        """Return the node ranks of replicas of which nothing has failed: they train on."""
+        """The node ranks of replicas of which nothing has failed: they train on."""
         lost = {self.places[rank].replica.number for rank in self.disturbed & self.places.keys()}
         going = (one for one in self.replicas if one.number not in lost)
         return {rank for one in going for rank in self.members_of(one)}
@@ -236,9 +231,13 @@ class World:
         return tuple((rank, self.places[rank].member.agent_id) for rank in self.savers)
 
     def holds(self, rank: int, agent_id: str) -> bool:
-        """Return whether this very agent is a member."""
+        """Whether this very agent is a member."""
         place = self.places.get(rank)
         return place is not None and place.member.agent_id == agent_id
+
+    def has(self, node: Node) -> bool:
+        """Whether a node's agent is a member."""
+        return self.holds(node.rank, node.agent_id)
 
     def finish(self, rank: int, local_rank: int) -> bool:
         """A process ended with exit code 0; True: it was the node's last."""
@@ -283,24 +282,24 @@ class World:
                 self.finish(rank, local_rank)
 
     def all_started(self) -> bool:
-        """Return whether every node's processes run."""
+        """Whether every node's processes run."""
         return len(self.started) == len(self.places)
 
     def all_stepped(self) -> bool:
-        """Return whether every node's ranks completed a step, or ended well without one."""
+        """Whether every node's ranks completed a step, or ended well without one."""
         return self._all_in(self.stepped)
 
     @property
     def is_unseen(self) -> bool:
-        """Return whether it counts as training and no rank has reported a step or the SDK."""
+        """Whether it counts as training and no rank has reported a step or the SDK."""
         return self.training and not (self.first_step or self.reached or self.sdk_ranks)
 
     def all_guessed(self) -> bool:
-        """Return whether every node's ranks have a guessed step, or ended well without one."""
+        """Whether every node's ranks have a guessed step, or ended well without one."""
         return bool(self.guessed) and self._all_in(self.guessed)
 
     def all_saved(self) -> bool:
-        """Return whether every saver saved and stopped, or had finished."""
+        """Whether every saver saved and stopped, or had finished."""
         return self.covers(self.saved)
 
     def disturb(self, rank: int | None) -> None:
@@ -331,12 +330,12 @@ class World:
             self.first_step = before.reached + 1 if self.stepped else 0
             self.step_seconds, self.degraded = before.step_seconds, before.degraded
 
-    def _all_in(self, told: Collection[int]) -> bool:
-        """Return whether every node is in `ranks` or has finished."""
+    def _all_in(self, ranks: Collection[int]) -> bool:
+        """Whether every node is in `ranks` or has finished."""
         # Asked at each word of ten thousand nodes: they are united only where they may suffice.
-        if len(told) + len(self.finished) < len(self.places):
+        if len(ranks) + len(self.finished) < len(self.places):
             return False
-        return len(self.finished.union(told)) == len(self.places)
+        return len(self.finished.union(ranks)) == len(self.places)
 
     def learn_pace(self, step_seconds: float) -> None:
         """Smooth the step time with one more report."""
@@ -420,12 +419,12 @@ class Worlds:
     could not meet since."""
 
     def running(self) -> World | None:
-        """Return the world whose processes run and may go on; None: there is none."""
+        """The world whose processes run and may go on; None: there is none."""
         world = self.newest
         return world if world is not None and world.assigned and not self.broken else None
 
     def saving(self) -> World | None:
-        """Return the world whose savers run and go on.
+        """The world whose savers run and go on.
 
         The running one; of replicas also the last one while the next one is made, since other
         replicas are lost.
@@ -437,17 +436,17 @@ class Worlds:
         return last if not stopped and last.undisturbed().issuperset(last.savers) else None
 
     def member(self, node: Node) -> World | None:
-        """Return the running world, if this agent is in it."""
+        """The running world, if this agent is in it."""
         world = self.running()
-        return world if world is not None and world.holds(node.rank, node.agent_id) else None
+        return world if world is not None and world.has(node) else None
 
     def running_with(self, node: Node, number: int) -> World | None:
-        """Return the running world, if it is the one that a member of it speaks of."""
+        """The running world, if it is the one that a member of it speaks of."""
         world = self.member(node)
         return world if world is not None and world.round_of(node.rank) == number else None
 
     def in_replica(self, rank: int, agent_id: str, number: int) -> bool:
-        """Return whether a round is an agent's in a replica that may have gone on since."""
+        """Whether a round is an agent's in a replica that may have gone on since."""
         last = self.assigned
         if last is None or not last.replicas or not last.holds(rank, agent_id):
             return False

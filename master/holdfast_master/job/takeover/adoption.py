@@ -1,8 +1,5 @@
 """A master without a journal finds a running world: adopt it whole, or begin afresh.
 
-Belongs here: rebuilding a world from hellos and digests. Does not belong here: taking up
-from a journal (`from_journal`).
-
 Members of one world say so by the round and hash of their assignment. If all of them are back in
 time, the world goes on and nobody is restarted; otherwise one fresh round follows.
 
@@ -12,11 +9,10 @@ still to be named, or missed the newest roster begins anew, as after any loss.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility
-from holdfast_master.job.nodes.stop_orders import stop_round
 from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
@@ -28,21 +24,14 @@ from holdfast_master.job.state.takeover_claims import Claimed, Claims
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.job.state.world import World
-from holdfast_master.job.takeover import claimed
 from holdfast_master.job.worlds import digests, rounds, start
 from holdfast_master.policies.goodput import from_class_seconds
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    Hello,
-    JobPhase,
-    OuterRoster,
-    WorldAssignment,
-    WorldDecided,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
-def claim(job: JobContext, hello: Hello) -> int:
+def claim(job: JobContext, hello: wire.Hello) -> int:
     """Note what a newcomer runs; the round whose processes it may keep, 0: none."""
     claims = job.claims
     if job.state.assigned is not None or claims.settled:
@@ -58,7 +47,7 @@ def claim(job: JobContext, hello: Hello) -> int:
         return 0
     if hello.assignment.replica and not _is_named(hello.assignment):
         return 0  # it has synchronised with nobody, and nobody knows it
-    if job.state.phase is not JobPhase.WAITING:
+    if job.state.phase is not wire.JobPhase.WAITING:
         return 0
     claims.keep(hello)
     goodput_marks.bring(job, hello.node_rank, from_class_seconds(hello.goodput))
@@ -68,8 +57,8 @@ def claim(job: JobContext, hello: Hello) -> int:
     return hello.round
 
 
-def _is_named(place: WorldAssignment) -> bool:
-    """Return whether a replica is in the roster that its node knows."""
+def _is_named(place: wire.WorldAssignment) -> bool:
+    """Whether a replica is in the roster that its node knows."""
     roster = place.roster
     whole = roster is not None and len(roster.replicas) == len(roster.since)
     return roster is not None and whole and place.replica in roster.replicas
@@ -90,9 +79,8 @@ def pending(job: JobContext) -> str:
         gone = _gone(job, _missing(job)) if job.operator.unreachable else []
         if gone:
             do = verb(len(gone), "does", "do")
-            told = f"{nodes_named(gone)} of round {number} {do} not answer"
-            text = f"{told}; a fresh round follows"
-            _end(job, text)
+            silent = f"{nodes_named(gone)} of round {number} {do} not answer"
+            _end(job, f"{silent}; a fresh round follows")
             return ""
         count = len(claims.hellos)
         runs = f"{counted(count, 'node')} {verb(count, 'runs', 'run')} round {number}"
@@ -103,11 +91,11 @@ def pending(job: JobContext) -> str:
     elif left is not None:
         _end(job, f"node {left} has left round {number} since; a fresh round follows")
     else:
-        _adopt(job, members, claimed.world(claims.top, members))
+        _adopt(job, members, _world_of(claims.top, members))
     return ""
 
 
-def _pending_replicas(job: JobContext, roster: OuterRoster) -> str:
+def _pending_replicas(job: JobContext, roster: wire.OuterRoster) -> str:
     """Return why no world may be formed yet; adopt replicas once no other one is to be expected."""
     claims, there = job.claims, len(job.claims.hellos)
     known = job.state.spec is not None or (claims.digest is not None and claims.digest.spec)
@@ -121,13 +109,13 @@ def _pending_replicas(job: JobContext, roster: OuterRoster) -> str:
     return f"{runs}, in which there were {len(roster.replicas)}; waits for the others"
 
 
-def _replicas_back(job: JobContext, roster: OuterRoster) -> dict[int, Claimed]:
+def _replicas_back(job: JobContext, roster: wire.OuterRoster) -> dict[int, Claimed]:
     found = job.claims.members_of(roster)
     nodes = job.membership
     return {number: one for number, one in found.items() if _left(nodes, one) is None}
 
 
-def _adopt_replicas(job: JobContext, roster: OuterRoster, found: dict[int, Claimed]) -> None:
+def _adopt_replicas(job: JobContext, roster: wire.OuterRoster, found: dict[int, Claimed]) -> None:
     """Adopt replicas of a roster; the next epoch is without those that are not back."""
     digests.take(job)  # it may bring the spec
     sizes = {len(members) for members in found.values()}
@@ -137,7 +125,7 @@ def _adopt_replicas(job: JobContext, roster: OuterRoster, found: dict[int, Claim
         _end(job, f"{back} of epoch {roster.epoch} came back, too few; a fresh round follows")
         return
     job.out.record(roster, durable=True)
-    _adopt(job, members, claimed.replicas(found))
+    _adopt(job, members, _replicas_of(found))
 
 
 def _left(membership: Membership, members: Claimed) -> int | None:
@@ -170,7 +158,7 @@ def _maybe_more(job: JobContext) -> str:
 
 
 def _all_back(job: JobContext) -> bool:
-    """Return whether all nodes are back that may run the newest world: a world without is wrong.
+    """Whether all nodes are back that may run the newest world: a world without is wrong.
 
     Those are the job's nodes, whatever surplus ones came before them, and whom a digest names.
     """
@@ -182,7 +170,7 @@ def _all_back(job: JobContext) -> bool:
 
 
 def _gone(job: JobContext, missing: set[int]) -> list[int]:
-    """Return the missing nodes if all of them answer nothing: waiting for them is in vain.
+    """The missing nodes if all of them answer nothing: waiting for them is in vain.
 
     Where the others are too few for a world nothing is won by not waiting: the operator may err.
     """
@@ -192,7 +180,7 @@ def _gone(job: JobContext, missing: set[int]) -> list[int]:
 
 
 def _missing(job: JobContext) -> set[int]:
-    """Return the nodes that may run the newest world and are not back."""
+    """The nodes that may run the newest world and are not back."""
     digest, nodes = job.claims.digest, job.membership.nodes
     members = digest.world_members if digest is not None else ()
     expected = {*members, *range(job.wanted)}
@@ -214,7 +202,7 @@ def give_up(job: JobContext) -> None:
 
 
 def _was_ended(claims: Claims, number: int) -> bool:
-    """Return whether an earlier master ended this round, and was gone before it could say so."""
+    """Whether an earlier master ended this round, and was gone before it could say so."""
     digest = claims.digest
     if digest is None:
         return False
@@ -238,10 +226,10 @@ def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> No
     for rank, hello in sorted(job.claims.hellos.items()):
         node = job.membership.nodes.get(rank)
         if node is not None and node.agent_id == hello.agent_id and rank not in but:
-            stop_round(job.out, node, hello.round, text)
+            job.out.stop_round(node, hello.round, text)
 
 
-def _adopt(job: JobContext, members: Claimed, fact: WorldDecided) -> None:
+def _adopt(job: JobContext, members: Claimed, fact: wire.WorldDecided) -> None:
     digests.take(job)
     job.out.record(fact, durable=True)
     text = f"round {fact.round} runs on {counted(len(members), 'node')} and goes on as it is"
@@ -277,10 +265,68 @@ def _take_up_members(job: JobContext, world: World, members: Claimed) -> None:
 
 
 def hold(job: JobContext) -> bool:
-    """Return whether claims hold the first world back; adopt a claimed world that is whole."""
+    """Whether claims hold the first world back; adopt a claimed world that is whole."""
     text = pending(job)
     if text:
         rounds.hold(job, PhaseReason.AWAITING_EVIDENCE, text)
         if job.state.spec is not None:  # nobody may ever come, neither old nodes nor new ones
             rounds.count_below_min(job)
     return bool(text)
+
+
+def _world_of(top: tuple[int, str], members: Claimed) -> wire.WorldDecided:
+    """The decision of a world from the places of its members; `top`: its round and hash."""
+    _, place = members[0]
+    number, digest_hash = top
+    return wire.WorldDecided(
+        group=0,
+        round=number,
+        members=tuple(_member(hello) for hello, _ in members),
+        restart_count=place.restart_count,
+        reason=place.reason,
+        world_hash=digest_hash,
+        store_host=place.store_host,
+        keeps_checkpoints=place.keeps_checkpoints,
+        intervals=place.intervals,
+        store_port=place.store_port,
+    )
+
+
+def _replicas_of(found: Mapping[int, Claimed]) -> wire.WorldDecided:
+    """The decision of a world of replicas, which began in rounds of their own."""
+    recorded = tuple(_replica(number, members) for number, members in sorted(found.items()))
+    nodes = [one for _, members in sorted(found.items()) for one in members]
+    _, place = nodes[0]
+    return wire.WorldDecided(
+        group=0,
+        round=max(one.round for one in recorded),
+        members=tuple(_member(hello) for hello, _ in nodes),
+        restart_count=max(one.restart_count for _, one in nodes),
+        reason="replicas that an earlier master had made",
+        world_hash=place.world_hash,
+        store_host=place.store_host,
+        store_port=place.store_port,
+        keeps_checkpoints=all(one.keeps_checkpoints for _, one in nodes),
+        intervals=place.intervals,
+        replicas=recorded,
+    )
+
+
+def _replica(number: int, members: Claimed) -> wire.WorldReplica:
+    hello, place = members[0]
+    return wire.WorldReplica(
+        number=number,
+        round=hello.round,
+        nodes=len(members),
+        store_host=place.store_host,
+        store_port=place.store_port,
+        world_hash=place.world_hash,
+    )
+
+
+def _member(hello: wire.Hello) -> wire.WorldMember:
+    return wire.WorldMember(
+        node_rank=hello.node_rank,
+        agent_id=hello.agent_id,
+        local_world_size=hello.local_world_size,
+    )

@@ -1,8 +1,5 @@
 """Takes up a job that an earlier master left.
 
-Belongs here: the parts of the context as they follow from the journal. Does not belong here:
-reading it (`state.apply` applies the facts), decisions.
-
 Nothing here restarts anybody: known nodes are away until they say hello or their silence ends, and
 the world is taken to run until a member says otherwise.
 """
@@ -17,11 +14,10 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_clock import JobClock
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.phases import ENDED, Trigger
-from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.timers import JobClock, Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.takeover import hello
 from holdfast_master.job.worlds import flush
@@ -44,7 +40,7 @@ def take_up(job: JobContext) -> None:
             job.out.put(Finished(state.stop.succeeded, state.stop.reason))
         return
     hello.restore_nodes(job)
-    _restore_cases(job)
+    _restore_incidents(job)
     _restore_world(job)
     _restore_replacements(job.state, job.operator)
     job_end.watch_deadline(job)
@@ -80,26 +76,26 @@ def _restore_world(job: JobContext) -> None:
             job.turn(rank, GoodputClass.PRODUCTIVE)
 
 
-def _restore_cases(job: JobContext) -> None:
+def _restore_incidents(job: JobContext) -> None:
     for fact in job.state.incidents.values():
         if fact.open and fact.reported_only:
             reported.take_up(job, fact)
         if not fact.open or fact.reported_only:
             continue
-        case = _case(job, fact)
+        incident = _open_incident(job, fact)
         if job.state.trained_rounds.get(fact.to_round, False):
-            job.incidents.cooling.append(case)
+            job.incidents.cooling.append(incident)
             until = job.now + job.settings.evidence_seconds
-            job.timers.set(Timer.EVIDENCE, until, case.id)
+            job.timers.set(Timer.EVIDENCE, until, incident.id)
         else:
-            job.incidents.current = case
+            job.incidents.current = incident
 
 
-def _case(job: JobContext, fact: Incident) -> OpenIncident:
+def _open_incident(job: JobContext, fact: Incident) -> OpenIncident:
     """An open incident as far as its record tells."""
     best = _evidence(fact, job.now)
     ended = fact.from_round in job.state.ended_steps
-    case = OpenIncident(
+    incident = OpenIncident(
         id=fact.id,
         best=best,
         opened_at=job.now,
@@ -116,11 +112,11 @@ def _case(job: JobContext, fact: Incident) -> OpenIncident:
         unseen=fact.first_step_unseen,
         guessed=fact.first_step_guessed,
     )
-    _restore_times(job.clock, case, fact)
-    job.ledger.bring_cost(case.id, from_entries(fact.cost))
-    case.response = failure.respond(best, job.spec.failure_rules)
-    case.involve(best)
-    return case
+    _restore_times(job.clock, incident, fact)
+    job.ledger.bring_cost(incident.id, from_entries(fact.cost))
+    incident.response = failure.respond(best, job.spec.failure_rules)
+    incident.involve(best)
+    return incident
 
 
 def _evidence(fact: Incident, now: float) -> Evidence:
@@ -134,14 +130,14 @@ def _evidence(fact: Incident, now: float) -> Evidence:
     )
 
 
-def _restore_times(clock: JobClock, case: OpenIncident, fact: Incident) -> None:
+def _restore_times(clock: JobClock, incident: OpenIncident, fact: Incident) -> None:
     """Restore an incident's times: each keeps its distance from the opening."""
     passed = clock.moment.unix - fact.opened_unix
-    case.earlier = min(max(0.0, passed), _LONGEST_INCIDENT_SECONDS)
-    opened = case.opened_at - case.earlier
-    case.decided_at = opened + fact.decided_seconds if fact.to_round else None
-    case.respawned_at = opened + fact.respawned_seconds if fact.respawned_seconds else None
-    case.stepped_at = opened + fact.first_step_seconds if fact.first_step_seconds else None
+    incident.earlier = min(max(0.0, passed), _LONGEST_INCIDENT_SECONDS)
+    opened = incident.opened_at - incident.earlier
+    incident.decided_at = opened + fact.decided_seconds if fact.to_round else None
+    incident.respawned_at = opened + fact.respawned_seconds if fact.respawned_seconds else None
+    incident.stepped_at = opened + fact.first_step_seconds if fact.first_step_seconds else None
 
 
 def _restore_replacements(state: JobState, operator: OperatorView) -> None:

@@ -1,45 +1,32 @@
-"""Agents that say hello: new, back, taking over, or too late.
-
-Belongs here: admitting agents, the Welcome. Does not belong here: the choice between
-agents of one node rank (`policies.succession`), the processes of a member that was away
-(`returning`).
-"""
+"""Agents that say hello: new, back, taking over, or too late; and the Welcome."""
 
 from __future__ import annotations
+
+import dataclasses
+import enum
 
 from holdfast_master.inputs import Connected
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job.health import preflight
-from holdfast_master.job.nodes import eligibility, stop_orders
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.nodes import liveness as node_liveness
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED, JobState
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
 from holdfast_master.job.worlds import digests, flush, roster, stores
-from holdfast_master.policies import liveness, succession
+from holdfast_master.policies import liveness
 from holdfast_master.policies.failure import EvidenceKind
-from holdfast_master.policies.succession import Claim, Knowledge, Standing
 from holdfast_master.settings import CoreIdentity
-from holdfast_wire.messages import (
-    GoodputClass,
-    HeartbeatInterval,
-    Hello,
-    JobPhase,
-    Leave,
-    LeaveOutcome,
-    NodeJoined,
-    NodeMarked,
-    Welcome,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
-_OVER = ENDED | {JobPhase.STOPPING}
+_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def connected(job: JobContext, event: Connected) -> None:
@@ -54,14 +41,14 @@ def connected(job: JobContext, event: Connected) -> None:
     node = job.membership.nodes.get(hello.node_rank)
     incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
     claim = Claim(hello.pod_uid, hello.agent_id)
-    verdict = succession.decide(incumbent, claim, _knowledge(job, hello))
-    if verdict.standing is Standing.OUTDATED:
+    verdict = judge_arrival(incumbent, claim, _knowledge(job, hello))
+    if verdict.arrival is Arrival.OUTDATED:
         _send_away(job.state, job.out, event.session, hello, verdict.reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
-    roster.heard(job, hello.assignment)
+    roster.note_known(job, hello.assignment)
     job.membership.cap(hello.max_restarts)
-    if verdict.standing is Standing.RETURNED and node is not None:
+    if verdict.arrival is Arrival.RETURNED and node is not None:
         _returned(job, node, event.session, hello)
         return
     if node is not None:
@@ -71,7 +58,7 @@ def connected(job: JobContext, event: Connected) -> None:
     _joined(job, event.session, hello)
 
 
-def _refusal(identity: CoreIdentity, hello: Hello) -> str:
+def _refusal(identity: CoreIdentity, hello: wire.Hello) -> str:
     """Return why the agent cannot be of this job; empty: it can."""
     if hello.job_uid != identity.job_uid:
         return f"job_uid {hello.job_uid!r} is another job's; this one is {identity.job_uid!r}"
@@ -82,7 +69,7 @@ def _refusal(identity: CoreIdentity, hello: Hello) -> str:
     return ""
 
 
-def _knowledge(job: JobContext, hello: Hello) -> Knowledge:
+def _knowledge(job: JobContext, hello: wire.Hello) -> Knowledge:
     rank = hello.node_rank
     superseded = set(job.operator.superseded.get(rank, ()))
     replacing = job.operator.replacing.get(rank)
@@ -101,31 +88,30 @@ def _knowledge(job: JobContext, hello: Hello) -> Knowledge:
 
 
 def _send_away(
-    state: JobState, out: OutgoingBatch, session: int, hello: Hello, reason: str
+    state: JobState, out: OutgoingBatch, session: int, hello: wire.Hello, reason: str
 ) -> None:
     released = state.dismissed.get(hello.agent_id) == RELEASED
-    outcome = LeaveOutcome.RELEASED if released else LeaveOutcome.REPLACED
+    outcome = wire.LeaveOutcome.RELEASED if released else wire.LeaveOutcome.REPLACED
     if hello.agent_id in state.dismissed and state.stop is not None:
         outcome = job_end.outcome(state.stop)
     number = out.command("leave", hello.node_rank)
-    message = Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
+    message = wire.Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
     out.send_session(session, message)
     text = f"node {hello.node_rank}, agent {hello.agent_id}, is sent away: {reason}"
     out.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
 
 
 def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:
-    stop_orders.leave(job.out, node, LeaveOutcome.REPLACED, reason, 0.0)
+    job.out.leave(node, wire.LeaveOutcome.REPLACED, reason, 0.0)
     text = f"node {node.rank}: {reason}"
     node_liveness.lose(job, node, EvidenceKind.AGENT_REPLACED, text, followed=same_pod)
-    mark = NodeMarked(node_rank=node.rank, agent_id=node.agent_id, mark=REPLACED, value=True)
-    job.out.record(mark, durable=True)
+    job.out.record(node.marked(REPLACED), durable=True)
 
 
-def _joined(job: JobContext, session: int, hello: Hello) -> None:
+def _joined(job: JobContext, session: int, hello: wire.Hello) -> None:
     node = _new_node(job, session, hello)
     job.membership.add(node)
-    fact = NodeJoined(
+    fact = wire.NodeJoined(
         node_rank=node.rank,
         pod_uid=node.pod_uid,
         agent_id=node.agent_id,
@@ -135,7 +121,7 @@ def _joined(job: JobContext, session: int, hello: Hello) -> None:
     )
     job.out.record(fact)
     keeps = adoption.claim(job, hello)
-    job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+    job.ledger.open(node.rank, wire.GoodputClass.WAITING, job.clock.micros)
     text = f"node {node.rank} joined from {hello.host or 'an unnamed host'}"
     job.out.event(EventReason.NODE_JOINED, text, node=node.rank)
     _stretch_heartbeats(job)
@@ -149,7 +135,7 @@ def _joined(job: JobContext, session: int, hello: Hello) -> None:
         job_end.dismiss(job, node)
 
 
-def _new_node(job: JobContext, session: int, hello: Hello) -> Node:
+def _new_node(job: JobContext, session: int, hello: wire.Hello) -> Node:
     return Node(
         rank=hello.node_rank,
         agent_id=hello.agent_id,
@@ -165,7 +151,7 @@ def _new_node(job: JobContext, session: int, hello: Hello) -> Node:
     )
 
 
-def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
+def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> None:
     """The same agent on a new stream: nothing happened, unless its processes say otherwise."""
     if node.session is not None and node.session != session:
         text = f"agent {node.agent_id} opened another stream"
@@ -179,8 +165,8 @@ def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
         # The journal knows the node and no world: its writer was lost while it was still asking.
         job.claims.keep_digest(hello.digest)
     stores.present(job.worlds, node, hello.store)
-    if node.away_told:
-        node.away_told = False
+    if node.away_noted:
+        node.away_noted = False
         job.out.event(EventReason.NODE_RECONNECTED, f"node {node.rank} is back", node=node.rank)
     _welcome(job, node, returning.round_to_keep(job, node))
     node_liveness.watch(job, node)
@@ -191,7 +177,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: Hello) -> None:
     if job.state.phase in _OVER:
         job_end.dismiss(job, node)
     elif node.rank in job.state.released:
-        stop_orders.leave(job.out, node, LeaveOutcome.RELEASED, "released", job.end.grace)
+        job.out.leave(node, wire.LeaveOutcome.RELEASED, "released", job.end.grace)
     else:
         returning.take_up(job, node, hello)
 
@@ -200,7 +186,7 @@ def _welcome(job: JobContext, node: Node, round_number: int) -> None:
     settings = job.settings
     node.rules = job.spec.failure_rules
     node.heartbeat = job.membership.heartbeat
-    message = Welcome(
+    message = wire.Welcome(
         heartbeat_seconds=job.membership.heartbeat,
         lease_seconds=settings.lease_seconds,
         masterless_limit_seconds=settings.masterless_seconds,
@@ -230,7 +216,7 @@ def _stretch_heartbeats(job: JobContext) -> None:
     job.membership.heartbeat = interval
     for node in job.membership.nodes.values():
         node.heartbeat = interval
-        job.out.send(node, HeartbeatInterval(heartbeat_seconds=interval))
+        job.out.send(node, wire.HeartbeatInterval(heartbeat_seconds=interval))
 
 
 def restore_nodes(job: JobContext) -> None:
@@ -254,7 +240,7 @@ def restore_nodes(job: JobContext) -> None:
         if fact.node_rank in renewed:
             node.replace_why = "an earlier master was asked for a new agent of it"
         job.membership.add(node)
-        job.ledger.open(node.rank, GoodputClass.WAITING, job.clock.micros)
+        job.ledger.open(node.rank, wire.GoodputClass.WAITING, job.clock.micros)
     # A crowd's handshakes go on side by side: it takes long until the first of them is done.
     job.membership.returned_at = job.now
     _stretch_heartbeats(job)
@@ -262,3 +248,71 @@ def restore_nodes(job: JobContext) -> None:
         node.heartbeat = job.membership.heartbeat
         until = job.now + liveness.silence_limit(node.heartbeat, job.limits)
         job.timers.set(Timer.SILENCE, until, node.rank)
+
+
+class Arrival(enum.Enum):
+    """What a hello makes of its agent."""
+
+    NEW = "new"
+    """Nobody held the rank."""
+    RETURNED = "returned"
+    """The same agent is back."""
+    SUCCESSOR = "successor"
+    """It takes the rank; the agent before counts as gone."""
+    OUTDATED = "outdated"
+    """It must leave; the rank belongs to somebody newer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """An agent's claim to a node rank."""
+
+    pod_uid: str
+    agent_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Succession:
+    """The verdict on the agent that said hello, with the reason."""
+
+    arrival: Arrival
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """The knowledge about a node rank from the operator and from the past."""
+
+    newest_pod: str | None = None
+    """The newest pod of the rank while an operator watches; None: nobody can tell."""
+    superseded: frozenset[str] = frozenset()
+    """Pods of the rank that were followed by another."""
+    ended: str | None = None
+    """The rank's newest pod where its processes have ended for certain."""
+    dismissed: frozenset[str] = frozenset()
+    """Agents that were told to leave and must not return."""
+
+
+def judge_arrival(incumbent: Claim | None, hello: Claim, knowledge: Knowledge) -> Succession:
+    """Decide which agent holds the rank after this hello.
+
+    The newest pod that the operator knows wins. Where the operator cannot tell, the newest hello
+    wins.
+    """
+    if hello.agent_id in knowledge.dismissed:
+        return Succession(Arrival.OUTDATED, "this agent was told to leave before")
+    if hello.pod_uid and hello.pod_uid == knowledge.ended:
+        # Its words were still on their way when its end was told.
+        return Succession(Arrival.OUTDATED, f"pod {hello.pod_uid} has ended")
+    if incumbent is not None and incumbent.agent_id == hello.agent_id:
+        return Succession(Arrival.RETURNED, "the same agent")
+    if hello.pod_uid in knowledge.superseded:
+        text = f"pod {hello.pod_uid} was followed by a newer one"
+        return Succession(Arrival.OUTDATED, text)
+    if incumbent is None:
+        return Succession(Arrival.NEW, "nobody held the rank")
+    if incumbent.pod_uid == knowledge.newest_pod != hello.pod_uid:
+        text = f"the rank belongs to pod {incumbent.pod_uid}, the newest that exists"
+        return Succession(Arrival.OUTDATED, text)
+    text = f"agent {hello.agent_id} takes the rank over from {incumbent.agent_id}"
+    return Succession(Arrival.SUCCESSOR, text)

@@ -1,8 +1,4 @@
-"""Compares the processes of a returning agent with those that it should run.
-
-Belongs here: going on with a member of the world. Does not belong here: the identity of the agent
-(`hello`), processes that an earlier master started (`adoption`).
-"""
+"""Compares the processes of a returning agent with those that it should run."""
 
 from __future__ import annotations
 
@@ -11,12 +7,12 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.requests import agent_messages
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
-from holdfast_master.job.state.preflight import CheckedNode
+from holdfast_master.job.state.health import CheckedNode
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import assignment, roster, start
-from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import Hello
 
 
@@ -30,7 +26,7 @@ def round_to_keep(job: JobContext, node: Node) -> int:
     last = worlds.assigned
     given_up = bool(worlds.broken) and not worlds.recovering
     checked = CheckedNode(node.rank, node.agent_id) in job.preflight.suspects
-    if last is None or given_up or checked or not last.holds(node.rank, node.agent_id):
+    if last is None or given_up or checked or not last.has(node):
         return 0
     return last.round_of(node.rank)
 
@@ -38,7 +34,7 @@ def round_to_keep(job: JobContext, node: Node) -> int:
 def take_up(job: JobContext, node: Node, hello: Hello) -> None:
     """Compare what a member of a decided world runs with what it should run."""
     world = job.worlds.newest
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     number = world.round_of(node.rank)
     if job.worlds.broken or (number < world.round and not world.assigned):
@@ -47,7 +43,7 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
             text = f"node {node.rank} is back without processes of round {number}"
             incidents.note_gone(job, node, text)
         elif world.replicas and hello.round == number:
-            _tell(job, node)  # its replica goes on
+            _send_missed(job, node)  # its replica goes on
         return
     if _is_anothers(world, node, hello):
         _renumber(job, node, world, hello)
@@ -63,14 +59,14 @@ def take_up(job: JobContext, node: Node, hello: Hello) -> None:
 
 
 def _ended_well(job: JobContext, node: Node) -> set[int]:
-    """Return the local ranks of a member that are known to have ended with exit code 0."""
+    """The local ranks of a member that are known to have ended with exit code 0."""
     worlds = (job.worlds.newest, job.worlds.assigned)
-    known = [one for one in worlds if one is not None and one.holds(node.rank, node.agent_id)]
+    known = [one for one in worlds if one is not None and one.has(node)]
     return {local for one in known for local in one.done.get(node.rank, ())}
 
 
 def _is_anothers(world: World, node: Node, hello: Hello) -> bool:
-    """Return whether a master that did not know of its successor gave this round's number as well.
+    """Whether a master that did not know of its successor gave this round's number as well.
 
     Or one above it, while nobody has been told of this round.
     """
@@ -108,10 +104,10 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     if world.training:
         world.stepped.add(node.rank)
     barrier.send_barrier(job, node)
-    _tell(job, node)
+    _send_missed(job, node)
 
 
-def _tell(job: JobContext, node: Node) -> None:
+def _send_missed(job: JobContext, node: Node) -> None:
     """Tell a member what it may have missed."""
     on_demand.send(job, node)
     interval.send(job, node)
@@ -119,11 +115,5 @@ def _tell(job: JobContext, node: Node) -> None:
 
 
 def _lost_round(job: JobContext, node: Node, world: World, text: str) -> None:
-    item = Evidence(
-        kind=EvidenceKind.ROUND_LOST,
-        text=text,
-        at=job.now,
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-    )
+    item = node.evidence(EvidenceKind.ROUND_LOST, text, job.now)
     incidents.report_process(job, item, world.round_of(node.rank))

@@ -1,9 +1,4 @@
-"""Telling every member of a decided world its place, and the others to stop.
-
-Belongs here: assignments, the checkpoint intervals that a world begins with, and ending the
-processes of an older round. Does not belong here: the choice of members (`rounds`), the start of
-the world (`start`), other intervals later on (`checkpoints.interval`).
-"""
+"""Telling every member of a decided world its place, and the others to stop."""
 
 from __future__ import annotations
 
@@ -11,11 +6,9 @@ import dataclasses
 from typing import Final
 
 from holdfast_master.job.incidents import incidents
-from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
@@ -83,7 +76,7 @@ def _take_stores(job: JobContext, world: World) -> dict[int, StorePrepared]:
 
 
 def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared]) -> WorldDecided:
-    """Return the decision of a world with all that its members are told of it; it is assigned."""
+    """The decision of a world with all that its members are told of it; it is assigned."""
     # Who has finished may be gone.
     nodes = [job.membership.nodes.get(rank) for rank in world.places]
     hellos = [node.hello for node in nodes if node is not None]
@@ -113,7 +106,7 @@ def _with_stores(job: JobContext, world: World, taken: dict[int, StorePrepared])
 
 
 def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
-    """Return the intervals of a new world: the spec's numbers, else the ones confirmed last."""
+    """The intervals of a new world: the spec's numbers, else the ones confirmed last."""
     known = _UNMEASURED if last is None else by_tier(last.intervals)
     wish = wished(spec)
     return {tier: wish[tier] or known[tier] for tier in TIERS}
@@ -121,11 +114,10 @@ def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
 
 def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world: World) -> None:
     """End what runs on nodes that are not in the new world."""
-    for rank in before.places:
-        node = membership.nodes.get(rank)
-        if node is not None and node.rank not in world.places:
+    for node in membership.present(before.places):
+        if node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            stop_orders.stop_round(out, node, before.round_of(rank), reason)
+            out.stop_round(node, before.round_of(node.rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
@@ -200,9 +192,8 @@ def stop_survivors(job: JobContext, reason: str) -> None:
     if assigned is None:
         return
     incident = job.incidents.current.id if job.incidents.current else ""
-    for rank in assigned.places:
-        node = job.membership.nodes.get(rank)
-        if node is not None and assigned.holds(rank, node.agent_id):
-            stop_orders.stop_round(job.out, node, assigned.round_of(rank), reason)
-            job.turn(rank, GoodputClass.WAITING, incident)
-            assigned.disturb(rank)
+    for node in job.membership.present(assigned.places):
+        if assigned.has(node):
+            job.out.stop_round(node, assigned.round_of(node.rank), reason)
+            job.turn(node.rank, GoodputClass.WAITING, incident)
+            assigned.disturb(node.rank)

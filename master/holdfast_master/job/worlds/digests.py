@@ -1,8 +1,4 @@
-"""State digests: the part of the durable state that three agents keep for another master.
-
-Belongs here: building it, keeping it fresh, taking one over. Does not belong here: finding the
-newest (`takeover_claims`), adopting a world (`adoption`).
-"""
+"""State digests: the part of the durable state that three agents keep for another master."""
 
 from __future__ import annotations
 
@@ -15,18 +11,11 @@ from holdfast_master.job.nodes import eligibility, liveness
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.context import JobContext, Placed
 from holdfast_master.job.state.job_state import PROMISED, JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.goodput import class_seconds, from_class_seconds
-from holdfast_wire.messages import (
-    DepartedNode,
-    NodeExcluded,
-    NodeMarked,
-    SpecAccepted,
-    StateDigest,
-)
+from holdfast_wire import messages as wire
 
 _KEEPERS = 3
 _CHARGES = 500
@@ -38,11 +27,11 @@ _DEPARTED = 200
 """Nodes that are gone whose goodput fits; the smallest of more are left out."""
 
 
-def build(job: JobContext) -> StateDigest:
-    """Return the digest as of now: a projection of the durable state, cut to what may be sent."""
+def build(job: JobContext) -> wire.StateDigest:
+    """The digest as of now: a projection of the durable state, cut to what may be sent."""
     state = job.state
     members = state.assigned.members if state.assigned else ()
-    durable = snapshot.project(state, StateDigest)
+    durable = snapshot.project(state, wire.StateDigest)
     kept: dict[str, Any] = {
         "fence": job.out.fence(state.round),
         "charges": tuple(state.charges[-_CHARGES:]),
@@ -54,7 +43,7 @@ def build(job: JobContext) -> StateDigest:
         "draining_agents": _draining(job.state),
         "departed": _departed(job.state, job.membership),
     }
-    return StateDigest(**(durable | kept))
+    return wire.StateDigest(**(durable | kept))
 
 
 def _ended(state: JobState) -> int:
@@ -70,11 +59,12 @@ def _draining(state: JobState) -> tuple[str, ...]:
     return (*(nodes[rank].agent_id for rank in sorted(ranks) if rank in nodes), *promised)
 
 
-def _departed(state: JobState, membership: Membership) -> tuple[DepartedNode, ...]:
+def _departed(state: JobState, membership: Membership) -> tuple[wire.DepartedNode, ...]:
     gone = [rank for rank in state.goodput if rank not in membership.nodes]
     kept = heapq.nlargest(_DEPARTED, gone, key=lambda rank: sum(state.goodput[rank].values()))
     return tuple(
-        DepartedNode(node_rank=rank, classes=class_seconds(state.goodput[rank])) for rank in kept
+        wire.DepartedNode(node_rank=rank, classes=class_seconds(state.goodput[rank]))
+        for rank in kept
     )
 
 
@@ -91,7 +81,7 @@ def keep_fresh(job: JobContext) -> None:
         len(state.charges),
         len(state.excluded),
         # What opens an incident may have taken a keeper away: the others get the newest.
-        tuple(case.id for case in job.incidents.open()),
+        tuple(incident.id for incident in job.incidents.open()),
         _ended(job.state),
         min(len(state.draining) + len(state.promised), _DRAINING),
     )
@@ -111,10 +101,12 @@ def _place(job: JobContext) -> bool:
         if (node := job.membership.nodes.get(member.node_rank)) is not None and node.session
     )
     keepers = list(itertools.islice(there, _KEEPERS))
-    digest = build(job) if keepers else None
+    if not keepers:
+        return False
+    digest = build(job)
     for node in keepers:
         job.out.send_first(node, digest)
-    return bool(keepers)
+    return True
 
 
 def take(job: JobContext) -> None:
@@ -128,9 +120,9 @@ def take(job: JobContext) -> None:
         _replay(job, claims.digest)
 
 
-def _replay(job: JobContext, digest: StateDigest) -> None:
+def _replay(job: JobContext, digest: wire.StateDigest) -> None:
     if job.state.spec is None and digest.spec is not None:
-        job.out.record(SpecAccepted(spec=digest.spec), durable=True)
+        job.out.record(wire.SpecAccepted(spec=digest.spec), durable=True)
         eligibility.recount(job)
     job.clock.job_base += max(0.0, digest.job_seconds)
     job.claims.event_floor = digest.event_sequence
@@ -143,10 +135,10 @@ def _replay(job: JobContext, digest: StateDigest) -> None:
         if gone.node_rank not in job.state.goodput and gone.node_rank not in job.membership.nodes:
             goodput_marks.bring(job, gone.node_rank, from_class_seconds(gone.classes))
     for host in digest.excluded_nodes:
-        job.out.record(NodeExcluded(node=host, reason="excluded by an earlier master"))
+        job.out.record(wire.NodeExcluded(node=host, reason="excluded by an earlier master"))
     for agent in digest.draining_agents:
         # Who has not come yet may come to the next master.
-        job.out.record(NodeMarked(agent_id=agent, mark=PROMISED, value=True), durable=True)
+        job.out.record(wire.NodeMarked(agent_id=agent, mark=PROMISED, value=True), durable=True)
     for node in list(job.membership.nodes.values()):
         drain(job, node)
 
@@ -154,5 +146,5 @@ def _replay(job: JobContext, digest: StateDigest) -> None:
 def drain(job: JobContext, node: Node) -> None:
     """The node leaves if the predecessor had promised that to somebody."""
     if node.agent_id in job.state.promised:
-        job.out.record(NodeMarked(agent_id=node.agent_id, mark=PROMISED, value=False))
+        job.out.record(wire.NodeMarked(agent_id=node.agent_id, mark=PROMISED, value=False))
         liveness.drain(job, node, EvidenceKind.DRAINED, f"node {node.rank} was told to leave")

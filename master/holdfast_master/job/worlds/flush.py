@@ -1,8 +1,5 @@
 """Flush: memory-only checkpoints go to storage before their nodes leave, or leave each other.
 
-Belongs here: telling the nodes to write, the time that the end or the world waits, events. Does not
-belong here: the choice of checkpoints (`policies.flush`), the commit (`commits`).
-
 Nothing of it is in the journal. A master that takes over hears from the agents what they hold and
 what is on storage already, and begins anew where the job is to end; a world it forms at once.
 """
@@ -11,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from holdfast_master.job.nodes import stop_orders
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoint_tracker import CheckpointTracker, Rescue
+from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
@@ -34,7 +29,7 @@ from holdfast_wire.reasons import EventReason, PhaseReason
 
 
 def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bool:
-    """Return whether the end of the job waits for memory to be flushed; begin the flush.
+    """Whether the end of the job waits for memory to be flushed; begin the flush.
 
     why: what ends it, for people. grace: SIGTERM to SIGKILL for the ranks, s. latest: when nobody
     waits any more, patient clock, s; None: that is not known.
@@ -48,22 +43,22 @@ def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bo
     seconds = job.settings.rescue_seconds
     rescue = job.checkpoints.tracker.rescue
     if rescue is not None and not rescue.ending:  # a world waited for it: the end may longer
-        rescue.ending, rescue.begun, rescue.seconds = True, job.now, seconds
+        rescue.ending, rescue.started, rescue.seconds = True, job.now, seconds
     if rescue is not None and latest is not None:
-        rescue.seconds = min(rescue.seconds, latest - rescue.begun)
+        rescue.seconds = min(rescue.seconds, latest - rescue.started)
     seconds = seconds if latest is None else min(seconds, latest - job.now)
-    return _goes_on(job, Rescue(begun=job.now, seconds=seconds, ending=True), why, grace)
+    return _goes_on(job, Rescue(started=job.now, seconds=seconds, ending=True), why, grace)
 
 
 def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
-    """Return whether the next world waits for memory to be flushed: its nodes are others.
+    """Whether the next world waits for memory to be flushed: its nodes are others.
 
     members: its nodes in rank order; none: too few are there.
     """
     if job.worlds.assigned is None:
         return False
-    book, settings = job.checkpoints.tracker, job.settings
-    stock = _stock(job.state, book)
+    tracker, settings = job.checkpoints.tracker, job.settings
+    stock = _stock(job.state, tracker)
     nodes = job.membership.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in job.membership.candidates}
     most = settings.gather_ranks if _all_gather(job.membership, members or tuple(candidates)) else 0
@@ -77,43 +72,43 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
         unknown=settings.barrier_seconds,
         most=settings.rescue_seconds,
     )
-    if not seconds and book.rescue is None:
+    if not seconds and tracker.rescue is None:
         return False
-    new = Rescue(begun=job.now, seconds=seconds, ending=False)
+    new = Rescue(started=job.now, seconds=seconds, ending=False)
     return _goes_on(job, new, "the next world has other nodes", 0.0)
 
 
 def _all_gather(membership: Membership, members: tuple[Holder, ...]) -> bool:
-    """Return whether all of these agents read each other's memory."""
+    """Whether all of these agents read each other's memory."""
     hellos = [membership.nodes[rank].hello for rank, _ in members]
     return all(hello is not None and hello.gathers for hello in hellos)
 
 
 def _unheard(job: JobContext) -> bool:
-    """Return whether a member has not yet told a new master what it has in memory."""
-    world, book = job.worlds.assigned, job.checkpoints.tracker
+    """Whether a member has not yet told a new master what it has in memory."""
+    world, tracker = job.worlds.assigned, job.checkpoints.tracker
     if world is None or not world.fact.keeps_checkpoints:
         return False
     if job.now >= job.membership.returned_at + job.settings.adopt_seconds:
         return False
-    if (world.round, True) in book.rescued:
+    if (world.round, True) in tracker.rescued:
         return False
-    told = book.held if book.round == world.saver_round else {}
+    reported = tracker.held if tracker.round == world.saver_round else {}
     return any(
         (node := job.membership.nodes.get(rank)) is not None
         and world.holds(rank, node.agent_id)
-        and rank not in told
+        and rank not in reported
         for rank in world.savers
     )
 
 
-def _stock(state: JobState, book: CheckpointTracker) -> Stock:
+def _stock(state: JobState, tracker: CheckpointTracker) -> Stock:
     fact = state.checkpoint
     return Stock(
-        memory=book.memory,
+        memory=tracker.memory,
         committed=fact.version if fact is not None else None,
-        whole=[pending.version for pending in book.pending.values() if pending.whole],
-        failed=book.failed,
+        whole=[pending.version for pending in tracker.pending.values() if pending.whole],
+        failed=tracker.failed,
     )
 
 
@@ -126,30 +121,30 @@ def _present(state: JobState, membership: Membership) -> Collection[Holder]:
 
 def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
     """Do what is to be done now; False: it is over, or there is nothing to do."""
-    book, world = job.checkpoints.tracker, job.worlds.assigned
+    tracker, world = job.checkpoints.tracker, job.worlds.assigned
     number = world.round if world is not None else 0
-    verdict = policy.decide(_stock(job.state, book), _present(job.state, job.membership))
-    version, over = verdict.version, (number, new.ending) in book.rescued
+    verdict = policy.decide(_stock(job.state, tracker), _present(job.state, job.membership))
+    version, over = verdict.version, (number, new.ending) in tracker.rescued
     if version is None or over or verdict.step is FlushStep.LOST:
         _end(job)
         if version is not None:
             _lost(job, version, "nobody waits for it" if over else verdict.reason)
         return False
-    if book.rescue is None:
-        book.rescue = new
-        _tell_begin(job.state, job.out, version, verdict, why)
+    if tracker.rescue is None:
+        tracker.rescue = new
+        _announce(job.state, job.out, version, verdict, why)
         _stop_ranks(job, why, grace, ending=new.ending)
-    rescue = book.rescue
+    rescue = tracker.rescue
     rescue.awaited = version
-    if job.now >= rescue.begun + rescue.seconds:
-        book.rescued.add((number, rescue.ending))
+    if job.now >= rescue.started + rescue.seconds:
+        tracker.rescued.add((number, rescue.ending))
         _end(job)
         _lost(job, version, f"it was not on storage within {max(0.0, rescue.seconds):.3g} s")
         return False
     if verdict.step is FlushStep.SAVE and rescue.ordered != version:
         _order(job, rescue, version)
     _hold(job, f"{why}; step {version.step} is written from memory to storage first")
-    job.timers.set(Timer.RESCUE, rescue.begun + rescue.seconds)
+    job.timers.set(Timer.RESCUE, rescue.started + rescue.seconds)
     return True
 
 
@@ -157,7 +152,7 @@ def _hold(job: JobContext, text: str) -> None:
     job.move(Trigger.HELD, PhaseReason.RESCUE, text)
 
 
-def _tell_begin(
+def _announce(
     state: JobState, out: OutgoingBatch, version: CheckpointVersion, verdict: FlushVerdict, why: str
 ) -> None:
     text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
@@ -174,32 +169,31 @@ def _newest(state: JobState) -> str:
 def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
     """Stop the remaining ranks of the ended world: they would go on to save."""
     world = job.worlds.assigned
-    for rank in world.places if world is not None else ():
-        node = job.membership.nodes.get(rank)
-        if node is not None and world is not None and world.holds(rank, node.agent_id):
-            stop_orders.stop_round(job.out, node, world.round_of(rank), why, grace)
-            world.disturb(rank)
+    if world is None:
+        return
+    for node in job.membership.present(world.places):
+        if world.has(node):
+            job.out.stop_round(node, world.round_of(node.rank), why, grace)
+            world.disturb(node.rank)
             if ending:
-                job.turn(rank, GoodputClass.WAITING)
+                job.turn(node.rank, GoodputClass.WAITING)
 
 
 def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
     """Tell every holder; parts that a rank had asked for are not written twice."""
-    book = job.checkpoints.tracker
-    begun = [one.attempt for one in book.pending.values() if one.version == version]
+    tracker = job.checkpoints.tracker
+    started = [one.attempt for one in tracker.pending.values() if one.version == version]
     number = job.out.command("rescue", 0)
     rescue.ordered = version
-    rescue.attempt = begun[0] if begun else f"h{job.identity.epoch}c{number}"
-    memory = book.memory
-    for rank, _ in memory.holders if memory is not None else ():
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            send(book, job.out, node)
+    rescue.attempt = started[0] if started else f"h{job.identity.epoch}c{number}"
+    memory = tracker.memory
+    for node in job.membership.present(rank for rank, _ in (memory.holders if memory else ())):
+        send(tracker, job.out, node)
 
 
-def send(book: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
+def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
     """Send a holder the order, again after it was away."""
-    rescue, memory = book.rescue, book.memory
+    rescue, memory = tracker.rescue, tracker.memory
     if rescue is None or rescue.ordered is None or memory is None:
         return
     if (node.rank, node.agent_id) in memory.holders:
@@ -215,18 +209,18 @@ def _end(job: JobContext) -> None:
     job.timers.cancel(Timer.RESCUE)
     done = fact.version if fact is not None else None
     if done is not None and rescue.awaited is not None and done >= rescue.awaited:
-        text = f"step {done.step} is on storage, {job.now - rescue.begun:.3g} s later"
+        text = f"step {done.step} is on storage, {job.now - rescue.started:.3g} s later"
         job.out.event(EventReason.CHECKPOINT_RESCUED, text)
 
 
 def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
     """Steps that only memory had will not be on storage; said once."""
-    book = job.checkpoints.tracker
-    if book.lost is not None and book.lost >= version:
+    tracker = job.checkpoints.tracker
+    if tracker.lost is not None and tracker.lost >= version:
         return
-    book.lost = version
+    tracker.lost = version
     # A job that ends needs its memory no more; a suspended one is to go on from there.
-    wanted = book.memory is not None and book.memory.memory_only and not job.spec.suspend
+    wanted = tracker.memory is not None and tracker.memory.memory_only and not job.spec.suspend
     severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
@@ -239,9 +233,9 @@ def hurry(job: JobContext) -> None:
         job.touch(Change.FLUSH_GIVEN_UP)
 
 
-def memory_step(membership: Membership, book: CheckpointTracker) -> int:
+def memory_step(membership: Membership, tracker: CheckpointTracker) -> int:
     """Newest step that is in the memory of every node of its world; 0: none that is known."""
-    memory: Copy | None = book.memory
+    memory: Copy | None = tracker.memory
     if memory is None:
         return 0
     nodes = membership.nodes

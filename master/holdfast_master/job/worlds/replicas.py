@@ -1,8 +1,4 @@
-"""Replicas of the running world: which of them go on, and who is in the next world.
-
-Belongs here: what the nodes' state means for a replica. Does not belong here: seats
-(`policies.replicas`), the roster (`roster`), the size of a world (`rounds`).
-"""
+"""Replicas of the running world: which of them go on, and who is in the next world."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from holdfast_wire.messages import WorldMember, WorldReplica
 
 
 def going(job: JobContext) -> list[SeatedReplica]:
-    """Return the replicas of the last assigned world whose processes all go on, by number."""
+    """The replicas of the last assigned world whose processes all go on, by number."""
     world = job.worlds.assigned
     if world is None or not world.replicas or job.spec.replica_nodes == 0:
         return []
@@ -33,7 +29,7 @@ def going(job: JobContext) -> list[SeatedReplica]:
 
 
 def _goes_on(job: JobContext, world: World, rank: int) -> bool:
-    """Return whether a member's processes may go on; one that is merely away has them still."""
+    """Whether a member's processes may go on; one that is merely away has them still."""
     node = job.membership.nodes.get(rank)
     if node is None or not world.holds(rank, node.agent_id) or rank in world.disturbed:
         return False
@@ -53,7 +49,7 @@ def _candidate(job: JobContext, world: World, rank: int) -> Candidate:
 
 
 def seated(job: JobContext, size: int) -> tuple[SeatedReplica, ...]:
-    """Return the replicas of a world of at most `size` nodes, by number."""
+    """The replicas of a world of at most `size` nodes, by number."""
     kept = going(job)
     taken = {one.node_rank for replica in kept for one in replica.members}
     nodes = job.membership.nodes
@@ -76,7 +72,7 @@ def _before(world: World | None) -> dict[int, int]:
 
 
 def present(job: JobContext) -> int:
-    """Return the number of nodes that the next world could have.
+    """The number of nodes that the next world could have.
 
     Those of a replica that goes on count although one of them is away; others in whole replicas.
     """
@@ -87,17 +83,17 @@ def present(job: JobContext) -> int:
     return len(kept) + len(job.membership.candidates - kept) // nodes * nodes
 
 
-def told(
+def recorded(
     job: JobContext, number: int, chosen: tuple[SeatedReplica, ...]
 ) -> tuple[WorldReplica, ...]:
-    """Return the replicas of a world as the journal has them; `number`: the world's round."""
+    """The replicas of a world as the journal has them; `number`: the world's round."""
     assigned = job.state.assigned
     known = {one.number: one for one in assigned.replicas} if assigned is not None else {}
-    return tuple(known[one.number] if one.round else _begun(job, number, one) for one in chosen)
+    return tuple(known[one.number] if one.round else _started(job, number, one) for one in chosen)
 
 
-def _begun(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica:
-    """Return a replica whose processes are to be started in round `number`."""
+def _started(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica:
+    """A replica whose processes are to be started in round `number`."""
     members = [as_member(one) for one in replica.members]
     return WorldReplica(
         number=replica.number,
@@ -108,7 +104,7 @@ def _begun(job: JobContext, number: int, replica: SeatedReplica) -> WorldReplica
 
 
 def as_member(one: Candidate) -> WorldMember:
-    """Return a node as a member of a world."""
+    """A node as a member of a world."""
     return WorldMember(
         node_rank=one.node_rank, agent_id=one.agent_id, local_world_size=one.local_world_size
     )

@@ -1,12 +1,12 @@
-"""The outer roster: which replicas synchronise with each other, told to their agents.
+"""What replicas synchronise with each other: the outer roster, and their choice how often.
 
-Belongs here: a new epoch when replicas are lost, come, or could not meet; its place in the journal
-before anybody hears of it. Does not belong here: who may be in it (`policies.replicas`), the worlds
-of replicas (`replicas`, `rounds`), what units are given to whom (the ranks plan that).
+A new epoch is in the journal before any agent hears of it. What units are given to whom, and the
+choice how to agree, the ranks decide, all alike after the same step: they wait for no answer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -15,21 +15,14 @@ from typing import Final
 from holdfast_master.job.health import frozen_replicas
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
 from holdfast_master.policies import replicas as policy
-from holdfast_master.policies.replicas import NewRoster, SameRoster, Standing
-from holdfast_wire.messages import (
-    AssignmentMode,
-    OuterRoster,
-    ReplicaReady,
-    RosterFailed,
-    WorldAssignment,
-    WorldReplica,
-)
+from holdfast_master.policies.replicas import NewRoster, ReplicaStatus, SameRoster
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
 PARTING_SECONDS: Final = 10.0
@@ -78,7 +71,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     chosen = [one for one in world.replicas if one.number in verdict.replicas]
     # Another epoch meets in another store: the last one may be what kept the members apart.
     place = chosen[epoch % len(chosen)]
-    fact = OuterRoster(
+    fact = wire.OuterRoster(
         epoch=epoch,
         replicas=verdict.replicas,
         store_host=place.store_host,
@@ -90,7 +83,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
-        _tell(job, world, replica, fact, verdict.reason)
+        _send(job, world, replica, fact, verdict.reason)
 
 
 def note_alone(job: JobContext, world: World) -> None:
@@ -105,22 +98,22 @@ def note_alone(job: JobContext, world: World) -> None:
         job.out.event(EventReason.REPLICA_ALONE, text, Warn)
 
 
-def _standings(job: JobContext, world: World) -> Iterator[Standing]:
+def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
     going = {one.number for one in replicas.going(job)}
     last = job.state.roster
     known = last.replicas if last is not None else ()
     for replica in world.replicas:
         ranks = world.members_of(replica)
         nodes = [job.membership.nodes.get(rank) for rank in ranks]
-        said = all(node is not None and node.ready_replica == replica.number for node in nodes)
+        confirmed = all(node is not None and node.ready_replica == replica.number for node in nodes)
         intact = replica.number in going and replica.number not in job.worlds.frozen
         if world.finished.issuperset(ranks):  # its nodes may be gone, too
             intact = not _has_parted(job, replica)
-        yield Standing(replica.number, intact, said or replica.number in known)
+        yield ReplicaStatus(replica.number, intact, confirmed or replica.number in known)
 
 
-def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
-    """Return whether all ranks of a replica ended well, some time ago."""
+def _has_parted(job: JobContext, replica: wire.WorldReplica) -> bool:
+    """Whether all ranks of a replica ended well, some time ago."""
     until = job.worlds.parted.setdefault(replica.number, job.now) + PARTING_SECONDS
     if job.now >= until:
         return True
@@ -128,8 +121,8 @@ def _has_parted(job: JobContext, replica: WorldReplica) -> bool:
     return False
 
 
-def _ready_since(job: JobContext, standings: list[Standing]) -> float | None:
-    """Return the time since which a replica is ready, while the newest roster has none that is."""
+def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | None:
+    """The time since which a replica is ready, while the newest roster has none that is."""
     if not any(one.intact and one.ready for one in standings):
         job.worlds.ready_since = None
     elif job.worlds.ready_since is None:
@@ -137,19 +130,19 @@ def _ready_since(job: JobContext, standings: list[Standing]) -> float | None:
     return job.worlds.ready_since
 
 
-def _tell(
-    job: JobContext, world: World, replica: WorldReplica, roster: OuterRoster, reason: str
+def _send(
+    job: JobContext, world: World, replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
 ) -> None:
-    for rank in world.members_of(replica):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            job.out.send(node, _message(replica, roster, reason), replica.round)
+    for node in job.membership.present(world.members_of(replica)):
+        job.out.send(node, _message(replica, roster, reason), replica.round)
 
 
-def _message(replica: WorldReplica, roster: OuterRoster, reason: str) -> WorldAssignment:
-    return WorldAssignment(
+def _message(
+    replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
+) -> wire.WorldAssignment:
+    return wire.WorldAssignment(
         assignment_id=replica.round,
-        mode=AssignmentMode.RECONFIGURE,
+        mode=wire.AssignmentMode.RECONFIGURE,
         replica=replica.number,
         roster=roster,
         reason=reason,
@@ -169,24 +162,24 @@ def send(job: JobContext, node: Node) -> None:
         job.out.send(node, message, replica.round)
 
 
-def heard(job: JobContext, assignment: WorldAssignment | None) -> None:
+def note_known(job: JobContext, assignment: wire.WorldAssignment | None) -> None:
     """Note the roster that an agent's ranks were told, and whether it is of another history.
 
     The journal has lost its end, or an earlier master that lives has made epochs, too.
     """
-    told, last = assignment.roster if assignment is not None else None, job.state.roster
-    if told is None:
+    given, last = assignment.roster if assignment is not None else None, job.state.roster
+    if given is None:
         return
-    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, told.epoch)
-    if last is not None and not policy.follows(told, last):
+    job.worlds.newest_epoch_seen = max(job.worlds.newest_epoch_seen, given.epoch)
+    if last is not None and not policy.follows(given, last):
         job.worlds.strange_roster = True
         job.touch(Change.REPLICA_READY)
 
 
-def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> None:
+def ready(job: JobContext, node: Node, number: int, message: wire.ReplicaReady) -> None:
     """All ranks of a node wait to be named in a roster."""
     world = job.worlds.assigned
-    if world is None or not world.holds(node.rank, node.agent_id):
+    if world is None or not world.has(node):
         return
     replica = world.places[node.rank].replica
     if (replica.number, replica.round) == (message.replica, number):
@@ -194,13 +187,13 @@ def ready(job: JobContext, node: Node, number: int, message: ReplicaReady) -> No
         job.touch(Change.REPLICA_READY)
 
 
-def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
+def failed(job: JobContext, node: Node, _: int, message: wire.RosterFailed) -> None:
     """Ranks of a node could not meet the others of an epoch, though nobody is known to be lost.
 
     One that was put out since it stood still, and says so, is there again.
     """
     last, world = job.state.roster, job.worlds.assigned
-    is_member = world is not None and world.holds(node.rank, node.agent_id)
+    is_member = world is not None and world.has(node)
     if world is not None and is_member:
         replica = world.places[node.rank].replica
         frozen = job.worlds.frozen.get(replica.number)
@@ -218,3 +211,41 @@ def failed(job: JobContext, node: Node, _: int, message: RosterFailed) -> None:
     text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
     job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
     job.touch(Change.ROSTER_FAILED)
+
+
+def sync_chosen(job: JobContext, node: Node, number: int, message: wire.SyncChosen) -> None:
+    """Take a choice how often replicas agree; a report that is made again changes nothing."""
+    world, last = job.worlds.assigned, job.state.sync
+    if world is None or not world.has(node):
+        return
+    if not world.is_about(node.rank, number) or (last and _is_known(message, last, world)):
+        return
+    fact = dataclasses.replace(message, round=number)
+    job.out.record(fact)
+    reason = EventReason.SYNC_SWITCHED if fact.made else EventReason.SYNC_PROPOSED
+    job.out.event(reason, _text(fact), node=node.rank)
+
+
+def _is_known(message: wire.SyncChosen, last: wire.SyncChosen, world: World) -> bool:
+    """Whether a choice is no news.
+
+    Of replicas that come and go another one may tell it where the first rank is lost: a lower step
+    is an older choice of theirs, and what they propose they find again and again. In a world of one
+    a lower step may be a script that has gone back.
+    """
+    repeats = not (message.made or last.made) and message.interval == last.interval
+    if world.replicas and (message.step <= last.step or repeats):
+        return True
+    return dataclasses.replace(message, round=last.round) == last
+
+
+def _text(fact: wire.SyncChosen) -> str:
+    verb = "agree" if fact.made else "would agree"
+    return (
+        f"replicas {verb} {_often(fact.interval)} from step {fact.step} on, not "
+        f"{_often(fact.interval_before)}: {fact.reason}"
+    )
+
+
+def _often(interval: int) -> str:
+    return "in each step" if interval <= 1 else f"after each {interval} steps"

@@ -1,8 +1,4 @@
-"""Rounds: forming a world, having its store, telling every member its place, seeing it train.
-
-Belongs here: the way of a world from its decision to its first step. Does not belong here: sizes
-and order (`policies.rendezvous`), the end of a world (`incidents`, `barrier`).
-"""
+"""Rounds: forming a world, having its store, telling every member its place, seeing it train."""
 
 from __future__ import annotations
 
@@ -94,7 +90,7 @@ def _form(job: JobContext, verdict: Form) -> None:
 
 
 def _held_back(job: JobContext) -> tuple[str, str]:
-    """Return the reason why no world is formed from the candidates now, and its text; or none.
+    """The reason why no world is formed from the candidates now, and its text; or none.
 
     Where replicas go on nothing is waited for: they may wait for the lost one in a sync, and
     whoever comes later costs them nothing.
@@ -111,16 +107,16 @@ def _held_back(job: JobContext) -> tuple[str, str]:
 
 
 def _waits_for_flush(job: JobContext, members: tuple[Holder, ...]) -> bool:
-    """Return whether memory is flushed first; the nodes that hold it may go on with it as it is.
+    """Whether memory is flushed first; the nodes that hold it may go on with it as it is.
 
     While a replica trains, nobody needs a checkpoint.
     """
     if replicas.going(job):
         return False
-    book = job.checkpoints.tracker
-    memory = book.memory
+    tracker = job.checkpoints.tracker
+    memory = tracker.memory
     stays = memory is None or memory.holders == members
-    return not (stays and book.rescue is None) and flush.for_world(job, members)
+    return not (stays and tracker.rescue is None) and flush.for_world(job, members)
 
 
 def _attendance(job: JobContext) -> Attendance:
@@ -136,7 +132,7 @@ def _attendance(job: JobContext) -> Attendance:
 
 
 def _window(job: JobContext) -> float:
-    """Return the time that a world waits for more nodes, s.
+    """The time that a world waits for more nodes, s.
 
     A master without memory whose nodes tell of an earlier world does not begin the job: it waits
     for those of them that find their way to it, and not for what was lost together with its
@@ -157,7 +153,7 @@ def _warming(state: JobState, membership: Membership) -> int:
 
 
 def _may_grow(job: JobContext, present: int) -> bool:
-    """Return whether anybody else may still come: not a node that left and that nobody makes anew.
+    """Whether anybody else may still come: not a node that left and that nobody makes anew.
 
     Nor one whose Kubernetes node answers nothing to the operator.
     """
@@ -172,26 +168,26 @@ def _may_grow(job: JobContext, present: int) -> bool:
 
 
 def _is_ending(job: JobContext) -> bool:
-    """Return whether the open incident is about to end the job."""
-    case = job.incidents.current
-    return case is not None and bool(case.terminal)
+    """Whether the open incident is about to end the job."""
+    incident = job.incidents.current
+    return incident is not None and bool(incident.terminal)
 
 
 def _held(job: JobContext) -> str:
     """Return why a recovery is held back; empty: it is not."""
-    case = job.incidents.current
-    if case is not None and case.terminal:
-        return f"the job is about to end: {case.terminal}"
+    incident = job.incidents.current
+    if incident is not None and incident.terminal:
+        return f"the job is about to end: {incident.terminal}"
     return _unsure(job.membership, job.worlds) or _awaited(job)
 
 
 def _awaited(job: JobContext) -> str:
-    """Return a text about a member that comes back with its memory; empty: none does.
+    """A text about a member that comes back with its memory; empty: none does.
 
     Without it a smaller world would begin from storage, and have to grow again.
     """
-    last, book = job.worlds.assigned, job.checkpoints.tracker
-    if last is None or not (book.asked or book.held):
+    last, tracker = job.worlds.assigned, job.checkpoints.tracker
+    if last is None or not (tracker.asked or tracker.held):
         return ""
     found = next((rank for rank in last.places if job.timers.running(Timer.REJOIN, rank)), None)
     if found is None:
@@ -200,7 +196,7 @@ def _awaited(job: JobContext) -> str:
 
 
 def _unsure(membership: Membership, worlds: Worlds) -> str:
-    """Return a text about a member of the last world that may be dead or alive; empty: none."""
+    """A text about a member of the last world that may be dead or alive; empty: none."""
     nodes, last = membership.nodes, worlds.assigned
     if last is None:
         return ""
@@ -261,15 +257,15 @@ def _decide(
     """Decide the round's number and write its members down."""
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
-    told = tuple(replicas.as_member(one) for one in members)
+    recorded = tuple(replicas.as_member(one) for one in members)
     fact = WorldDecided(
-        replicas=replicas.told(job, number, chosen),
+        replicas=replicas.recorded(job, number, chosen),
         group=0,
         round=number,
-        members=told,
+        members=recorded,
         restart_count=_restarts(job.state, job.claims),
         reason=_why(job, verdict.reason),
-        world_hash=world_hash(job.identity.epoch, 0, number, told),
+        world_hash=world_hash(job.identity.epoch, 0, number, recorded),
     )
     job.out.record(fact)
     world = World(fact, job.bounds)
@@ -285,7 +281,7 @@ def _decide(
 
 
 def _named(world: World) -> str:
-    """Return the members in words, by replica where there are some."""
+    """The members in words, by replica where there are some."""
     if not world.replicas:
         return nodes_named(list(world.places))
     parts = [
@@ -330,7 +326,7 @@ def advance(job: JobContext) -> None:
 
 
 def _able(membership: Membership, world: World, first: int) -> bool:
-    """Return whether another member could be in the first's place: its store has not failed."""
+    """Whether another member could be in the first's place: its store has not failed."""
     nodes = membership.nodes
     members = world.members_of(world.places[first].replica)
     return any(not nodes[rank].store_failed for rank in members if rank in nodes)

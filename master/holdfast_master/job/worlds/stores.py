@@ -1,8 +1,4 @@
-"""Stores: the first nodes keep a TCPStore process ready for the round to come.
-
-Belongs here: asking for stores and noting their outcome. Does not belong here: using one
-(`rounds`).
-"""
+"""Stores: the first nodes keep a TCPStore process ready for the round to come."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ import itertools
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.world import World, Worlds
-from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import PrepareStore, StorePrepared
 from holdfast_wire.reasons import EventReason
 
@@ -26,10 +22,8 @@ _READY = 2
 
 def keep(job: JobContext) -> None:
     """Have the first nodes in rank order prepare a store."""
-    for rank in _first_nodes(job):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            request(job.timers, job.out, node)
+    for node in job.membership.present(_first_nodes(job)):
+        request(job.timers, job.out, node)
 
 
 def _first_nodes(job: JobContext) -> list[int]:
@@ -48,7 +42,7 @@ def _first_nodes(job: JobContext) -> list[int]:
 
 
 def hosts(world: World) -> list[int]:
-    """Return the nodes whose stores a decided world needs: the first of each part that starts."""
+    """The nodes whose stores a decided world needs: the first of each part that starts."""
     if not world.replicas:  # it may have ten thousand members
         return [world.fact.members[0].node_rank]
     return [rank for rank in world.starting if world.places[rank].group_rank == 0]
@@ -63,7 +57,7 @@ def request(timers: Timers, out: OutgoingBatch, node: Node) -> None:
     out.send(node, PrepareStore(store_id=node.store_asked))
 
 
-def prepared(job: JobContext, node: Node, message: StorePrepared) -> None:
+def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
     """A store waits for a round, or ended."""
     world = job.worlds.newest
     if world is not None and message.store_id and message.store_id in world.store_ids.values():
@@ -91,13 +85,7 @@ def _lost(job: JobContext, world: World, node: Node, message: StorePrepared) -> 
     job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
     if job.worlds.member(node) is not world or world.training or node.rank in world.finished:
         return
-    item = Evidence(
-        kind=EvidenceKind.STORE_LOST,
-        text=f"node {node.rank}: {text}",
-        at=job.now,
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-    )
+    item = node.evidence(EvidenceKind.STORE_LOST, f"node {node.rank}: {text}", job.now)
     incidents.report_store(job, item, world, node.rank)
 
 

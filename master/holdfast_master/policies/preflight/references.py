@@ -1,11 +1,7 @@
-"""Reference figures: what earlier checks found healthy, and the level that a group of nodes shows.
+"""Reference figures: what earlier checks found healthy.
 
-Belongs here: the level of a group, the spread of its figures, and what a check adds to the
-references. Does not belong here: a verdict (`verdicts`).
-
-A fault makes a node slower, never faster. So the level of a group is its upper quartile: up to
-three quarters of the nodes may be slow, and up to a quarter may be faster than the rest (two pods
-on one machine, for example), before the level is wrong.
+Belongs here: the spread of a group's figures, and what a check adds to the references. Does not
+belong here: the level of a group (`holdfast_wire.resources`), a verdict (`verdicts`).
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast_wire.resources import Resource, margin
+from holdfast_wire.resources import Resource, level_of, margin
 
 LINK = "link"
 """Kind of the figures that two nodes have together."""
@@ -50,22 +46,12 @@ class References:
     def of(self, node: str, kind: str, resource: Resource) -> float | None:
         """Return the goodness that a node is to reach: the better of its kind's and its own."""
         level = self.by_kind.get((kind, resource))
-        known = [*([] if level is None else [level.good]), *self._own(node, resource)]
-        return max(known, default=None)
-
-    def _own(self, node: str, resource: Resource) -> Sequence[float]:
-        found = self.own.get((node, resource))
-        return () if found is None else (found,)
+        known = (None if level is None else level.good, self.own.get((node, resource)))
+        return max((good for good in known if good is not None), default=None)
 
 
 NONE = References()
 """No check has been made yet."""
-
-
-def group_level(goods: Iterable[float]) -> float:
-    """Return the goodness that a quarter of the nodes reach, at least one."""
-    ordered = sorted(goods, reverse=True)
-    return ordered[len(ordered) // 4]
 
 
 def group_margin(resource: Resource, goods: Iterable[float]) -> float:
@@ -104,7 +90,7 @@ def learn(
 
 
 def _merged(before: Level | None, goods: Sequence[float]) -> Level:
-    now = Level(group_level(goods), len(goods))
+    now = Level(level_of(goods), len(goods))
     if before is None:
         return Level(now.good, min(now.weight, MOST_WEIGHT))
     weight = before.weight + now.weight

@@ -20,9 +20,10 @@ Two nodes have one pair. If it fails, the roles change once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
-from holdfast_master.policies.preflight import pairing
 from holdfast_master.policies.preflight.figures import (
     NO_ANSWER,
     CheckStanding,
@@ -51,6 +52,8 @@ from holdfast_wire.resources import TRAITS, Resource
 _FEW_NODES = 4
 """Up to so many nodes without a reference, two rounds of pairs may all be slow by one bad node or
 two: all pairs are measured."""
+Met = Mapping[str, AbstractSet[str]]
+"""Nodes that are no partners any more: those of earlier rounds, and those of the same machine."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +224,13 @@ def _next_pairs(check: Check, number: int) -> tuple[Pair, ...]:
         return ()
     met = _met(check)
     if number == 1:
-        return pairing.neighbours(tested, trusted, met)
+        return neighbours(tested, trusted, met)
     views = check.networks()
     if len(tested) == 2 and not trusted:
         return _other_way_round(check)
     if number == 2:
         scores = {node: min(view.score(node) for view in views.values()) for node in tested}
-        return pairing.extremes(scores, trusted, met)
+        return extremes(scores, trusted, met)
     return _to_decide(tested, trusted, views, met)
 
 
@@ -243,7 +246,7 @@ def _to_decide(
     tested: tuple[str, ...],
     trusted: tuple[str, ...],
     views: Mapping[Resource, Network],
-    met: pairing.Met,
+    met: Met,
 ) -> tuple[Pair, ...]:
     """Return the pairs that decide about nodes in doubt; none where there is no doubt."""
     measured = [view for view in views.values() if view.best]
@@ -253,19 +256,19 @@ def _to_decide(
         return _few(tested, trusted, measured, met)
     everyone = (*tested, *trusted)
     proven = [node for node in everyone if all(node in view.proven for view in measured)]
-    return pairing.match(doubtful, proven, met) or pairing.unseen(doubtful, met)
+    return match(doubtful, proven, met) or unseen(doubtful, met)
 
 
 def _few(
     tested: tuple[str, ...],
     trusted: tuple[str, ...],
     measured: Iterable[Network],
-    met: pairing.Met,
+    met: Met,
 ) -> tuple[Pair, ...]:
     if len(tested) > _FEW_NODES or trusted:
         return ()
     alike = any(view.reference is None and not view.named for view in measured)
-    return pairing.unseen(tested, met) if alike else ()
+    return unseen(tested, met) if alike else ()
 
 
 def _met(check: Check) -> dict[str, set[str]]:
@@ -366,3 +369,83 @@ def references_after(check: Check, outcome: Outcome) -> References:
         kind = LINK if of_pair or one.node not in check.alone else check.alone[one.node].kind
         found.setdefault((kind, one.resource), []).append(one.good)
     return learn(check.references, found, own)
+
+
+def neighbours(nodes: Sequence[str], spare: Sequence[str], met: Met) -> tuple[Pair, ...]:
+    """Return pairs of neighbours in the given order; who is left over gets one of the spare."""
+    left, pairs, odd = dict.fromkeys(nodes), list[Pair](), list[str]()
+    while left:
+        node = next(iter(left))
+        del left[node]
+        partner = next((one for one in left if one not in met.get(node, ())), None)
+        if partner is None:
+            odd.append(node)
+        else:
+            del left[partner]
+            pairs.append(Pair(node, partner))
+    return (*pairs, *match(odd, spare, met))
+
+
+def extremes(scores: Mapping[str, float], spare: Sequence[str], met: Met) -> tuple[Pair, ...]:
+    """Return pairs of the fastest with the slowest, none for the second time.
+
+    Args:
+        scores: Score of each tested node, in a fixed order; more is better. A node without a
+            partner so far has minus infinity.
+        spare: Trusted nodes. They are partners where the tested nodes are too few or odd.
+        met: Partners of earlier rounds.
+    """
+    slowest_first = sorted(scores, key=lambda node: scores[node])
+    half = len(slowest_first) // 2
+    if len(slowest_first) <= 2 and spare:
+        return match(slowest_first, spare, met)
+    needy, fast = slowest_first[:half], slowest_first[:half:-1]
+    middle = slowest_first[half]
+    if len(slowest_first) % 2 == 0:
+        fast.append(middle)
+        return match(needy, fast, met)
+    # The odd one in the middle goes without, unless a spare can take it.
+    return (*match(needy, fast, met), *match([middle], spare, met))
+
+
+def match(needy: Sequence[str], partners: Sequence[str], met: Met) -> tuple[Pair, ...]:
+    """Return a pair for each needy node, in order, with the first partner that it has not met.
+
+    Where all that are left have been met, it changes partners with a pair before.
+    """
+    left = dict.fromkeys(partners)
+    for node in needy:
+        left.pop(node, None)
+    made = dict[str, str]()
+    for node in needy:
+        free = next((one for one in left if one not in met.get(node, ())), None)
+        if free is not None:
+            del left[free]
+            made[node] = free
+        elif (swap := _swap(node, made, left, met)) is not None:
+            earlier, other = swap
+            del left[other]
+            made[node], made[earlier] = made[earlier], other
+    return tuple(Pair(partner, node) for node, partner in made.items())
+
+
+def _swap(
+    node: str, made: Mapping[str, str], left: Collection[str], met: Met
+) -> tuple[str, str] | None:
+    for earlier, partner in reversed(list(made.items())):
+        if partner in met.get(node, ()):
+            continue
+        for other in left:
+            if other not in met.get(earlier, ()):
+                return earlier, other
+    return None
+
+
+def unseen(nodes: Sequence[str], met: Met) -> tuple[Pair, ...]:
+    """Return pairs of nodes that have not met, each node once, in the given order."""
+    taken, pairs = set[str](), list[Pair]()
+    for one, other in itertools.combinations(nodes, 2):
+        if not {one, other} & taken and other not in met.get(one, ()):
+            pairs.append(Pair(one, other))
+            taken |= {one, other}
+    return tuple(pairs)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from holdfast_master.policies.preflight.figures import Figure, FigureReport, Pair, worst
 from holdfast_master.policies.preflight.references import (
     References,
-    group_level,
     group_margin,
 )
 from holdfast_wire.resources import (
@@ -28,6 +27,7 @@ from holdfast_wire.resources import (
     broken_limit,
     goodness,
     label,
+    level_of,
     margin,
     share,
     value_of,
@@ -155,23 +155,21 @@ class _Group:
             return [
                 self._finding(node, NodeVerdict.UNDECIDED, text, compared=False) for node in goods
             ]
-        level = group_level(goods.values())
+        level = level_of(goods.values())
         slow = {node for node, good in goods.items() if good < level - width}
         most = 2 * len(slow) > len(goods)
-        return [self._beside(node, level, node in slow, node in short, most) for node in goods]
-
-    def _beside(self, node: str, level: float, slow: bool, short: bool, most: bool) -> NodeFinding:  # noqa: FBT001 - four facts of one node
-        if slow and most:
-            text = (
-                f"{self._text(node, 'fastest quarter', level)}; so are most, of two kinds perhaps"
-            )
-            return self._finding(node, NodeVerdict.UNDECIDED, text)
-        if short and not slow:
-            text = (
-                f"{label(self.resource)}: all {len(self.figures)} nodes fall short of the reference"
-            )
-            return self._finding(node, NodeVerdict.UNDECIDED, text)
-        return self._against(node, "other nodes", level, slow=slow)
+        findings = list[NodeFinding]()
+        for node in goods:
+            if node in slow and most:
+                text = self._text(node, "fastest quarter", level)
+                text = f"{text}; so are most, of two kinds perhaps"
+                findings.append(self._finding(node, NodeVerdict.UNDECIDED, text))
+            elif node in short and node not in slow:
+                text = f"{label(self.resource)}: all {len(goods)} nodes fall short of the reference"
+                findings.append(self._finding(node, NodeVerdict.UNDECIDED, text))
+            else:
+                findings.append(self._against(node, "other nodes", level, slow=node in slow))
+        return findings
 
     def _against(self, node: str, what: str, target: float, *, slow: bool) -> NodeFinding:
         verdict = NodeVerdict.SLOW if slow else NodeVerdict.HEALTHY

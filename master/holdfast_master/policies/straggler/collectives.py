@@ -1,9 +1,5 @@
 """Alignment of collectives: from times of issue to the local work of each rank in each step.
 
-Belongs here: segments, steps, and the rank that left the path, for one process group. Does not
-belong here: sampling and the clock's offset (the agent), judging a rank (`votes`), ranks that
-issue nothing more (`hang`).
-
 Ranks leave a synchronous collective together. Two neighbours k and k+1 are synchronised where no
 rank issues k+1 before the last rank has issued k. A segment ends with each collective that is
 synchronised with the next one. A rank's local time in a segment lasts from the last rank's issue of
@@ -16,7 +12,6 @@ Ten thousand ranks take seconds, so the work is in slices: see `slices`.
 from __future__ import annotations
 
 import array
-import collections
 import dataclasses
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,18 +57,6 @@ RunSamples = Mapping[int, Sequence[IssuedRun]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The first collective at which ranks of a group issued different things."""
-
-    sequence: int
-    ranks: tuple[int, ...]
-    """Ranks that left the path; where nothing tells the path, all of them."""
-    certain: bool
-    """False: nothing tells which of the ranks left the path."""
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class StepSegment:
     """The work between two moments at which all ranks of the group were synchronised."""
 
@@ -99,21 +82,8 @@ class Step:
     """Segments, before neighbours were added up."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Alignment:
-    """The steps that the samples of one group contain."""
-
-    steps: tuple[Step, ...]
-    mismatch: Mismatch | None
-    reason: str
-    """Why there are no steps, or not more of them."""
-
-
-def align(samples: Samples, period: int) -> Alignment:
-    """Return the steps that all ranks of the group have sampled.
-
-    period: collectives of one step; 0: not known.
-    """
+def align(samples: Samples, period: int) -> list[Step]:
+    """The steps of `period` collectives that all ranks of the group have sampled."""
     return finished(aligning({rank: runs_of(one) for rank, one in samples.items()}, period))
 
 
@@ -128,33 +98,26 @@ def runs_of(issued: Iterable[Issued]) -> tuple[IssuedRun, ...]:
     return tuple(runs)
 
 
-def aligning(samples: RunSamples, period: int) -> Slices[Alignment]:
-    """Return the steps that all ranks of the group have sampled, in slices."""
-    if len(samples) < 2:
-        return Alignment((), None, f"{len(samples)} rank(s) have samples, two are needed")
+def aligning(samples: RunSamples, period: int) -> Slices[list[Step]]:
+    """The steps that all ranks of the group have sampled, in slices.
+
+    They end where ranks issue different things: some have left the path, and nothing tells how.
+    """
+    if len(samples) < 2 or period <= 0:
+        return []
     tracks = {rank: samples[rank] for rank in sorted(samples)}
-    spans = [span for span in _common(list(tracks.values())) if span]
-    if not spans:
-        return Alignment((), None, "the ranks' samples have no collective in common")
     steps: list[Step] = []
-    mismatch, count = None, 0
-    for span in spans:
+    for span in filter(None, _common(list(tracks.values()))):
         run = yield from _measured(tracks, span, period)
-        mismatch = yield from _mismatch(tracks, run)
-        if mismatch is not None:
-            run = run.until(mismatch.sequence)
-        count += len(run.last)
-        if period > 0:
-            steps += yield from _steps(run)
-        if mismatch is not None:
+        end = yield from _parting(tracks, run)
+        steps += yield from _steps(run if end is None else run.until(end))
+        if end is not None:
             break
-    if period <= 0:
-        return Alignment((), mismatch, "no period of the collectives is known")
-    return Alignment(tuple(steps), mismatch, _said(steps, count, period))
+    return steps
 
 
 def step_error(steps: Sequence[Step], clock_error: float) -> float:
-    """Return the bound of the error of a step's local time, s.
+    """The bound of the error of a step's local time, s.
 
     clock_error: bound of the error of the node's clock, s. A wrong offset shifts each segment the
     same way, so a step has it as many times as it has segments.
@@ -162,14 +125,8 @@ def step_error(steps: Sequence[Step], clock_error: float) -> float:
     return clock_error * max((step.synchronised for step in steps), default=1)
 
 
-def _said(steps: Sequence[Step], count: int, period: int) -> str:
-    if steps:
-        return f"{len(steps)} steps of {period} collectives"
-    return f"{count} common collectives hold no whole step of {period} between synchronised ones"
-
-
 def _common(tracks: Sequence[Sequence[IssuedRun]]) -> list[range]:
-    """Return the sequences that all ranks have, without those that one of them lacks."""
+    """The sequences that all ranks have, without those that one of them lacks."""
     found = [range(run.first, run.first + len(run.at)) for run in tracks[0]]
     for runs in tracks[1:]:
         if len(runs) == 1 and len(found) == 1:
@@ -208,7 +165,7 @@ class _Run:
     path: Sequence[_Path]
 
     def until(self, sequence: int) -> _Run:
-        """Return the part before a collective."""
+        """The part before a collective."""
         count = sequence - self.first
         # Of the run's last collective nobody knows yet if the next one is synchronised with it.
         synchronised = [*self.synchronised[: max(0, count - 1)], False][:count]
@@ -217,18 +174,18 @@ class _Run:
         )
 
     def regular(self, i: int) -> bool:
-        """Tell if the period from i on is like the one before it or the one behind it."""
+        """Whether the period from i on is like the one before it or the one behind it."""
         p, path = self.period, self.path
         mine = path[i : i + p]
         return mine == path[i + p : i + 2 * p] or (i >= p and mine == path[i - p : i])
 
     def local(self, i: int, left: float) -> list[float]:
-        """Return the time of each rank from a moment until it issued a collective, s."""
+        """The time of each rank from a moment until it issued a collective, s."""
         return [at[begin + i] - left for at, begin in self.columns.values()]
 
 
 def _measured(tracks: Mapping[int, Sequence[IssuedRun]], span: range, period: int) -> Slices[_Run]:
-    """Return the run of these sequences, in slices of some collectives."""
+    """The run of these sequences, in slices of some collectives."""
     own = [
         next(run for run in runs if span.start < run.first + len(run.at))
         for runs in tracks.values()
@@ -263,44 +220,27 @@ def _path(cuts: Sequence[tuple[IssuedRun, int, int]]) -> Iterable[_Path]:
     ]
 
 
-# ------------------------------------------------------------------------------------- mismatch
+# --------------------------------------------------------------------------------- leaving the path
 
 
 _Tracks = Mapping[int, Sequence[IssuedRun]]
 
 
-def _mismatch(tracks: _Tracks, run: _Run) -> Slices[Mismatch | None]:
-    """Return the first mismatch of a run, in slices."""
+def _parting(tracks: _Tracks, run: _Run) -> Slices[int | None]:
+    """The first collective that some ranks issued and others did not, in slices.
+
+    Sizes may differ between ranks by design, as in an uneven all-gather: then each rank issues what
+    it issues there in each step.
+    """
     p = run.period
     for i, column in enumerate(run.path):
-        if isinstance(column, int) or (0 < p <= i and column is run.path[i - p]):
+        if isinstance(column, int) or (p <= i and column is run.path[i - p]):
             continue
-        found = _who_left(tracks, run.first + i, dict(zip(tracks, column, strict=True)), p)
-        if found is not None:
-            return found
+        past = _a_period_away(tracks, run.first + i, p)
+        if past != dict(zip(tracks, column, strict=True)):
+            return run.first + i
         yield
     return None
-
-
-def _who_left(
-    tracks: _Tracks, sequence: int, at: Mapping[int, int], period: int
-) -> Mismatch | None:
-    """Return who left the path; None: each rank issued what it issues there in each step.
-
-    Sizes may differ between ranks by design, as in an uneven all-gather.
-    """
-    past = _a_period_away(tracks, sequence, period) if period > 0 else {}
-    odd = [rank for rank in at if rank in past and past[rank] != at[rank]]
-    if len(past) == len(at):
-        if not odd:
-            return None
-        if len(odd) < len(at):
-            return Mismatch(sequence, tuple(odd), True, "other ranks issued what they usually do")
-    counts = collections.Counter(at.values()).most_common(2)
-    if counts[0][1] == counts[1][1]:
-        return Mismatch(sequence, tuple(at), False, "as many ranks issued one as another")
-    left = tuple(rank for rank in at if at[rank] != counts[0][0])
-    return Mismatch(sequence, left, True, f"{counts[0][1]} of {len(at)} ranks issued another one")
 
 
 def _a_period_away(tracks: _Tracks, sequence: int, period: int) -> dict[int, int]:

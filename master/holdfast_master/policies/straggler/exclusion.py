@@ -1,9 +1,4 @@
-"""Exclusion of a straggler: whether a verdict is worth a rescale.
-
-Belongs here: gain against cost, the job's least size, and how many nodes may leave within a time.
-Does not belong here: the verdict (`verdict`), the rescale itself (`scaling`, `barrier`), nodes that
-are bad again and again.
-"""
+"""Exclusion of a straggler: whether a verdict is worth a rescale."""
 
 from __future__ import annotations
 
@@ -70,7 +65,7 @@ def decide(verdicts: Sequence[StragglerVerdict], prospects: Prospects) -> Exclud
     percents = _percents(one for one in accused if not one.own_work)
     stays = max(_percents(one for one in accused if one.own_work).values(), default=0.0)
     if not percents:
-        return NoExclusion(_nobody(accused))
+        return NoExclusion(_why_none(accused))
     slowest = sorted(percents, key=lambda node: (-percents[node], node))
     allowed = most_excluded(prospects.members) - prospects.excluded
     if allowed <= 0:
@@ -105,14 +100,14 @@ def most_excluded(members: int) -> int:
 
 
 def _percents(verdicts: Iterable[StragglerVerdict]) -> dict[str, float]:
-    """Return the slowdown of each accused node."""
+    """The slowdown of each accused node."""
     found: dict[str, float] = {}
     for one in verdicts:
         found[one.node] = max(found.get(one.node, 0.0), one.percent)
     return found
 
 
-def _nobody(accused: Sequence[StragglerVerdict]) -> str:
+def _why_none(accused: Sequence[StragglerVerdict]) -> str:
     if not accused:
         return "no node is accused"
     return (

@@ -1,8 +1,5 @@
 """Slices of long computations: a generator that pauses after each slice and returns its result.
 
-Belongs here: how long a slice is, and running all of them. Does not belong here: when the next
-slice runs (`job.health`), what is computed.
-
 The master takes no input while a policy computes. Judging ten thousand ranks takes seconds, so such
 a policy is a generator: its caller runs one slice at a time and takes inputs in between. A small
 world fits into the first slice.

@@ -1,8 +1,5 @@
 """The outcome of a slow node's exclusion: the node was slow, or one of its ranks was.
 
-Belongs here: how far ranks lie above the others, and the outcome of an exclusion. Does not belong
-here: the exclusion itself (`exclusion`), what follows from the outcome (`job.health.trials`).
-
 A rank may have work of its own: rank 0 logs, gathers and saves. Whoever takes its place has that
 work, too. A slow node keeps its slowness, whatever ranks it has. So the ranks that were slow are
 looked at again on their next node: where they are slow there, no node was to blame.
@@ -50,7 +47,7 @@ def above(times: Mapping[int, float], ranks: Collection[int]) -> float | None:
 
 
 def logarithms(window: Window) -> dict[int, float]:
-    """Return the logarithms of a window's local times, without those that sections made longer."""
+    """The logarithms of a window's local times, without those that sections made longer."""
     return {
         rank: math.log(max(one.local, _SHORTEST))
         for rank, one in window.ranks.items()
@@ -65,7 +62,7 @@ def usual_above(usual: Usual, ranks: Collection[int]) -> float:
 
 
 def is_above(trial: StragglerTrial, window: Window) -> bool | None:
-    """Tell if the ranks are slow as they were before the exclusion; None: nothing tells."""
+    """Whether the ranks are slow as they were before the exclusion; None: nothing tells."""
     found = above(logarithms(window), trial.ranks)
     return None if found is None else found > (trial.usual + trial.slow) / 2
 
@@ -86,12 +83,12 @@ def outcome(trial: StragglerTrial, view: TrialView) -> StragglerOutcome:
 
 
 def accuse(verdicts: Iterable[StragglerVerdict], ranks: Collection[int]) -> bool:
-    """Return whether the verdicts accuse all these ranks: one of several may have other work."""
+    """Whether the verdicts accuse all these ranks: one of several may have other work."""
     return set(ranks) <= {rank for one in verdicts for rank in one.ranks}
 
 
 def with_own_work(trials: Iterable[StragglerTrial]) -> frozenset[int]:
-    """Return the ranks whose slowness went with them to another node."""
+    """The ranks whose slowness went with them to another node."""
     shown = (one for one in trials if one.outcome is StragglerOutcome.RANK)
     return frozenset(rank for one in shown for rank in one.ranks)
 
@@ -99,7 +96,7 @@ def with_own_work(trials: Iterable[StragglerTrial]) -> frozenset[int]:
 def marked(
     verdicts: Iterable[StragglerVerdict], ranks: Collection[int]
 ) -> tuple[StragglerVerdict, ...]:
-    """Return the verdicts, those about ranks with work of their own marked as such."""
+    """The verdicts, those about ranks with work of their own marked as such."""
     why = "was as slow on another node before"
     return tuple(
         dataclasses.replace(one, own_work=f"rank {one.ranks[0]} {why}")

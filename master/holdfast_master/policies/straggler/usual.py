@@ -1,8 +1,5 @@
 """The usual local time of each rank, and how far a window lies above it.
 
-Belongs here: a rank's own past, the change that all ranks share, and the noise. Does not belong
-here: votes (`votes`), the local times themselves (`collectives`).
-
 The model: log(local time) = level of the rank + change that all share + its own excess + noise. The
 level is the lower quartile of the rank's earliest windows without an excess: it needs no peers, so
 unequal ranks, two nodes, and half of the nodes slow are decided. The shared change is the middle of
@@ -43,7 +40,7 @@ class Past:
     """Their standard deviation."""
 
     def with_window(self, time: float) -> Past:
-        """Return the past with one more window, until it has enough."""
+        """The past with one more window, until it has enough."""
         if len(self.times) >= PAST_WINDOWS:
             return self
         times = (*self.times, time)
@@ -89,13 +86,13 @@ class Deviations:
 
 
 def middle(values: Iterable[float]) -> float:
-    """Return the low median: with an even number the lower of the two in the middle."""
+    """The low median: with an even number the lower of the two in the middle."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def shared_change(usual: Usual, changes: Mapping[int, float]) -> float:
-    """Return the middle of the ranks' changes.
+    """The middle of the ranks' changes.
 
     With an even number of ranks the middle is an interval. Its low end holds: half of the ranks may
     be slow. A low end that is suddenly elsewhere may be the end of a group: half of the ranks got
@@ -117,7 +114,7 @@ def _lower_quartile(values: Iterable[float]) -> float:
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:
-    """Return the low and the high median."""
+    """The low and the high median."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
 
@@ -127,13 +124,13 @@ def _nearest(value: float, low: float, high: float) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation by the median absolute deviation."""
+    """The standard deviation by the median absolute deviation."""
     centre = middle(values)
     return _SIGMA * middle([abs(one - centre) for one in values])
 
 
 def shortest_half(values: Iterable[float]) -> float:
-    """Return the standard deviation by the shortest interval that holds half of the values.
+    """The standard deviation by the shortest interval that holds half of the values.
 
     Half of the ranks may be slow; a median of deviations would then contain their excess.
     """
@@ -143,14 +140,14 @@ def shortest_half(values: Iterable[float]) -> float:
 
 
 def logarithms(seconds: Mapping[int, float]) -> dict[int, float]:
-    """Return the logarithm of each rank's local time."""
+    """The logarithm of each rank's local time."""
     return {rank: math.log(max(one, _SHORTEST)) for rank, one in seconds.items()}
 
 
 def deviations(
     usual: Usual, times: Mapping[int, float], peers: Mapping[int, int]
 ) -> Slices[Deviations]:
-    """Return each rank's deviation in a window, in slices.
+    """Each rank's deviation in a window, in slices.
 
     times: logarithms of local times. peers: the set of peers of each rank.
     """
@@ -162,17 +159,17 @@ def deviations(
     shared = shared_change(usual, changes) if changes else middle(times.values())
     yield
     own = {rank: change - shared for rank, change in changes.items()}
-    among = _beside(times, peers)
-    beside = {rank: one - among[peers[rank]] for rank, one in times.items()}
+    among = _against_peers(times, peers)
+    compared = {rank: one - among[peers[rank]] for rank, one in times.items()}
     yield
-    noise = _noise(usual, own or beside, times)
+    noise = _noise(usual, own or compared, times)
     yield
-    ranks = {rank: Deviation(own.get(rank), beside[rank], noise[rank]) for rank in times}
+    ranks = {rank: Deviation(own.get(rank), compared[rank], noise[rank]) for rank in times}
     return Deviations(times, shared, changes, ranks)
 
 
 def learned(usual: Usual, window: Deviations, quiet: Iterable[int]) -> Slices[Usual]:
-    """Return the pasts with this window added for the ranks that had no excess, in slices."""
+    """The pasts with this window added for the ranks that had no excess, in slices."""
     ranks = dict(usual.ranks)
     for count, rank in enumerate(quiet, 1):
         ranks[rank] = ranks.get(rank, Past()).with_window(window.times[rank] - window.shared)
@@ -182,14 +179,14 @@ def learned(usual: Usual, window: Deviations, quiet: Iterable[int]) -> Slices[Us
 
 
 def _noise(usual: Usual, now: Mapping[int, float], ranks: Iterable[int]) -> dict[int, float]:
-    """Return the noise of each rank: the greatest of its past, all pasts, and this window."""
+    """The noise of each rank: the greatest of its past, all pasts, and this window."""
     past = {rank: one.noise for rank, one in usual.ranks.items() if one.level is not None}
     common = middle(past.values()) if past else 0.0
     floor = max(common, shortest_half(now.values()) if len(now) > 2 else 0.0)
     return {rank: max(floor, past.get(rank, 0.0)) for rank in ranks}
 
 
-def _beside(times: Mapping[int, float], peers: Mapping[int, int]) -> Mapping[int, float]:
+def _against_peers(times: Mapping[int, float], peers: Mapping[int, int]) -> Mapping[int, float]:
     members: dict[int, list[float]] = {}
     for rank, one in times.items():
         members.setdefault(peers[rank], []).append(one)

@@ -1,8 +1,4 @@
-"""Verdict on stragglers: the rank, node or link that is slower than usual.
-
-Belongs here: the verdict with its numbers, its beginning and the other causes. Does not belong
-here: the votes (`votes`), what follows from a verdict (`exclusion`).
-"""
+"""Verdict on stragglers: the rank, node or link that is slower than usual."""
 
 from __future__ import annotations
 
@@ -40,21 +36,6 @@ class Subject(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerEvidence:
-    """The numbers of a verdict."""
-
-    votes: int
-    votes_out_of: int
-    excess: float
-    """s of each step."""
-    noise: float
-    """Standard deviation of the local time, s."""
-    clock_error: float
-    step: float
-    """Wall time of a step, s."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerVerdict:
     """One accusation, or the finding that the steps are longer and nobody stands out."""
 
@@ -67,7 +48,6 @@ class StragglerVerdict:
     """Slowdown in percent of a step."""
     node_seconds_per_hour: float
     """What the job loses by it, node-seconds in an hour."""
-    evidence: StragglerEvidence
     considered: tuple[str, ...]
     """Other causes, and what the data say of each."""
     reason: str
@@ -116,7 +96,7 @@ class _Findings:
         self.nodes = len({one.node for one in tally.window.ranks.values()})
 
     def verdicts(self) -> Slices[tuple[StragglerVerdict, ...]]:
-        """Return the accusations, in slices; the finding about the whole job if there is none."""
+        """The accusations, in slices; the finding about the whole job if there is none."""
         slow: dict[str, list[int]] = {}
         there = collections.Counter[str]()
         for count, (rank, one) in enumerate(self.tally.ranks.items(), 1):
@@ -153,14 +133,6 @@ class _Findings:
             since_step=since,
             percent=percent,
             node_seconds_per_hour=self._lost(percent),
-            evidence=StragglerEvidence(
-                votes=len(votes),
-                votes_out_of=self.out_of,
-                excess=excess,
-                noise=middle(vote.noise for vote in middles),
-                clock_error=max(tally.ranks[rank].error for rank in ranks),
-                step=tally.window.step,
-            ),
             considered=(transfer, *_considered(tally, ranks, there)),
             own_work=_own_work(tally, ranks),
             reason=(
@@ -171,13 +143,12 @@ class _Findings:
         )
 
     def _of_all(self) -> tuple[StragglerVerdict, ...]:
-        """Return the finding that the job is slower than it was, and no rank stands out."""
+        """The finding that the job is slower than it was, and no rank stands out."""
         newest = [percent for _, percent in self.record.slower[-self.out_of :]]
         slow = [percent for percent in newest if percent >= self.percent]
         if len(slow) < self.enough:
             return ()
         percent, since = middle(slow), change_point(self.record.slower)
-        step = self.tally.usual_step
         verdict = StragglerVerdict(
             subject=Subject.JOB,
             node="",
@@ -185,14 +156,6 @@ class _Findings:
             since_step=since,
             percent=percent,
             node_seconds_per_hour=self._lost(percent),
-            evidence=StragglerEvidence(
-                votes=len(slow),
-                votes_out_of=self.out_of,
-                excess=step * percent / (100 + percent),
-                noise=0.0,
-                clock_error=self.tally.error,
-                step=self.tally.window.step,
-            ),
             considered=(
                 "network, storage, power, longer samples: cannot tell, no rank stands out",
             ),
@@ -222,7 +185,7 @@ def _series(votes: Sequence[Vote]) -> list[tuple[int, float]]:
 
 
 def change_point(series: Sequence[tuple[int, float]]) -> int:
-    """Return the first step of the part that differs most from the part before it.
+    """The first step of the part that differs most from the part before it.
 
     The split with the greatest sum of squares between both parts; the series' begin where no later
     part is higher.
@@ -243,7 +206,7 @@ def change_point(series: Sequence[tuple[int, float]]) -> int:
 
 
 def _link(tally: VoteTally, ranks: Sequence[int], excess: float) -> tuple[bool, str]:
-    """Tell if most of the excess is communication."""
+    """Whether most of the excess is communication."""
     usual, known = tally.usual_transfer, [tally.ranks[rank].transfer for rank in ranks]
     mine = [one for one in known if one is not None]
     if usual is None or len(mine) < len(known) or excess <= 0:
@@ -270,7 +233,7 @@ def _considered(tally: VoteTally, ranks: Sequence[int], there: int) -> Iterable[
 
 
 def _own_work(tally: VoteTally, ranks: Sequence[int]) -> str:
-    """Tell if the excess may be the work of the first rank, which logs, gathers and saves.
+    """Whether the excess may be the work of the first rank, which logs, gathers and saves.
 
     A slow processor shows in all parts of a step, in the node's other ranks, or in preflight.
     """
@@ -281,7 +244,7 @@ def _own_work(tally: VoteTally, ranks: Sequence[int]) -> str:
 
 
 def _spread(tally: VoteTally, ranks: Sequence[int]) -> float:
-    """Return the share of the excess that lies in the parts of a step as usual time does.
+    """The share of the excess that lies in the parts of a step as usual time does.
 
     0 where one part is nearly all of a step: nothing can be told then.
     """
@@ -295,14 +258,14 @@ def _spread(tally: VoteTally, ranks: Sequence[int]) -> float:
 def _by_place(
     tally: VoteTally, ranks: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the usual time of each segment, and what the ranks have above it, s."""
+    """The usual time of each segment, and what the ranks have above it, s."""
     usual = tally.usual_places
     mine = [middle(one) for one in zip(*(tally.ranks[rank].places for rank in ranks), strict=True)]
     return usual, tuple(max(one - other, 0.0) for one, other in zip(mine, usual, strict=False))
 
 
 def _place(tally: VoteTally, ranks: Sequence[int]) -> str:
-    """Tell if the excess lies in one place of the step, as that of a data loader does."""
+    """Whether the excess lies in one place of the step, as that of a data loader does."""
     usual, above = _by_place(tally, ranks)
     if len(usual) < 2:
         return "data loader: cannot tell, fewer than two segments of a step are known"

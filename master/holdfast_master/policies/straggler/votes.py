@@ -1,8 +1,5 @@
 """Votes of windows: the ranks that are slower than usual in one window.
 
-Belongs here: the excess of a rank, its vote, and the record of a world's votes. Does not belong
-here: the usual times (`usual`), what so many votes mean (`verdict`).
-
 A window votes against a rank whose excess is at least `slowdown_percent` of a step, at least 2.5
 times its noise and at least three times the clock's error. The excess is taken from the rank's own
 past, and from its peers where they do the same work by design. Where the work done is known, the
@@ -50,8 +47,6 @@ class Vote:
     percent: float
     """Of a step without the excess of the slowest rank."""
     slow: bool
-    noise: float
-    """Standard deviation of the local time, s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +133,7 @@ class VoteTally:
         return _Excess(seconds, mine.local * one.noise)
 
     def reference_is_slow(self, node: str) -> bool:
-        """Tell if preflight found the node slow, too: half the slowdown is enough beside it."""
+        """Whether preflight found the node slow, too: half the slowdown is enough beside it."""
         return self.ratios.get(node, 1.0) >= 1 + self.policy.slowdown_percent / 200
 
     def vote(self, rank: int) -> Vote:
@@ -148,7 +143,7 @@ class VoteTally:
         error = max(self.ranks[rank].error, self.error)
         floor = max(NOISE_FACTOR * one.noise, CLOCK_FACTOR * error)
         slow = percent >= self.policy.slowdown_percent and one.seconds >= floor
-        return Vote(self.window.first_step, one.seconds, percent, slow, one.noise)
+        return Vote(self.window.first_step, one.seconds, percent, slow)
 
     @functools.cached_property
     def usual_places(self) -> tuple[float, ...]:
@@ -165,7 +160,7 @@ class VoteTally:
         return middle(known) if known else None
 
     def recorded(self) -> Slices[VoteRecord]:
-        """Return the record with this window, in slices."""
+        """The record with this window, in slices."""
         before, keep = self.record, max(RECENT_WINDOWS, self.policy.votes_out_of)
         votes = {rank: before.votes.get(rank, ()) for rank in self.window.ranks}
         quiet = []
@@ -202,14 +197,14 @@ class VoteTally:
 
 
 def _for_work(times: Mapping[int, float], ranks: Mapping[int, RankTime]) -> dict[int, float]:
-    """Return the times for equal work; empty: the work of a rank is not known."""
+    """The times for equal work; empty: the work of a rank is not known."""
     if any(one.work <= 0 for one in ranks.values()):
         return {}
     return {rank: times[rank] - math.log(one.work) for rank, one in ranks.items()}
 
 
 def _ratios(ranks: Mapping[int, RankTime], references: Mapping[str, float]) -> dict[str, float]:
-    """Return each node's reference figure over the middle one."""
+    """Each node's reference figure over the middle one."""
     mine = {one.node: references[one.node] for one in ranks.values() if one.node in references}
     if len(mine) < 2:
         return {}

@@ -1,8 +1,4 @@
-"""The steps of one vote: each rank's usual step in them, and what else is known of the rank.
-
-Belongs here: windows, and their summary of steps. Does not belong here: the steps themselves
-(`collectives`), what is unusual about a window (`usual`, `votes`).
-"""
+"""The steps of one vote: each rank's usual step in them, and what else is known of the rank."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 
 from holdfast_master.policies.straggler.collectives import Step
-from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices, finished
+from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices
 
 LEAST_SHARE = 0.2
 """Of a window's steps that must be without a checkpoint or an evaluation."""
@@ -50,25 +46,11 @@ class Window:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Return the mean of the middle half: a few long steps do not move it."""
+    """The mean of the middle half: a few long steps do not move it."""
     ordered = sorted(values)
     cut = len(ordered) // 4
     kept = ordered[cut : len(ordered) - cut]
     return math.fsum(kept) / len(kept)
-
-
-def window_of(
-    first_step: int,
-    steps: Sequence[Step],
-    about: Mapping[int, RankTime],
-    sections: Container[int] = (),
-) -> Window:
-    """Return the window of some steps of one group.
-
-    about: what else is known of each rank; its `local` and `places` are computed here. sections:
-    sequences of the steps in which a checkpoint or an evaluation lay; they are left out.
-    """
-    return finished(window_slices(first_step, steps, about, sections))
 
 
 def window_slices(
@@ -77,7 +59,11 @@ def window_slices(
     about: Mapping[int, RankTime],
     sections: Container[int] = (),
 ) -> Slices[Window]:
-    """Return the window as `window_of` does, in slices of some ranks."""
+    """The window of some steps of one group, in slices of some ranks.
+
+    about: what else is known of each rank; its `local` and `places` are computed here. sections:
+    sequences of the steps in which a checkpoint or an evaluation lay; they are left out.
+    """
     kept = [step for step in steps if step.sequence not in sections]
     few = len(kept) < max(1.0, LEAST_SHARE * len(steps))
     kept = list(steps) if few else kept

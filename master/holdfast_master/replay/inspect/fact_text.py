@@ -1,7 +1,4 @@
-"""Facts and inputs in words, and as plain values for JSON. Pure.
-
-Belongs here: one line for each kind. Does not belong here: the choice of lines.
-"""
+"""Facts and inputs in words, and as plain values for JSON. Pure."""
 
 from __future__ import annotations
 
@@ -25,40 +22,9 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_master.instructions import Instruction, Refuse, Reply, Send, Tell
+from holdfast_master.instructions import Instruction, Refuse, Reply, Send, SendToOperator
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import (
-    BudgetCharge,
-    CheckpointCommitted,
-    ClusterStrikes,
-    CommandFinished,
-    CommandIssued,
-    EventRecorded,
-    GoodputMarked,
-    Incident,
-    JobFolded,
-    JournalRecord,
-    MasterSpec,
-    NodeExcluded,
-    NodeGone,
-    NodeJoined,
-    NodeMarked,
-    OuterRoster,
-    PhaseChanged,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    ScheduleConfirmed,
-    SegmentOpened,
-    SpecAccepted,
-    StopRequest,
-    StopRequested,
-    StragglerTrial,
-    SyncChosen,
-    WorldDecided,
-    WorldEnded,
-    WorldTraining,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.tiers import by_tier, word
 
 
@@ -68,52 +34,52 @@ def clock(unix_time: float) -> str:
     return when.strftime("%Y-%m-%d %H:%M:%S.") + f"{when.microsecond // 1000:03d}"
 
 
-def kind_of(record: JournalRecord) -> str:
-    """Return the name of the fact."""
+def kind_of(record: wire.JournalRecord) -> str:
+    """The name of the fact."""
     return type(record.fact).__name__ if record.fact is not None else "Nothing"
 
 
-def fact_line(record: JournalRecord) -> str:
+def fact_line(record: wire.JournalRecord) -> str:
     """Return sequence, time, kind and what the fact says."""
     head = f"{record.sequence:>8}  {clock(record.unix_time)}  {kind_of(record):<16}"
-    return f"{head}  {says(record)}".rstrip()
+    return f"{head}  {words(record)}".rstrip()
 
 
-def says(record: JournalRecord) -> str:
+def words(record: wire.JournalRecord) -> str:
     """Return what the fact says, with its reason where it has one."""
     return _FACTS[type(record.fact)](record.fact) if record.fact is not None else ""
 
 
-def round_of(record: JournalRecord) -> int | None:
-    """Return the round that a fact is about; None: it is about none."""
+def round_of(record: wire.JournalRecord) -> int | None:
+    """The round that a fact is about; None: it is about none."""
     fact: Any = record.fact
-    if isinstance(fact, WorldDecided | WorldTraining | WorldEnded):
+    if isinstance(fact, wire.WorldDecided | wire.WorldTraining | wire.WorldEnded):
         return fact.round
-    if isinstance(fact, EventRecorded) and fact.event is not None:
+    if isinstance(fact, wire.EventRecorded) and fact.event is not None:
         return fact.event.round
-    return fact.from_round if isinstance(fact, Incident) else None
+    return fact.from_round if isinstance(fact, wire.Incident) else None
 
 
-def incident_of(record: JournalRecord) -> str:
-    """Return the incident that a fact belongs to; empty: none."""
+def incident_of(record: wire.JournalRecord) -> str:
+    """The incident that a fact belongs to; empty: none."""
     fact: Any = record.fact
-    if isinstance(fact, Incident):
+    if isinstance(fact, wire.Incident):
         return fact.id
-    if isinstance(fact, EventRecorded) and fact.event is not None:
+    if isinstance(fact, wire.EventRecorded) and fact.event is not None:
         return fact.event.incident_id
-    return fact.incident_id if isinstance(fact, BudgetCharge) else ""
+    return fact.incident_id if isinstance(fact, wire.BudgetCharge) else ""
 
 
-def _step(fact: WorldTraining) -> str:
+def _step(fact: wire.WorldTraining) -> str:
     return "a step was guessed" if fact.guessed else f"step {fact.step}"
 
 
-def _last(fact: WorldEnded) -> str:
+def _last(fact: wire.WorldEnded) -> str:
     return "no guessed step" if fact.stepless else f"step {fact.step}"
 
 
 def plain(value: Any) -> Any:
-    """Return a message as values that JSON knows; enums by name."""
+    """A message as values that JSON knows; enums by name."""
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -126,13 +92,13 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _opened(fact: SegmentOpened) -> str:
+def _opened(fact: wire.SegmentOpened) -> str:
     what = "base of" if fact.base else f"part {fact.part} of" if fact.part else "begins"
     name = f"{fact.job_name} ({fact.job_uid})"
     return f"{what} epoch {fact.epoch}, master {fact.incarnation}, job {name}, {fact.version}"
 
 
-def _spec(fact: SpecAccepted) -> str:
+def _spec(fact: wire.SpecAccepted) -> str:
     spec = fact.spec
     if spec is None:
         return "no spec"
@@ -140,12 +106,12 @@ def _spec(fact: SpecAccepted) -> str:
     return f"generation {spec.generation}: {size}{', suspend' if spec.suspend else ''}"
 
 
-def _joined(fact: NodeJoined) -> str:
+def _joined(fact: wire.NodeJoined) -> str:
     where = f"{fact.host or fact.address}, {counted(fact.local_world_size, 'rank')}"
     return f"node {fact.node_rank} agent {fact.agent_id} pod {fact.pod_uid or '-'} ({where})"
 
 
-def _decided(fact: WorldDecided) -> str:
+def _decided(fact: wire.WorldDecided) -> str:
     ranks = ",".join(str(member.node_rank) for member in fact.members)
     store = f", store {fact.store_host}:{fact.store_port}" if fact.store_port else ", no store yet"
     nodes = verb(len(fact.members), "node", "nodes")
@@ -153,24 +119,24 @@ def _decided(fact: WorldDecided) -> str:
     return f"round {fact.round} of {nodes} {ranks}{store}{replicas}: {fact.reason}"
 
 
-def _seats(fact: WorldDecided) -> str:
-    """Return each replica with the round of its processes and its number of nodes."""
+def _seats(fact: wire.WorldDecided) -> str:
+    """Each replica with the round of its processes and its number of nodes."""
     parts = (f"{one.number} (round {one.round}, {one.nodes})" for one in fact.replicas)
     return f", replicas {', '.join(parts)}"
 
 
-def _roster(fact: OuterRoster) -> str:
+def _roster(fact: wire.OuterRoster) -> str:
     numbers = ", ".join(map(str, fact.replicas))
     return f"epoch {fact.epoch}: replicas {numbers}, store {fact.store_host}:{fact.store_port}"
 
 
-def _sync(fact: SyncChosen) -> str:
+def _sync(fact: wire.SyncChosen) -> str:
     verb = "chosen" if fact.made else "proposed"
     steps = f"{counted(fact.interval, 'step')}, before {fact.interval_before}"
     return f"round {fact.round}, step {fact.step}: {verb} a sync each {steps}: {fact.reason}"
 
 
-def _incident(fact: Incident) -> str:
+def _incident(fact: wire.Incident) -> str:
     culprit = f" node {fact.culprit_node}" if fact.culprit_node else ""
     charged = f"charged to {fact.charged.name}" if fact.charged else "no budget charged"
     state = "open" if fact.open else f"closed, {charged}"
@@ -178,7 +144,7 @@ def _incident(fact: Incident) -> str:
     return f"{fact.id} {state}: {fact.cause}{culprit}, {rounds}: {fact.text}"
 
 
-def _event(fact: EventRecorded) -> str:
+def _event(fact: wire.EventRecorded) -> str:
     event = fact.event
     if event is None:
         return ""
@@ -187,55 +153,59 @@ def _event(fact: EventRecorded) -> str:
     return f"{event.reason}  {node}{event.text}{incident}"
 
 
-def _marked(fact: NodeMarked) -> str:
+def _marked(fact: wire.NodeMarked) -> str:
     return f"node {fact.node_rank} agent {fact.agent_id} {'' if fact.value else 'not '}{fact.mark}"
 
 
-def _stop(fact: StopRequested) -> str:
+def _stop(fact: wire.StopRequested) -> str:
     how = "now" if fact.now else "at a barrier"
     return f"{'success' if fact.succeeded else 'failure'}, {how}: {fact.reason}"
 
 
-def _checkpoint(fact: CheckpointCommitted) -> str:
+def _checkpoint(fact: wire.CheckpointCommitted) -> str:
     step = f"step {fact.version.step} of lineage {fact.version.lineage}" if fact.version else "?"
     return f"{step}, {counted(fact.world_size, 'rank')}, in {fact.root}"
 
 
-def _schedule(fact: ScheduleConfirmed) -> str:
+def _schedule(fact: wire.ScheduleConfirmed) -> str:
     every = by_tier(fact.intervals).items()
     often = ", ".join(f"{word(tier)} every {steps}" for tier, steps in every)
     return f"from step {fact.step} of round {fact.round} on {often}"
 
 
-def _trial(fact: StragglerTrial) -> str:
+def _trial(fact: wire.StragglerTrial) -> str:
     ranks = ", ".join(map(str, fact.ranks))
     return f"node {fact.node_rank} left round {fact.round} for {ranks}: {fact.outcome.name}"
 
 
 _FACTS: dict[type, Callable[[Any], str]] = {
-    SegmentOpened: _opened,
-    SpecAccepted: _spec,
-    NodeJoined: _joined,
-    NodeGone: lambda fact: f"node {fact.node_rank} agent {fact.agent_id}: {fact.reason}",
-    NodeMarked: _marked,
-    NodeExcluded: lambda fact: f"{fact.node}{' no more' if fact.lifted else ''}: {fact.reason}",
-    StragglerTrial: _trial,
-    WorldDecided: _decided,
-    WorldTraining: lambda fact: f"round {fact.round} trains, {_step(fact)}",
-    WorldEnded: lambda fact: f"round {fact.round} ended after {_last(fact)}: {fact.reason}",
-    Incident: _incident,
-    BudgetCharge: lambda fact: f"{fact.kind.name} [{fact.incident_id}]",
-    EventRecorded: _event,
-    PhaseChanged: lambda fact: f"{fact.phase.name}  {fact.reason}: {fact.text}",
-    CommandIssued: lambda fact: f"{fact.command_id} {fact.kind} to node {fact.node_rank}",
-    CommandFinished: lambda fact: f"{fact.command_id} {'done' if fact.ok else 'failed'}",
-    GoodputMarked: lambda fact: f"accounts of {counted(len(fact.nodes), 'node')}",
-    StopRequested: _stop,
-    CheckpointCommitted: _checkpoint,
-    ScheduleConfirmed: _schedule,
-    OuterRoster: _roster,
-    SyncChosen: _sync,
-    JobFolded: lambda fact: f"state of epoch {fact.epoch}" if fact.first else "more of the state",
+    wire.SegmentOpened: _opened,
+    wire.SpecAccepted: _spec,
+    wire.NodeJoined: _joined,
+    wire.NodeGone: lambda fact: f"node {fact.node_rank} agent {fact.agent_id}: {fact.reason}",
+    wire.NodeMarked: _marked,
+    wire.NodeExcluded: lambda fact: (
+        f"{fact.node}{' no more' if fact.lifted else ''}: {fact.reason}"
+    ),
+    wire.StragglerTrial: _trial,
+    wire.WorldDecided: _decided,
+    wire.WorldTraining: lambda fact: f"round {fact.round} trains, {_step(fact)}",
+    wire.WorldEnded: lambda fact: f"round {fact.round} ended after {_last(fact)}: {fact.reason}",
+    wire.Incident: _incident,
+    wire.BudgetCharge: lambda fact: f"{fact.kind.name} [{fact.incident_id}]",
+    wire.EventRecorded: _event,
+    wire.PhaseChanged: lambda fact: f"{fact.phase.name}  {fact.reason}: {fact.text}",
+    wire.CommandIssued: lambda fact: f"{fact.command_id} {fact.kind} to node {fact.node_rank}",
+    wire.CommandFinished: lambda fact: f"{fact.command_id} {'done' if fact.ok else 'failed'}",
+    wire.GoodputMarked: lambda fact: f"accounts of {counted(len(fact.nodes), 'node')}",
+    wire.StopRequested: _stop,
+    wire.CheckpointCommitted: _checkpoint,
+    wire.ScheduleConfirmed: _schedule,
+    wire.OuterRoster: _roster,
+    wire.SyncChosen: _sync,
+    wire.JobFolded: lambda fact: (
+        f"state of epoch {fact.epoch}" if fact.first else "more of the state"
+    ),
 }
 
 
@@ -247,7 +217,7 @@ def order_lines(orders: Iterable[Instruction]) -> list[str]:
         if isinstance(order, Send):
             name = type(order.response.message).__name__
             streams.setdefault(name, []).append(order.session)
-        elif isinstance(order, Tell):
+        elif isinstance(order, SendToOperator):
             others.append(f"{_short(order.response.message)} to the operator")
         elif isinstance(order, Reply | Refuse):
             others.append(f"{type(order).__name__} to request {order.request_id}")
@@ -301,10 +271,12 @@ _INPUTS: dict[type, Callable[[Any], str]] = {
     Stalled: lambda e: f"the master stood still for {e.seconds:.1f} s",
 }
 _OPERATOR: dict[type, Callable[[Any], str]] = {
-    MasterSpec: lambda spec: f"spec of generation {spec.generation}",
-    PodObservation: lambda pod: f"pod {_short(pod)}",
-    PodListDone: lambda _: "every pod was named",
-    ScaleResult: lambda result: f"the operator answers {_short(result)}",
-    StopRequest: lambda wish: f"the operator wants the end: {wish.reason}",
-    ClusterStrikes: lambda told: f"strikes of other jobs on the job's hosts: {len(told.strikes)}",
+    wire.MasterSpec: lambda spec: f"spec of generation {spec.generation}",
+    wire.PodObservation: lambda pod: f"pod {_short(pod)}",
+    wire.PodListDone: lambda _: "every pod was named",
+    wire.ScaleResult: lambda result: f"the operator answers {_short(result)}",
+    wire.StopRequest: lambda wish: f"the operator wants the end: {wish.reason}",
+    wire.ClusterStrikes: lambda told: (
+        f"strikes of other jobs on the job's hosts: {len(told.strikes)}"
+    ),
 }

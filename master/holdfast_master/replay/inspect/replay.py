@@ -1,8 +1,4 @@
-"""`replay`: step through the inputs and decisions of a master, and decide them again.
-
-Belongs here: the choice of recordings, and the printed text. Does not belong here: deciding again
-(see `replayer`).
-"""
+"""`replay`: step through the inputs and decisions of a master, and decide them again."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from holdfast_master.journal.segments import JournalError
 from holdfast_master.replay.codec import RecordedInputError
 from holdfast_master.replay.files import is_unbegun, read_opened, read_recording, recording_paths
 from holdfast_master.replay.inspect import fact_text
-from holdfast_master.replay.inspect.journal_files import job_uid_of
-from holdfast_master.replay.inspect.show import everything, of_incident
+from holdfast_master.replay.inspect.show import everything, job_uid_of, of_incident
 from holdfast_master.replay.replayer import ReplayedInput, ReplayError, redecide, split
 from holdfast_wire.messages import JournalRecord, RecordingOpened
 
@@ -35,7 +30,7 @@ class Span:
     last: int = 0
 
     def holds(self, step: ReplayedInput, newest: int) -> bool:
-        """Return True when a step lies in the span; `newest` is the newest fact after the step."""
+        """Whether a step lies in the span; `newest` is the newest fact after the step."""
         return newest >= self.first and (not self.last or self._begins(step, newest) <= self.last)
 
     def _begins(self, step: ReplayedInput, newest: int) -> int:
@@ -45,10 +40,10 @@ class Span:
 class Player:
     """Plays the recordings of one directory."""
 
-    def __init__(self, directory: Path, span: Span, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, span: Span, print_line: Callable[[str], None]) -> None:
         self._directory = directory
         self._span = span
-        self._say = say
+        self._print = print_line
         self._quiet = 0
         self.steps = 0
         self.facts = 0
@@ -64,16 +59,16 @@ class Player:
         """
         newest = 0
         for path, opened in self._chosen():
-            self._tell_unrecorded(newest, opened.sequence)
+            self._print_unrecorded(newest, opened.sequence)
             newest = self._play_one(path, opened, pause)
             self._flush()
             if self.difference:
                 return DIFFERENT
-        self._tell_unrecorded(newest, None)
+        self._print_unrecorded(newest, None)
         if self.steps:
-            self._say(f"{self.steps} inputs, {self.facts} facts decided again: {self._verdict()}")
+            self._print(f"{self.steps} inputs, {self.facts} facts decided again: {self._verdict()}")
         else:
-            self._say("no inputs of this are recorded (or kept): nothing was decided again")
+            self._print("no inputs of this are recorded (or kept): nothing was decided again")
         return UNKNOWN if self.failed else SAME
 
     def _verdict(self) -> str:
@@ -101,7 +96,7 @@ class Player:
 
     def _opened(self, path: Path) -> RecordingOpened | None:
         if is_unbegun(path):
-            self._say(f"   {path.name} is empty: its master was ended before it wrote any input")
+            self._print(f"   {path.name} is empty: its master was ended before it wrote any input")
             return None
         try:
             opened = read_opened(path)
@@ -111,7 +106,7 @@ class Player:
             problem = f"{path.name} has no intact head"
         if opened is None:
             self.failed = True
-            self._say(f"   not decided again: {problem}")
+            self._print(f"   not decided again: {problem}")
         return opened
 
     def _play_one(self, path: Path, opened: RecordingOpened, pause: Callable[[], None]) -> int:
@@ -122,7 +117,7 @@ class Player:
             return newest
         history = read_history(self._directory, opened.job_uid, upto=newest)
         before, facts = split(history.records, newest, opened.epoch)
-        self._say(f"== {path.name}: epoch {opened.epoch}, after record {newest}")
+        self._print(f"== {path.name}: epoch {opened.epoch}, after record {newest}")
         try:
             for step in redecide(opened, recording.inputs(), before, facts):
                 newest = step.records[-1].sequence if step.records else newest
@@ -134,9 +129,9 @@ class Player:
         except (ReplayError, RecordedInputError) as error:
             self._flush()
             self.failed = True
-            self._say(f"   not decided again: {error}")
+            self._print(f"   not decided again: {error}")
         if recording.broken:
-            self._say(f"   {recording.broken}; the inputs behind that are left out")
+            self._print(f"   {recording.broken}; the inputs behind that are left out")
         return newest
 
     def _count(self, step: ReplayedInput) -> None:
@@ -149,33 +144,32 @@ class Player:
             self._quiet += 1
             return
         self._flush()
-        self._say(f"{fact_text.clock(step.moment.unix)}  > {fact_text.input_line(step.event)}")
+        self._print(f"{fact_text.clock(step.moment.unix)}  > {fact_text.input_line(step.event)}")
         for record in step.records:
-            self._say(
-                f"    {record.sequence:>7} {fact_text.kind_of(record):<16} {fact_text.says(record)}"
-            )
+            kind = fact_text.kind_of(record)
+            self._print(f"    {record.sequence:>7} {kind:<16} {fact_text.words(record)}")
         for line in fact_text.order_lines(step.orders):
-            self._say(f"         -> {line}")
+            self._print(f"         -> {line}")
         if step.difference:
             self.difference = True
-            self._tell_difference(step)
+            self._print_difference(step)
         pause()
 
-    def _tell_difference(self, step: ReplayedInput) -> None:
-        self._say(f"FIRST DIFFERENCE at input {step.number}: {step.difference}")
+    def _print_difference(self, step: ReplayedInput) -> None:
+        self._print(f"FIRST DIFFERENCE at input {step.number}: {step.difference}")
         sides = (("then", step.recorded, step.records), ("today", step.records, step.recorded))
         for when, mine, others in sides:
             known = set(map(repr, others))
             for record in mine:
                 if repr(record) not in known:
-                    self._say(f"  {when:<6}{fact_text.fact_line(record)}")
+                    self._print(f"  {when:<6}{fact_text.fact_line(record)}")
 
     def _flush(self) -> None:
         if self._quiet:
-            self._say(f"    ... {self._quiet} inputs that led to no fact")
+            self._print(f"    ... {self._quiet} inputs that led to no fact")
         self._quiet = 0
 
-    def _tell_unrecorded(self, after: int, last: int | None) -> None:
+    def _print_unrecorded(self, after: int, last: int | None) -> None:
         """Show the facts of the span behind record `after`, up to `last` (None: all)."""
         if last is not None and last <= after:
             return
@@ -187,10 +181,10 @@ class Player:
             if record.sequence >= first and all(record.sequence <= limit for limit in limits)
         ]
         for record in facts:
-            self._say(fact_text.fact_line(record))
+            self._print(fact_text.fact_line(record))
         if facts:
             between = f"records {facts[0].sequence} to {facts[-1].sequence}"
-            self._say(f"   no inputs of {between} are recorded (any more): not decided again")
+            self._print(f"   no inputs of {between} are recorded (any more): not decided again")
 
     @functools.cached_property
     def _everything(self) -> tuple[JournalRecord, ...]:
@@ -198,7 +192,7 @@ class Player:
 
 
 def span_of(directory: Path, incident: str, first: int) -> Span:
-    """Return the span of facts that was asked for.
+    """The span of facts that was asked for.
 
     Raises:
         JournalError: there is no such incident; names those that there are.

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast_master.journal.reader import read_history
-from holdfast_master.journal.segments import JournalError, read_segments
+from holdfast_master.journal.segments import JournalError, listing, read_head, read_segments
 from holdfast_master.replay.inspect import fact_text
-from holdfast_master.replay.inspect.journal_files import job_uid_of
-from holdfast_wire.messages import JobFolded, JournalRecord
+from holdfast_wire.messages import JobFolded, JournalRecord, SegmentOpened
 
 
 class IncidentError(JournalError):
@@ -31,7 +30,7 @@ class Filter:
     """Sequence; 0: to the end."""
 
     def takes(self, record: JournalRecord) -> bool:
-        """Return True when the fact is wanted."""
+        """Whether the fact is wanted."""
         return (
             (not self.kinds or fact_text.kind_of(record) in self.kinds)
             and (self.round is None or fact_text.round_of(record) == self.round)
@@ -69,7 +68,7 @@ def _json(record: JournalRecord) -> str:
 
 
 def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:
-    """Return the facts that belong to the incident.
+    """The facts that belong to the incident.
 
     Raises:
         IncidentError: there is no such incident; names those that there are.
@@ -101,3 +100,19 @@ def everything(directory: Path) -> JournalContent:
     broken = [segment.broken for segment in segments if segment.broken]
     notes = dict.fromkeys([*history.notes, *broken])
     return JournalContent((*(kept[sequence] for sequence in sorted(kept)), *after), tuple(notes))
+
+
+def job_uid_of(directory: Path) -> str:
+    """The uid of the job whose journal lies in `directory`.
+
+    Raises:
+        JournalError: no file there has an intact head, or one is of a newer release.
+    """
+    names = listing(directory)
+    for name in reversed(names):
+        head = read_head(name.path)
+        if head is not None and isinstance(head.fact, SegmentOpened):
+            return head.fact.job_uid
+    if not names:
+        raise JournalError(f"{directory} holds no journal; name a job, or its journal's directory")
+    raise JournalError(f"{directory}: no file of the journal has an intact head; nothing is left")

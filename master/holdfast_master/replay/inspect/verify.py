@@ -20,7 +20,7 @@ from holdfast_master.journal.segments import (
 )
 from holdfast_master.replay.files import is_unbegun, read_recording, recording_paths
 from holdfast_master.replay.inspect import fact_text
-from holdfast_master.replay.inspect.journal_files import job_uid_of
+from holdfast_master.replay.inspect.show import job_uid_of
 
 _SETTLED_SECONDS = 1.0
 """An input is recorded before its records are on disk, which takes less than this."""

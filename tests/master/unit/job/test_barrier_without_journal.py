@@ -65,7 +65,7 @@ def test_who_never_heard_of_the_barrier_is_not_waited_for() -> None:
     barrier = job.core.inspect().worlds.barrier
     assert barrier is not None
     late.forget_barrier()
-    earlier = BarrierAck(barrier_id=barrier.barrier_id, seen_at_step=3)
+    earlier = BarrierAck(barrier_id=barrier.number, seen_at_step=3)
     late.statements.note(earlier, 0, late.now)
     master_without_journal(job, 1.0)
     began = job.time.now

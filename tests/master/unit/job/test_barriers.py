@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast_master.inputs import Received
-from holdfast_wire.messages import (
-    BarrierAck,
-    BarrierReached,
-    BudgetKind,
-    DrainNodeRequest,
-    Fence,
-    ScaleRequest,
-    SetBarrier,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -22,7 +14,7 @@ Start = Callable[..., SteeredJob]
 def test_a_failure_cancels_a_barrier_and_takes_the_newcomers_along(training: Start) -> None:
     """The recovery is the rescale; the incident is the failure's."""
     job = training(2)
-    job.ask(ScaleRequest(replicas=3))
+    job.ask(wire.ScaleRequest(replicas=3))
     job.time.run(job.time.now + 5.0, lambda: job.is_in("SAVING"))
     job.agents[1].crash_worker()
     job.run(1.0)
@@ -30,7 +22,7 @@ def test_a_failure_cancels_a_barrier_and_takes_the_newcomers_along(training: Sta
     job.run(12.0)
     incidents = job.core.goodput(job.moment()).incidents
     assert [item.cause for item in incidents] == ["WorkerCrashed"]
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_script_without_the_sdk_is_restarted_and_says_so() -> None:
@@ -51,14 +43,14 @@ def test_a_script_without_the_sdk_is_restarted_and_says_so() -> None:
 def deaf(job: SteeredJob, *ranks: int) -> None:
     """These agents do not get barriers."""
     for rank in ranks:
-        job.agents[rank].ignores += (SetBarrier,)
+        job.agents[rank].ignores += (wire.SetBarrier,)
 
 
 def test_a_barrier_that_nobody_sees_is_given_up(training: Start) -> None:
     """Three tries, then a restart with a roll-back."""
     job = training(3)
     deaf(job, 0, 1, 2)
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(30.0)
     assert job.reasons().count("BarrierSet") == 3
     assert "BarrierMissed" in job.reasons()
@@ -70,7 +62,7 @@ def test_a_barrier_that_one_node_misses_ends_at_its_deadline(training: Start) ->
     job = training(3)
     agent = job.agents[0]
     agent.save_seconds = float("inf")
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(10.0)
     assert job.is_in("SAVING")
     job.run(30.0)
@@ -83,23 +75,23 @@ def barrier_of(job: SteeredJob) -> tuple[int, int]:
     """Id and step of the barrier that is on its way."""
     barrier = job.core.inspect().worlds.barrier
     assert barrier is not None
-    return barrier.barrier_id, barrier.step
+    return barrier.number, barrier.step
 
 
 def test_a_barrier_that_came_too_late_is_set_anew_with_a_larger_margin(training: Start) -> None:
     """A rank that saw it after its step: a new id, a later step."""
     job = training(2)
     deaf(job, 0, 1)
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     first, step = barrier_of(job)
     session = job.agents[0].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, BarrierAck(barrier_id=first, seen_at_step=step + 5)))
+    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+    job.take(Received(session, fence, wire.BarrierAck(barrier_id=first, seen_at_step=step + 5)))
     second, later = barrier_of(job)
     assert second > first
     assert later > step + 5
-    job.take(Received(session, fence, BarrierAck(barrier_id=first, seen_at_step=step + 9)))
+    job.take(Received(session, fence, wire.BarrierAck(barrier_id=first, seen_at_step=step + 9)))
     assert barrier_of(job) == (second, later)
 
 
@@ -107,13 +99,13 @@ def test_ranks_that_stop_at_different_steps_are_told(training: Start) -> None:
     """The next world restores what is complete; people learn of it."""
     job = training(2)
     deaf(job, 0, 1)
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     barrier, step = barrier_of(job)
     for rank, at in ((0, step), (1, step + 1)):
         session = job.agents[rank].session
         assert session is not None
-        fence = Fence(epoch=1, incarnation="m1", round=1)
-        job.take(Received(session, fence, BarrierReached(barrier_id=barrier, step=at)))
+        fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+        job.take(Received(session, fence, wire.BarrierReached(barrier_id=barrier, step=at)))
     assert "BarrierMissed" in job.reasons()
 
 
@@ -122,8 +114,8 @@ def test_a_barrier_that_nobody_asked_for_is_no_barrier(training: Start) -> None:
     job = training(2)
     session = job.agents[0].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, BarrierReached(barrier_id=7, step=5)))
+    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+    job.take(Received(session, fence, wire.BarrierReached(barrier_id=7, step=5)))
     job.run(1.5)
     causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
     assert causes == ["WorkersMissing"]
@@ -134,7 +126,7 @@ def test_a_barrier_that_was_lost_with_its_stream_is_no_failure(training: Start) 
     job = training(3)
     agent = job.agents[0]
     agent.save_seconds = float("inf")
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(3.0)
     agent.workers.lose()
     agent.blip()
@@ -149,7 +141,7 @@ def test_a_saved_node_that_dies_does_not_disturb_the_barrier(training: Start) ->
     job.replaces = False
     slow = job.agents[3]
     slow.save_seconds = 2.0
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.time.run(job.time.now + 10.0, lambda: len(job.core.inspect().worlds.newest.saved) == 3)  # type: ignore[union-attr]
     job.agents[2].crash()
     job.run(0.5)

@@ -7,22 +7,7 @@ from collections.abc import Callable
 from checkpoints.walks import RESTORE, SAVE, entered
 from holdfast_master.inputs import OperatorMessage, Received
 from holdfast_master.job.state.changes import Change, PendingChanges
-from holdfast_wire.messages import (
-    CheckpointPolicy,
-    CheckpointVersion,
-    CommitAnnounced,
-    Fence,
-    FlushToStorage,
-    Heartbeat,
-    MasterSpec,
-    RankProgress,
-    RestorePlan,
-    RestorePlanVerified,
-    RestoreRequest,
-    Tier,
-    TierVersions,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from masters.checkpoint_words import Words
 from simulation.steered.job import SteeredJob
 
@@ -32,8 +17,12 @@ Start = Callable[..., SteeredJob]
 def _beat(job: SteeredJob) -> None:
     session = job.agents[0].session
     assert session is not None
-    ranks = (RankProgress(round=1, step=5, step_seconds=0.1, has_sdk=True),)
-    job.take(Received(session, Fence(epoch=1, incarnation="m1", round=1), Heartbeat(ranks=ranks)))
+    ranks = (wire.RankProgress(round=1, step=5, step_seconds=0.1, has_sdk=True),)
+    job.take(
+        Received(
+            session, wire.Fence(epoch=1, incarnation="m1", round=1), wire.Heartbeat(ranks=ranks)
+        )
+    )
 
 
 def test_a_batch_names_the_changes_that_led_to_another_look(training: Start) -> None:
@@ -54,7 +43,7 @@ def test_a_batch_names_the_changes_that_led_to_another_look(training: Start) -> 
 def test_a_heartbeat_of_a_world_that_trains_leads_to_no_look(training: Start) -> None:
     """The reasons of the batch before are not shown for one that had none."""
     job = training(2)
-    job.change(checkpoint=CheckpointPolicy(keep_last=9))
+    job.change(checkpoint=wire.CheckpointPolicy(keep_last=9))
     assert "a spec arrived" in job.core.reasons()
     _beat(job)
     assert job.core.reasons() == ()
@@ -66,9 +55,11 @@ def test_a_master_that_stepped_down_looks_no_more(training: Start) -> None:
     context = job.core.inspect()
     session = job.agents[0].session
     assert session is not None
-    job.core.handle(Received(session, Fence(epoch=9, incarnation="m9"), Heartbeat()), job.moment())
+    job.core.handle(
+        Received(session, wire.Fence(epoch=9, incarnation="m9"), wire.Heartbeat()), job.moment()
+    )
     assert context.stepped_down
-    job.core.handle(OperatorMessage(MasterSpec(generation=50, replicas=1)), job.moment())
+    job.core.handle(OperatorMessage(wire.MasterSpec(generation=50, replicas=1)), job.moment())
     assert job.core.reasons() == ()
 
 
@@ -106,7 +97,9 @@ def test_a_look_enters_no_policy_that_has_nothing_to_do(training: Start) -> None
     session = job.agents[1].session
     assert session is not None
     death = Received(
-        session, Fence(epoch=1, incarnation="m1", round=1), WorkerExited(rank=1, exit_code=-9)
+        session,
+        wire.Fence(epoch=1, incarnation="m1", round=1),
+        wire.WorkerExited(rank=1, exit_code=-9),
     )
     with entered("holdfast_master.job") as found:
         job.core.handle(death, job.moment())
@@ -126,19 +119,19 @@ def _acting(found: set[str]) -> set[str]:
     parts = ("job.", "policies.")
     values = ("job.state.", "policies.rendezvous")
     acting = {name for name in found if name.startswith(parts) and not name.startswith(values)}
-    return acting | (found & {"job.state.checkpoint_tracker"})
+    return acting | (found & {"job.state.checkpoints"})
 
 
 def test_a_commit_enters_only_the_modules_of_its_walk(training: Start) -> None:
     """From the parts of two nodes to the announcement nothing is asked in vain."""
     job = training(2)
     words = Words(job)
-    version = CheckpointVersion(lineage=1, step=10)
+    version = wire.CheckpointVersion(lineage=1, step=10)
     with entered("holdfast_master") as found:
         for rank in (0, 1):
-            words.write(rank, FlushToStorage(version=version, attempt="a"))
+            words.write(rank, wire.FlushToStorage(version=version, attempt="a"))
         words.commit()
-    assert len(words.told(CommitAnnounced)) == 2
+    assert len(words.told(wire.CommitAnnounced)) == 2
     assert _acting(found) == SAVE.master | _ASKED_IN_EACH_LOOK
 
 
@@ -146,12 +139,16 @@ def test_a_restore_enters_only_the_modules_of_its_walk(training: Start) -> None:
     """From the requests of two nodes to the start of all nothing is asked in vain."""
     job = training(2)
     words = Words(job)
-    offers = (TierVersions(tier=Tier.STORAGE, versions=(CheckpointVersion(lineage=0, step=10),)),)
+    offers = (
+        wire.TierVersions(
+            tier=wire.Tier.STORAGE, versions=(wire.CheckpointVersion(lineage=0, step=10),)
+        ),
+    )
     with entered("holdfast_master") as found:
         for rank in (0, 1):
-            words.say(rank, RestoreRequest(offers=offers))
+            words.say(rank, wire.RestoreRequest(offers=offers))
         for rank in (0, 1):
-            number = words.told(RestorePlan, rank)[-1].plan_id
-            words.say(rank, RestorePlanVerified(plan_id=number))
-    assert [plan.go for plan in words.told(RestorePlan)] == [False, False, True, True]
+            number = words.told(wire.RestorePlan, rank)[-1].plan_id
+            words.say(rank, wire.RestorePlanVerified(plan_id=number))
+    assert [plan.go for plan in words.told(wire.RestorePlan)] == [False, False, True, True]
     assert _acting(found) == RESTORE.master | _ASKED_IN_EACH_LOOK

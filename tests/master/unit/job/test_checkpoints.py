@@ -7,33 +7,16 @@ from collections.abc import Callable
 
 from holdfast_master.inputs import Received
 from holdfast_master.instructions import Record, Send
-from holdfast_wire.messages import (
-    CheckpointCommitted,
-    CheckpointVersion,
-    CommitAnnounced,
-    CommitGrant,
-    CommitResult,
-    Fence,
-    Heartbeat,
-    HeldPart,
-    MemoryCheckpoints,
-    PartSource,
-    RankProgress,
-    ReleaseCheckpoints,
-    RestorePlan,
-    RestorePlanVerified,
-    ShardsPersisted,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from messages.restores import restore_request
 from simulation.steered.job import SteeredJob
 
 Start = Callable[..., SteeredJob]
 
 
-def v(step: int, lineage: int = 1) -> CheckpointVersion:
+def v(step: int, lineage: int = 1) -> wire.CheckpointVersion:
     """A version."""
-    return CheckpointVersion(lineage=lineage, step=step)
+    return wire.CheckpointVersion(lineage=lineage, step=step)
 
 
 def say(job: SteeredJob, rank: int, message: object, number: int = 0) -> list[tuple[int, object]]:
@@ -41,7 +24,7 @@ def say(job: SteeredJob, rank: int, message: object, number: int = 0) -> list[tu
     session = job.agents[rank].session
     assert session is not None
     number = number or job.core.status(job.moment()).round
-    fence = Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
+    fence = wire.Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
     batch = job.take(Received(session, fence, message))  # type: ignore[arg-type]
     return [
         (job.rank_of(item.session), item.response.message)
@@ -50,33 +33,33 @@ def say(job: SteeredJob, rank: int, message: object, number: int = 0) -> list[tu
     ]
 
 
-def shard(step: int, rank: int, world: int = 2) -> ShardsPersisted:
+def shard(step: int, rank: int, world: int = 2) -> wire.ShardsPersisted:
     """A node of one rank has its part of a step on storage."""
-    return ShardsPersisted(
+    return wire.ShardsPersisted(
         version=v(step), world_size=world, ranks=(rank,), root="/r", attempt="a", bytes=10
     )
 
 
-def grants(sent: list[tuple[int, object]]) -> list[tuple[int, CommitGrant]]:
+def grants(sent: list[tuple[int, object]]) -> list[tuple[int, wire.CommitGrant]]:
     """The grants among what was sent."""
-    return [(rank, message) for rank, message in sent if isinstance(message, CommitGrant)]
+    return [(rank, message) for rank, message in sent if isinstance(message, wire.CommitGrant)]
 
 
-def announced(sent: list[tuple[int, object]]) -> dict[int, CommitAnnounced]:
+def announced(sent: list[tuple[int, object]]) -> dict[int, wire.CommitAnnounced]:
     """The announcements among what was sent."""
-    return {rank: message for rank, message in sent if isinstance(message, CommitAnnounced)}
+    return {rank: message for rank, message in sent if isinstance(message, wire.CommitAnnounced)}
 
 
-def granted(job: SteeredJob, step: int = 10) -> tuple[int, CommitGrant]:
+def granted(job: SteeredJob, step: int = 10) -> tuple[int, wire.CommitGrant]:
     """Have a step's parts reported; return who was granted the commit."""
     assert say(job, 0, shard(step, 0)) == []
     ((rank, grant),) = grants(say(job, 1, shard(step, 1)))
     return rank, grant
 
 
-def done(grant: CommitGrant, error: str = "") -> CommitResult:
+def done(grant: wire.CommitGrant, error: str = "") -> wire.CommitResult:
     """The answer to a grant."""
-    return CommitResult(version=grant.version, own=grant.own, error=error)
+    return wire.CommitResult(version=grant.version, own=grant.own, error=error)
 
 
 def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committed_it(
@@ -88,9 +71,12 @@ def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committe
     assert (grant.root, grant.attempt, grant.world_size) == ("/r", "a", 2)
     before = len(job.records)
     sent = say(job, rank, done(grant))
-    assert announced(sent) == {0: CommitAnnounced(version=v(10)), 1: CommitAnnounced(version=v(10))}
+    assert announced(sent) == {
+        0: wire.CommitAnnounced(version=v(10)),
+        1: wire.CommitAnnounced(version=v(10)),
+    }
     facts = [record.fact for record in job.records[before:]]
-    assert facts[0] == CheckpointCommitted(version=v(10), world_size=2, root="/r")
+    assert facts[0] == wire.CheckpointCommitted(version=v(10), world_size=2, root="/r")
     assert job.core.status(job.moment()).stored_step == 10
     assert job.refold() == job.core.inspect().state
 
@@ -101,10 +87,12 @@ def test_the_record_of_a_commit_is_durable(training: Start) -> None:
     rank, grant = granted(job)
     session = job.agents[rank].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=1)
+    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
     batch = job.take(Received(session, fence, done(grant)))
     kept = [item for item in batch if isinstance(item, Record)]
-    assert [item.durable for item in kept if isinstance(item.fact, CheckpointCommitted)] == [True]
+    assert [item.durable for item in kept if isinstance(item.fact, wire.CheckpointCommitted)] == [
+        True
+    ]
 
 
 def test_parts_that_are_told_twice_are_one_part(training: Start) -> None:
@@ -116,7 +104,7 @@ def test_parts_that_are_told_twice_are_one_part(training: Start) -> None:
     assert grants(say(job, 1 - rank, shard(10, 1 - rank))) == []
     assert grants(say(job, rank, shard(10, rank))) == [(rank, grant)]
     say(job, rank, done(grant))
-    assert announced(say(job, 1, shard(10, 1))) == {1: CommitAnnounced(version=v(10))}
+    assert announced(say(job, 1, shard(10, 1))) == {1: wire.CommitAnnounced(version=v(10))}
 
 
 def test_a_lost_coordinator_is_followed_by_another_with_a_name_of_its_own(training: Start) -> None:
@@ -149,7 +137,7 @@ def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason(
     }
     assert job.core.status(job.moment()).stored_step == 0
     say(job, 0, shard(20, 0))
-    failed = ShardsPersisted(version=v(20), world_size=2, root="/r", attempt="a", error="EIO")
+    failed = wire.ShardsPersisted(version=v(20), world_size=2, root="/r", attempt="a", error="EIO")
     sent = announced(say(job, 1, failed))
     assert {node: word.version for node, word in sent.items()} == {0: v(20), 1: v(20)}
     assert job.reasons().count("CheckpointFailed") == 2
@@ -173,7 +161,7 @@ def test_what_was_saved_while_no_master_was_there_ends_and_the_newest_is_not_los
     """Eight commits at a time; of more than 64 steps the oldest are told to be given up."""
     job = training(2)
     steps = range(5, 505, 5)
-    told, open_grants = dict[int, str](), list[tuple[int, CommitGrant]]()
+    told, open_grants = dict[int, str](), list[tuple[int, wire.CommitGrant]]()
 
     def hear(sent: list[tuple[int, object]]) -> None:
         open_grants.extend(grants(sent))
@@ -200,16 +188,16 @@ def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) ->
     job = training(2)
     assert say(job, 0, restore_request(memory=(v(9), v(8)), storage=(v(5),))) == []
     sent = say(job, 1, restore_request(memory=(v(8),), storage=(v(5),)))
-    asked = {rank: word for rank, word in sent if isinstance(word, RestorePlan)}
+    asked = {rank: word for rank, word in sent if isinstance(word, wire.RestorePlan)}
     assert {rank: (o.version, o.tier, o.go, o.share, o.shares) for rank, o in asked.items()} == {
-        0: (v(8), Tier.MEMORY, False, 0, 2),
-        1: (v(8), Tier.MEMORY, False, 1, 2),
+        0: (v(8), wire.Tier.MEMORY, False, 0, 2),
+        1: (v(8), wire.Tier.MEMORY, False, 1, 2),
     }
     number = asked[0].plan_id
-    assert say(job, 0, RestorePlanVerified(plan_id=number)) == []
-    assert say(job, 1, RestorePlanVerified(plan_id=number + 7)) == [], "another one's"
-    sent = say(job, 1, RestorePlanVerified(plan_id=number))
-    assert {rank: (o.version, o.go) for rank, o in sent if isinstance(o, RestorePlan)} == {
+    assert say(job, 0, wire.RestorePlanVerified(plan_id=number)) == []
+    assert say(job, 1, wire.RestorePlanVerified(plan_id=number + 7)) == [], "another one's"
+    sent = say(job, 1, wire.RestorePlanVerified(plan_id=number))
+    assert {rank: (o.version, o.go) for rank, o in sent if isinstance(o, wire.RestorePlan)} == {
         0: (v(8), True),
         1: (v(8), True),
     }
@@ -224,19 +212,19 @@ def test_a_world_that_starts_from_a_checkpoint_has_reached_its_step(training: St
     job.agents[0].crash_worker()
     job.run_until("STARTING")
     for rank in (0, 1):
-        say(job, rank, Heartbeat(ranks=(RankProgress(round=2, has_sdk=True),)))
+        say(job, rank, wire.Heartbeat(ranks=(wire.RankProgress(round=2, has_sdk=True),)))
     assert job.core.status(job.moment()).step > 9, "not decided yet: the best that was known"
     say(job, 0, restore_request(memory=(v(9),)))
     sent = say(job, 1, restore_request(memory=(v(9),)))
-    number = next(word for _, word in sent if isinstance(word, RestorePlan)).plan_id
+    number = next(word for _, word in sent if isinstance(word, wire.RestorePlan)).plan_id
     for rank in (0, 1):
-        say(job, rank, RestorePlanVerified(plan_id=number))
+        say(job, rank, wire.RestorePlanVerified(plan_id=number))
     status = job.core.status(job.moment())
     assert (status.phase.name, status.step) == ("STARTING", 9)
 
 
-def _part(step: int, ranks: tuple[int, ...], *, whole: bool = False) -> HeldPart:
-    return HeldPart(version=v(step), world_size=2, ranks=ranks, whole=whole, world="w1")
+def _part(step: int, ranks: tuple[int, ...], *, whole: bool = False) -> wire.HeldPart:
+    return wire.HeldPart(version=v(step), world_size=2, ranks=ranks, whole=whole, world="w1")
 
 
 def test_nodes_are_told_whose_memory_has_what_they_lack(training: Start) -> None:
@@ -245,15 +233,15 @@ def test_nodes_are_told_whose_memory_has_what_they_lack(training: Start) -> None
     say(job, 0, restore_request(parts=(_part(9, (0,)),), storage=(v(5),)))
     say(job, 1, restore_request(parts=(_part(9, (1,)),), storage=(v(5),)))
     sent = say(job, 2, restore_request(storage=(v(5),)))
-    lent = [PartSource(node_rank=n, address=str(n), ranks=(n,)) for n in range(2)]
+    lent = [wire.PartSource(node_rank=n, address=str(n), ranks=(n,)) for n in range(2)]
     wanted = {0: (lent[1],), 1: (lent[0],), 2: tuple(lent)}
     assert {rank: (o.version, o.tier, o.go, o.sources) for rank, o in _origins(sent)} == {
-        rank: (v(9), Tier.MEMORY, False, sources) for rank, sources in wanted.items()
+        rank: (v(9), wire.Tier.MEMORY, False, sources) for rank, sources in wanted.items()
     }
     number = _origins(sent)[0][1].plan_id
     for rank in (0, 1):
-        say(job, rank, RestorePlanVerified(plan_id=number))
-    sent = say(job, 2, RestorePlanVerified(plan_id=number))
+        say(job, rank, wire.RestorePlanVerified(plan_id=number))
+    sent = say(job, 2, wire.RestorePlanVerified(plan_id=number))
     assert {rank: (o.go, o.partial, o.sources) for rank, o in _origins(sent)} == {
         rank: (True, False, sources) for rank, sources in wanted.items()
     }
@@ -261,8 +249,8 @@ def test_nodes_are_told_whose_memory_has_what_they_lack(training: Start) -> None
     assert [o.sources for _, o in _origins(again)] == [wanted[2]], "who asks again hears it again"
 
 
-def _origins(sent: list[tuple[int, object]]) -> list[tuple[int, RestorePlan]]:
-    return [(rank, word) for rank, word in sent if isinstance(word, RestorePlan)]
+def _origins(sent: list[tuple[int, object]]) -> list[tuple[int, wire.RestorePlan]]:
+    return [(rank, word) for rank, word in sent if isinstance(word, wire.RestorePlan)]
 
 
 def test_a_part_that_cannot_be_read_leads_to_storage(training: Start) -> None:
@@ -270,19 +258,19 @@ def test_a_part_that_cannot_be_read_leads_to_storage(training: Start) -> None:
     job = training(2)
     say(job, 0, restore_request(parts=(_part(9, (0,), whole=True),), storage=(v(5),)))
     sent = say(job, 1, restore_request(storage=(v(5),)))
-    assert {(o.tier, o.partial) for _, o in _origins(sent)} == {(Tier.MEMORY, True)}
+    assert {(o.tier, o.partial) for _, o in _origins(sent)} == {(wire.Tier.MEMORY, True)}
     found = _looked(job, sent, error="node 0 does not answer")
-    assert (found.version, found.tier, found.sources) == (v(5), Tier.STORAGE, ())
+    assert (found.version, found.tier, found.sources) == (v(5), wire.Tier.STORAGE, ())
     assert "CheckpointDamaged" in job.reasons()
 
 
 def test_a_new_master_names_the_sources_again(training: Start) -> None:
     """Of what an earlier one has told some nodes, from what all say that they hold."""
     job = training(2)
-    told = RestorePlan(plan_id=77, version=v(6), tier=Tier.MEMORY, go=True)
+    told = wire.RestorePlan(plan_id=77, version=v(6), tier=wire.Tier.MEMORY, go=True)
     say(job, 0, restore_request(parts=(_part(6, (0,), whole=True),), told=told))
     sent = say(job, 1, restore_request(storage=(v(9),)))
-    source = PartSource(node_rank=0, address="0", ranks=(0,))
+    source = wire.PartSource(node_rank=0, address="0", ranks=(0,))
     assert {rank: (o.version, o.go, o.sources) for rank, o in _origins(sent)} == {
         0: (v(6), True, ()),
         1: (v(6), True, (source,)),
@@ -297,21 +285,21 @@ def test_what_a_world_started_from_is_not_passed_over_by_those_who_have_no_part(
     say(job, 0, restore_request(parts=(_part(9, (0,), whole=True),)))
     sent = say(job, 1, restore_request())
     _looked(job, sent)
-    say(job, 0, MemoryCheckpoints(versions=(v(9),), whole=True))
-    say(job, 1, MemoryCheckpoints(versions=(v(1, 3),)))
+    say(job, 0, wire.MemoryCheckpoints(versions=(v(9),), whole=True))
+    say(job, 1, wire.MemoryCheckpoints(versions=(v(1, 3),)))
     book = job.core.inspect().checkpoints.tracker
     assert book.passed_over == set()
-    say(job, 0, MemoryCheckpoints(versions=(v(2, 3), v(9))))
+    say(job, 0, wire.MemoryCheckpoints(versions=(v(2, 3), v(9))))
     assert book.passed_over == {v(1, 3)}, "that one can never be complete"
 
 
-def _looked(job: SteeredJob, sent: list[tuple[int, object]], error: str = "") -> RestorePlan:
+def _looked(job: SteeredJob, sent: list[tuple[int, object]], error: str = "") -> wire.RestorePlan:
     """Let node 1 find its share damaged, or both find theirs intact; return what follows."""
-    (origin,) = {o.plan_id: o for _, o in sent if isinstance(o, RestorePlan)}.values()
+    (origin,) = {o.plan_id: o for _, o in sent if isinstance(o, wire.RestorePlan)}.values()
     if not error:
-        say(job, 0, RestorePlanVerified(plan_id=origin.plan_id))
-    sent = say(job, 1, RestorePlanVerified(plan_id=origin.plan_id, error=error))
-    (following,) = {o.plan_id: o for _, o in sent if isinstance(o, RestorePlan)}.values()
+        say(job, 0, wire.RestorePlanVerified(plan_id=origin.plan_id))
+    sent = say(job, 1, wire.RestorePlanVerified(plan_id=origin.plan_id, error=error))
+    (following,) = {o.plan_id: o for _, o in sent if isinstance(o, wire.RestorePlan)}.values()
     return following
 
 
@@ -322,9 +310,9 @@ def test_damage_leads_to_the_other_tier_then_to_an_older_step(training: Start) -
     say(job, 0, question)
     sent = say(job, 1, question)
     found = _looked(job, sent, error="slot 1 of rank 1 is damaged")
-    assert (found.version, found.tier) == (v(9), Tier.STORAGE)
+    assert (found.version, found.tier) == (v(9), wire.Tier.STORAGE)
     found = _looked(job, [(0, found)], error="file 0 is damaged")
-    assert (found.version, found.tier) == (v(5), Tier.STORAGE)
+    assert (found.version, found.tier) == (v(5), wire.Tier.STORAGE)
     assert "slot 1 of rank 1" in " ".join(found.notes)
     found = _looked(job, [(0, found)], error="and this one")
     assert (found.version, found.go) == (None, True)
@@ -353,16 +341,16 @@ def test_a_start_waits_for_a_commit_that_was_granted(training: Start) -> None:
     assert say(job, 0, question) == []
     assert say(job, 1, question) == []
     sent = say(job, rank, done(grant))
-    assert {o.version for _, o in sent if isinstance(o, RestorePlan)} == {v(10)}
+    assert {o.version for _, o in sent if isinstance(o, wire.RestorePlan)} == {v(10)}
 
 
 def test_what_an_earlier_master_has_told_some_is_told_to_all(training: Start) -> None:
     """Its ranks have begun from it: another choice would mix two steps."""
     job = training(2)
-    told = RestorePlan(plan_id=77, version=v(6), tier=Tier.MEMORY, go=True)
+    told = wire.RestorePlan(plan_id=77, version=v(6), tier=wire.Tier.MEMORY, go=True)
     say(job, 0, restore_request(memory=(v(9), v(6)), told=told))
     sent = say(job, 1, restore_request(memory=(v(9), v(6))))
-    assert {(o.version, o.go) for _, o in sent if isinstance(o, RestorePlan)} == {(v(6), True)}
+    assert {(o.version, o.go) for _, o in sent if isinstance(o, wire.RestorePlan)} == {(v(6), True)}
 
 
 def test_questions_of_another_round_or_of_an_outsider_are_nobodys(training: Start) -> None:
@@ -371,23 +359,23 @@ def test_questions_of_another_round_or_of_an_outsider_are_nobodys(training: Star
     for number in (7, 3):
         assert say(job, 0, restore_request(memory=(v(9),)), number) == []
         assert say(job, 1, restore_request(memory=(v(9),)), number) == []
-        assert say(job, 0, MemoryCheckpoints(versions=(v(9),)), number) == []
+        assert say(job, 0, wire.MemoryCheckpoints(versions=(v(9),)), number) == []
 
 
 def test_memory_goes_only_when_all_nodes_have_something_newer(training: Start) -> None:
     """And what some node has left out is told, so that nobody keeps it for ever."""
     job = training(2)
-    assert say(job, 0, MemoryCheckpoints(versions=(v(3), v(2)))) == []
-    sent = say(job, 1, MemoryCheckpoints(versions=(v(2),)))
-    assert {m.complete for _, m in sent if isinstance(m, ReleaseCheckpoints)} == {v(2)}
+    assert say(job, 0, wire.MemoryCheckpoints(versions=(v(3), v(2)))) == []
+    sent = say(job, 1, wire.MemoryCheckpoints(versions=(v(2),)))
+    assert {m.complete for _, m in sent if isinstance(m, wire.ReleaseCheckpoints)} == {v(2)}
     assert {rank for rank, _ in sent} == {0, 1}
-    sent = say(job, 1, MemoryCheckpoints(versions=(v(4), v(2))))
+    sent = say(job, 1, wire.MemoryCheckpoints(versions=(v(4), v(2))))
     ((complete, passed),) = {
-        (m.complete, m.passed_over) for _, m in sent if isinstance(m, ReleaseCheckpoints)
+        (m.complete, m.passed_over) for _, m in sent if isinstance(m, wire.ReleaseCheckpoints)
     }
     assert (complete, passed) == (v(2), (v(3),))
-    sent = say(job, 0, MemoryCheckpoints(versions=(v(4), v(2))))
-    assert {m.complete for _, m in sent if isinstance(m, ReleaseCheckpoints)} == {v(4)}
+    sent = say(job, 0, wire.MemoryCheckpoints(versions=(v(4), v(2))))
+    assert {m.complete for _, m in sent if isinstance(m, wire.ReleaseCheckpoints)} == {v(4)}
 
 
 def test_agents_keep_checkpoints_only_where_all_of_a_world_do(training: Start) -> None:

@@ -6,31 +6,23 @@ import dataclasses
 from collections.abc import Callable
 
 from holdfast_master.inputs import OperatorMessage, Received
-from holdfast_wire.messages import (
-    BudgetKind,
-    CheckpointVersion,
-    Fence,
-    PodPhase,
-    RestorePlan,
-    RestorePlanVerified,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from messages.restores import restore_request
 from simulation.steered.job import SteeredJob
 
 Start = Callable[..., SteeredJob]
-OLD, NEW = CheckpointVersion(lineage=1, step=10), CheckpointVersion(lineage=1, step=14)
+OLD, NEW = wire.CheckpointVersion(lineage=1, step=10), wire.CheckpointVersion(lineage=1, step=14)
 
 
 def _say(job: SteeredJob, rank: int, message: object) -> None:
     session = job.agents[rank].session
     assert session is not None
     number = job.core.status(job.moment()).round
-    fence = Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
+    fence = wire.Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
     job.take(Received(session, fence, message))  # type: ignore[arg-type]
 
 
-def _restore(job: SteeredJob, *ranks: int) -> RestorePlan | None:
+def _restore(job: SteeredJob, *ranks: int) -> wire.RestorePlan | None:
     """Have each of these nodes ask with both versions in memory, and the older one on storage."""
     asked = restore_request(memory=(NEW, OLD), storage=(OLD,))
     for rank in ranks:
@@ -38,7 +30,7 @@ def _restore(job: SteeredJob, *ranks: int) -> RestorePlan | None:
     origin = job.core.inspect().checkpoints.tracker.origin
     if origin is not None and not origin.go:
         for rank in ranks:
-            _say(job, rank, RestorePlanVerified(plan_id=origin.plan_id))
+            _say(job, rank, wire.RestorePlanVerified(plan_id=origin.plan_id))
         origin = job.core.inspect().checkpoints.tracker.origin
     return origin
 
@@ -63,11 +55,11 @@ def test_its_world_waits_for_it_and_starts_from_memory(training: Start) -> None:
     assert _round(job) == 2
     origin = _restore(job, 0, 1, 2)
     assert origin is not None
-    assert (origin.version, origin.tier, origin.go) == (NEW, Tier.MEMORY, True)
+    assert (origin.version, origin.tier, origin.go) == (NEW, wire.Tier.MEMORY, True)
     told = [event.text for event in job.core.events_after(0, 100_000)]
     assert any(text.startswith("round 2 starts from step 14 in memory") for text in told)
     job.run(20.0)
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert "ReplaceRequested" not in job.reasons()
     assert "OOMKilled" in job.core.goodput(job.moment()).incidents[-1].text
 
@@ -126,7 +118,9 @@ def test_a_pod_that_ends_while_it_is_waited_for_is_not_waited_for(training: Star
     job.tell_pod(1)
     job.run(1.0)
     job.take(
-        OperatorMessage(dataclasses.replace(job.pods[1], phase=PodPhase.FAILED, reason="Evicted"))
+        OperatorMessage(
+            dataclasses.replace(job.pods[1], phase=wire.PodPhase.FAILED, reason="Evicted")
+        )
     )
     job.run(2.0)
     assert sorted(job.members) == [0, 2]

@@ -27,22 +27,7 @@ from holdfast_master.inputs import (
 )
 from holdfast_master.instructions import Instruction, Send
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    Fence,
-    Heartbeat,
-    Hello,
-    JobPhase,
-    PodObservation,
-    PodPhase,
-    PrepareStore,
-    RankProgress,
-    RankSection,
-    RoundStarted,
-    StorePrepared,
-    Warmed,
-    WorkerExited,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle import core_state
 from simulation.steered.job import job_spec
 
@@ -69,7 +54,7 @@ class Crowd:
             OperatorMessage(job_spec(replicas=nodes, min_replicas=nodes // 2, max_replicas=nodes))
         )
         for rank in range(nodes):
-            hello = Hello(
+            hello = wire.Hello(
                 job_uid="u",
                 node_rank=rank,
                 pod_uid=f"p{rank}",
@@ -83,24 +68,24 @@ class Crowd:
         """One input; stores are prepared at once."""
         batch = self.core.handle(event, NOW)
         for item in batch:
-            if isinstance(item, Send) and isinstance(item.response.message, PrepareStore):
+            if isinstance(item, Send) and isinstance(item.response.message, wire.PrepareStore):
                 store = item.response.message.store_id
                 batch = batch + self.say(
-                    item.session - 1, StorePrepared(store_id=store, host="h", port=5)
+                    item.session - 1, wire.StorePrepared(store_id=store, host="h", port=5)
                 )
         return batch
 
     def say(self, rank: int, message: object, number: int = 0) -> list[Instruction]:
         """A message of one agent."""
-        fence = Fence(epoch=1, incarnation="m", round=number)
+        fence = wire.Fence(epoch=1, incarnation="m", round=number)
         return self.take(Received(rank + 1, fence, message))  # type: ignore[arg-type]
 
     def start(self, number: int) -> None:
         """Everybody starts and steps."""
         for rank in range(self.nodes):
-            self.say(rank, RoundStarted(first_step=True, step=1), number)
+            self.say(rank, wire.RoundStarted(first_step=True, step=1), number)
 
-    def is_in(self, phase: JobPhase) -> bool:
+    def is_in(self, phase: wire.JobPhase) -> bool:
         """Return whether the job is in this phase."""
         return self.core.status(NOW).phase is phase
 
@@ -137,28 +122,28 @@ def _grow(nodes: int) -> Crowd:
     """Warm agents in a world of eight ranks each that trains."""
     made = Crowd(nodes)
     for rank in range(nodes):
-        made.say(rank, Warmed())
-    assert made.is_in(JobPhase.STARTING)
+        made.say(rank, wire.Warmed())
+    assert made.is_in(wire.JobPhase.STARTING)
     made.start(1)
-    assert made.is_in(JobPhase.TRAINING)
+    assert made.is_in(wire.JobPhase.TRAINING)
     return made
 
 
 def test_a_heartbeat_costs_the_same_in_a_large_world(grown: Grown) -> None:
     """Some hundred lines each, not a scan."""
     ranks = tuple(
-        RankProgress(
+        wire.RankProgress(
             local_rank=local,
             round=1,
             step=9,
             step_seconds=0.1,
-            section=RankSection.TRAIN,
+            section=wire.RankSection.TRAIN,
             has_sdk=True,
             first_step=1,
         )
         for local in range(8)
     )
-    beat = Heartbeat(ranks=ranks)
+    beat = wire.Heartbeat(ranks=ranks)
 
     def beats(crowd: Crowd) -> int:
         return lines(lambda: [crowd.say(rank, beat, 1) for rank in range(FEW)])
@@ -192,19 +177,19 @@ def test_a_recovery_of_all_nodes_is_decided_in_proportion_to_them(grown: Grown) 
 def _recover(crowd: Crowd) -> tuple[int, int, int]:
     """Lines of deciding after a death, of hearing all survivors, of deciding after a loss."""
     batches: list[list[Instruction]] = []
-    died = WorkerExited(rank=40, exit_code=-9, step=9)
+    died = wire.WorkerExited(rank=40, exit_code=-9, step=9)
     death = lines(lambda: batches.append(crowd.say(5, died, 1)))
     told = [
         item
         for item in batches[0]
-        if isinstance(item, Send) and isinstance(item.response.message, WorldAssignment)
+        if isinstance(item, Send) and isinstance(item.response.message, wire.WorldAssignment)
     ]
     assert len(told) == crowd.nodes
-    ack = WorkerExited(exit_code=1, error_type="RuntimeError", step=9)
+    ack = wire.WorkerExited(exit_code=1, error_type="RuntimeError", step=9)
     acks = lines(lambda: [crowd.say(rank, ack, 1) for rank in range(crowd.nodes)])
     crowd.start(2)
-    assert crowd.is_in(JobPhase.TRAINING)
-    gone = PodObservation(node_rank=7, pod_uid="p7", phase=PodPhase.FAILED, exit_code=137)
+    assert crowd.is_in(wire.JobPhase.TRAINING)
+    gone = wire.PodObservation(node_rank=7, pod_uid="p7", phase=wire.PodPhase.FAILED, exit_code=137)
     loss = lines(lambda: crowd.take(OperatorMessage(gone)))
     assert crowd.core.status(NOW).active_nodes == crowd.nodes - 1
     core_state.check(crowd.core.inspect())

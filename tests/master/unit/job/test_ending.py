@@ -7,20 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import OperatorConnected, Received
-from holdfast_master.instructions import Finished, Refuse, Reply, Tell
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    EventSeverity,
-    Fence,
-    FinishDecision,
-    Heartbeat,
-    LeaveOutcome,
-    NodeState,
-    RankProgress,
-    StopJobRequest,
-    StopJobResponse,
-    SuccessPolicy,
-)
+from holdfast_master.instructions import Finished, Refuse, Reply, SendToOperator
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -36,7 +24,7 @@ def test_success_when_all_ranks_have_ended_apart(training: Start) -> None:
     job = training(3)
     finish(job)
     job.run_until("SUCCEEDED", limit=10.0)
-    assert {outcome for _, outcome in job.outcomes} == {LeaveOutcome.SUCCEEDED}
+    assert {outcome for _, outcome in job.outcomes} == {wire.LeaveOutcome.SUCCEEDED}
     assert job.finish_told is not None
     assert (job.finish_told.succeeded, job.finish_told.reason) == (True, "Succeeded")
     assert job.finished == Finished(succeeded=True, reason="Succeeded")
@@ -53,7 +41,7 @@ def test_a_rank_that_fails_after_others_finished_brings_them_back(training: Star
     finish(job)
     job.time.run(job.time.now + 10.0, lambda: len(job.core.inspect().state.finished) == 2)
     states = [node.state for node in job.core.nodes(job.moment())]
-    assert states.count(NodeState.FINISHED) == 2
+    assert states.count(wire.NodeState.FINISHED) == 2
     slow.crash_worker()
     slow.finishes = True
     job.time.run(job.time.now + 1.0, lambda: job.is_in("STARTING"))
@@ -76,8 +64,8 @@ def test_a_finished_node_that_goes_is_not_missed(training: Start) -> None:
     job.run_until("SUCCEEDED", limit=10.0)
 
 
-@pytest.mark.parametrize("policy", [SuccessPolicy.ANY_WORKER, SuccessPolicy.RANK0])
-def test_one_rank_can_be_enough(training: Start, policy: SuccessPolicy) -> None:
+@pytest.mark.parametrize("policy", [wire.SuccessPolicy.ANY_WORKER, wire.SuccessPolicy.RANK0])
+def test_one_rank_can_be_enough(training: Start, policy: wire.SuccessPolicy) -> None:
     """The others are told to leave with success."""
     job = training(3, success_policy=policy)
     for rank in (1, 2):
@@ -109,13 +97,13 @@ def test_a_script_that_ends_before_its_first_step_succeeds() -> None:
 def test_stop_by_a_user_saves_first(training: Start) -> None:
     """A barrier, then SIGTERM with its grace; the job has not succeeded."""
     job = training(2)
-    number = job.ask(StopJobRequest(reason="enough"))
+    number = job.ask(wire.StopJobRequest(reason="enough"))
     answer = job.answers[number]
     assert isinstance(answer, Reply)
-    assert answer.response == StopJobResponse()
+    assert answer.response == wire.StopJobResponse()
     job.run_until("FAILED", limit=10.0)
     assert job.end == "StoppedByUser"
-    assert {outcome for _, outcome in job.outcomes} == {LeaveOutcome.RELEASED}
+    assert {outcome for _, outcome in job.outcomes} == {wire.LeaveOutcome.RELEASED}
     assert "BarrierReached" in job.reasons()
     assert job.training.redone == 0
 
@@ -123,8 +111,8 @@ def test_stop_by_a_user_saves_first(training: Start) -> None:
 def test_stop_now_skips_the_barrier(training: Start) -> None:
     """Also when a slower stop is on its way."""
     job = training(2)
-    job.ask(StopJobRequest())
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest())
+    job.ask(wire.StopJobRequest(now=True))
     job.run(0.5)
     assert job.is_in("FAILED")
     assert "BarrierReached" not in job.reasons()
@@ -139,7 +127,7 @@ def test_the_last_step_is_that_of_the_last_world(training: Start) -> None:
     job.training.saved = 0
     job.run_until("TRAINING", limit=20.0)
     job.run(3.0)
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run_until("FAILED", limit=60.0)
     assert 0 < job.core.status(job.moment()).step < best
 
@@ -167,7 +155,7 @@ def test_an_agent_that_does_not_leave_is_not_waited_for_for_ever(training: Start
     """Its grace and a little more."""
     job = training(2)
     job.agents[1].freeze()
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run(4.0)
     assert job.is_in("STOPPING")
     job.run(40.0)
@@ -180,7 +168,7 @@ def test_hellos_during_the_end_are_sent_away(training: Start) -> None:
     job.agents[1].cut_off()
     job.run(0.5)
     job.agents[0].freeze()
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.agents[1].reachable()
     job.add_agent(2)
     job.run(2.0)
@@ -191,24 +179,24 @@ def test_hellos_during_the_end_are_sent_away(training: Start) -> None:
 def test_requests_after_the_end_are_refused(training: Start) -> None:
     """With the reason of the end; a stop is always fine."""
     job = training(2)
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run(1.0)
-    refused = job.answers[job.ask(DrainNodeRequest(node_rank=0))]
+    refused = job.answers[job.ask(wire.DrainNodeRequest(node_rank=0))]
     assert isinstance(refused, Refuse)
     assert refused.reason == "JOB_ENDED"
-    assert isinstance(job.answers[job.ask(StopJobRequest())], Reply)
+    assert isinstance(job.answers[job.ask(wire.StopJobRequest())], Reply)
 
 
 def test_an_operator_that_comes_after_the_end_is_told(training: Start) -> None:
     """The decision is repeated to a new stream."""
     job = training(2)
     job.operator_leaves()
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run(1.0)
     assert job.finish_told is None
     batch = job.take(OperatorConnected())
-    told = [item.response.message for item in batch if isinstance(item, Tell)]
-    assert [type(message) for message in told].count(FinishDecision) == 1
+    told = [item.response.message for item in batch if isinstance(item, SendToOperator)]
+    assert [type(message) for message in told].count(wire.FinishDecision) == 1
 
 
 def test_the_active_deadline_ends_the_job() -> None:
@@ -227,7 +215,7 @@ def test_suspend_saves_and_releases_and_resume_goes_on(training: Start) -> None:
     job.change(suspend=True)
     job.run(5.0)
     assert job.is_in("SUSPENDED")
-    assert {outcome for _, outcome in job.outcomes} == {LeaveOutcome.RELEASED}
+    assert {outcome for _, outcome in job.outcomes} == {wire.LeaveOutcome.RELEASED}
     job.run(60.0)
     assert job.is_in("SUSPENDED")
     job.change(suspend=False)
@@ -257,7 +245,7 @@ def test_stop_while_suspended(training: Start) -> None:
     job = training(2)
     job.change(suspend=True)
     job.run(5.0)
-    job.ask(StopJobRequest())
+    job.ask(wire.StopJobRequest())
     job.run(1.0)
     assert job.end == "StoppedByUser"
 
@@ -268,15 +256,15 @@ def test_a_rank_that_hangs_after_its_last_step_is_told_and_can_be_stopped(traini
     job.agents[1].finishes = False
     finish(job)
     job.time.run(job.time.now + 10.0, lambda: len(job.core.inspect().state.finished) == 1)
-    hung = RankProgress(
+    hung = wire.RankProgress(
         round=1, step=5, step_seconds=0.1, has_sdk=True, first_step=1, since_step_seconds=60.0
     )
     session = job.agents[1].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, Heartbeat(ranks=(hung,))))
+    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+    job.take(Received(session, fence, wire.Heartbeat(ranks=(hung,))))
     assert "StepStalled" in job.reasons()
-    job.ask(StopJobRequest())
+    job.ask(wire.StopJobRequest())
     job.run_until("FAILED", limit=10.0)
     assert job.end == "StoppedByUser"
 
@@ -284,9 +272,9 @@ def test_a_rank_that_hangs_after_its_last_step_is_told_and_can_be_stopped(traini
 def test_an_end_that_somebody_wanted_is_no_failure_in_the_events(training: Start) -> None:
     """It is said as what it is, and not as an error."""
     job = training(2)
-    job.ask(StopJobRequest(reason="enough"))
+    job.ask(wire.StopJobRequest(reason="enough"))
     job.run_until("FAILED", limit=60.0)
     (told,) = [e for e in job.core.events_after(0, 1000) if e.reason == "JobStopped"]
-    assert told.severity is EventSeverity.NORMAL
+    assert told.severity is wire.EventSeverity.NORMAL
     assert "enough" in told.text
     assert "JobFailed" not in job.reasons()

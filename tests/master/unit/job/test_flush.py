@@ -7,27 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    CheckpointVersion,
-    CommitGrant,
-    CommitResult,
-    DrainNodeRequest,
-    EventSeverity,
-    FlushToStorage,
-    Leave,
-    ReleaseCheckpoints,
-    StopJobRequest,
-    StopRequest,
-    StopRound,
-)
+from holdfast_wire import messages as wire
 from masters.checkpoint_words import Words
 from simulation.steered.job import SteeredJob
 
 Start = Callable[..., SteeredJob]
-V7 = CheckpointVersion(lineage=1, step=7)
-V9 = CheckpointVersion(lineage=1, step=9)
+V7 = wire.CheckpointVersion(lineage=1, step=7)
+V9 = wire.CheckpointVersion(lineage=1, step=9)
 
 
 @pytest.fixture
@@ -35,7 +21,9 @@ def last_try(training: Start) -> Callable[..., tuple[SteeredJob, Words]]:
     """Makes a job of two nodes that no failure may interrupt."""
 
     def start(nodes: int = 2, **changes: object) -> tuple[SteeredJob, Words]:
-        job = training(nodes, budgets=(Budget(kind=BudgetKind.FAILURES, limit=0),), **changes)
+        job = training(
+            nodes, budgets=(wire.Budget(kind=wire.BudgetKind.FAILURES, limit=0),), **changes
+        )
         return job, Words(job)
 
     return start
@@ -53,18 +41,18 @@ def test_a_job_that_fails_has_its_newest_steps_written_before_its_agents_leave(
     assert job.core.status(job.moment()).memory_step == 9
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert [order.version for order in words.told(FlushToStorage)] == [V9, V9]
-    assert len({order.attempt for order in words.told(FlushToStorage)}) == 1
-    assert len(words.told(StopRound)) == 2
-    assert not words.told(Leave)
+    assert [order.version for order in words.told(wire.FlushToStorage)] == [V9, V9]
+    assert len({order.attempt for order in words.told(wire.FlushToStorage)}) == 1
+    assert len(words.told(wire.StopRound)) == 2
+    assert not words.told(wire.Leave)
     status = job.core.status(job.moment())
     assert (status.phase.name, status.reason) == ("WAITING", "Rescue")
     assert "step 9 is written from memory to storage first" in status.text
     for rank in (0, 1):
-        words.write(rank, words.told(FlushToStorage, rank)[0])
-    assert not words.told(Leave)
+        words.write(rank, words.told(wire.FlushToStorage, rank)[0])
+    assert not words.told(wire.Leave)
     words.commit()
-    assert len(words.told(Leave)) == 2
+    assert len(words.told(wire.Leave)) == 2
     job.run_until("FAILED")
     assert job.core.status(job.moment()).stored_step == 9
     assert len(words.events("CheckpointRescuing")) == 1
@@ -80,12 +68,12 @@ def test_a_job_without_a_directory_ends_without_a_rescue_and_without_a_warning(
     words.hold(V9, V7, memory_only=True)
     job.agents[1].crash_worker()
     job.run_until("FAILED", limit=5.0)
-    assert words.told(FlushToStorage) == []
+    assert words.told(wire.FlushToStorage) == []
     assert words.events("CheckpointRescuing") == words.events("CheckpointFailed") == []
     (told,) = (
         one for one in job.core.events_after(0, 9999) if one.reason == "CheckpointNotRescued"
     )
-    assert told.severity is EventSeverity.NORMAL
+    assert told.severity is wire.EventSeverity.NORMAL
     assert "the ranks named no directory" in told.text
 
 
@@ -98,7 +86,7 @@ def test_a_suspended_job_without_a_directory_is_warned_of_what_it_loses(last_try
     (told,) = (
         one for one in job.core.events_after(0, 9999) if one.reason == "CheckpointNotRescued"
     )
-    assert told.severity is EventSeverity.WARNING
+    assert told.severity is wire.EventSeverity.WARNING
     assert "was in memory and is lost: the ranks named no directory" in told.text
 
 
@@ -109,7 +97,7 @@ def test_a_directory_that_a_later_world_names_makes_rescues_possible(last_try: L
     words.hold(V9, V7)
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert [order.version for order in words.told(FlushToStorage)] == [V9, V9]
+    assert [order.version for order in words.told(wire.FlushToStorage)] == [V9, V9]
 
 
 def test_a_step_that_became_complete_a_moment_before_the_end_is_written_too(
@@ -121,7 +109,7 @@ def test_a_step_that_became_complete_a_moment_before_the_end_is_written_too(
     job.agents[1].crash_worker()
     job.run(3.0)
     words.hold(V9, V7)
-    orders = words.told(FlushToStorage, 1)
+    orders = words.told(wire.FlushToStorage, 1)
     assert [order.version for order in orders] == [V7, V9]
     for rank in (0, 1):
         words.write(rank, orders[-1])
@@ -134,10 +122,10 @@ def test_a_job_of_one_node_is_saved_like_any_other(last_try: Last) -> None:
     """Its keeper sees for itself what may leave memory; the master only hears what there is."""
     job, words = last_try(1, min_replicas=1)
     words.hold(V9, V7)
-    assert not words.told(ReleaseCheckpoints)
+    assert not words.told(wire.ReleaseCheckpoints)
     job.agents[0].crash_worker()
     job.run(3.0)
-    words.write(0, words.told(FlushToStorage)[0])
+    words.write(0, words.told(wire.FlushToStorage)[0])
     words.commit()
     job.run_until("FAILED")
     assert job.core.status(job.moment()).stored_step == 9
@@ -148,11 +136,11 @@ def test_nothing_waits_where_storage_has_it_already(last_try: Last) -> None:
     job, words = last_try()
     words.hold(V9)
     for rank in (0, 1):
-        words.write(rank, FlushToStorage(version=V9, attempt="a"))
+        words.write(rank, wire.FlushToStorage(version=V9, attempt="a"))
     words.commit()
     job.agents[0].crash_worker()
     job.run(3.0)
-    assert not words.told(FlushToStorage)
+    assert not words.told(wire.FlushToStorage)
     job.run_until("FAILED")
 
 
@@ -160,13 +148,13 @@ def test_a_step_whose_parts_are_on_storage_is_committed_before_the_end(last_try:
     """Its coordinator is not sent away with the grant in its hands."""
     job, words = last_try()
     for rank in (0, 1):
-        words.write(rank, FlushToStorage(version=V9, attempt="a"))
+        words.write(rank, wire.FlushToStorage(version=V9, attempt="a"))
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert not words.told(FlushToStorage)
-    assert not words.told(Leave)
+    assert not words.told(wire.FlushToStorage)
+    assert not words.told(wire.Leave)
     words.commit()
-    assert len(words.told(Leave)) == 2
+    assert len(words.told(wire.Leave)) == 2
     job.run_until("FAILED")
 
 
@@ -174,10 +162,10 @@ def test_parts_that_were_on_their_way_are_not_written_twice(last_try: Last) -> N
     """The order names the attempt in which they lie."""
     job, words = last_try()
     words.hold(V9)
-    words.write(0, FlushToStorage(version=V9, attempt="of the schedule"))
+    words.write(0, wire.FlushToStorage(version=V9, attempt="of the schedule"))
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert {order.attempt for order in words.told(FlushToStorage)} == {"of the schedule"}
+    assert {order.attempt for order in words.told(wire.FlushToStorage)} == {"of the schedule"}
 
 
 def test_a_node_that_is_lost_meanwhile_ends_the_rescue(last_try: Last) -> None:
@@ -186,7 +174,7 @@ def test_a_node_that_is_lost_meanwhile_ends_the_rescue(last_try: Last) -> None:
     words.hold(V9)
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert words.told(FlushToStorage)
+    assert words.told(wire.FlushToStorage)
     job.agents[1].crash()
     job.run(1.0)
     (text,) = words.events("CheckpointNotRescued")
@@ -202,8 +190,8 @@ def test_a_disk_that_is_full_ends_the_rescue(last_try: Last) -> None:
     words.hold(V9)
     job.agents[1].crash_worker()
     job.run(3.0)
-    words.write(1, words.told(FlushToStorage, 1)[0], error="no space left on device")
-    assert len(words.told(Leave)) == 2
+    words.write(1, words.told(wire.FlushToStorage, 1)[0], error="no space left on device")
+    assert len(words.told(wire.Leave)) == 2
     assert "no space left on device" in words.events("CheckpointFailed")[0]
     assert len(words.events("CheckpointNotRescued")) == 1
     job.run_until("FAILED")
@@ -216,9 +204,9 @@ def test_the_end_does_not_wait_for_ever(last_try: Last) -> None:
     job.agents[1].crash_worker()
     job.run(3.0)
     job.run(job.core.inspect().settings.rescue_seconds - 5.0)
-    assert not words.told(Leave)
+    assert not words.told(wire.Leave)
     job.run(5.0)
-    assert len(words.told(Leave)) == 2
+    assert len(words.told(wire.Leave)) == 2
     assert "was not on storage within 300 s" in words.events("CheckpointNotRescued")[0]
     job.run_until("FAILED")
 
@@ -233,9 +221,9 @@ def test_a_node_that_was_away_gets_the_order_again(last_try: Last) -> None:
     job.run(0.5)
     job.agents[1].reachable()
     job.run(2.0)
-    first, second = words.told(FlushToStorage, 1)
+    first, second = words.told(wire.FlushToStorage, 1)
     assert first == second
-    assert not words.told(Leave)
+    assert not words.told(wire.Leave)
 
 
 def test_a_new_master_hears_what_there_is_and_finishes_the_rescue(last_try: Last) -> None:
@@ -244,18 +232,18 @@ def test_a_new_master_hears_what_there_is_and_finishes_the_rescue(last_try: Last
     words.hold(V9)
     job.agents[1].crash_worker()
     job.run(3.0)
-    order = words.told(FlushToStorage, 1)[0]
+    order = words.told(wire.FlushToStorage, 1)[0]
     job.kill_master()
     job.start_master()
     job.run(2.0)
-    assert not words.told(Leave)
+    assert not words.told(wire.Leave)
     words.hold(V9)
-    again = words.told(FlushToStorage, 1)[-1]
+    again = words.told(wire.FlushToStorage, 1)[-1]
     assert again.version == order.version
     for rank in (0, 1):
         words.write(rank, again)
     words.commit()
-    assert len(words.told(Leave)) == 2
+    assert len(words.told(wire.Leave)) == 2
     job.run_until("FAILED")
 
 
@@ -278,11 +266,11 @@ def test_a_stop_at_once_gives_memory_up(training: Start, *, by_operator: bool) -
     words = Words(job)
     words.hold(V9)
     if by_operator:
-        job.take(OperatorMessage(StopRequest(grace_seconds=0.0, reason="deleted")))
+        job.take(OperatorMessage(wire.StopRequest(grace_seconds=0.0, reason="deleted")))
     else:
-        job.ask(StopJobRequest(now=True))
-    assert not words.told(FlushToStorage)
-    assert len(words.told(Leave)) == 2
+        job.ask(wire.StopJobRequest(now=True))
+    assert not words.told(wire.FlushToStorage)
+    assert len(words.told(wire.Leave)) == 2
 
 
 def test_a_person_may_end_the_wait(last_try: Last) -> None:
@@ -291,9 +279,9 @@ def test_a_person_may_end_the_wait(last_try: Last) -> None:
     words.hold(V9)
     job.agents[1].crash_worker()
     job.run(3.0)
-    assert not words.told(Leave)
-    job.ask(StopJobRequest(now=True))
-    assert len(words.told(Leave)) == 2
+    assert not words.told(wire.Leave)
+    job.ask(wire.StopJobRequest(now=True))
+    assert len(words.told(wire.Leave)) == 2
     assert "nobody waits for it" in words.events("CheckpointNotRescued")[0]
     job.run_until("FAILED")
 
@@ -306,13 +294,13 @@ def test_the_operators_patience_bounds_the_rescue(training: Start) -> None:
         agent.save_seconds = 1e6
     words.hold(V9)
     begin = job.time.now
-    job.take(OperatorMessage(StopRequest(grace_seconds=20.0, reason="deleted")))
+    job.take(OperatorMessage(wire.StopRequest(grace_seconds=20.0, reason="deleted")))
     job.run(14.0)
-    assert words.told(FlushToStorage)
-    assert words.told(StopRound)[0].grace_seconds > 0
-    assert not words.told(Leave)
+    assert words.told(wire.FlushToStorage)
+    assert words.told(wire.StopRound)[0].grace_seconds > 0
+    assert not words.told(wire.Leave)
     job.run(1.5)
-    assert len(words.told(Leave)) == 2
+    assert len(words.told(wire.Leave)) == 2
     assert job.time.now - begin < 20.0
 
 
@@ -324,13 +312,13 @@ def test_a_shrink_after_a_missed_barrier_holds_the_new_world_and_then_forms_it(
     words = Words(job)
     for agent in job.agents.values():
         agent.save_seconds = 1e6
-    words.hold(CheckpointVersion(lineage=1, step=400), V7)
+    words.hold(wire.CheckpointVersion(lineage=1, step=400), V7)
     job.core.inspect().worlds.assigned.step_seconds = 0.1  # type: ignore[union-attr]
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     job.run(45.0)
     status = job.core.status(job.moment())
     assert (status.round, status.reason) == (1, "Rescue")
-    orders = words.told(FlushToStorage)
+    orders = words.told(wire.FlushToStorage)
     assert [order.version.step for order in orders] == [400] * 3
     for rank in range(3):
         words.write(rank, orders[0])
@@ -347,13 +335,13 @@ def test_a_world_waits_no_longer_than_the_steps_would_take_that_it_saves(trainin
     words = Words(job)
     for agent in job.agents.values():
         agent.save_seconds = 1e6
-    words.hold(CheckpointVersion(lineage=1, step=100))
+    words.hold(wire.CheckpointVersion(lineage=1, step=100))
     world = job.core.inspect().worlds.assigned
     assert world is not None
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     for _ in range(600):
         world.step_seconds = 0.1
-        if words.told(FlushToStorage):
+        if words.told(wire.FlushToStorage):
             break
         job.run(0.1)
     begin = job.time.now
@@ -373,7 +361,7 @@ def test_a_restart_on_the_same_nodes_is_not_held_up(training: Start) -> None:
     job.agents[1].crash_worker()
     job.run(2.0)
     assert job.core.status(job.moment()).round == 2
-    assert not words.told(FlushToStorage)
+    assert not words.told(wire.FlushToStorage)
     assert words.events("CheckpointNotRescued") == []
 
 
@@ -381,10 +369,10 @@ def test_a_lost_node_takes_its_part_of_memory_with_it_and_nobody_waits(training:
     """The step is named, and what is left."""
     job = training(3, min_replicas=1)
     words = Words(job)
-    words.hold(CheckpointVersion(lineage=1, step=400))
+    words.hold(wire.CheckpointVersion(lineage=1, step=400))
     job.agents[2].crash()
     job.run(5.0)
-    assert not words.told(FlushToStorage)
+    assert not words.told(wire.FlushToStorage)
     (text,) = words.events("CheckpointNotRescued")
     assert "step 400 was in memory and is lost: node 2" in text
 
@@ -408,18 +396,18 @@ def test_a_coordinator_that_hangs_is_replaced_and_the_step_is_given_up_at_last(
     words = Words(job)
     seconds = job.core.inspect().settings.commit_seconds
     for rank in range(3):
-        words.write(rank, FlushToStorage(version=V9, attempt="a"))
-    grants = {0: words.told(CommitGrant, 0)[0]}
+        words.write(rank, wire.FlushToStorage(version=V9, attempt="a"))
+    grants = {0: words.told(wire.CommitGrant, 0)[0]}
     job.run(seconds - 1.0)
-    assert len(words.told(CommitGrant)) == 1
+    assert len(words.told(wire.CommitGrant)) == 1
     job.run(1.5)
-    grants[1] = words.told(CommitGrant, 1)[0]
+    grants[1] = words.told(wire.CommitGrant, 1)[0]
     assert grants[1].own != grants[0].own
-    words.say(0, CommitResult(version=V9, own=grants[0].own))
+    words.say(0, wire.CommitResult(version=V9, own=grants[0].own))
     assert job.core.status(job.moment()).stored_step == 0
     job.run(2 * seconds)
-    assert len(words.told(CommitGrant, 2)) == 1
-    assert len(words.told(CommitGrant)) == 3
+    assert len(words.told(wire.CommitGrant, 2)) == 1
+    assert len(words.told(wire.CommitGrant)) == 3
     assert "node 0 has not committed step 9 within 60 s" in words.events("CommitHangs")[0]
     assert "nodes 0-2 did not commit it" in words.events("CheckpointFailed")[0]
     assert job.is_in("TRAINING")
@@ -430,7 +418,7 @@ def test_the_second_coordinators_commit_counts(training: Start) -> None:
     job = training(2)
     words = Words(job)
     for rank in range(2):
-        words.write(rank, FlushToStorage(version=V9, attempt="a"))
+        words.write(rank, wire.FlushToStorage(version=V9, attempt="a"))
     job.run(job.core.inspect().settings.commit_seconds + 1.0)
     words.commit(1)
     assert job.core.status(job.moment()).stored_step == 9

@@ -6,17 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from holdfast_master.settings import CoreSettings
-from holdfast_wire.messages import (
-    BudgetKind,
-    Hello,
-    JobPhase,
-    MasterSpec,
-    PodObservation,
-    PodPhase,
-    RestartWorkerRequest,
-    WorkerExited,
-    WorldTraining,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -27,10 +17,10 @@ def test_a_journal_torn_between_a_fact_and_its_phase_is_mended(training: Start) 
     job = training(2)
     job.kill_master()
     records = job.records
-    place = max(n for n, r in enumerate(records) if isinstance(r.fact, WorldTraining))
+    place = max(n for n, r in enumerate(records) if isinstance(r.fact, wire.WorldTraining))
     job.disk.read = lambda job_uid: tuple(records[: place + 1])  # type: ignore[method-assign]
     job.start_master()
-    assert job.phase is JobPhase.TRAINING
+    assert job.phase is wire.JobPhase.TRAINING
     job.run(3.0)
     assert job.is_in("TRAINING")
 
@@ -41,8 +31,8 @@ def test_the_ack_of_a_wanted_restart_is_nobodys_fault() -> None:
     job.add_agents(3, sdk=False)
     job.run_until("TRAINING")
     agent, number = job.agents[1], job.agents[1].round
-    job.ask(RestartWorkerRequest())
-    exited = WorkerExited(rank=1, exit_code=1, error_type="RuntimeError", step=5)
+    job.ask(wire.RestartWorkerRequest())
+    exited = wire.WorkerExited(rank=1, exit_code=1, error_type="RuntimeError", step=5)
     job.time.after(0.0001, lambda: agent.report(exited, number))
     job.run(20.0)
     assert "WorkerFailed" in job.reasons()
@@ -106,7 +96,7 @@ def test_a_world_that_lacks_a_rank_is_not_adopted() -> None:
     job.kill_master()
     whole = job.agents[0].hello
 
-    def hello() -> Hello:
+    def hello() -> wire.Hello:
         found = whole()
         return dataclasses.replace(found, workers=found.workers[:1])
 
@@ -144,24 +134,24 @@ def test_a_dead_node_is_blamed_although_the_next_world_does_without_it(training:
     for node in job.core.inspect().membership.nodes.values():
         node.store = None
     dead = job.agents[3]
-    exited = WorkerExited(rank=0, exit_code=1, error_type="RuntimeError", step=5)
+    exited = wire.WorkerExited(rank=0, exit_code=1, error_type="RuntimeError", step=5)
     number = job.agents[0].round
     job.agents[0].report(exited, number)
     job.run(0.02)
     assert job.is_in("FORMING")
-    spec: MasterSpec = job.spec
+    spec: wire.MasterSpec = job.spec
     job.change(replicas=spec.replicas - 1)
     newest = job.core.inspect().worlds.newest
     assert newest is not None
     assert 3 not in newest.places
-    job.end_pod(dead, PodPhase.FAILED, 137)
+    job.end_pod(dead, wire.PodPhase.FAILED, 137)
     job.run(0.05)
     case = job.core.inspect().incidents.current
     assert case is not None
     assert case.best.node_rank == 3
     job.store_failures = 0.0
     job.run(30.0)
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_pod_that_never_joined_is_charged_once_over_two_masters() -> None:
@@ -169,16 +159,16 @@ def test_a_pod_that_never_joined_is_charged_once_over_two_masters() -> None:
     job = SteeredJob(job_spec(replicas=2))
     job.replaces = False
     job.add_agent(0)
-    job.pods[1] = PodObservation(
-        node_rank=1, pod_uid="dead", name="job-worker-1", phase=PodPhase.FAILED, exit_code=127
+    job.pods[1] = wire.PodObservation(
+        node_rank=1, pod_uid="dead", name="job-worker-1", phase=wire.PodPhase.FAILED, exit_code=127
     )
     job.tell_pod(1)
     job.run(2.0)
-    assert job.charges() == [BudgetKind.NO_PROGRESS]
+    assert job.charges() == [wire.BudgetKind.NO_PROGRESS]
     job.kill_master()
     job.start_master()
     job.run(2.0)
-    assert job.charges() == [BudgetKind.NO_PROGRESS]
+    assert job.charges() == [wire.BudgetKind.NO_PROGRESS]
 
 
 def test_a_master_without_memory_charges_no_pod_that_had_joined_before() -> None:

@@ -12,23 +12,16 @@ from holdfast_master.inputs import Received
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.policies.goodput import CLASSES, summed
 from holdfast_master.settings import CoreSettings
-from holdfast_wire.messages import (
-    Fence,
-    GoodputClass,
-    Heartbeat,
-    RankProgress,
-    RankSection,
-    ScaleRequest,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle.core_state import check_ledger
 from simulation.oracle.invariants import Broken
 from simulation.steered.job import SteeredJob, job_spec
 
-G = GoodputClass
+G = wire.GoodputClass
 Start = Callable[..., SteeredJob]
 
 
-def classes(job: SteeredJob) -> dict[GoodputClass, float]:
+def classes(job: SteeredJob) -> dict[wire.GoodputClass, float]:
     """Node-seconds of the job by class."""
     return {entry.kind: entry.node_seconds for entry in job.core.goodput(job.moment()).totals}
 
@@ -38,7 +31,7 @@ def test_classes_sum_to_the_nodes_time(training: Start) -> None:
     job = training(2)
     job.agents[0].crash_worker()
     job.run(5.0)
-    job.ask(ScaleRequest(replicas=3))
+    job.ask(wire.ScaleRequest(replicas=3))
     job.run(10.0)
     found = job.core.goodput(job.moment())
     per_node = [sum(entry.node_seconds for entry in node.classes) for node in found.nodes]
@@ -78,20 +71,20 @@ def report(job: SteeredJob, **progress: object) -> None:
     session = job.agents[0].session
     assert session is not None
     values = {"round": 1, "step": 5, "step_seconds": 0.1, "has_sdk": True, **progress}
-    beat = Heartbeat(ranks=(RankProgress(**values),))  # type: ignore[arg-type]
-    job.take(Received(session, Fence(epoch=1, incarnation="m1", round=1), beat))
+    beat = wire.Heartbeat(ranks=(wire.RankProgress(**values),))  # type: ignore[arg-type]
+    job.take(Received(session, wire.Fence(epoch=1, incarnation="m1", round=1), beat))
 
 
 def test_checkpoints_and_hangs_are_seen(training: Start) -> None:
     """By the section and by the time without a step; a stall is told once."""
     job = training(2)
-    report(job, section=RankSection.CHECKPOINT)
+    report(job, section=wire.RankSection.CHECKPOINT)
     assert job.core.inspect().ledger.kind(0) is G.CHECKPOINT
     for _ in range(2):
-        report(job, section=RankSection.TRAIN, since_step_seconds=60.0)
+        report(job, section=wire.RankSection.TRAIN, since_step_seconds=60.0)
         assert job.core.inspect().ledger.kind(0) is G.HANG
     assert job.reasons().count("StepStalled") == 1
-    report(job, section=RankSection.TRAIN)
+    report(job, section=wire.RankSection.TRAIN)
     assert job.core.inspect().ledger.kind(0) is G.PRODUCTIVE
 
 
@@ -137,7 +130,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_no_order_of_changes_loses_a_microsecond(
-    steps: list[tuple[str, int, GoodputClass, int, str]],
+    steps: list[tuple[str, int, wire.GoodputClass, int, str]],
 ) -> None:
     """Each account sums to its wall time; the running sums are the sums."""
     ledger, now = GoodputLedger(), 0

@@ -8,15 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    DrainNodeRequest,
-    EvidenceCollected,
-    HealthMode,
-    HealthPolicy,
-    StopJobRequest,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause, EventReason
 from simulation.steered.hangs import (
     ACT,
@@ -52,7 +44,7 @@ def test_odd_ranks_are_restarted_on_their_nodes(training: Start) -> None:
     assert failures(job) == [("Hung", "1")]
     assert job.members == [0, 1, 2]
     assert job.core.status(job.moment()).round == 2
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     (text,) = told(job, EventReason.INCIDENT_OPENED)
     assert "hang: stopped: rank 1" in text
     assert job.reasons().count("NodeDraining") == 0
@@ -82,7 +74,7 @@ def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks(trainin
     listed = {one.cause: one for one in job.core.incidents(job.moment())}
     hang, hung = listed[Cause.HANG], listed[Cause.HUNG]
     assert f"incident {hang.id} has the stacks" in hung.text
-    assert (hang.open, hang.charged) == (False, BudgetKind.UNSPECIFIED)
+    assert (hang.open, hang.charged) == (False, wire.BudgetKind.UNSPECIFIED)
     assert hang.decided_seconds > 0
 
 
@@ -93,7 +85,7 @@ def test_a_world_is_not_ended_before_its_evidence_is_there(training: Start) -> N
     for node in (0, 1):
         agent = job.agents[node]
         seen = dataclasses.replace(STOPPED if node == 1 else WAITS, rank=node)
-        agent.report(EvidenceCollected(command_id=order.command_id, ranks=(seen,)), 1)
+        agent.report(wire.EvidenceCollected(command_id=order.command_id, ranks=(seen,)), 1)
     job.run(2.0)
     assert not failures(job)
     job.run(15.0)
@@ -126,7 +118,7 @@ def test_a_node_in_d_state_is_left_and_its_host_avoided(training: Start) -> None
     job.run(40.0)
     assert job.agents[2].pod_uid != before
     assert sorted(job.members) == [0, 1, 2]
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_an_agent_without_its_process_is_replaced(training: Start) -> None:
@@ -160,8 +152,12 @@ def test_a_hang_of_nobody_is_restarted_once(training: Start) -> None:
 def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
     """As failures do; then the job ends."""
     budgets = tuple(
-        Budget(kind=kind, limit=1 if kind is BudgetKind.FAILURES else 1000)
-        for kind in (BudgetKind.FAILURES, BudgetKind.PREEMPTIONS, BudgetKind.RESCALES)
+        wire.Budget(kind=kind, limit=1 if kind is wire.BudgetKind.FAILURES else 1000)
+        for kind in (
+            wire.BudgetKind.FAILURES,
+            wire.BudgetKind.PREEMPTIONS,
+            wire.BudgetKind.RESCALES,
+        )
     )
     job = training(2, health=ACT, budgets=budgets)
     for _ in range(2):
@@ -173,11 +169,11 @@ def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
     assert job.end == "FailureBudgetExhausted"
 
 
-@pytest.mark.parametrize("mode", [HealthMode.REPORT, HealthMode.DISABLED])
-def test_other_modes_end_nothing(training: Start, mode: HealthMode) -> None:
+@pytest.mark.parametrize("mode", [wire.HealthMode.REPORT, wire.HealthMode.DISABLED])
+def test_other_modes_end_nothing(training: Start, mode: wire.HealthMode) -> None:
     """Report says it; Disabled does not look."""
     policy = dataclasses.replace(ACT.hang, mode=mode)  # type: ignore[type-var]
-    job = training(2, health=HealthPolicy(hang=policy))
+    job = training(2, health=wire.HealthPolicy(hang=policy))
     job.agents[0].workers.pause(paused=True)
     job.run(60.0)
     assert not failures(job)
@@ -198,7 +194,7 @@ def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None
         answer(job, stand_still(job), {2: STUCK})
     job.run(60.0)
     assert failures(job) == [("Hung", "2")]
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert job.reasons().count("NodeExcluded") == 1
     assert sorted(job.members) == [0, 1, 2]
 
@@ -259,8 +255,8 @@ def test_a_hang_that_comes_back_before_new_progress_is_answered_again(training: 
 
 def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start) -> None:
     """Its epochs begin as slowly."""
-    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=policy))
+    policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=wire.HealthPolicy(hang=policy))
     answer(job, stand_still(job), {1: LOADS})
     job.run(6.0)
     job.agents[0].workers.pause(paused=False)
@@ -284,12 +280,12 @@ def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
 
 def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> None:
     """The ranks may be at work that nobody has told, and then all save."""
-    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=policy))
+    policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=wire.HealthPolicy(hang=policy))
     answer(job, stand_still(job), {1: LOADS})
     job.run(3.0)
     assert told(job, EventReason.HANG_FOUND)
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     assert "BarrierSet" in job.reasons()
     job.agents[0].workers.pause(paused=False)
     job.run(20.0)
@@ -299,11 +295,11 @@ def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> No
 
 def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
     """No rank comes to another step; and the hang is not over because the job stops."""
-    policy = dataclasses.replace(ACT.hang, mode=HealthMode.REPORT)  # type: ignore[type-var]
-    job = training(3, health=HealthPolicy(hang=policy))
+    policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
+    job = training(3, health=wire.HealthPolicy(hang=policy))
     answer(job, stand_still(job), {1: STOPPED})
     job.run(3.0)
-    job.ask(StopJobRequest())
+    job.ask(wire.StopJobRequest())
     job.run(8.0)
     assert "BarrierSet" not in job.reasons()
     assert not told(job, EventReason.HANG_OVER)

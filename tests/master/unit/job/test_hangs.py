@@ -7,20 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.instructions import KeepEvidence
-from holdfast_wire.messages import (
-    CollectEvidence,
-    EvidenceCollected,
-    GoodputClass,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    HealthReason,
-    Incident,
-    IncidentEvidence,
-    JobPhase,
-    RankSection,
-    StopJobRequest,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause, EventReason
 from messages.hang_evidence import REDUCES, SLEEPS, USER, rank, stack, tail
 from simulation.agent import Agent
@@ -30,9 +17,9 @@ from simulation.steered.without_sdk import without_sdk
 Start = Callable[..., SteeredJob]
 INFERS = stack(("/job/train.py", "infer"))
 
-HEALTH = HealthPolicy(
-    hang=HangPolicy(
-        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=60.0
+HEALTH = wire.HealthPolicy(
+    hang=wire.HangPolicy(
+        mode=wire.HealthMode.REPORT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=60.0
     )
 )
 
@@ -41,8 +28,8 @@ def _told(job: SteeredJob, reason: str) -> list[str]:
     return [event.text for event in job.core.events_after(0, 100_000) if event.reason == reason]
 
 
-def _asked(job: SteeredJob) -> list[tuple[int, CollectEvidence]]:
-    return [(node, sent) for node, sent in job.sent if isinstance(sent, CollectEvidence)]
+def _asked(job: SteeredJob) -> list[tuple[int, wire.CollectEvidence]]:
+    return [(node, sent) for node, sent in job.sent if isinstance(sent, wire.CollectEvidence)]
 
 
 def test_a_world_that_trains_does_not_hang(training: Start) -> None:
@@ -63,7 +50,7 @@ def test_a_world_without_progress_is_asked_once_and_named(training: Start) -> No
     assert sorted(node for node, _ in _asked(job)) == [0, 1, 2]
     (text,) = _told(job, EventReason.HANG_FOUND)
     assert "no progress for" in text
-    assert job.core.inspect().state.phase is JobPhase.TRAINING
+    assert job.core.inspect().state.phase is wire.JobPhase.TRAINING
     job.run(30.0)
     assert len(_told(job, EventReason.HANG_FOUND)) == 1
     job.agents[0].workers.pause(paused=False)
@@ -90,12 +77,12 @@ def test_the_hang_that_holds_is_in_the_health_of_the_job(training: Start) -> Non
     assert job.core.health(job.moment()).hang is None
 
 
-def _hangs(job: SteeredJob) -> list[Incident]:
+def _hangs(job: SteeredJob) -> list[wire.Incident]:
     listed = job.core.incidents(job.moment())
     return [one for one in listed if one.cause == Cause.HANG]
 
 
-def _kept(job: SteeredJob) -> list[IncidentEvidence]:
+def _kept(job: SteeredJob) -> list[wire.IncidentEvidence]:
     return [one.evidence for one in job.instructions if isinstance(one, KeepEvidence)]
 
 
@@ -156,18 +143,18 @@ def test_the_status_sums_the_health_up(training: Start) -> None:
     """Not judged before a world runs; as expected, a hang, and as expected again."""
     job = training(3, health=HEALTH)
     job.run(5.0)
-    assert job.core.status(job.moment()).health is HealthReason.AS_EXPECTED
+    assert job.core.status(job.moment()).health is wire.HealthReason.AS_EXPECTED
     job.agents[0].workers.pause(paused=True)
     job.run(20.0)
     status = job.core.status(job.moment())
-    assert status.health is HealthReason.HANG
+    assert status.health is wire.HealthReason.HANG
     assert status.health_text == _hangs(job)[0].text
     job.agents[0].workers.pause(paused=False)
     job.run(5.0)
-    assert job.core.status(job.moment()).health is HealthReason.AS_EXPECTED
-    job.ask(StopJobRequest(now=True))
+    assert job.core.status(job.moment()).health is wire.HealthReason.AS_EXPECTED
+    job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
-    assert job.core.status(job.moment()).health is HealthReason.NOT_JUDGED
+    assert job.core.status(job.moment()).health is wire.HealthReason.NOT_JUDGED
 
 
 def test_a_hang_ends_with_its_world(training: Start) -> None:
@@ -176,7 +163,7 @@ def test_a_hang_ends_with_its_world(training: Start) -> None:
     job.run(5.0)
     job.agents[0].workers.pause(paused=True)
     job.run(20.0)
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
     (hang,) = _hangs(job)
     assert (hang.open, hang.first_step_seconds) == (False, 0.0)
@@ -186,7 +173,10 @@ def test_a_hang_ends_with_its_world(training: Start) -> None:
 
 def test_nobody_is_asked_where_hangs_are_not_looked_for(training: Start) -> None:
     """Mode Disabled, or a spec of an older operator."""
-    for health in (None, HealthPolicy(hang=HangPolicy(mode=HealthMode.DISABLED, min_seconds=5.0))):
+    for health in (
+        None,
+        wire.HealthPolicy(hang=wire.HangPolicy(mode=wire.HealthMode.DISABLED, min_seconds=5.0)),
+    ):
         job = training(2, health=health)
         job.agents[0].workers.pause(paused=True)
         job.run(60.0)
@@ -202,10 +192,13 @@ def test_a_first_evaluation_without_the_sdk_is_no_hang(
 ) -> None:
     """The ranks compute, are looked at once a minute, and are named when a first step would be."""
     without_sdk(monkeypatch)
-    hang = HangPolicy(
-        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=8.0, first_step_seconds=200.0
+    hang = wire.HangPolicy(
+        mode=wire.HealthMode.REPORT,
+        step_time_factor=10.0,
+        min_seconds=8.0,
+        first_step_seconds=200.0,
     )
-    job = training(3, health=HealthPolicy(hang=hang))
+    job = training(3, health=wire.HealthPolicy(hang=hang))
     job.run(10.0)
     _pause(job, paused=True)
     job.run(150.0)
@@ -238,7 +231,7 @@ def test_an_evaluation_that_ended_is_learned_without_a_word(
 
 def _hanging_seconds(job: SteeredJob) -> float:
     entries = job.core.goodput(job.moment()).totals
-    return sum(one.node_seconds for one in entries if one.kind is GoodputClass.HANG)
+    return sum(one.node_seconds for one in entries if one.kind is wire.GoodputClass.HANG)
 
 
 def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
@@ -267,7 +260,7 @@ def test_a_world_without_known_steps_is_judged_by_its_evidence(
     without_sdk(monkeypatch, steps=False)
     job = training(3, health=HEALTH)
     for agent in job.agents.values():
-        agent.ignores = (*agent.ignores, CollectEvidence)
+        agent.ignores = (*agent.ignores, wire.CollectEvidence)
     job.run(58.0)
     assert not _asked(job)
     job.run(5.0)
@@ -276,7 +269,7 @@ def test_a_world_without_known_steps_is_judged_by_its_evidence(
         if node == 1:
             kept = rank(node, stack=USER, groups=(tail(2, age_seconds=age + 1),), **SLEEPS)
         agent = job.agents[node]
-        message = EvidenceCollected(command_id=order.command_id, ranks=(kept,))
+        message = wire.EvidenceCollected(command_id=order.command_id, ranks=(kept,))
         report(agent, message, agent.accepted.round)
     job.run(3.0)
     assert len(_told(job, EventReason.HANG_FOUND)) == found
@@ -295,9 +288,11 @@ def _learned_pause(job: SteeredJob) -> float:
     return job.core.inspect().health.hang_watch.learned.longest_pause
 
 
-@pytest.mark.parametrize(("node", "section"), [(0, RankSection.EVAL), (2, RankSection.CHECKPOINT)])
+@pytest.mark.parametrize(
+    ("node", "section"), [(0, wire.RankSection.EVAL), (2, wire.RankSection.CHECKPOINT)]
+)
 def test_a_section_is_no_pause_of_training(
-    training: Start, node: int, section: RankSection
+    training: Start, node: int, section: wire.RankSection
 ) -> None:
     """Of any rank: the others wait for it. The next hang is found as early as the first."""
     job = training(3, health=HEALTH)
@@ -335,7 +330,7 @@ def test_a_pause_that_no_step_has_ended_is_not_learned(training: Start) -> None:
     job.run(7.0)
     current = job.agents[0].workers.current
     assert current is not None
-    usual, current.slot.section = current.slot.section, RankSection.EVAL - 1
+    usual, current.slot.section = current.slot.section, wire.RankSection.EVAL - 1
     job.run(3.0)
     assert _learned_pause(job) == 0.0
     current.slot.section = usual

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_master.job.health.settings import ineffective
+from holdfast_master.job.requests.operator_messages import ineffective
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy, StragglerPolicy
 from holdfast_wire.reasons import EventReason
 from simulation.steered.job import SteeredJob, job_spec

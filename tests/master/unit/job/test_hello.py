@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast_master.settings import CoreSettings
-from holdfast_wire.messages import (
-    Hello,
-    LeaveOutcome,
-    NodeState,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -21,7 +17,7 @@ def test_a_second_agent_of_a_rank_takes_it_over(training: Start) -> None:
     old = job.agents[1]
     job.add_agent(1)
     job.run(12.0)
-    assert (1, LeaveOutcome.REPLACED) in job.outcomes
+    assert (1, wire.LeaveOutcome.REPLACED) in job.outcomes
     assert old.left
     assert sorted(job.members) == [0, 1, 2]
     assert job.core.goodput(job.moment()).incidents[0].cause == "AgentReplaced"
@@ -111,14 +107,14 @@ def test_node_states_for_people(training: Start) -> None:
     job.add_agent(3)
     job.run(0.4)
     states = {node.node_rank: node.state for node in job.core.nodes(job.moment())}
-    assert states[0] is NodeState.ACTIVE
-    assert states[1] is NodeState.DISCONNECTED
-    assert states[3] in {NodeState.WARMING, NodeState.STANDBY}
-    assert states[4] is NodeState.MISSING
+    assert states[0] is wire.NodeState.ACTIVE
+    assert states[1] is wire.NodeState.DISCONNECTED
+    assert states[3] in {wire.NodeState.WARMING, wire.NodeState.STANDBY}
+    assert states[4] is wire.NodeState.MISSING
     job.agents[3].crash()
     job.run(1.0)
     states = {node.node_rank: node.state for node in job.core.nodes(job.moment())}
-    assert states[3] is NodeState.LOST
+    assert states[3] is wire.NodeState.LOST
 
 
 def test_a_hello_can_say_that_processes_run_in_a_newer_round(training: Start) -> None:
@@ -129,4 +125,4 @@ def test_a_hello_can_say_that_processes_run_in_a_newer_round(training: Start) ->
     agent.blip()
     job.run(3.0)
     assert job.core.status(job.moment()).round == 10
-    assert isinstance(agent.hello(), Hello)
+    assert isinstance(agent.hello(), wire.Hello)

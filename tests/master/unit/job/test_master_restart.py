@@ -11,18 +11,7 @@ from holdfast_master.inputs import Connected, Moment, Received, Ticked
 from holdfast_master.instructions import Finished, Record, Send, StepDown
 from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
 from holdfast_master.settings import CoreIdentity, CoreSettings
-from holdfast_wire.messages import (
-    BudgetKind,
-    CommandIssued,
-    DrainNodeRequest,
-    Fence,
-    GoodputClass,
-    Heartbeat,
-    Hello,
-    ScaleRequest,
-    StopJobRequest,
-    Welcome,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -60,7 +49,7 @@ def test_no_two_masters_give_out_the_same_number(training: Start, *, journal: bo
     job.agents[0].crash()
     job.run(10.0)
     issued = {
-        epoch: [fact.command_id for fact in facts if isinstance(fact, CommandIssued)]
+        epoch: [fact.command_id for fact in facts if isinstance(fact, wire.CommandIssued)]
         for epoch, facts in ((1, [r.fact for r in before]), (2, [r.fact for r in job.records]))
     }
     new = [number for number in issued[2] if number not in issued[1]]
@@ -94,7 +83,7 @@ def test_a_failure_that_nobody_heard_is_found(training: Start) -> None:
     job.start_master()
     job.run(15.0)
     assert job.is_in("TRAINING")
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert job.core.goodput(job.moment()).incidents[0].culprit_node == "1"
 
 
@@ -105,7 +94,7 @@ def test_an_open_incident_is_closed_and_charged_once(training: Start) -> None:
     job.run(2.0)
     restart(job)
     job.run(15.0)
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert [item.open for item in job.core.goodput(job.moment()).incidents] == [False]
 
 
@@ -121,7 +110,7 @@ def test_restart_in_any_phase(training: Start, phase: str) -> None:
     elif phase == "STARTING":
         job.agents[0].crash_worker()
     elif phase == "SAVING":
-        job.ask(DrainNodeRequest(node_rank=2))
+        job.ask(wire.DrainNodeRequest(node_rank=2))
     else:
         job.agents[0].cut_off()
         job.run(0.5)
@@ -143,7 +132,7 @@ def test_a_barrier_goes_on_under_the_next_master(
 ) -> None:
     """All save and stop at the first master's step, or at a later one where nobody knew it."""
     job = training(3)
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     assert job.is_in("SAVING")
     job.run(lived)
     restart(job, after=away)
@@ -181,7 +170,7 @@ def test_restart_while_stopping(training: Start) -> None:
     """The agents are told again, the end is the same."""
     job = training(2)
     job.agents[0].freeze()
-    job.ask(StopJobRequest(reason="enough", now=True))
+    job.ask(wire.StopJobRequest(reason="enough", now=True))
     job.run(1.0)
     restart(job)
     job.agents[0].thaw()
@@ -193,7 +182,7 @@ def test_restart_while_stopping(training: Start) -> None:
 def test_restart_after_the_end_says_so_at_once(training: Start) -> None:
     """The shell may exit again."""
     job = training(2)
-    job.ask(StopJobRequest(now=True))
+    job.ask(wire.StopJobRequest(now=True))
     job.run(2.0)
     job.finished = None
     restart(job)
@@ -218,9 +207,9 @@ def test_the_journal_alone_gives_the_same_state(training: Start) -> None:
     """Every durable change goes through a fact."""
     job = training(3)
     job.agents[0].crash_worker()
-    job.ask(ScaleRequest(replicas=4))
+    job.ask(wire.ScaleRequest(replicas=4))
     job.run(20.0)
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(20.0)
     assert job.refold() == job.core.inspect().state
 
@@ -264,21 +253,23 @@ NOW = Moment(5.0, 1000.0)
     ("fence", "zombie"),
     [
         (None, False),
-        (Fence(), False),
-        (Fence(epoch=2, incarnation="old"), False),
-        (Fence(epoch=3, incarnation="mine"), False),
-        (Fence(epoch=3, incarnation="other"), True),
-        (Fence(epoch=4, incarnation="new"), True),
+        (wire.Fence(), False),
+        (wire.Fence(epoch=2, incarnation="old"), False),
+        (wire.Fence(epoch=3, incarnation="mine"), False),
+        (wire.Fence(epoch=3, incarnation="other"), True),
+        (wire.Fence(epoch=4, incarnation="new"), True),
     ],
 )
-def test_a_newer_fence_makes_this_master_step_down(fence: Fence | None, *, zombie: bool) -> None:
+def test_a_newer_fence_makes_this_master_step_down(
+    fence: wire.Fence | None, *, zombie: bool
+) -> None:
     """An agent has accepted a newer master: this one stops acting, and says why."""
     core = Core(identity(), CoreSettings())
     core.open(NOW)
-    hello = Hello(job_uid="uid-1", agent_id="a", local_world_size=1)
+    hello = wire.Hello(job_uid="uid-1", agent_id="a", local_world_size=1)
     batch = core.handle(Connected(1, hello, fence), NOW)
     assert any(isinstance(item, StepDown) for item in batch) is zombie
-    batch = core.handle(Received(1, fence, Heartbeat()), NOW)
+    batch = core.handle(Received(1, fence, wire.Heartbeat()), NOW)
     assert not any(isinstance(item, StepDown) for item in batch)
     if zombie:
         assert batch == []
@@ -290,7 +281,7 @@ def test_a_zombie_learns_of_it_by_any_message(training: Start) -> None:
     job = training(2)
     session = job.agents[0].session
     assert session is not None
-    job.take(Received(session, Fence(epoch=9, incarnation="m9"), Heartbeat()))
+    job.take(Received(session, wire.Fence(epoch=9, incarnation="m9"), wire.Heartbeat()))
     assert job.stepped_down
 
 
@@ -313,20 +304,24 @@ def test_no_second_is_lost_with_the_master(training: Start) -> None:
     job.agents[1].crash_worker()
     job.run(3.0)
     before = goodput_of(job)
-    assert before[GoodputClass.ROLLED_BACK] > 0
+    assert before[wire.GoodputClass.ROLLED_BACK] > 0
     job.run(20.0)
     job.kill_master()
     job.run(2.0)
     job.start_master()
     job.run(3.0)
     after = goodput_of(job)
-    for kind in (GoodputClass.ROLLED_BACK, GoodputClass.RESTART, GoodputClass.RESCALE):
+    for kind in (
+        wire.GoodputClass.ROLLED_BACK,
+        wire.GoodputClass.RESTART,
+        wire.GoodputClass.RESCALE,
+    ):
         assert after.get(kind, 0.0) == pytest.approx(before.get(kind, 0.0))
-    assert after[GoodputClass.PRODUCTIVE] - before[GoodputClass.PRODUCTIVE] > 2 * 24.0
+    assert after[wire.GoodputClass.PRODUCTIVE] - before[wire.GoodputClass.PRODUCTIVE] > 2 * 24.0
     assert sum(after.values()) == pytest.approx(sum(before.values()) + 2 * 25.0, abs=0.5)
 
 
-def goodput_of(job: SteeredJob) -> dict[GoodputClass, float]:
+def goodput_of(job: SteeredJob) -> dict[wire.GoodputClass, float]:
     """Node-seconds by class."""
     answer = job.core.goodput(job.moment())
     return {entry.kind: entry.node_seconds for entry in answer.totals}
@@ -346,13 +341,13 @@ def test_nodes_that_wait_for_their_turn_to_come_back_are_not_lost() -> None:
         run_until(core, now)
         core.handle(Connected(10 + rank, said_hello(rank), None), Moment(now, now))
         for back in range(rank + 1):
-            core.handle(Received(10 + back, None, Heartbeat()), Moment(now, now))
+            core.handle(Received(10 + back, None, wire.Heartbeat()), Moment(now, now))
     assert {node.node_rank for node in core.nodes(Moment(now, now))} == {0, 1, 2, 3}
     for _ in range(6):
         now += 1.0
         run_until(core, now)
         for back in range(3):
-            core.handle(Received(10 + back, None, Heartbeat()), Moment(now, now))
+            core.handle(Received(10 + back, None, wire.Heartbeat()), Moment(now, now))
     assert {node.node_rank for node in core.nodes(Moment(now, now))} == {0, 1, 2}
 
 
@@ -385,14 +380,14 @@ def test_a_crowd_that_comes_back_keeps_its_long_interval() -> None:
     (welcome,) = [
         item.response.message
         for item in batch
-        if isinstance(item, Send) and isinstance(item.response.message, Welcome)
+        if isinstance(item, Send) and isinstance(item.response.message, wire.Welcome)
     ]
     assert welcome.heartbeat_seconds == 4.0
 
 
-def said_hello(rank: int) -> Hello:
+def said_hello(rank: int) -> wire.Hello:
     """An agent's first word."""
-    return Hello(
+    return wire.Hello(
         job_uid="uid-1", node_rank=rank, agent_id=f"a{rank}", local_world_size=1, warm=True
     )
 

@@ -7,14 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    LeaveOutcome,
-    PodListDone,
-    PodObservation,
-    PodPhase,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -33,7 +26,7 @@ def test_an_agent_that_dies_leaves_a_smaller_world_at_once(training: Start, rank
     job.run(12.0)
     found = job.core.goodput(job.moment()).incidents[-1]
     assert (found.cause, found.culprit_node) == ("PodFailed", str(rank))
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_blip_changes_nothing(training: Start) -> None:
@@ -142,7 +135,7 @@ def test_a_lost_node_is_replaced_and_joins_again(training: Start) -> None:
     assert job.core.status(job.moment()).nodes_replaced == 1
     assert grown.steps_redone == 0
     job.run(10.0)
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_an_evicted_node_is_charged_to_preemptions(training: Start) -> None:
@@ -150,10 +143,10 @@ def test_an_evicted_node_is_charged_to_preemptions(training: Start) -> None:
     job = training(3)
     job.evict(1)
     job.run(25.0)
-    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    assert job.charges() == [wire.BudgetKind.PREEMPTIONS]
     causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
     assert causes[0] == "Preempted"
-    assert (1, LeaveOutcome.RELEASED) in job.outcomes
+    assert (1, wire.LeaveOutcome.RELEASED) in job.outcomes
     assert sorted(job.members) == [0, 1, 2]
     assert job.core.status(job.moment()).nodes_disrupted == 1
 
@@ -166,22 +159,22 @@ def test_a_preemption_that_comes_late_still_spares_the_failure_budget(training: 
     agent.crash(told=False)
     job.run(7.0)
     assert job.members == [0, 2]
-    gone = PodObservation(
+    gone = wire.PodObservation(
         node_rank=1,
         pod_uid=agent.pod_uid,
-        phase=PodPhase.FAILED,
+        phase=wire.PodPhase.FAILED,
         exit_code=137,
         conditions=("DisruptionTarget=True",),
     )
     job.take(OperatorMessage(gone))
     job.run(15.0)
-    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    assert job.charges() == [wire.BudgetKind.PREEMPTIONS]
     assert job.core.goodput(job.moment()).incidents[0].cause == "Preempted"
 
 
 def test_the_preemption_budget_ends_the_job(training: Start) -> None:
     """With its own reason."""
-    job = training(3, budgets=(Budget(kind=BudgetKind.PREEMPTIONS, limit=0),))
+    job = training(3, budgets=(wire.Budget(kind=wire.BudgetKind.PREEMPTIONS, limit=0),))
     job.evict(1)
     job.run(10.0)
     assert job.end == "PreemptionBudgetExhausted"
@@ -192,9 +185,9 @@ def test_a_pod_deleted_by_hand_is_a_preemption(training: Start) -> None:
     job = training(3)
     agent = job.agents[2]
     agent.crash(told=False)
-    job.end_pod(agent, PodPhase.GONE, 0)
+    job.end_pod(agent, wire.PodPhase.GONE, 0)
     job.run(25.0)
-    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    assert job.charges() == [wire.BudgetKind.PREEMPTIONS]
 
 
 def test_a_node_that_the_operator_removes_is_not_charged(training: Start) -> None:
@@ -205,7 +198,7 @@ def test_a_node_that_the_operator_removes_is_not_charged(training: Start) -> Non
     job.operator.mark(2, wanted=True)
     job.run(0.2)
     agent.crash(told=False)
-    job.end_pod(agent, PodPhase.GONE, 0)
+    job.end_pod(agent, wire.PodPhase.GONE, 0)
     job.run(25.0)
     assert job.charges() == []
     assert job.members == [0, 1]
@@ -217,7 +210,7 @@ def test_an_agent_that_leaves_by_itself_is_charged_as_a_rescale(training: Start)
     job.replaces = False
     job.agents[2].goodbye(terminated=False)
     job.run(15.0)
-    assert job.charges() == [BudgetKind.RESCALES]
+    assert job.charges() == [wire.BudgetKind.RESCALES]
 
 
 def test_pods_that_a_new_list_does_not_name_do_not_exist(training: Start) -> None:
@@ -232,4 +225,4 @@ def test_pods_that_a_new_list_does_not_name_do_not_exist(training: Start) -> Non
     job.operator_returns()
     job.run(1.0)
     assert job.members == [0, 2]
-    job.take(OperatorMessage(PodListDone()))
+    job.take(OperatorMessage(wire.PodListDone()))

@@ -9,26 +9,7 @@ import pytest
 from holdfast_master.inputs import Connected, Received
 from holdfast_master.instructions import Refuse, Send
 from holdfast_master.job.state.world import World
-from holdfast_wire.messages import (
-    BarrierReached,
-    BudgetKind,
-    CommandDone,
-    DrainNodeRequest,
-    Fence,
-    Goodbye,
-    Heartbeat,
-    Hello,
-    Leave,
-    LeaveOutcome,
-    RankProgress,
-    RestartWorkerRequest,
-    RoundStarted,
-    RoundStopped,
-    StopJobRequest,
-    StorePrepared,
-    Warmed,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -38,7 +19,7 @@ def say(job: SteeredJob, rank: int, message: object, number: int = 1) -> None:
     """A message of an agent about a round."""
     session = job.agents[rank].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=number)
+    fence = wire.Fence(epoch=1, incarnation="m1", round=number)
     job.take(Received(session, fence, message))  # type: ignore[arg-type]
 
 
@@ -47,14 +28,14 @@ def test_messages_about_other_rounds_change_nothing(training: Start) -> None:
     job = training(2)
     before = job.core.newest_event()
     for number in (0, 7):
-        say(job, 0, RoundStarted(first_step=True, step=99), number)
-        say(job, 0, RoundStopped(), number)
-        say(job, 0, WorkerExited(exit_code=1), number)
-        say(job, 0, WorkerExited(exit_code=0), number)
-        say(job, 0, Heartbeat(ranks=(RankProgress(round=number, step=10**6),)), number)
-    say(job, 0, Heartbeat())
-    say(job, 0, WorkerExited(exit_code=0, local_rank=5))
-    say(job, 0, Warmed())
+        say(job, 0, wire.RoundStarted(first_step=True, step=99), number)
+        say(job, 0, wire.RoundStopped(), number)
+        say(job, 0, wire.WorkerExited(exit_code=1), number)
+        say(job, 0, wire.WorkerExited(exit_code=0), number)
+        say(job, 0, wire.Heartbeat(ranks=(wire.RankProgress(round=number, step=10**6),)), number)
+    say(job, 0, wire.Heartbeat())
+    say(job, 0, wire.WorkerExited(exit_code=0, local_rank=5))
+    say(job, 0, wire.Warmed())
     job.run(3.0)
     assert job.core.newest_event() == before
     assert job.core.status(job.moment()).step < 1000
@@ -63,7 +44,7 @@ def test_messages_about_other_rounds_change_nothing(training: Start) -> None:
 def test_processes_that_stop_without_an_order_are_missed(training: Start) -> None:
     """RoundStopped of the running round, and a second later no word why."""
     job = training(2)
-    say(job, 1, RoundStopped())
+    say(job, 1, wire.RoundStopped())
     job.run(1.5)
     assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
 
@@ -71,8 +52,8 @@ def test_processes_that_stop_without_an_order_are_missed(training: Start) -> Non
 def test_processes_that_stop_after_an_exit_are_not_missed(training: Start) -> None:
     """The exit is the incident; a word later changes nothing."""
     job = training(2)
-    say(job, 1, RoundStopped())
-    say(job, 1, WorkerExited(exit_code=-9, step=5))
+    say(job, 1, wire.RoundStopped())
+    say(job, 1, wire.WorkerExited(exit_code=-9, step=5))
     job.run(12.0)
     assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkerCrashed"]
 
@@ -80,9 +61,9 @@ def test_processes_that_stop_after_an_exit_are_not_missed(training: Start) -> No
 def test_a_first_step_that_is_told_again_explains_no_missing_process(training: Start) -> None:
     """An agent repeats it after a reconnect, when its hello has shown that nothing runs."""
     job = training(2)
-    say(job, 1, RoundStopped())
+    say(job, 1, wire.RoundStopped())
     job.run(0.5)
-    say(job, 1, RoundStarted(first_step=True, step=1))
+    say(job, 1, wire.RoundStarted(first_step=True, step=1))
     job.run(1.0)
     assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
 
@@ -90,9 +71,9 @@ def test_a_first_step_that_is_told_again_explains_no_missing_process(training: S
 def test_processes_that_began_after_the_hello_are_not_missed(training: Start) -> None:
     """Nor those of a torchrun, whose hello can never show them."""
     job = training(2)
-    say(job, 1, RoundStopped())
+    say(job, 1, wire.RoundStopped())
     job.run(0.5)
-    say(job, 1, RoundStarted())
+    say(job, 1, wire.RoundStarted())
     job.run(3.0)
     assert job.core.goodput(job.moment()).incidents == ()
 
@@ -104,8 +85,8 @@ def test_each_process_that_stopped_needs_a_reason(exits: int) -> None:
     job.add_agents(2, local=2)
     job.run_until("TRAINING")
     for local_rank in range(exits):
-        say(job, 1, WorkerExited(local_rank=local_rank, exit_code=0))
-        say(job, 1, RoundStopped())
+        say(job, 1, wire.WorkerExited(local_rank=local_rank, exit_code=0))
+        say(job, 1, wire.RoundStopped())
     job.run(1.5)
     causes = [i.cause for i in job.core.goodput(job.moment()).incidents]
     assert causes == ["WorkersMissing"][exits - 1 :]
@@ -114,8 +95,8 @@ def test_each_process_that_stopped_needs_a_reason(exits: int) -> None:
 def test_ranks_that_stopped_at_a_barrier_nobody_knows_of_are_missed(training: Start) -> None:
     """A master without the end of its predecessor's journal hears of it, in the usual order."""
     job = training(2)
-    say(job, 1, BarrierReached(barrier_id=7, step=3))
-    say(job, 1, WorkerExited(exit_code=0, barrier=True))
+    say(job, 1, wire.BarrierReached(barrier_id=7, step=3))
+    say(job, 1, wire.WorkerExited(exit_code=0, barrier=True))
     job.run(1.5)
     assert [i.cause for i in job.core.goodput(job.moment()).incidents] == ["WorkersMissing"]
 
@@ -124,7 +105,7 @@ def test_a_reason_that_is_owed_for_one_round_is_not_asked_of_the_next(training: 
     """Another node's failure ended the round; the next one's processes take long to begin."""
     job = training(2)
     job.agents[1].drag = 3.0
-    say(job, 1, RoundStopped())
+    say(job, 1, wire.RoundStopped())
     job.agents[0].crash_worker()
     job.run(0.2)
     assert not job.is_in("TRAINING")
@@ -138,9 +119,9 @@ def test_the_end_of_the_running_rounds_store_is_told(training: Start) -> None:
     job = training(2)
     world = job.core.inspect().worlds.newest
     assert world is not None
-    say(job, 0, StorePrepared(store_id=world.store_ids[0], error="killed"))
-    say(job, 0, StorePrepared(store_id=world.store_ids[0], host="h", port=9))
-    say(job, 0, StorePrepared(store_id="nobody asked", host="h", port=9))
+    say(job, 0, wire.StorePrepared(store_id=world.store_ids[0], error="killed"))
+    say(job, 0, wire.StorePrepared(store_id=world.store_ids[0], host="h", port=9))
+    say(job, 0, wire.StorePrepared(store_id="nobody asked", host="h", port=9))
     assert job.reasons()[-1] == "StoreMissing"
     assert job.is_in("TRAINING")
 
@@ -164,9 +145,9 @@ def test_a_store_that_ends_before_its_round_trains_interrupts_the_round() -> Non
     job = SteeredJob(job_spec(replicas=2))
     job.add_agents(2)
     world = _until_assigned(job, 1)
-    say(job, 1, StorePrepared(store_id="another", error="killed"))
+    say(job, 1, wire.StorePrepared(store_id="another", error="killed"))
     assert job.members == [0, 1]
-    say(job, 0, StorePrepared(store_id=world.store_ids[0], error="the zygote ended"))
+    say(job, 0, wire.StorePrepared(store_id=world.store_ids[0], error="the zygote ended"))
     assert job.members == []
     [case] = job.core.goodput(job.moment()).incidents
     assert case.cause == "StoreLost"
@@ -178,11 +159,11 @@ def test_a_store_that_ends_before_its_round_trains_interrupts_the_round() -> Non
 def test_a_store_that_ended_with_the_round_before_is_no_second_incident(training: Start) -> None:
     """A peer's report was faster than that of the node whose zygote ended."""
     job = training(2)
-    say(job, 1, WorkerExited(rank=1, exit_code=1, error_type="RuntimeError"))
+    say(job, 1, wire.WorkerExited(rank=1, exit_code=1, error_type="RuntimeError"))
     world = _until_assigned(job, 2)
     host = world.fact.members[0].node_rank
-    say(job, host, WorkerExited(rank=0, exit_code=-9, age_seconds=0.1), 1)
-    say(job, host, StorePrepared(store_id=world.store_ids[0], error="the zygote ended"), 2)
+    say(job, host, wire.WorkerExited(rank=0, exit_code=-9, age_seconds=0.1), 1)
+    say(job, host, wire.StorePrepared(store_id=world.store_ids[0], error="the zygote ended"), 2)
     job.run_until("TRAINING")
     job.run(15.0)
     assert job.core.status(job.moment()).round == 3
@@ -193,13 +174,13 @@ def test_a_store_that_ended_with_the_round_before_is_no_second_incident(training
 def test_cold_starts_are_told_once(training: Start) -> None:
     """Shown with the node."""
     job = training(2)
-    say(job, 0, RoundStarted(cold_reason="a thread is running"))
-    say(job, 0, RoundStarted(cold_reason="a thread is running"))
+    say(job, 0, wire.RoundStarted(cold_reason="a thread is running"))
+    say(job, 0, wire.RoundStarted(cold_reason="a thread is running"))
     assert job.reasons().count("NodeCold") == 1
     assert job.core.nodes(job.moment())[0].cold_reason == "a thread is running"
     job.add_agent(2)
     job.time.run(job.time.now + 1.0, lambda: 2 in job.core.inspect().membership.nodes)
-    say(job, 2, Warmed(cold_reason="no fork"))
+    say(job, 2, wire.Warmed(cold_reason="no fork"))
     assert job.core.nodes(job.moment())[2].cold_reason == "no fork"
 
 
@@ -212,22 +193,22 @@ def test_answers_to_commands_are_noted(training: Start) -> None:
     assert not job.core.inspect().state.commands or all(
         command.kind == "replace" for command in job.core.inspect().state.commands.values()
     )
-    say(job, 0, CommandDone(command_id=12345, ok=True))
+    say(job, 0, wire.CommandDone(command_id=12345, ok=True))
 
 
 def test_a_released_agent_says_goodbye(training: Start) -> None:
     """It left as it was told: no incident; one that comes back is told again."""
     job = training(3)
     agent = job.agents[2]
-    agent.ignores += (Leave,)
-    job.ask(DrainNodeRequest(node_rank=2))
+    agent.ignores += (wire.Leave,)
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     job.time.run(job.time.now + 5.0, lambda: 2 in job.core.inspect().state.released)
     job.sent.clear()
     agent.stream = None
     agent.dial()
     job.run(0.1)
-    assert isinstance([message for rank, message in job.sent if rank == 2][-1], Leave)
-    say(job, 2, Goodbye(reason="bye"))
+    assert isinstance([message for rank, message in job.sent if rank == 2][-1], wire.Leave)
+    say(job, 2, wire.Goodbye(reason="bye"))
     job.run(15.0)
     assert job.charges() == []
     assert job.members == [0, 1]
@@ -237,17 +218,17 @@ def test_an_agent_that_was_released_does_not_come_back(training: Start) -> None:
     """A hello after it was told to leave and left."""
     job = training(3)
     hello = job.agents[2].hello()
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     job.run(5.0)
     batch = job.take(Connected(9999, hello))
     told = [i.response.message for i in batch if isinstance(i, Send)]
-    assert [type(message) for message in told] == [Leave]
-    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
-    job.ask(StopJobRequest(now=True))
+    assert [type(message) for message in told] == [wire.Leave]
+    assert told[0].outcome is wire.LeaveOutcome.RELEASED  # type: ignore[union-attr]
+    job.ask(wire.StopJobRequest(now=True))
     job.run(1.0)
     batch = job.take(Connected(10000, hello))
     told = [i.response.message for i in batch if isinstance(i, Send)]
-    assert told[0].outcome is LeaveOutcome.RELEASED  # type: ignore[union-attr]
+    assert told[0].outcome is wire.LeaveOutcome.RELEASED  # type: ignore[union-attr]
 
 
 def test_a_script_that_shows_its_steps_late(training: Start) -> None:
@@ -258,7 +239,7 @@ def test_a_script_that_shows_its_steps_late(training: Start) -> None:
     job.run_until("TRAINING")
     assert job.core.status(job.moment()).degraded_progress
     for rank in (0, 1):
-        say(job, rank, RoundStarted(first_step=True, step=41))
+        say(job, rank, wire.RoundStarted(first_step=True, step=41))
     assert job.core.inspect().state.best_step == 41
 
 
@@ -267,9 +248,9 @@ def test_restart_is_asked_while_an_incident_is_open(training: Start) -> None:
     job = training(2)
     job.agents[0].crash_worker()
     job.time.run(job.time.now + 1.0, lambda: job.is_in("STARTING"))
-    job.ask(RestartWorkerRequest())
+    job.ask(wire.RestartWorkerRequest())
     job.run(15.0)
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
     assert causes[-1] == "RestartAsked"
 
@@ -308,8 +289,8 @@ def test_nodes_before_the_first_world_are_ready_or_warming() -> None:
     assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["WARMING"]
     job.run(1.0)
     assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["READY"]
-    job.agents[0].ignores += (Leave,)
-    job.ask(DrainNodeRequest(node_rank=0))
+    job.agents[0].ignores += (wire.Leave,)
+    job.ask(wire.DrainNodeRequest(node_rank=0))
     assert [n.state.name for n in job.core.nodes(job.moment())][:1] == ["DRAINING"]
     assert not isinstance(job.answers.popitem()[1], Refuse)
 
@@ -317,8 +298,8 @@ def test_nodes_before_the_first_world_are_ready_or_warming() -> None:
 def test_two_drains_of_one_node_are_one(training: Start) -> None:
     """The first reason stands."""
     job = training(3)
-    job.ask(DrainNodeRequest(node_rank=1))
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.evict(1)
     job.run(20.0)
     assert job.charges() == []
@@ -330,7 +311,7 @@ def test_a_drained_node_that_dies_first_explains_the_others(training: Start) -> 
     job = training(3)
     job.replaces = False
     job.raises = 1.0
-    job.ask(DrainNodeRequest(node_rank=1))
+    job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(0.1)
     job.agents[1].crash()
     job.run(15.0)
@@ -346,7 +327,7 @@ def test_a_claim_counts_only_while_the_job_waits() -> None:
     job.time.run(5.0, lambda: job.is_in("FORMING"))
     other = job.add_agent(2)
     other.alive = False
-    hello = Hello(
+    hello = wire.Hello(
         job_uid="uid-1",
         node_rank=3,
         agent_id="z",

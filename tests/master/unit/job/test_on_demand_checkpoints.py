@@ -8,47 +8,36 @@ from typing import Any
 
 from holdfast_master.inputs import Received
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_wire.messages import (
-    BarrierAck,
-    CheckpointVersion,
-    CommitGrant,
-    CommitResult,
-    DrainNodeRequest,
-    Fence,
-    MemoryCheckpoints,
-    ShardsPersisted,
-    TriggerCheckpointRequest,
-    TriggerCheckpointResponse,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
-ASK = TriggerCheckpointRequest(reason="before the upgrade")
+ASK = wire.TriggerCheckpointRequest(reason="before the upgrade")
 
 
 def _say(job: SteeredJob, rank: int, message: Any) -> list[Any]:
     session = job.agents[rank].session
     assert session is not None
     number = job.core.status(job.moment()).round
-    fence = Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
+    fence = wire.Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
     return job.take(Received(session, fence, message))
 
 
 def _commit(job: SteeredJob, step: int, error: str = "") -> None:
     """Every node has its part of a step on storage, and the coordinator does what it is told."""
-    version = CheckpointVersion(lineage=1, step=step)
+    version = wire.CheckpointVersion(lineage=1, step=step)
     size, batch = len(job.members), []
     for rank in job.members:
-        part = ShardsPersisted(
+        part = wire.ShardsPersisted(
             version=version, world_size=size, ranks=(rank,), root="/r/", attempt="a", bytes=1
         )
         batch += _say(job, rank, part)
     (grant,) = (
         item.response.message
         for item in batch
-        if isinstance(getattr(getattr(item, "response", None), "message", None), CommitGrant)
+        if isinstance(getattr(getattr(item, "response", None), "message", None), wire.CommitGrant)
     )
-    _say(job, min(job.members), CommitResult(version=version, own=grant.own, error=error))
+    _say(job, min(job.members), wire.CommitResult(version=version, own=grant.own, error=error))
 
 
 def _refusal(job: SteeredJob, number: int) -> Refuse:
@@ -70,7 +59,7 @@ def test_all_ranks_save_after_the_same_step_and_the_job_trains_on(training: Star
     _commit(job, order.step)
     path = f"/r/step_{order.step}"
     assert job.answers[number] == Reply(
-        number, TriggerCheckpointResponse(step=order.step, path=path)
+        number, wire.TriggerCheckpointResponse(step=order.step, path=path)
     )
     job.run(5.0)
     assert job.is_in("TRAINING")
@@ -88,7 +77,7 @@ def test_two_who_ask_at_once_get_the_same_step(training: Start) -> None:
     _commit(job, step)
     answers = [job.answers[number] for number in numbers]
     assert [getattr(answer, "response", None) for answer in answers] == [
-        TriggerCheckpointResponse(step=step, path=f"/r/step_{step}")
+        wire.TriggerCheckpointResponse(step=step, path=f"/r/step_{step}")
     ] * 2
     job.run(2.0)
     later = job.ask(ASK)
@@ -163,7 +152,7 @@ def test_a_rank_that_has_passed_the_step_makes_it_a_later_one(training: Start) -
         order = job.core.inspect().checkpoints.order
         assert order is not None
         late = order.step + 1
-        _say(job, 1, BarrierAck(barrier_id=order.barrier_id, seen_at_step=late, goes_on=True))
+        _say(job, 1, wire.BarrierAck(barrier_id=order.number, seen_at_step=late, goes_on=True))
     assert _refusal(job, number).reason == "MISSED"
     steps = [order.step for order in job.agents[0].saves]
     assert steps == sorted(set(steps))
@@ -199,7 +188,7 @@ def test_a_barrier_on_its_way_takes_the_orders_place(training: Start) -> None:
     """The ranks save there anyway: that step is the answer."""
     job = training(3)
     number = job.ask(ASK)
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     assert _refusal(job, job.ask(ASK)).reason == "NOT_TRAINING"
     barrier = job.core.inspect().worlds.barrier
     assert barrier is not None
@@ -221,7 +210,7 @@ def test_what_cannot_be_saved_is_refused_at_once(training: Start) -> None:
     assert "plain torchrun" in _refusal(torchrun, torchrun.ask(ASK)).text
     job = training(2)
     for seconds in (-1.0, 3601.0, float("nan")):
-        refusal = _refusal(job, job.ask(TriggerCheckpointRequest(timeout_seconds=seconds)))
+        refusal = _refusal(job, job.ask(wire.TriggerCheckpointRequest(timeout_seconds=seconds)))
         assert (refusal.code, refusal.reason) == (
             RefusalCode.INVALID_ARGUMENT,
             "TIMEOUT_OUT_OF_BOUNDS",
@@ -242,7 +231,7 @@ def test_a_failed_commit_is_the_answer(training: Start) -> None:
 def test_a_script_that_does_not_save_is_named_after_the_wait(training: Start) -> None:
     """The remedy comes with it, and the next question is a new order."""
     job = training(2)
-    number = job.ask(TriggerCheckpointRequest(timeout_seconds=5.0))
+    number = job.ask(wire.TriggerCheckpointRequest(timeout_seconds=5.0))
     job.run(6.0)
     refusal = _refusal(job, number)
     assert refusal.code is RefusalCode.DEADLINE_EXCEEDED
@@ -268,7 +257,7 @@ def test_a_save_that_has_begun_is_waited_for(training: Start) -> None:
     number = job.ask(ASK)
     job.run(2.0)
     step = job.agents[0].saves[-1].step
-    _say(job, 0, MemoryCheckpoints(versions=(CheckpointVersion(lineage=1, step=step),)))
+    _say(job, 0, wire.MemoryCheckpoints(versions=(wire.CheckpointVersion(lineage=1, step=step),)))
     job.run(60.0)
     assert number not in job.answers
     _commit(job, step)
@@ -278,15 +267,15 @@ def test_a_save_that_has_begun_is_waited_for(training: Start) -> None:
 def test_a_job_whose_checkpoints_live_in_memory_only_is_refused_at_once(training: Start) -> None:
     """Its ranks named no directory: nobody waits for a step that can never be on storage."""
     job = training(2)
-    version = CheckpointVersion(lineage=1, step=job.core.status(job.moment()).step)
+    version = wire.CheckpointVersion(lineage=1, step=job.core.status(job.moment()).step)
     for rank in (0, 1):
-        _say(job, rank, MemoryCheckpoints(versions=(version,), memory_only=True))
+        _say(job, rank, wire.MemoryCheckpoints(versions=(version,), memory_only=True))
     refusal = _refusal(job, job.ask(ASK))
     assert (refusal.code, refusal.reason) == (RefusalCode.FAILED_PRECONDITION, "CANNOT_SAVE")
     assert "the ranks named no directory" in refusal.text
     assert "CheckpointRequested" not in job.reasons()
     for rank in (0, 1):
-        _say(job, rank, MemoryCheckpoints(versions=(version,)))
+        _say(job, rank, wire.MemoryCheckpoints(versions=(version,)))
     number = job.ask(ASK)
     job.run(0.1)
     assert number not in job.answers

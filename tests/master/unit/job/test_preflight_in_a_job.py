@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_master.job.health import preflight
-from holdfast_wire.messages import (
-    CheckNode,
-    CheckRole,
-    HealthMode,
-    HealthPolicy,
-    HealthReason,
-    PreflightPolicy,
-    StopRound,
-    StragglerPolicy,
-    Welcome,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from holdfast_wire.resources import Resource
 from simulation.steered.job import SteeredJob, job_spec
@@ -29,10 +19,12 @@ SLOW = {Resource.CPU_MATMUL: 0.3, Resource.LINK_BANDWIDTH: 10.0}
 HEALTHY = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
 
 
-def health(mode: HealthMode = HealthMode.REPORT, seconds: float = 300.0) -> HealthPolicy:
+def health(
+    mode: wire.HealthMode = wire.HealthMode.REPORT, seconds: float = 300.0
+) -> wire.HealthPolicy:
     """A policy that checks nodes."""
-    preflight = PreflightPolicy(mode=mode, network_check=True, timeout_seconds=seconds)
-    return HealthPolicy(preflight=preflight)
+    preflight = wire.PreflightPolicy(mode=mode, network_check=True, timeout_seconds=seconds)
+    return wire.HealthPolicy(preflight=preflight)
 
 
 def started(nodes: int = 3, *, operator: bool = True, **changes: object) -> SteeredJob:
@@ -41,9 +33,9 @@ def started(nodes: int = 3, *, operator: bool = True, **changes: object) -> Stee
     return SteeredJob(spec, operator_up=operator)
 
 
-def ordered(job: SteeredJob) -> list[tuple[int, CheckRole]]:
+def ordered(job: SteeredJob) -> list[tuple[int, wire.CheckRole]]:
     """Node rank and part of each order so far."""
-    return [(node, one.role) for node, one in job.sent if isinstance(one, CheckNode)]
+    return [(node, one.role) for node, one in job.sent if isinstance(one, wire.CheckNode)]
 
 
 def told(job: SteeredJob, reason: str) -> list[str]:
@@ -64,7 +56,7 @@ def verdicts(job: SteeredJob) -> dict[int, str]:
 
 def test_nobody_is_checked_by_default() -> None:
     """Neither without a policy nor with mode Disabled."""
-    for policy in (None, health(HealthMode.DISABLED)):
+    for policy in (None, health(wire.HealthMode.DISABLED)):
         job = started(health=policy)
         job.add_agents(3)
         job.run_until("TRAINING")
@@ -86,9 +78,9 @@ def test_a_slow_node_is_named_and_joins_under_report(nodes: int) -> None:
     assert [node for node, verdict in verdicts(job).items() if verdict == "slow"] == [1]
     (text,) = told(job, EventReason.PREFLIGHT_FAILED)
     assert text.startswith("node 1 is slow: cpu matmul is 0.3 TFLOP/s, 30% of")
-    assert (0, CheckRole.ALONE) in ordered(job)
+    assert (0, wire.CheckRole.ALONE) in ordered(job)
     status = job.core.status(job.moment())
-    assert status.health is HealthReason.PREFLIGHT_FAILED
+    assert status.health is wire.HealthReason.PREFLIGHT_FAILED
     assert status.health_text.startswith("node 1 is slow")
 
 
@@ -98,8 +90,8 @@ def test_a_node_with_a_slow_link_is_named_after_pairs() -> None:
     job.add_agents(5)
     job.agents[3].checked = HEALTHY | {Resource.LINK_BANDWIDTH: 1.0}
     job.run_until("TRAINING", limit=120.0)
-    serving = {node for node, role in ordered(job) if role is CheckRole.SERVE}
-    joining = {node for node, role in ordered(job) if role is CheckRole.JOIN}
+    serving = {node for node, role in ordered(job) if role is wire.CheckRole.SERVE}
+    joining = {node for node, role in ordered(job) if role is wire.CheckRole.JOIN}
     assert serving
     assert joining
     (text,) = told(job, EventReason.PREFLIGHT_FAILED)
@@ -108,7 +100,7 @@ def test_a_node_with_a_slow_link_is_named_after_pairs() -> None:
 
 def test_under_act_a_bad_node_is_replaced_and_its_host_avoided() -> None:
     """It never joins; the one that comes instead is checked by itself, and does."""
-    job = started(3, health=health(HealthMode.ACT))
+    job = started(3, health=health(wire.HealthMode.ACT))
     job.add_agents(3)
     job.agents[2].checked = dict(SLOW)
     bad = job.agents[2].agent_id
@@ -126,7 +118,7 @@ def test_under_act_a_bad_node_is_replaced_and_its_host_avoided() -> None:
 
 def test_under_act_too_few_nodes_are_worse_than_a_slow_one() -> None:
     """Nobody makes another pod, and the job needs both."""
-    job = started(2, health=health(HealthMode.ACT), operator=False)
+    job = started(2, health=health(wire.HealthMode.ACT), operator=False)
     job.add_agents(2)
     job.agents[1].checked = dict(SLOW)
     job.run_until("TRAINING")
@@ -137,7 +129,7 @@ def test_under_act_too_few_nodes_are_worse_than_a_slow_one() -> None:
 
 def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() -> None:
     """The others are healthy, and the world begins when the time for all checks is over."""
-    job = started(3, health=health(HealthMode.ACT, seconds=20.0), operator=False)
+    job = started(3, health=health(wire.HealthMode.ACT, seconds=20.0), operator=False)
     job.add_agents(3)
     job.agents[1].checked = {}
     job.run_until("TRAINING", limit=40.0)
@@ -149,14 +141,14 @@ def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() 
 
 def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
     """The partner gets no order, so it is not silent: both are undecided and join at once."""
-    job = started(2, health=health(HealthMode.ACT))
+    job = started(2, health=health(wire.HealthMode.ACT))
     job.add_agents(2)
     for agent in job.agents.values():
-        agent.refuses = CheckRole.SERVE
+        agent.refuses = wire.CheckRole.SERVE
     job.run_until("TRAINING", limit=30.0)
     assert sorted(job.members) == [0, 1]
     assert not told(job, EventReason.PREFLIGHT_FAILED)
-    assert {CheckRole.JOIN} & {role for _, role in ordered(job)} == set()
+    assert {wire.CheckRole.JOIN} & {role for _, role in ordered(job)} == set()
     undecided = [text for text in told(job, EventReason.PREFLIGHT_PASSED) if "undecided" in text]
     assert len(undecided) == 2
     assert len([text for text in undecided if "ranks run on this node" in text]) == 1
@@ -186,7 +178,7 @@ def test_the_work_of_a_report_does_not_grow_with_the_nodes(monkeypatch: pytest.M
 
 def test_where_no_node_answers_nobody_is_accused() -> None:
     """The cause is shared: all are undecided, and join once the time is over."""
-    job = started(3, health=health(HealthMode.ACT, seconds=20.0))
+    job = started(3, health=health(wire.HealthMode.ACT, seconds=20.0))
     for agent in job.add_agents(3):
         agent.checked = {}
     job.run_until("TRAINING", limit=40.0)
@@ -212,7 +204,7 @@ def test_members_stay_when_checks_begin_to_be_wanted() -> None:
     job = started(2, health=None)
     job.add_agents(2)
     job.run_until("TRAINING")
-    job.change(health=health(HealthMode.ACT))
+    job.change(health=health(wire.HealthMode.ACT))
     job.run(30.0)
     assert not ordered(job)
     assert job.core.inspect().state.round == 1
@@ -275,13 +267,13 @@ def test_an_order_that_was_lost_with_the_stream_comes_again() -> None:
     job.agents[1].reachable()
     job.run_until("TRAINING", limit=40.0)
     assert set(verdicts(job).values()) == {"healthy"}
-    assert ordered(job).count((1, CheckRole.ALONE)) >= 2
+    assert ordered(job).count((1, wire.CheckRole.ALONE)) >= 2
 
 
-def slowed(least: int, mode: HealthMode = HealthMode.REPORT) -> SteeredJob:
+def slowed(least: int, mode: wire.HealthMode = wire.HealthMode.REPORT) -> SteeredJob:
     """A job with three checked nodes that trains, and node 1 was found slow in the world since."""
-    straggler = StragglerPolicy(
-        mode=HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
+    straggler = wire.StragglerPolicy(
+        mode=wire.HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
     )
     job = started(3, health=replace(health(mode), straggler=straggler), min_replicas=least)
     job.add_agents(3)
@@ -304,7 +296,7 @@ def test_a_straggler_is_checked_again_before_the_next_world() -> None:
     job.agents[2].crash_worker()
     job.run(30.0)
     assert sorted(job.members) == [0, 1, 2]
-    assert ordered(job) == [(1, CheckRole.ALONE)]
+    assert ordered(job) == [(1, wire.CheckRole.ALONE)]
     text = told(job, EventReason.PREFLIGHT_BEGUN)[-1]
     assert "node 1 is checked before it joins" in text
     assert "node 1 again: straggler since its last check" in text
@@ -332,7 +324,7 @@ def test_ranks_of_the_world_that_ended_are_stopped_before_a_suspect_is_checked()
     job.agents[2].crash_worker()
     job.run(30.0)
     to_it = [type(one) for rank, one in job.sent if rank == 1]
-    assert to_it.index(StopRound) < to_it.index(CheckNode)
+    assert to_it.index(wire.StopRound) < to_it.index(wire.CheckNode)
     assert verdicts(job)[1] == "healthy"
 
 
@@ -344,7 +336,7 @@ def test_a_suspect_that_was_away_is_told_to_end_its_ranks_when_it_is_back() -> N
     job.run(1.0)
     job.agents[1].reachable()
     job.run(30.0)
-    (welcome,) = [one for rank, one in job.sent if rank == 1 and isinstance(one, Welcome)]
+    (welcome,) = [one for rank, one in job.sent if rank == 1 and isinstance(one, wire.Welcome)]
     assert welcome.round == 0
     assert verdicts(job)[1] == "healthy"
     assert sorted(job.members) == [0, 1, 2]
@@ -352,7 +344,7 @@ def test_a_suspect_that_was_away_is_told_to_end_its_ranks_when_it_is_back() -> N
 
 def test_under_act_a_straggler_whose_hardware_is_slow_is_replaced() -> None:
     """The second check finds what the first did not."""
-    job = slowed(1, HealthMode.ACT)
+    job = slowed(1, wire.HealthMode.ACT)
     bad = job.agents[1].agent_id
     job.agents[1].checked = dict(SLOW)
     job.agents[2].crash_worker()
@@ -371,7 +363,7 @@ def test_a_second_check_survives_the_master() -> None:
     job.sent.clear()
     job.run(40.0)
     assert sorted(job.members) == [0, 1, 2]
-    assert (1, CheckRole.ALONE) in ordered(job)
+    assert (1, wire.CheckRole.ALONE) in ordered(job)
     assert verdicts(job)[1] == "healthy"
 
 

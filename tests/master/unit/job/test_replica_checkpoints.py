@@ -6,31 +6,23 @@ import pytest
 
 from holdfast_master.instructions import Refuse, Reply
 from holdfast_master.job.checkpoints import restore
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    CommitGrant,
-    CommitResult,
-    RestorePlan,
-    RestoreRequest,
-    ShardsPersisted,
-    TriggerCheckpointRequest,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 from simulation.steered.replicas import hold_store, replicated, rounds_of, say, until_broken
 
-ASK = TriggerCheckpointRequest(reason="before the upgrade")
+ASK = wire.TriggerCheckpointRequest(reason="before the upgrade")
 
 
 def commit(job: SteeredJob, step: int) -> None:
     """The first replica, of one node, has a step on storage and commits it."""
-    version = CheckpointVersion(lineage=1, step=step)
-    part = ShardsPersisted(
+    version = wire.CheckpointVersion(lineage=1, step=step)
+    part = wire.ShardsPersisted(
         version=version, world_size=1, ranks=(0,), root="/r/", attempt="a", bytes=1
     )
     say(job, 0, part)
     job.run(0.2)
-    grant = next(one for _, one in reversed(job.sent) if isinstance(one, CommitGrant))
-    say(job, 0, CommitResult(version=version, own=grant.own))
+    grant = next(one for _, one in reversed(job.sent) if isinstance(one, wire.CommitGrant))
+    say(job, 0, wire.CommitResult(version=version, own=grant.own))
     job.run(0.2)
 
 
@@ -86,11 +78,15 @@ def test_replicas_that_start_are_given_plans_of_their_own(late: bool) -> None:  
     if not late:
         until_broken(job)
     for rank in (0, 1):
-        job.agents[rank].report(RestoreRequest(), rounds[rank])
+        job.agents[rank].report(wire.RestoreRequest(), rounds[rank])
     job.run(5.0)
-    say(job, 2, RestoreRequest())
+    say(job, 2, wire.RestoreRequest())
     job.run(2.0)
-    assert {rank for rank, one in job.sent if isinstance(one, RestorePlan) and one.go} == {0, 1, 2}
+    assert {rank for rank, one in job.sent if isinstance(one, wire.RestorePlan) and one.go} == {
+        0,
+        1,
+        2,
+    }
 
 
 def test_what_to_start_from_is_asked_only_while_a_replica_waits_for_it(
@@ -99,13 +95,13 @@ def test_what_to_start_from_is_asked_only_while_a_replica_waits_for_it(
     """A job of replicas that train takes many looks, and nothing of a start is in them."""
     job = replicated(3)
     for rank in range(3):
-        say(job, rank, RestoreRequest())
+        say(job, rank, wire.RestoreRequest())
     job.run(1.0)
     asked: list[float] = []
     monkeypatch.setattr(restore, "choose", lambda _: asked.append(job.time.now))
     job.change(replicas=2)
     job.run(10.0)
     assert asked == []
-    say(job, 0, RestoreRequest())
+    say(job, 0, wire.RestoreRequest())
     job.run(1.0)
     assert asked == []

@@ -7,13 +7,7 @@ import dataclasses
 import pytest
 
 from holdfast_master.instructions import Reply
-from holdfast_wire.messages import (
-    AssignmentMode,
-    BudgetKind,
-    DrainNodeRequest,
-    RosterFailed,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 from simulation.steered.replicas import (
     hold_store,
@@ -79,7 +73,7 @@ def test_a_lost_node_takes_its_replica_out_and_comes_back_under_a_new_number() -
     assert job.is_in("TRAINING")
     job.run(30.0)
     assert seats(job) == {1: [0, 1], 3: [2, 3]}
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert roster(job).replicas == (1, 3)
     assert [rounds_of(job)[rank] for rank in (0, 1)] == [before[0], before[1]]
 
@@ -125,7 +119,7 @@ def test_a_master_whose_journal_lost_a_roster_makes_a_newer_one() -> None:
 def test_who_could_not_meet_in_an_epoch_that_is_not_known_is_told_a_newer_one() -> None:
     """Another master had told it of that epoch after its hello."""
     job = replicated(3)
-    say(job, 1, RosterFailed(epoch=9))
+    say(job, 1, wire.RosterFailed(epoch=9))
     job.run(0.2)
     assert (roster(job).epoch, roster(job).replicas, roster(job).since) == (
         10,
@@ -191,7 +185,7 @@ def test_a_drained_node_leaves_without_a_barrier() -> None:
 def test_who_drains_a_node_is_told_that_no_barrier_is_waited_for() -> None:
     """The answer names the replica, which leaves with the node."""
     job = replicated(3)
-    answer = job.answers[job.ask(DrainNodeRequest(node_rank=1))]
+    answer = job.answers[job.ask(wire.DrainNodeRequest(node_rank=1))]
     assert isinstance(answer, Reply)
     assert "node 1 leaves with its replica, without a barrier; then" in str(answer.response)
 
@@ -200,12 +194,12 @@ def test_a_roster_whose_members_could_not_meet_is_made_anew_in_another_store() -
     """A group that fails to form is tried again only in another epoch."""
     job = replicated(3)
     known = roster(job)
-    say(job, 0, RosterFailed(epoch=known.epoch))
+    say(job, 0, wire.RosterFailed(epoch=known.epoch))
     job.run(0.2)
     assert roster(job).epoch == known.epoch + 1
     assert roster(job).replicas == known.replicas
     assert roster(job).store_host != known.store_host
-    say(job, 1, RosterFailed(epoch=known.epoch))
+    say(job, 1, wire.RosterFailed(epoch=known.epoch))
     job.run(0.2)
     assert roster(job).epoch == known.epoch + 1
 
@@ -235,7 +229,7 @@ def test_a_replica_that_has_ended_is_out_once_others_cannot_meet() -> None:
     job.agents[0].workers.exit(0, 0)
     job.run(0.5)
     known = roster(job)
-    say(job, 1, RosterFailed(epoch=known.epoch))
+    say(job, 1, wire.RosterFailed(epoch=known.epoch))
     job.run(0.2)
     assert roster(job).replicas == (2, 3)
     job.run(12.0)
@@ -260,8 +254,8 @@ def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> No
     job.add_agents(2)
     job.run_until("TRAINING")
     job.run(2.0)
-    modes = [m.mode for _, m in job.sent if isinstance(m, WorldAssignment)]
-    assert (AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
+    modes = [m.mode for _, m in job.sent if isinstance(m, wire.WorldAssignment)]
+    assert (wire.AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
 
 
 def test_a_replica_that_ends_well_while_no_world_runs_counts() -> None:

@@ -6,21 +6,7 @@ from collections.abc import Callable
 
 from holdfast_master.inputs import OperatorMessage, PeerRefused, Received
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    DumpStacksResponse,
-    Fence,
-    Heartbeat,
-    NodeStacks,
-    RankProgress,
-    RestartWorkerRequest,
-    RestartWorkerResponse,
-    ScaleDecision,
-    ScaleRequest,
-    ScaleResult,
-    StackText,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -35,8 +21,8 @@ def told(job: SteeredJob, reason: str) -> str:
 def test_restart_of_all_ranks_saves_first_and_is_free(training: Start) -> None:
     """All ranks save and stop after the same step; a new round begins there, on no budget."""
     job = training(2)
-    number = job.ask(RestartWorkerRequest(reason="new code"))
-    assert job.answers[number] == Reply(number, RestartWorkerResponse(round=1))
+    number = job.ask(wire.RestartWorkerRequest(reason="new code"))
+    assert job.answers[number] == Reply(number, wire.RestartWorkerResponse(round=1))
     assert job.is_in("SAVING")
     job.run(3.0)
     assert job.core.status(job.moment()).round == 2
@@ -50,10 +36,10 @@ def test_restart_of_all_ranks_saves_first_and_is_free(training: Start) -> None:
 def test_a_restart_during_a_barrier_ends_in_one_new_round(training: Start) -> None:
     """The ranks are on their way to save: nobody kills them before."""
     job = training(3)
-    job.ask(DrainNodeRequest(node_rank=2))
+    job.ask(wire.DrainNodeRequest(node_rank=2))
     job.run(0.05)
     assert job.is_in("SAVING")
-    number = job.ask(RestartWorkerRequest())
+    number = job.ask(wire.RestartWorkerRequest())
     assert isinstance(job.answers[number], Reply)
     job.run(5.0)
     assert job.core.status(job.moment()).round == 2
@@ -66,7 +52,7 @@ def test_a_restart_without_the_sdk_is_at_once_and_says_so() -> None:
     job = SteeredJob(job_spec(replicas=2))
     job.add_agents(2, sdk=False)
     job.run_until("TRAINING")
-    job.ask(RestartWorkerRequest())
+    job.ask(wire.RestartWorkerRequest())
     job.run(1.0)
     assert job.core.status(job.moment()).round == 2
     assert "no rank reports steps" in told(job, "RestartRequested")
@@ -75,12 +61,14 @@ def test_a_restart_without_the_sdk_is_at_once_and_says_so() -> None:
 def test_a_restart_of_a_job_that_hangs_is_at_once(training: Start) -> None:
     """Ranks that complete no step never come to the step at which they would save."""
     job = training(2)
-    hung = RankProgress(round=1, step=5, step_seconds=0.1, has_sdk=True, since_step_seconds=60.0)
+    hung = wire.RankProgress(
+        round=1, step=5, step_seconds=0.1, has_sdk=True, since_step_seconds=60.0
+    )
     session = job.agents[0].session
     assert session is not None
-    fence = Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, Heartbeat(ranks=(hung,))))
-    job.ask(RestartWorkerRequest())
+    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+    job.take(Received(session, fence, wire.Heartbeat(ranks=(hung,))))
+    job.ask(wire.RestartWorkerRequest())
     job.run(1.0)
     assert job.core.status(job.moment()).round == 2
     assert "completes no step" in told(job, "RestartRequested")
@@ -89,7 +77,7 @@ def test_a_restart_of_a_job_that_hangs_is_at_once(training: Start) -> None:
 def test_a_new_master_finishes_the_restart_that_was_granted(training: Start) -> None:
     """The barrier was torn off with its master: its successor saves and begins the new round."""
     job = training(2)
-    job.ask(RestartWorkerRequest())
+    job.ask(wire.RestartWorkerRequest())
     job.kill_master()
     job.start_master()
     job.run(10.0)
@@ -102,7 +90,7 @@ def test_restart_of_one_node_replaces_its_agent(training: Start) -> None:
     """Drained at a barrier; the operator makes a new one."""
     job = training(3)
     before = job.agents[1].agent_id
-    number = job.ask(RestartWorkerRequest(node_rank=1))
+    number = job.ask(wire.RestartWorkerRequest(node_rank=1))
     assert isinstance(job.answers[number], Reply)
     job.run(20.0)
     assert job.agents[1].agent_id != before
@@ -116,7 +104,7 @@ def test_a_node_whose_restart_was_granted_is_replaced_although_it_falls_silent(
     """It is lost before the barrier: the operator makes a new one all the same."""
     job = training(3)
     before = job.agents[1].agent_id
-    job.ask(RestartWorkerRequest(node_rank=1))
+    job.ask(wire.RestartWorkerRequest(node_rank=1))
     job.agents[1].cut_off()
     job.run(30.0)
     assert job.agents[1].agent_id != before
@@ -128,7 +116,7 @@ def test_the_next_master_replaces_a_node_whose_restart_was_granted(training: Sta
     """The next master carries out the whole of a restart that its predecessor granted."""
     job = training(3)
     before = job.agents[1].agent_id
-    job.ask(RestartWorkerRequest(node_rank=1))
+    job.ask(wire.RestartWorkerRequest(node_rank=1))
     job.kill_master()
     job.start_master()
     job.run(40.0)
@@ -139,16 +127,16 @@ def test_the_next_master_replaces_a_node_whose_restart_was_granted(training: Sta
 def test_restart_needs_a_round_an_operator_a_node(training: Start) -> None:
     """Each refusal says what is missing."""
     waiting = SteeredJob(job_spec())
-    nothing = waiting.answers[waiting.ask(RestartWorkerRequest())]
+    nothing = waiting.answers[waiting.ask(wire.RestartWorkerRequest())]
     assert isinstance(nothing, Refuse)
     assert nothing.reason == "NO_ROUND"
     job = training(2)
-    nobody = job.answers[job.ask(RestartWorkerRequest(node_rank=7))]
+    nobody = job.answers[job.ask(wire.RestartWorkerRequest(node_rank=7))]
     assert isinstance(nobody, Refuse)
     assert (nobody.code, nobody.reason) == (RefusalCode.NOT_FOUND, "NO_SUCH_NODE")
     assert "present are: 0, 1" in nobody.text
     job.operator_leaves()
-    alone = job.answers[job.ask(RestartWorkerRequest(node_rank=1))]
+    alone = job.answers[job.ask(wire.RestartWorkerRequest(node_rank=1))]
     assert isinstance(alone, Refuse)
     assert alone.reason == "NO_OPERATOR"
 
@@ -156,7 +144,7 @@ def test_restart_needs_a_round_an_operator_a_node(training: Start) -> None:
 def test_draining_an_unknown_node_is_refused(training: Start) -> None:
     """With the nodes that there are."""
     job = training(2)
-    refused = job.answers[job.ask(DrainNodeRequest(node_rank=5))]
+    refused = job.answers[job.ask(wire.DrainNodeRequest(node_rank=5))]
     assert isinstance(refused, Refuse)
     assert refused.reason == "NO_SUCH_NODE"
 
@@ -166,15 +154,15 @@ def test_stacks_of_all_nodes(training: Start) -> None:
     job = training(3)
     job.agents[2].cut_off()
     job.run(0.4)
-    number = job.ask(DumpStacksRequest())
+    number = job.ask(wire.DumpStacksRequest())
     assert number not in job.answers
     job.run(0.1)
     answer = job.answers[number]
     assert isinstance(answer, Reply)
-    assert isinstance(answer.response, DumpStacksResponse)
+    assert isinstance(answer.response, wire.DumpStacksResponse)
     assert [bool(node.error) for node in answer.response.nodes] == [False, False, True]
-    assert answer.response.nodes[0] == NodeStacks(
-        node_rank=0, stacks=(StackText(rank=0, text="stack"),)
+    assert answer.response.nodes[0] == wire.NodeStacks(
+        node_rank=0, stacks=(wire.StackText(rank=0, text="stack"),)
     )
 
 
@@ -182,15 +170,15 @@ def test_stacks_of_a_node_that_does_not_answer(training: Start) -> None:
     """Ten seconds, then what there is."""
     job = training(2)
     job.agents[1].freeze()
-    number = job.ask(DumpStacksRequest(node_rank=1))
+    number = job.ask(wire.DumpStacksRequest(node_rank=1))
     job.run(4.0)
     assert number not in job.answers
     job.run(8.0)
     answer = job.answers[number]
     assert isinstance(answer, Reply)
-    assert isinstance(answer.response, DumpStacksResponse)
+    assert isinstance(answer.response, wire.DumpStacksResponse)
     assert answer.response.nodes[0].error == "no answer in time"
-    unknown = job.answers[job.ask(DumpStacksRequest(node_rank=9))]
+    unknown = job.answers[job.ask(wire.DumpStacksRequest(node_rank=9))]
     assert isinstance(unknown, Refuse)
 
 
@@ -198,17 +186,17 @@ def test_scale_that_the_operator_refuses_or_forgets(training: Start) -> None:
     """Its error is the user's; after thirty seconds nobody waits."""
     job = training(2)
 
-    def refuse(message: ScaleDecision) -> None:
-        job.take(OperatorMessage(ScaleResult(decision_id=message.decision_id, error="quota")))
+    def refuse(message: wire.ScaleDecision) -> None:
+        job.take(OperatorMessage(wire.ScaleResult(decision_id=message.decision_id, error="quota")))
 
     job.operator._scale = refuse  # type: ignore[method-assign, assignment]
-    first = job.ask(ScaleRequest(replicas=3))
+    first = job.ask(wire.ScaleRequest(replicas=3))
     job.run(1.0)
     refused = job.answers[first]
     assert isinstance(refused, Refuse)
     assert refused.text == "quota"
     job.operator._scale = lambda message: None  # type: ignore[method-assign, assignment]
-    second = job.ask(ScaleRequest(replicas=3))
+    second = job.ask(wire.ScaleRequest(replicas=3))
     job.run(31.0)
     late = job.answers[second]
     assert isinstance(late, Refuse)
@@ -220,13 +208,13 @@ def test_scale_whose_spec_comes_before_the_answer(training: Start) -> None:
     job = training(2)
     answers: list[int] = []
     job.operator._scale = lambda message: answers.append(message.decision_id)  # type: ignore[method-assign, assignment]
-    number = job.ask(ScaleRequest(replicas=3))
+    number = job.ask(wire.ScaleRequest(replicas=3))
     job.run(0.2)
     job.change(replicas=3)
     assert number not in job.answers
-    job.take(OperatorMessage(ScaleResult(decision_id=99, ok=True)))
+    job.take(OperatorMessage(wire.ScaleResult(decision_id=99, ok=True)))
     assert number not in job.answers
-    job.take(OperatorMessage(ScaleResult(decision_id=answers[0], ok=True)))
+    job.take(OperatorMessage(wire.ScaleResult(decision_id=answers[0], ok=True)))
     assert isinstance(job.answers[number], Reply)
 
 
@@ -234,7 +222,7 @@ def test_scale_of_an_operator_that_goes(training: Start) -> None:
     """Unavailable, at once."""
     job = training(2)
     job.operator._scale = lambda message: None  # type: ignore[method-assign, assignment]
-    number = job.ask(ScaleRequest(replicas=3))
+    number = job.ask(wire.ScaleRequest(replicas=3))
     job.operator_leaves()
     refused = job.answers[number]
     assert isinstance(refused, Refuse)

@@ -10,25 +10,15 @@ import pytest
 from holdfast.page_layout import Section
 from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.health import GroupHistory
-from holdfast_wire.messages import (
-    ClockProbe,
-    ClockReply,
-    CollectiveSamples,
-    GroupCollectives,
-    HealthMode,
-    HealthPolicy,
-    NodeJudged,
-    RankCollectives,
-    StragglerPolicy,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 from simulation.steered.job import SteeredJob
 from simulation.steered.samples import Sampler
 
 Start = Callable[..., SteeredJob]
 
-POLICY = StragglerPolicy(
-    mode=HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
+POLICY = wire.StragglerPolicy(
+    mode=wire.HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
 )
 
 
@@ -37,8 +27,8 @@ def _judged(group: GroupHistory) -> set[int]:
     return set(group.window.ranks) if group.window is not None else set()
 
 
-def _health(**changes: object) -> HealthPolicy:
-    return HealthPolicy(straggler=dataclasses.replace(POLICY, **changes))  # type: ignore[arg-type]
+def _health(**changes: object) -> wire.HealthPolicy:
+    return wire.HealthPolicy(straggler=dataclasses.replace(POLICY, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
@@ -93,7 +83,7 @@ def test_a_node_that_its_check_found_slow_is_named_from_the_first_step(training:
     for rank in range(3):
         verdict = "SLOW" if rank == 1 else "HEALTHY"
         agent = job.agents[rank].agent_id
-        state.judged[rank] = NodeJudged(node_rank=rank, agent_id=agent, verdict=verdict)
+        state.judged[rank] = wire.NodeJudged(node_rank=rank, agent_id=agent, verdict=verdict)
     sampled = Sampler(job)
     for _ in range(4):
         sampled.steps(20, {1: 0.03})
@@ -173,7 +163,7 @@ def test_a_rank_that_samples_no_more_is_left_out_after_a_while(training: Start) 
 
 def test_nobody_is_judged_where_the_mode_says_so(training: Start) -> None:
     """Nor where a spec of an older operator has no health at all."""
-    for health in (_health(mode=HealthMode.DISABLED), None):
+    for health in (_health(mode=wire.HealthMode.DISABLED), None):
         sampled = Sampler(training(2, health=health))
         for _ in range(10):
             sampled.steps(20)
@@ -187,10 +177,10 @@ def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped(
     """A stream may deliver late, and a peer may say anything."""
     job = training(2, health=_health())
     agent = job.agents[1]
-    group = GroupCollectives(group="0", first_sequence=1, signatures=(1,), issued_us=(5,))
-    alien = CollectiveSamples(ranks=(RankCollectives(local_rank=7, groups=(group,)),))
+    group = wire.GroupCollectives(group="0", first_sequence=1, signatures=(1,), issued_us=(5,))
+    alien = wire.CollectiveSamples(ranks=(wire.RankCollectives(local_rank=7, groups=(group,)),))
     agent.report(alien, agent.accepted.round)
-    own = CollectiveSamples(ranks=(RankCollectives(local_rank=0, groups=(group,)),))
+    own = wire.CollectiveSamples(ranks=(wire.RankCollectives(local_rank=0, groups=(group,)),))
     agent.report(own, agent.accepted.round - 1)
     broken = dataclasses.replace(own, clock_offset_seconds=float("nan"))
     agent.report(broken, agent.accepted.round)
@@ -201,9 +191,9 @@ def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped(
 def test_a_clock_probe_is_answered_with_the_masters_time(training: Start) -> None:
     """So that agents can place their moments on one clock."""
     job = training(2)
-    job.agents[0].report(ClockProbe(probe_id=4), 0)
+    job.agents[0].report(wire.ClockProbe(probe_id=4), 0)
     job.run(0.2)
-    (reply,) = [message for _, message in job.sent if isinstance(message, ClockReply)]
+    (reply,) = [message for _, message in job.sent if isinstance(message, wire.ClockReply)]
     assert reply.probe_id == 4
     assert abs(reply.master_unix - job.moment().unix) < 0.2
 
@@ -211,10 +201,10 @@ def test_a_clock_probe_is_answered_with_the_masters_time(training: Start) -> Non
 def test_a_master_whose_clock_is_set_goes_on_with_the_old_time(training: Start) -> None:
     """Else nodes that heard before and after would seem to be apart by that much."""
     job = training(2)
-    job.agents[0].report(ClockProbe(probe_id=4), 0)
+    job.agents[0].report(wire.ClockProbe(probe_id=4), 0)
     job.run(0.2)
     job.master.wall += 0.05
-    job.agents[1].report(ClockProbe(probe_id=5), 0)
+    job.agents[1].report(wire.ClockProbe(probe_id=5), 0)
     job.run(0.2)
-    before, after = [message for _, message in job.sent if isinstance(message, ClockReply)]
+    before, after = [message for _, message in job.sent if isinstance(message, wire.ClockReply)]
     assert after.master_unix - before.master_unix == pytest.approx(0.2, abs=0.02)

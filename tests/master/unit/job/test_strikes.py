@@ -7,17 +7,8 @@ import dataclasses
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
-from holdfast_master.instructions import Tell
-from holdfast_wire.messages import (
-    AvoidedHost,
-    Budget,
-    BudgetKind,
-    ClusterStrikes,
-    FinishDecision,
-    JobStatus,
-    NodeStruck,
-    StrikesReported,
-)
+from holdfast_master.instructions import SendToOperator
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 
@@ -31,16 +22,18 @@ def crashed() -> SteeredJob:
     return job
 
 
-def reported(job: SteeredJob) -> list[StrikesReported]:
+def reported(job: SteeredJob) -> list[wire.StrikesReported]:
     """What the operator was told of strikes."""
-    told = (one.response.message for one in job.instructions if isinstance(one, Tell))
-    return [one for one in told if isinstance(one, StrikesReported)]
+    told = (one.response.message for one in job.instructions if isinstance(one, SendToOperator))
+    return [one for one in told if isinstance(one, wire.StrikesReported)]
 
 
-def elsewhere(job: SteeredJob, host: str, age: float) -> NodeStruck:
+def elsewhere(job: SteeredJob, host: str, age: float) -> wire.NodeStruck:
     """A strike of another job."""
     at = job.moment().unix - age
-    return NodeStruck(host=host, cause="Straggler", unix_time=at, job="team/other", text="slow")
+    return wire.NodeStruck(
+        host=host, cause="Straggler", unix_time=at, job="team/other", text="slow"
+    )
 
 
 def test_each_strike_is_reported_and_all_of_them_to_a_new_stream() -> None:
@@ -59,31 +52,31 @@ def test_each_strike_is_reported_and_all_of_them_to_a_new_stream() -> None:
 
 def test_the_strikes_of_one_moment_are_one_report() -> None:
     """Before the end of the job, after which nobody listens."""
-    budget = Budget(kind=BudgetKind.FAILURES, limit=0, window_seconds=0)
+    budget = wire.Budget(kind=wire.BudgetKind.FAILURES, limit=0, window_seconds=0)
     job = SteeredJob(job_spec(replicas=2, budgets=(budget,)))
     job.add_agents(2)
     job.run_until("TRAINING")
     job.agents[1].crash_worker()
     job.run(20.0)
-    told = [one.response.message for one in job.instructions if isinstance(one, Tell)]
-    assert [type(one) for one in told if not isinstance(one, JobStatus)][-2:] == [
-        StrikesReported,
-        FinishDecision,
+    told = [one.response.message for one in job.instructions if isinstance(one, SendToOperator)]
+    assert [type(one) for one in told if not isinstance(one, wire.JobStatus)][-2:] == [
+        wire.StrikesReported,
+        wire.FinishDecision,
     ]
     batch = job.core._job.out
     for host in ("k8s-0", "k8s-1"):
-        batch.strike(NodeStruck(host=host, cause="Hang", unix_time=job.moment().unix))
-    tells = [one.response.message for one in batch.finish() if isinstance(one, Tell)]
-    (report,) = [one for one in tells if isinstance(one, StrikesReported)]
+        batch.strike(wire.NodeStruck(host=host, cause="Hang", unix_time=job.moment().unix))
+    tells = [one.response.message for one in batch.finish() if isinstance(one, SendToOperator)]
+    (report,) = [one for one in tells if isinstance(one, wire.StrikesReported)]
     assert [one.host for one in report.strikes] == ["k8s-0", "k8s-1"]
 
 
 def test_strikes_of_other_jobs_count_until_the_operator_says_otherwise() -> None:
     """They are in the history with their job, oldest first, and never in the journal."""
     job = crashed()
-    told = ClusterStrikes(
+    told = wire.ClusterStrikes(
         strikes=(elsewhere(job, "k8s-1", 60.0), elsewhere(job, "k8s-0", 60.0)),
-        avoided=(AvoidedHost(host="k8s-1", reason="Straggler 1 in team/other"),),
+        avoided=(wire.AvoidedHost(host="k8s-1", reason="Straggler 1 in team/other"),),
     )
     job.take(OperatorMessage(told))
     worst, other = job.core.history(job.moment())
@@ -91,7 +84,7 @@ def test_strikes_of_other_jobs_count_until_the_operator_says_otherwise() -> None
     assert [one.job for one in worst.strikes] == ["team/other", ""]
     assert (worst.avoided, other.avoided) == ("Straggler 1 in team/other", "")
     third = dataclasses.replace(told.strikes[0], job="team/third")
-    job.take(OperatorMessage(ClusterStrikes(strikes=(*told.strikes[:1] * 2, third))))
+    job.take(OperatorMessage(wire.ClusterStrikes(strikes=(*told.strikes[:1] * 2, third))))
     (worst,) = job.core.history(job.moment())
     assert worst.suspect
     assert worst.points == pytest.approx(2.5, abs=0.01), "two of one job count once"
@@ -107,6 +100,6 @@ def test_strikes_of_other_jobs_count_until_the_operator_says_otherwise() -> None
 def test_causes_that_a_master_does_not_know_are_left_out() -> None:
     """An operator of a newer release may tell them."""
     job = crashed()
-    strange = NodeStruck(host="k8s-0", cause="Sunspots", unix_time=1.0, job="team/other")
-    job.take(OperatorMessage(ClusterStrikes(strikes=(strange,))))
+    strange = wire.NodeStruck(host="k8s-0", cause="Sunspots", unix_time=1.0, job="team/other")
+    job.take(OperatorMessage(wire.ClusterStrikes(strikes=(strange,))))
     assert [one.host for one in job.core.history(job.moment())] == ["k8s-1"]

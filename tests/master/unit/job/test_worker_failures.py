@@ -8,18 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast_master.inputs import Received
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    FailureAction,
-    FailureRule,
-    Fence,
-    JobPhase,
-    MemoryUse,
-    PodPhase,
-    StopJobRequest,
-    WorkerExited,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec
 
 Start = Callable[..., SteeredJob]
@@ -44,7 +33,7 @@ def test_a_crash_restarts_all_in_place(training: Start) -> None:
     assert (found.cause, found.culprit_node, found.culprit_rank) == ("WorkerCrashed", "1", "1")
     assert not found.open
     assert found.steps_redone > 0
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
     assert job.core.status(job.moment()).restarts_in_place == 1
 
 
@@ -55,11 +44,11 @@ GIB = 2**30
     ("memory", "said"),
     [
         (
-            MemoryUse(limit_bytes=16 * GIB, peak_bytes=16 * GIB, current_bytes=1, oom_kills=1),
+            wire.MemoryUse(limit_bytes=16 * GIB, peak_bytes=16 * GIB, current_bytes=1, oom_kills=1),
             "its container's limit is 16.00 GiB, its peak 16.00 GiB; the kernel ended 1 process",
         ),
         (
-            MemoryUse(current_bytes=1, oom_kills=2),
+            wire.MemoryUse(current_bytes=1, oom_kills=2),
             (
                 "its container has no limit, so the machine's memory was short; "
                 "the kernel ended 2 processes"
@@ -68,7 +57,7 @@ GIB = 2**30
     ],
 )
 def test_a_rank_that_the_kernel_ended_for_lack_of_memory_is_named_so(
-    training: Start, memory: MemoryUse, said: str
+    training: Start, memory: wire.MemoryUse, said: str
 ) -> None:
     """With limit and peak, in event and incident; it is charged like any crash."""
     job = training(2)
@@ -82,13 +71,13 @@ def test_a_rank_that_the_kernel_ended_for_lack_of_memory_is_named_so(
     assert found.text == said
     told = [e.text for e in job.core.events_after(0, 1000) if e.reason == "WorkerFailed"]
     assert said in told
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_sigkill_of_somebody_else_is_no_lack_of_memory(training: Start) -> None:
     """The container's figures alone prove nothing."""
     job = training(2)
-    job.agents[1].memory = MemoryUse(limit_bytes=GIB, peak_bytes=GIB, current_bytes=1)
+    job.agents[1].memory = wire.MemoryUse(limit_bytes=GIB, peak_bytes=GIB, current_bytes=1)
     job.agents[1].crash_worker()
     job.run(12.0)
     found = job.core.goodput(job.moment()).incidents[-1]
@@ -99,7 +88,7 @@ def test_a_sigkill_of_somebody_else_is_no_lack_of_memory(training: Start) -> Non
 def test_an_error_beside_a_kill_for_lack_of_memory_says_so(training: Start) -> None:
     """The kernel ended a data loader: the rank raises, and the cause is its exception."""
     job = training(2)
-    job.agents[1].memory = MemoryUse(limit_bytes=GIB, current_bytes=1, oom_kills=1)
+    job.agents[1].memory = wire.MemoryUse(limit_bytes=GIB, current_bytes=1, oom_kills=1)
     job.agents[1].crash_worker(1, "RuntimeError")
     job.run(12.0)
     found = job.core.goodput(job.moment()).incidents[-1]
@@ -120,7 +109,7 @@ def test_the_culprit_is_named_even_when_a_survivor_reports_first(seed: int) -> N
     found = job.core.goodput(job.moment()).incidents
     assert [item.culprit_node for item in found] == ["2"]
     assert [item.cause for item in found] == ["WorkerCrashed"]
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_two_at_once_are_one_incident(training: Start) -> None:
@@ -131,7 +120,7 @@ def test_two_at_once_are_one_incident(training: Start) -> None:
     job.run(15.0)
     assert job.is_in("TRAINING")
     assert len(job.core.goodput(job.moment()).incidents) == 1
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_crash_while_recovering_is_another_incident(training: Start) -> None:
@@ -143,17 +132,17 @@ def test_a_crash_while_recovering_is_another_incident(training: Start) -> None:
     job.agents[1].crash_worker()
     job.run(15.0)
     assert job.is_in("TRAINING")
-    assert job.charges() == [BudgetKind.FAILURES, BudgetKind.NO_PROGRESS]
+    assert job.charges() == [wire.BudgetKind.FAILURES, wire.BudgetKind.NO_PROGRESS]
 
 
-def budget(kind: BudgetKind, limit: int) -> tuple[Budget, ...]:
+def budget(kind: wire.BudgetKind, limit: int) -> tuple[wire.Budget, ...]:
     """One budget, the others without limit."""
-    return (Budget(kind=kind, limit=limit),)
+    return (wire.Budget(kind=kind, limit=limit),)
 
 
 def test_the_failure_budget_ends_the_job(training: Start) -> None:
     """One more failure than allowed: the job fails within about a second, and says why."""
-    job = training(2, budgets=budget(BudgetKind.FAILURES, 1))
+    job = training(2, budgets=budget(wire.BudgetKind.FAILURES, 1))
     job.agents[0].crash_worker()
     job.run(13.0)
     assert job.is_in("TRAINING")
@@ -168,17 +157,17 @@ def test_the_failure_budget_ends_the_job(training: Start) -> None:
 
 def test_better_evidence_saves_the_job(training: Start) -> None:
     """A survivor's exception would exhaust the budget; the preemption behind it does not."""
-    job = training(2, budgets=budget(BudgetKind.FAILURES, 0))
+    job = training(2, budgets=budget(wire.BudgetKind.FAILURES, 0))
     job.raises = 1.0
     agent = job.agents[1]
     agent.crash(told=False)
     job.run(0.3)
     assert job.is_in("WAITING")
-    job.end_pod(agent, PodPhase.GONE, 0)
+    job.end_pod(agent, wire.PodPhase.GONE, 0)
     job.run(3.0)
     assert not job.end, job.tale()
     job.run(15.0)
-    assert job.charges() == [BudgetKind.PREEMPTIONS]
+    assert job.charges() == [wire.BudgetKind.PREEMPTIONS]
 
 
 def test_a_torchrun_without_restarts_ends_the_job(training: Start) -> None:
@@ -194,7 +183,7 @@ def test_a_torchrun_without_restarts_ends_the_job(training: Start) -> None:
     assert "--max-restarts" in text
     assert "exit code 17" in text
     assert len(job.assignments) == rounds
-    assert job.core.status(job.moment()).phase is JobPhase.FAILED
+    assert job.core.status(job.moment()).phase is wire.JobPhase.FAILED
 
 
 def test_a_torchrun_that_gave_up_as_a_survivor_ends_the_job_too(training: Start) -> None:
@@ -214,21 +203,21 @@ def test_a_preemption_excuses_a_torchrun_without_restarts(training: Start) -> No
     job.agents[0].crash_worker(1, final=True)
     preempted.crash(told=False)
     job.run(0.3)
-    job.end_pod(preempted, PodPhase.GONE, 0)
+    job.end_pod(preempted, wire.PodPhase.GONE, 0)
     job.run(3.0)
     assert not job.end, job.tale()
 
 
 def test_a_loop_without_progress_ends_the_job() -> None:
     """Every round dies before a new step: NoProgress, not the failure budget."""
-    job = SteeredJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 3)))
+    job = SteeredJob(job_spec(replicas=2, budgets=budget(wire.BudgetKind.NO_PROGRESS, 3)))
     job.add_agents(2)
     while not job.end:
         job.run_until("TRAINING", limit=5.0)
         job.agents[0].crash_worker(1, "ValueError")
         job.time.run(job.time.now + 5.0, lambda: job.is_in("STARTING", "FAILED"))
     assert job.end == "NoProgress"
-    assert job.charges() == [BudgetKind.FAILURES] + [BudgetKind.NO_PROGRESS] * 4
+    assert job.charges() == [wire.BudgetKind.FAILURES] + [wire.BudgetKind.NO_PROGRESS] * 4
 
 
 def test_a_new_step_forgives_the_restarts_without_progress(training: Start) -> None:
@@ -240,22 +229,22 @@ def test_a_new_step_forgives_the_restarts_without_progress(training: Start) -> N
     job.run(0.5)
     job.agents[0].crash_worker()
     job.run(12.0)
-    assert BudgetKind.NO_PROGRESS not in job.charges() or job.phase is JobPhase.TRAINING
+    assert wire.BudgetKind.NO_PROGRESS not in job.charges() or job.phase is wire.JobPhase.TRAINING
     job.run(5.0)
-    assert job.charges().count(BudgetKind.NO_PROGRESS) <= 1
+    assert job.charges().count(wire.BudgetKind.NO_PROGRESS) <= 1
     job.agents[0].crash_worker()
     job.run(15.0)
-    assert job.charges().count(BudgetKind.FAILURES) >= 2
+    assert job.charges().count(wire.BudgetKind.FAILURES) >= 2
 
 
-def rule(action: FailureAction, **matcher: object) -> tuple[FailureRule, ...]:
+def rule(action: wire.FailureAction, **matcher: object) -> tuple[wire.FailureRule, ...]:
     """The spec's only rule."""
-    return (FailureRule(action=action, **matcher),)  # type: ignore[arg-type]
+    return (wire.FailureRule(action=action, **matcher),)  # type: ignore[arg-type]
 
 
 def test_a_rule_can_ignore_a_failure(training: Start) -> None:
     """Restarted, not charged."""
-    job = training(2, failure_rules=rule(FailureAction.IGNORE, exit_codes=(77,)))
+    job = training(2, failure_rules=rule(wire.FailureAction.IGNORE, exit_codes=(77,)))
     job.agents[0].crash_worker(77)
     job.run(15.0)
     assert job.is_in("TRAINING")
@@ -264,7 +253,7 @@ def test_a_rule_can_ignore_a_failure(training: Start) -> None:
 
 def test_a_rule_can_fail_the_job(training: Start) -> None:
     """After a second in which better evidence may come."""
-    job = training(2, failure_rules=rule(FailureAction.FAIL_JOB, exit_codes=(1,)))
+    job = training(2, failure_rules=rule(wire.FailureAction.FAIL_JOB, exit_codes=(1,)))
     job.raises = 0.0
     job.agents[0].crash_worker(1, "ValueError")
     job.run(0.9)
@@ -275,17 +264,17 @@ def test_a_rule_can_fail_the_job(training: Start) -> None:
 
 def test_a_fail_rule_does_not_hit_a_survivor(training: Start) -> None:
     """The survivor's exit code 1 matches the rule; the culprit's signal arrives in time."""
-    job = training(2, failure_rules=rule(FailureAction.FAIL_JOB, exit_codes=(1,)))
+    job = training(2, failure_rules=rule(wire.FailureAction.FAIL_JOB, exit_codes=(1,)))
     job.raises = 1.0
     job.agents[0].crash_worker(-9)
     job.run(15.0)
     assert job.is_in("TRAINING")
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_rule_can_replace_the_pod(training: Start) -> None:
     """The others go on at once; the culprit's node comes back as a new agent."""
-    job = training(3, failure_rules=rule(FailureAction.REPLACE_POD, exit_codes=(137,)))
+    job = training(3, failure_rules=rule(wire.FailureAction.REPLACE_POD, exit_codes=(137,)))
     before = job.agents[1].agent_id
     job.agents[1].crash_worker(-9)
     job.run(0.5)
@@ -293,12 +282,12 @@ def test_a_rule_can_replace_the_pod(training: Start) -> None:
     job.run(15.0)
     assert sorted(job.members) == [0, 1, 2]
     assert job.agents[1].agent_id != before
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_rule_can_exclude_the_host(training: Start) -> None:
     """The culprit's Kubernetes node is named to the operator and in the status."""
-    rules = rule(FailureAction.REPLACE_ON_OTHER_NODE, log_pattern="ECC error")
+    rules = rule(wire.FailureAction.REPLACE_ON_OTHER_NODE, log_pattern="ECC error")
     job = training(3, failure_rules=rules)
     job.agents[1].matched = (0, 9)
     job.agents[1].crash_worker(1, "RuntimeError")
@@ -313,7 +302,7 @@ def test_a_pod_that_the_operator_puts_on_an_excluded_host_takes_part(training: S
 
     The simulated operator makes every pod on the host of the one before.
     """
-    rules = rule(FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,))
+    rules = rule(wire.FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,))
     job = training(3, failure_rules=rules)
     for rank in (1, 2, 1):
         job.agents[rank].crash_worker(9)
@@ -324,7 +313,7 @@ def test_a_pod_that_the_operator_puts_on_an_excluded_host_takes_part(training: S
 
 def test_without_an_operator_a_replace_rule_restarts_in_place() -> None:
     """Nobody can replace: said in an event."""
-    rules = rule(FailureAction.REPLACE_POD, exit_codes=(137,))
+    rules = rule(wire.FailureAction.REPLACE_POD, exit_codes=(137,))
     job = SteeredJob(job_spec(replicas=2, failure_rules=rules), operator_up=False)
     job.add_agents(2, unmanaged=True)
     job.run_until("TRAINING")
@@ -347,7 +336,7 @@ def test_max_restarts_of_the_agents_caps_the_failure_budget() -> None:
 
 def test_max_restarts_bounds_restarts_without_progress_too() -> None:
     """A script that fails before its first step: one restart is allowed, and one is made."""
-    job = SteeredJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 5)))
+    job = SteeredJob(job_spec(replicas=2, budgets=budget(wire.BudgetKind.NO_PROGRESS, 5)))
     job.add_agents(2, max_restarts=1)
     crash_at_start(job, 2)
     job.run(4.0)
@@ -368,7 +357,7 @@ def crash_at_start(job: SteeredJob, times: int) -> list[float]:
 
 def test_restarts_without_progress_wait_longer_each_time() -> None:
     """Storage that is away for some seconds does not use up the budget; an event says the pause."""
-    job = SteeredJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 5)))
+    job = SteeredJob(job_spec(replicas=2, budgets=budget(wire.BudgetKind.NO_PROGRESS, 5)))
     job.add_agents(2)
     began = crash_at_start(job, 6)
     pauses = [after - before for before, after in itertools.pairwise(began)]
@@ -387,7 +376,7 @@ def test_restarts_without_progress_wait_longer_each_time() -> None:
 
 def test_a_new_master_goes_on_with_the_pauses() -> None:
     """It reads from the journal how many restarts in a row there were."""
-    job = SteeredJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 9)))
+    job = SteeredJob(job_spec(replicas=2, budgets=budget(wire.BudgetKind.NO_PROGRESS, 9)))
     job.add_agents(2)
     crash_at_start(job, 5)
     job.run(0.2)
@@ -401,11 +390,11 @@ def test_a_new_master_goes_on_with_the_pauses() -> None:
 
 def test_a_stop_does_not_wait_for_the_pause() -> None:
     """The job ends at once."""
-    job = SteeredJob(job_spec(replicas=2, budgets=budget(BudgetKind.NO_PROGRESS, 9)))
+    job = SteeredJob(job_spec(replicas=2, budgets=budget(wire.BudgetKind.NO_PROGRESS, 9)))
     job.add_agents(2)
     crash_at_start(job, 7)
     job.run(0.5)
-    job.ask(StopJobRequest())
+    job.ask(wire.StopJobRequest())
     job.run(2.0)
     assert job.end == "StoppedByUser"
 
@@ -450,22 +439,22 @@ def test_a_rank_that_ends_well_before_the_others_is_named(
     job = training(2)
     kind = error.partition(":")[0]
     for node, message in (
-        (1, WorkerExited(exit_code=0, rank=1)),
+        (1, wire.WorkerExited(exit_code=0, rank=1)),
         (
             0,
-            WorkerExited(exit_code=1, error_type=kind, error_message=error),
+            wire.WorkerExited(exit_code=1, error_type=kind, error_message=error),
         ),
     ):
         session = job.agents[node].session
         assert session is not None
-        fence = Fence(epoch=1, incarnation="m1", round=1)
+        fence = wire.Fence(epoch=1, incarnation="m1", round=1)
         job.take(Received(session, fence, message))
     job.run(15.0)
     found = job.core.goodput(job.moment()).incidents[-1]
     assert (found.culprit_node, found.culprit_rank, found.cause) == (rank, rank, "WorkerRaised")
     left = "rank 1 on node 1 ended with exit code 0 before the others: rank 0 on node 0 raised"
     assert (left in found.text) is (rank == "1")
-    assert job.charges() == [BudgetKind.FAILURES]
+    assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_after_a_restart_rates_and_steps_are_those_of_the_new_round(training: Start) -> None:

@@ -78,7 +78,7 @@ def whole() -> Path:
         for piece in pieces:
             journal.commit([codec.encode(record) for record in piece], durable=True)
             done += len(piece)
-            head = SegmentOpened(epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
+            head = SegmentOpened(format=4, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
             if done < len(records):
                 compact(directory, head, fold(records[:done]), (), KEEP, NOW)
                 journal.ask_rotation()

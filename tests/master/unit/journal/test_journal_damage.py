@@ -27,7 +27,7 @@ from holdfast_wire.messages import (
 JOB = "j1"
 
 
-def header(sequence: int, epoch: int, *, job_uid: str = JOB, version: int = 1) -> JournalRecord:
+def header(sequence: int, epoch: int, *, job_uid: str = JOB, version: int = 4) -> JournalRecord:
     """Return the first record of a segment."""
     opened = SegmentOpened(
         format=version, epoch=epoch, incarnation=f"m{epoch}", job_uid=job_uid, version="0.1.0"
@@ -222,7 +222,7 @@ def test_a_number_that_is_left_out_ends_the_readable_part(tmp_path: Path) -> Non
         ([header(1, 1, version=5)], "has format 5"),
         ([header(1, 5)], "is of epoch 5, its name says 1"),
     ],
-    ids=["another job", "newer format", "renamed"],
+    ids=["another job", "other format", "renamed"],
 )
 def test_a_journal_that_is_not_ours_is_refused_with_the_remedy(
     tmp_path: Path, records: list[JournalRecord], text: str

@@ -37,7 +37,7 @@ class Clock:
 
 def opened(epoch: int, incarnation: str) -> bytes:
     """Return a segment's first record."""
-    fact = SegmentOpened(format=1, epoch=epoch, incarnation=incarnation, job_uid="j1")
+    fact = SegmentOpened(format=4, epoch=epoch, incarnation=incarnation, job_uid="j1")
     return codec.encode(JournalRecord(sequence=1, fact=fact))
 
 
@@ -224,7 +224,7 @@ from holdfast_wire.messages import JournalRecord, NodeJoined, SegmentOpened
 
 os.system("mount -t tmpfs -o size=16k none " + sys.argv[1]) == 0 or sys.exit(77)
 directory = Path(sys.argv[1])
-fact = SegmentOpened(format=1, epoch=1, incarnation="m1", job_uid="j1")
+fact = SegmentOpened(format=4, epoch=1, incarnation="m1", job_uid="j1")
 clock = [0.0]
 journal = Journal(directory, 1, "m1", lambda: clock[0])
 journal.commit([codec.encode(JournalRecord(sequence=1, fact=fact))], durable=True)

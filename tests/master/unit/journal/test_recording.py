@@ -19,17 +19,10 @@ from holdfast_master.replay.files import FORMAT, read_recording, recording_path,
 from holdfast_master.replay.recorder import InputRecorder, RecordedCore, encode
 from holdfast_master.replay.replayer import ReplayedInput, redecide
 from holdfast_wire import codec
-from holdfast_wire.messages import (
-    Fence,
-    Heartbeat,
-    InputRecorded,
-    RankProgress,
-    RecordingOpened,
-    SessionRequest,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import JOB_UID, SteeredJob, job_spec
 
-HEAD = RecordingOpened(
+HEAD = wire.RecordingOpened(
     format=FORMAT, epoch=1, incarnation="m1", job_name="job", job_uid=JOB_UID, version="0.1.0"
 )
 
@@ -106,7 +99,7 @@ def test_the_oldest_recordings_go_when_a_successor_begins(tmp_path: Path) -> Non
     for epoch in range(1, 9):
         recorder = InputRecorder(tmp_path, dataclasses.replace(HEAD, epoch=epoch), 40_000)
         recorder.begin(Moment(1.0, 2.0), 0)
-        fence, beat = Fence(epoch=1, round=1), Heartbeat(sequence=3)
+        fence, beat = wire.Fence(epoch=1, round=1), wire.Heartbeat(sequence=3)
         for at in range(300):
             recorder.note((Received(at, fence, beat), Moment(at * 1.1, at / 7), at, 0, False))
         recorder._write_waiting()
@@ -182,13 +175,13 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
 
 def test_the_short_way_to_encode_a_message_gives_the_same() -> None:
     """An agent's recorded message decodes to the same with and without its raw bytes."""
-    beat = Heartbeat(sequence=3, ranks=(RankProgress(round=1, step=2),))
-    raw = codec.encode(SessionRequest(fence=Fence(epoch=1, round=1), message=beat))
+    beat = wire.Heartbeat(sequence=3, ranks=(wire.RankProgress(round=1, step=2),))
+    raw = codec.encode(wire.SessionRequest(fence=wire.Fence(epoch=1, round=1), message=beat))
     now = Moment(1.5, 2.5)
-    events = [Received(7, Fence(epoch=1, round=1), beat, data) for data in (raw, b"")]
-    both = [codec.decode(InputRecorded, encode((event, now, 9, 2, False))) for event in events]
+    events = [Received(7, wire.Fence(epoch=1, round=1), beat, data) for data in (raw, b"")]
+    both = [codec.decode(wire.InputRecorded, encode((event, now, 9, 2, False))) for event in events]
     assert both[0] == both[1]
-    assert from_message(both[0]) == Received(7, Fence(epoch=1, round=1), beat)
+    assert from_message(both[0]) == Received(7, wire.Fence(epoch=1, round=1), beat)
     assert (both[0].mono, both[0].unix_time) == (1.5, 2.5)
     assert (both[0].sequence, both[0].instructions) == (9, 2)
 
@@ -203,14 +196,6 @@ def test_a_recording_of_another_format_is_refused_with_the_remedy(
     path.write_bytes(framing.frame(codec.encode(other)))
     with pytest.raises(JournalError, match=rf"has format {number}, written by holdfast 9\.0"):
         read_recording(path)
-
-
-def test_recordings_in_parts_of_an_older_release_are_found(tmp_path: Path) -> None:
-    """They are refused by name, counted in the bound and removed, not passed over in silence."""
-    names = ["inputs-1-0.rec", "inputs-1-1.rec", "inputs-2.rec"]
-    for name in [*names, "inputs-x.rec", "inputs-1-.rec"]:
-        (tmp_path / name).touch()
-    assert [path.name for path in recording_paths(tmp_path)] == names
 
 
 def test_any_flipped_bit_of_a_recording_is_found(tmp_path: Path) -> None:

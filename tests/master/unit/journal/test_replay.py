@@ -17,22 +17,10 @@ from holdfast_master.replay import replayer
 from holdfast_master.replay.codec import to_message
 from holdfast_master.replay.files import FORMAT
 from holdfast_master.replay.replayer import ReplayError, redecide
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    InputRecorded,
-    JournalRecord,
-    MasterSpec,
-    NoticeKind,
-    NoticeReceived,
-    RecordingOpened,
-    RestartWorkerRequest,
-    ScaleRequest,
-    WorldDecided,
-)
+from holdfast_wire import messages as wire
 from simulation.steered.job import JOB_UID, SteeredJob, job_spec
 
-HEAD = RecordingOpened(
+HEAD = wire.RecordingOpened(
     format=FORMAT,
     epoch=1,
     incarnation="m1",
@@ -46,8 +34,8 @@ HEAD = RecordingOpened(
 class RecordedJob(SteeredJob):
     """A simulated job whose inputs are recorded."""
 
-    def __init__(self, spec: MasterSpec, **more: Any) -> None:
-        self.told: list[InputRecorded] = []
+    def __init__(self, spec: wire.MasterSpec, **more: Any) -> None:
+        self.told: list[wire.InputRecorded] = []
         super().__init__(spec, **more)
         self.head = dataclasses.replace(HEAD, mono=self.master.mono, unix_time=self.master.wall)
 
@@ -55,7 +43,7 @@ class RecordedJob(SteeredJob):
         """Record an input as the shell does."""
         batch = super().decide(core, event, moment)
         self.told.append(
-            InputRecorded(
+            wire.InputRecorded(
                 mono=moment.mono,
                 unix_time=moment.unix,
                 sequence=self.core.newest_record(),
@@ -65,7 +53,9 @@ class RecordedJob(SteeredJob):
         )
         return batch
 
-    def facts(self, sequence: int) -> tuple[list[JournalRecord], Mapping[int, JournalRecord]]:
+    def facts(
+        self, sequence: int
+    ) -> tuple[list[wire.JournalRecord], Mapping[int, wire.JournalRecord]]:
         """Return the journal up to a record and after it."""
         return replayer.split(self.records, sequence, HEAD.epoch + bool(sequence))
 
@@ -79,10 +69,10 @@ def troubled(seed: int, **more: Any) -> RecordedJob:
         lambda: job.agents[chance.randrange(3)].crash(-9),
         lambda: job.evict(chance.randrange(3)),
         lambda: job.change(replicas=chance.randrange(2, 5)),
-        lambda: job.ask(DrainNodeRequest(node_rank=chance.randrange(3), reason="test")),
-        lambda: job.ask(RestartWorkerRequest(reason="test")),
-        lambda: job.ask(DumpStacksRequest()),
-        lambda: job.ask(ScaleRequest(replicas=3)),
+        lambda: job.ask(wire.DrainNodeRequest(node_rank=chance.randrange(3), reason="test")),
+        lambda: job.ask(wire.RestartWorkerRequest(reason="test")),
+        lambda: job.ask(wire.DumpStacksRequest()),
+        lambda: job.ask(wire.ScaleRequest(replicas=3)),
         lambda: job.stall_master(2.0),
         job.operator_leaves,
         job.operator_returns,
@@ -111,7 +101,9 @@ def test_a_departure_that_was_announced_is_decided_the_same() -> None:
     job = RecordedJob(job_spec(replicas=4, standbys=1))
     job.add_agents(5)
     job.run(5.0)
-    spot = NoticeReceived(kind=NoticeKind.PREEMPTION, source="file", text="spot", seconds_left=9.0)
+    spot = wire.NoticeReceived(
+        kind=wire.NoticeKind.PREEMPTION, source="file", text="spot", seconds_left=9.0
+    )
     job.agents[1].report(spot)
     job.run(15.0)
     job.pods[2] = dataclasses.replace(job.pods[2], notice=dataclasses.replace(spot, source="node"))
@@ -173,7 +165,7 @@ def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.Monk
     """The difference names the record; nothing is decided after it."""
     job = troubled(3)
     before, facts = job.facts(0)
-    real = WorldDecided
+    real = wire.WorldDecided
 
     def other(**fields: Any) -> object:
         return real(**{**fields, "reason": "for another reason"})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.backoff import BackoffSchedule, decide
+from holdfast_master.policies.failure import BackoffSchedule, pause
 
 USUAL = BackoffSchedule(first=1.0, longest=30.0)
 
@@ -27,11 +27,11 @@ USUAL = BackoffSchedule(first=1.0, longest=30.0)
 )
 def test_the_pause_doubles_up_to_its_bound(in_a_row: int, seconds: float) -> None:
     """The first restart is at once; the reason names number and time."""
-    pause = decide(in_a_row, USUAL)
-    assert pause.seconds == seconds
+    found = pause(in_a_row, USUAL)
+    assert found.seconds == seconds
     if seconds:
-        assert f"restart {in_a_row} in a row" in pause.reason
-        assert f"{seconds:g} s" in pause.reason
+        assert f"restart {in_a_row} in a row" in found.reason
+        assert f"{seconds:g} s" in found.reason
 
 
 @given(st.integers(0, 10_000), st.floats(0.01, 10.0), st.floats(10.0, 100.0))
@@ -40,6 +40,6 @@ def test_it_never_shrinks_and_never_exceeds_its_bound(
 ) -> None:
     """Whatever the schedule is; and it is the same each time that it is asked for."""
     schedule = BackoffSchedule(first=first, longest=longest)
-    pause, following = decide(in_a_row, schedule), decide(in_a_row + 1, schedule)
-    assert 0 <= pause.seconds <= following.seconds <= longest
-    assert pause == decide(in_a_row, schedule)
+    found, following = pause(in_a_row, schedule), pause(in_a_row + 1, schedule)
+    assert 0 <= found.seconds <= following.seconds <= longest
+    assert found == pause(in_a_row, schedule)

@@ -16,11 +16,7 @@ from holdfast_master.policies.straggler.exclusion import (
     decide,
     most_excluded,
 )
-from holdfast_master.policies.straggler.verdict import StragglerEvidence, StragglerVerdict, Subject
-
-EVIDENCE = StragglerEvidence(
-    votes=3, votes_out_of=5, excess=0.5, noise=0.01, clock_error=0.001, step=1.6
-)
+from holdfast_master.policies.straggler.verdict import StragglerVerdict, Subject
 
 
 def verdict(
@@ -34,7 +30,6 @@ def verdict(
         since_step=100,
         percent=percent,
         node_seconds_per_hour=4800.0,
-        evidence=EVIDENCE,
         considered=(),
         reason="n1 is slow",
     )

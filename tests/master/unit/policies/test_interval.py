@@ -186,8 +186,8 @@ def test_a_third_tier_needs_its_cost_and_its_rate_alone(
     monkeypatch: pytest.MonkeyPatch, stops: tuple[float, ...], means: tuple[float, ...]
 ) -> None:
     """Nothing else names it; what is chosen wastes as little as the best of a fine grid."""
-    row = failure_rate.ROWS[Tier.MEMORY]
-    monkeypatch.setattr(interval, "ROWS", dict.fromkeys(Place, row))
+    row = failure_rate.BY_TIER[Tier.MEMORY]
+    monkeypatch.setattr(interval, "BY_TIER", dict.fromkeys(Place, row))
     monkeypatch.setattr(interval, "word", str)
     tiers: Any = {place: Cost(stop=stop) for place, stop in zip(Place, stops, strict=True)}
     by_tier: Any = {place: 1 / mean for place, mean in zip(Place, means, strict=True)}

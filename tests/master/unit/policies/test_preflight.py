@@ -10,25 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.preflight import (
-    BAD,
-    NONE,
+from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
-    NodeVerdict,
     Pair,
     Participant,
-    PreflightSettings,
-    References,
     RoundId,
-    begin,
-    conclude,
-    forget,
-    judge,
-    references_after,
     refuse,
 )
+from holdfast_master.policies.preflight.references import NONE, References, forget
+from holdfast_master.policies.preflight.rounds import (
+    PreflightSettings,
+    begin,
+    conclude,
+    judge,
+    references_after,
+)
+from holdfast_master.policies.preflight.verdicts import BAD, NodeVerdict
 from holdfast_wire.resources import Resource
 from nodes.simulated_nodes import (
     COMPUTE,

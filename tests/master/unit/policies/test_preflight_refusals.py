@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_master.policies.preflight import (
-    FigureReport,
-    NodeVerdict,
-    Participant,
-    begin,
-    conclude,
-    judge,
-)
+from holdfast_master.policies.preflight.figures import FigureReport, Participant
+from holdfast_master.policies.preflight.rounds import begin, conclude, judge
+from holdfast_master.policies.preflight.verdicts import NodeVerdict
 from nodes.simulated_nodes import NOBODY_THERE, Cluster, Fault
 
 

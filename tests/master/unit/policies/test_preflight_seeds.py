@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from holdfast_master.policies.preflight import NodeVerdict, judge
+from holdfast_master.policies.preflight.rounds import judge
+from holdfast_master.policies.preflight.verdicts import NodeVerdict
 from holdfast_wire.resources import Resource
 from house.extended import usual
 from nodes.simulated_nodes import COMPUTE, DISK, NETWORK, Cluster, Fault

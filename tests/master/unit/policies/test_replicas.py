@@ -12,9 +12,9 @@ from holdfast_master.policies.replicas import (
     FrozenReplica,
     NewRoster,
     Pace,
+    ReplicaStatus,
     SameRoster,
     SeatedReplica,
-    Standing,
     all_still,
     follows,
     frozen,
@@ -99,10 +99,10 @@ def test_seats_are_whole_and_numbers_new_whatever_is_left(seed: int) -> None:
     assert [one.number for one in chosen] == sorted({one.number for one in chosen})
 
 
-def standings(text: str) -> list[Standing]:
+def standings(text: str) -> list[ReplicaStatus]:
     """`1r 2 3x`: replica 1 is ready, 2 is not yet, 3 is lost."""
     return [
-        Standing(int(one[0]), intact="x" not in one, ready="r" in one or "x" in one)
+        ReplicaStatus(int(one[0]), intact="x" not in one, ready="r" in one or "x" in one)
         for one in text.split()
     ]
 

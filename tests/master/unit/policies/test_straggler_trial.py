@@ -7,12 +7,9 @@ import dataclasses
 import pytest
 
 from holdfast_master.policies.straggler.trial import WINDOWS, TrialView, accuse, outcome
-from holdfast_master.policies.straggler.verdict import StragglerEvidence, StragglerVerdict, Subject
+from holdfast_master.policies.straggler.verdict import StragglerVerdict, Subject
 from holdfast_wire.messages import StragglerOutcome, StragglerTrial
 
-EVIDENCE = StragglerEvidence(
-    votes=3, votes_out_of=5, excess=0.5, noise=0.01, clock_error=0.001, step=1.6
-)
 FAST = TrialView(elsewhere=True, run=-WINDOWS, accused=False)
 SLOW = TrialView(elsewhere=True, run=WINDOWS, accused=True)
 UNKNOWN, NODE, RANK = StragglerOutcome.UNSPECIFIED, StragglerOutcome.NODE, StragglerOutcome.RANK
@@ -26,7 +23,6 @@ def _accusation(*ranks: int) -> StragglerVerdict:
         since_step=100,
         percent=50.0,
         node_seconds_per_hour=4800.0,
-        evidence=EVIDENCE,
         considered=(),
         reason="n1 is slow",
     )

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_master.policies.succession import Claim, Knowledge, Standing, decide
+from holdfast_master.job.takeover.hello import Arrival, Claim, Knowledge, judge_arrival
 
 OLD, NEW = Claim("p1", "a1"), Claim("p2", "a2")
 SAME_POD = Claim("p1", "a9")
 
 TABLE = [
-    (None, NEW, Knowledge(), Standing.NEW),
-    (OLD, OLD, Knowledge(), Standing.RETURNED),
+    (None, NEW, Knowledge(), Arrival.NEW),
+    (OLD, OLD, Knowledge(), Arrival.RETURNED),
     # the operator cannot tell: the newest hello wins
-    (OLD, NEW, Knowledge(), Standing.SUCCESSOR),
+    (OLD, NEW, Knowledge(), Arrival.SUCCESSOR),
     # the operator knows the newcomer's pod
-    (OLD, NEW, Knowledge(newest_pod="p2"), Standing.SUCCESSOR),
+    (OLD, NEW, Knowledge(newest_pod="p2"), Arrival.SUCCESSOR),
     # the operator knows that the incumbent's pod is the newest
-    (OLD, NEW, Knowledge(newest_pod="p1"), Standing.OUTDATED),
+    (OLD, NEW, Knowledge(newest_pod="p1"), Arrival.OUTDATED),
     # the agent was started again inside its pod
-    (OLD, SAME_POD, Knowledge(newest_pod="p1"), Standing.SUCCESSOR),
+    (OLD, SAME_POD, Knowledge(newest_pod="p1"), Arrival.SUCCESSOR),
     # a pod that was followed by another comes back, be the rank free or not
-    (None, OLD, Knowledge(superseded=frozenset({"p1"})), Standing.OUTDATED),
-    (NEW, OLD, Knowledge(superseded=frozenset({"p1"})), Standing.OUTDATED),
+    (None, OLD, Knowledge(superseded=frozenset({"p1"})), Arrival.OUTDATED),
+    (NEW, OLD, Knowledge(superseded=frozenset({"p1"})), Arrival.OUTDATED),
     # an agent that was told to leave comes back
-    (None, OLD, Knowledge(dismissed=frozenset({"a1"})), Standing.OUTDATED),
+    (None, OLD, Knowledge(dismissed=frozenset({"a1"})), Arrival.OUTDATED),
     # its words come after the end of its pod
-    (None, OLD, Knowledge(ended="p1"), Standing.OUTDATED),
-    (OLD, OLD, Knowledge(ended="p1"), Standing.OUTDATED),
-    (OLD, NEW, Knowledge(ended="p1"), Standing.SUCCESSOR),
+    (None, OLD, Knowledge(ended="p1"), Arrival.OUTDATED),
+    (OLD, OLD, Knowledge(ended="p1"), Arrival.OUTDATED),
+    (OLD, NEW, Knowledge(ended="p1"), Arrival.SUCCESSOR),
     # the operator's newest pod has not said hello yet, this one is neither old nor known
-    (OLD, NEW, Knowledge(newest_pod="p3"), Standing.SUCCESSOR),
+    (OLD, NEW, Knowledge(newest_pod="p3"), Arrival.SUCCESSOR),
 ]
 
 
-@pytest.mark.parametrize(("incumbent", "hello", "knowledge", "standing"), TABLE)
+@pytest.mark.parametrize(("incumbent", "hello", "knowledge", "arrival"), TABLE)
 def test_who_holds_the_rank(
-    incumbent: Claim | None, hello: Claim, knowledge: Knowledge, standing: Standing
+    incumbent: Claim | None, hello: Claim, knowledge: Knowledge, arrival: Arrival
 ) -> None:
     """The operator's newest pod wins; without its word the newest hello."""
-    verdict = decide(incumbent, hello, knowledge)
-    assert verdict.standing is standing
+    verdict = judge_arrival(incumbent, hello, knowledge)
+    assert verdict.arrival is arrival
     assert verdict.reason

@@ -14,19 +14,7 @@ from holdfast_master.instructions import CloseSession, Instruction, RefusalCode,
 from holdfast_master.server import sessions
 from holdfast_master.server.sessions import Outbox
 from holdfast_wire import codec
-from holdfast_wire.messages import (
-    DumpStacks,
-    Fence,
-    Goodbye,
-    Heartbeat,
-    HeartbeatInterval,
-    Hello,
-    SessionRequest,
-    SessionResponse,
-    StateDigest,
-    Warmed,
-    Welcome,
-)
+from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
 from masters.served import JOB, USER, AgentStream, agent, eventually, refusal_of, serve
 
@@ -36,25 +24,27 @@ async def test_a_hello_is_answered_and_messages_keep_their_order(tmp_path: Path)
     async with serve(tmp_path, ScriptedCore()) as served:
         stream = served.agent_stream(3)
         answer = await stream.hello(warm=True)
-        assert isinstance(answer.message, Welcome)
-        fence = Fence(epoch=1, incarnation="m1", round=4)
+        assert isinstance(answer.message, wire.Welcome)
+        fence = wire.Fence(epoch=1, incarnation="m1", round=4)
         for sequence in range(100):
-            await stream.send(Heartbeat(sequence=sequence), fence)
+            await stream.send(wire.Heartbeat(sequence=sequence), fence)
         heard = await served.told(Received, 100)
         connected = served.core.inputs[0]
         assert isinstance(connected, Connected)
         assert connected.hello.node_rank == 3
-        expected = [Received(connected.session, fence, Heartbeat(sequence=at)) for at in range(100)]
+        expected = [
+            Received(connected.session, fence, wire.Heartbeat(sequence=at)) for at in range(100)
+        ]
         assert heard == expected
 
 
 @pytest.mark.parametrize(
     ("hello", "code", "reason"),
     [
-        (Hello(job_uid="j2", node_rank=0, agent_id="a"), "PERMISSION_DENIED", "OTHER_JOB"),
-        (Hello(job_uid=JOB, node_rank=1, agent_id="a"), "PERMISSION_DENIED", "RANK_MISMATCH"),
-        (Hello(job_uid=JOB, node_rank=0), "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
-        (Heartbeat(), "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
+        (wire.Hello(job_uid="j2", node_rank=0, agent_id="a"), "PERMISSION_DENIED", "OTHER_JOB"),
+        (wire.Hello(job_uid=JOB, node_rank=1, agent_id="a"), "PERMISSION_DENIED", "RANK_MISMATCH"),
+        (wire.Hello(job_uid=JOB, node_rank=0), "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
+        (wire.Heartbeat(), "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
         (None, "INVALID_ARGUMENT", "MALFORMED_MESSAGE"),
     ],
     ids=["another job", "another rank", "no agent id", "no hello", "nothing"],
@@ -84,8 +74,8 @@ async def test_an_agent_that_says_nothing_is_let_go(
 
 WRONG_BYTES = {
     "no protobuf": b"\xff\xff\xff",
-    "cut short": codec.encode(SessionRequest(message=Goodbye(reason="long enough")))[:-4],
-    "a second hello": codec.encode(SessionRequest(message=Hello(agent_id="a"))),
+    "cut short": codec.encode(wire.SessionRequest(message=wire.Goodbye(reason="long enough")))[:-4],
+    "a second hello": codec.encode(wire.SessionRequest(message=wire.Hello(agent_id="a"))),
 }
 
 
@@ -103,7 +93,7 @@ async def test_a_wrong_message_ends_only_its_own_stream(tmp_path: Path, data: by
         (gone,) = await served.told(Disconnected)
         assert isinstance(gone, Disconnected)
         assert gone.cause is DisconnectCause.REFUSED
-        await other.send(Warmed())
+        await other.send(wire.Warmed())
         (heard,) = await served.told(Received)
         assert isinstance(heard, Received)
         assert served.master is not None
@@ -124,10 +114,10 @@ async def test_what_only_a_newer_agent_says_is_passed_over(tmp_path: Path, data:
         stream = served.agent_stream(0)
         await stream.hello()
         await stream.write(data)
-        await stream.send(Warmed())
+        await stream.send(wire.Warmed())
         (heard,) = await served.told(Received)
         assert isinstance(heard, Received)
-        assert heard.message == Warmed()
+        assert heard.message == wire.Warmed()
         assert served.master is not None
         assert (served.master.counters.newer, served.master.counters.refused) == (1, {})
 
@@ -173,9 +163,9 @@ def on_warmed(*messages: Any) -> Any:
     """Return a script that sends these to every agent that is warm."""
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        if not (isinstance(event, Received) and isinstance(event.message, Warmed)):
+        if not (isinstance(event, Received) and isinstance(event.message, wire.Warmed)):
             return []
-        return [Send(event.session, SessionResponse(message=message)) for message in messages]
+        return [Send(event.session, wire.SessionResponse(message=message)) for message in messages]
 
     return react
 
@@ -183,21 +173,21 @@ def on_warmed(*messages: Any) -> Any:
 async def test_stale_settings_are_replaced_by_their_successors(tmp_path: Path) -> None:
     """Of heartbeat intervals and digests in one queue only the newest is sent."""
     script = on_warmed(
-        HeartbeatInterval(heartbeat_seconds=1),
-        StateDigest(sequence=1),
-        DumpStacks(command_id=1),
-        HeartbeatInterval(heartbeat_seconds=2),
-        StateDigest(sequence=2),
+        wire.HeartbeatInterval(heartbeat_seconds=1),
+        wire.StateDigest(sequence=1),
+        wire.DumpStacks(command_id=1),
+        wire.HeartbeatInterval(heartbeat_seconds=2),
+        wire.StateDigest(sequence=2),
     )
     async with serve(tmp_path, ScriptedCore(script)) as served:
         stream = served.agent_stream(0)
         await stream.hello()
-        await stream.send(Warmed())
+        await stream.send(wire.Warmed())
         sent = [(await stream.receive()).message for _ in range(3)]
         assert sent == [
-            DumpStacks(command_id=1),
-            HeartbeatInterval(heartbeat_seconds=2),
-            StateDigest(sequence=2),
+            wire.DumpStacks(command_id=1),
+            wire.HeartbeatInterval(heartbeat_seconds=2),
+            wire.StateDigest(sequence=2),
         ]
 
 
@@ -205,11 +195,11 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
     tmp_path: Path,
 ) -> None:
     """The queue is bounded; the slow agent's stream ends, the other's goes on."""
-    large = SessionResponse(message=StateDigest(excluded_nodes=("x" * 1_000,) * 300))
-    filler = SessionResponse(message=DumpStacks(command_id=1))
+    large = wire.SessionResponse(message=wire.StateDigest(excluded_nodes=("x" * 1_000,) * 300))
+    filler = wire.SessionResponse(message=wire.DumpStacks(command_id=1))
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        if isinstance(event, Received) and isinstance(event.message, Warmed):
+        if isinstance(event, Received) and isinstance(event.message, wire.Warmed):
             return [Send(1, large), Send(1, filler), Send(2, filler)]
         return []
 
@@ -221,23 +211,23 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
         queue = served.master.sessions._sessions[1].outbox
         # gRPC itself takes a few MiB before it lets a write wait.
         while await emptied(queue):
-            await other.send(Warmed())
-            assert isinstance((await other.receive()).message, DumpStacks)
+            await other.send(wire.Warmed())
+            assert isinstance((await other.receive()).message, wire.DumpStacks)
         for _ in range(sessions.OUTBOX_LIMIT):
-            await other.send(Warmed())
-            assert isinstance((await other.receive()).message, DumpStacks)
+            await other.send(wire.Warmed())
+            assert isinstance((await other.receive()).message, wire.DumpStacks)
         (gone,) = await served.told(Disconnected)
         assert gone == Disconnected(1, DisconnectCause.REFUSED)
-        await other.send(Warmed())
-        assert isinstance((await other.receive()).message, DumpStacks)
+        await other.send(wire.Warmed())
+        assert isinstance((await other.receive()).message, wire.DumpStacks)
         # The status where the transport takes it after all, else the end of the connection.
         refusal = await refusal_of(slow.drain())
         assert refusal.code.name in {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
-        await other.send(Warmed())
-        assert isinstance((await other.receive()).message, DumpStacks)
+        await other.send(wire.Warmed())
+        assert isinstance((await other.receive()).message, wire.DumpStacks)
 
 
-async def emptied(queue: Outbox[SessionResponse]) -> bool:
+async def emptied(queue: Outbox[wire.SessionResponse]) -> bool:
     """Return whether the queue is empty within a second."""
     try:
         async with asyncio.timeout(1.0):
@@ -253,7 +243,7 @@ async def test_a_session_that_the_core_closes_gets_what_was_queued_first(tmp_pat
 
     def react(event: Any, _now: Any) -> list[Instruction]:
         if isinstance(event, Received):
-            bye = SessionResponse(message=DumpStacks(command_id=9))
+            bye = wire.SessionResponse(message=wire.DumpStacks(command_id=9))
             close = CloseSession(event.session, RefusalCode.ABORTED, "REPLACED", "a newer agent")
             return [Send(event.session, bye), close, Send(event.session, bye)]
         return []
@@ -261,8 +251,8 @@ async def test_a_session_that_the_core_closes_gets_what_was_queued_first(tmp_pat
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.agent_stream(0)
         await stream.hello()
-        await stream.send(Warmed())
-        assert (await stream.receive()).message == DumpStacks(command_id=9)
+        await stream.send(wire.Warmed())
+        assert (await stream.receive()).message == wire.DumpStacks(command_id=9)
         refusal = await refusal_of(stream.read())
         assert (refusal.code.name, refusal.reason) == ("ABORTED", "REPLACED")
         await asyncio.sleep(0)
@@ -274,7 +264,9 @@ async def test_what_is_sent_to_a_session_that_has_ended_is_dropped(tmp_path: Pat
 
     def react(event: Any, _now: Any) -> list[Instruction]:
         if isinstance(event, Disconnected):
-            return [Send(event.session, SessionResponse(message=DumpStacks(command_id=1)))]
+            return [
+                Send(event.session, wire.SessionResponse(message=wire.DumpStacks(command_id=1)))
+            ]
         return []
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
@@ -283,7 +275,7 @@ async def test_what_is_sent_to_a_session_that_has_ended_is_dropped(tmp_path: Pat
         await stream.channel.close()
         await served.told(Disconnected)
         again = served.agent_stream(0)
-        assert isinstance((await again.hello()).message, Welcome)
+        assert isinstance((await again.hello()).message, wire.Welcome)
 
 
 async def test_only_agents_open_sessions(tmp_path: Path) -> None:
@@ -305,7 +297,7 @@ async def test_sixty_agents_at_once(tmp_path: Path) -> None:
     async with serve(tmp_path, ScriptedCore()) as served:
         streams = [AgentStream(served.channel(agent(rank)), rank) for rank in range(60)]
         await asyncio.gather(*(stream.hello() for stream in streams))
-        await asyncio.gather(*(stream.send(Warmed()) for stream in streams))
+        await asyncio.gather(*(stream.send(wire.Warmed()) for stream in streams))
         heard = await served.told(Received, 60)
         assert len({item.session for item in heard if isinstance(item, Received)}) == 60
         assert sessions.OUTBOX_LIMIT == 64

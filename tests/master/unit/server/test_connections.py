@@ -24,9 +24,9 @@ def test_a_connection_without_a_call_is_due_after_the_grace() -> None:
     """A slow handshake is no stranger yet; each is told once."""
     clock = Clock()
     counter = ConnectionCounter(clock)
-    counter.begun()
+    counter.opened()
     clock.now += GRACE_SECONDS - 1
-    counter.begun()
+    counter.opened()
     assert counter.take_due() == 0
     clock.now += 1
     assert (counter.take_due(), counter.take_due()) == (1, 0)
@@ -38,7 +38,7 @@ def test_the_calls_of_one_connection_stand_for_one() -> None:
     clock = Clock()
     counter = ConnectionCounter(clock)
     for _ in range(2):
-        counter.begun()
+        counter.opened()
     for _ in range(10):
         counter.identified("ipv4:10.0.0.1:4000")
         clock.now += SEEN_SECONDS - 1
@@ -50,7 +50,7 @@ def test_two_clients_are_two_connections() -> None:
     """By address and port."""
     counter = ConnectionCounter(Clock())
     for port in (4000, 4001):
-        counter.begun()
+        counter.opened()
         counter.identified(f"ipv4:10.0.0.1:{port}")
     assert counter.unidentified == 0
 
@@ -79,7 +79,7 @@ async def test_what_is_due_shares_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(connections.log, "warning", warning)
     counter = ConnectionCounter()
     for _ in range(100):
-        counter.begun()
+        counter.opened()
     task = asyncio.create_task(counter.run())
     async with asyncio.timeout(10.0):
         await heard.wait()

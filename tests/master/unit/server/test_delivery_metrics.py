@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from holdfast_master.server.delivery_metrics import LOGGED_FROM, Burst
+from holdfast_master.server.sessions import LOGGED_FROM, Burst
 
 
 def test_a_large_burst_is_logged_when_its_last_message_is_out(
@@ -15,7 +15,7 @@ def test_a_large_burst_is_logged_when_its_last_message_is_out(
     """Once, with how many and how long; a small one is not."""
     now = 10.0
     burst = Burst(lambda: now)
-    with caplog.at_level(logging.INFO, "holdfast_master.server.delivery_metrics"):
+    with caplog.at_level(logging.INFO, "holdfast_master.server.sessions"):
         burst.more(LOGGED_FROM - 1)
         burst.less(LOGGED_FROM - 1)
         assert not caplog.records

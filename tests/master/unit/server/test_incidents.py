@@ -9,26 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_master.evidence import store
-from holdfast_master.evidence.store import EvidenceStore
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import KeepEvidence, Reply
+from holdfast_master.process import evidence_store
+from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_wire import evidence_file
-from holdfast_wire.messages import (
-    GetIncidentRequest,
-    IncidentEvidence,
-    ListIncidentsRequest,
-    RankEvidence,
-    StopJobRequest,
-    StopJobResponse,
-)
+from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
 from masters.served import refusal_of, serve
 
 
 def _evidence(name: str, stack: str = "File a.py", ranks: int = 1) -> KeepEvidence:
-    found = tuple(RankEvidence(rank=rank, stack=stack) for rank in range(ranks))
-    return KeepEvidence(IncidentEvidence(incident_id=name, odd_ranks=(0,), ranks=found))
+    found = tuple(wire.RankEvidence(rank=rank, stack=stack) for rank in range(ranks))
+    return KeepEvidence(wire.IncidentEvidence(incident_id=name, odd_ranks=(0,), ranks=found))
 
 
 Settled = Callable[..., EvidenceStore]
@@ -57,21 +50,21 @@ async def test_an_incident_is_served_with_the_evidence_of_its_ranks(tmp_path: Pa
     many = _evidence("i1.2", os.urandom(30_000).hex(), ranks=120)
     core = ScriptedCore(
         lambda event, _: (
-            [many, Reply(event.request_id, StopJobResponse())]
+            [many, Reply(event.request_id, wire.StopJobResponse())]
             if isinstance(event, UserCall)
             else []
         )
     )
     async with serve(tmp_path, core) as served:
-        assert (await served.ask("ListIncidents", ListIncidentsRequest())).with_evidence == ()
-        await served.ask("StopJob", StopJobRequest())
-        listed = await served.ask("ListIncidents", ListIncidentsRequest())
+        assert (await served.ask("ListIncidents", wire.ListIncidentsRequest())).with_evidence == ()
+        await served.ask("StopJob", wire.StopJobRequest())
+        listed = await served.ask("ListIncidents", wire.ListIncidentsRequest())
         assert [one.id for one in listed.incidents] == ["i1.1", "i1.2"]
         assert listed.with_evidence == ("i1.2",)
-        ranks: list[RankEvidence] = []
+        ranks: list[wire.RankEvidence] = []
         more = True
         while more:
-            asked = GetIncidentRequest(incident_id="i1.2", skip_ranks=len(ranks))
+            asked = wire.GetIncidentRequest(incident_id="i1.2", skip_ranks=len(ranks))
             page = await served.ask("GetIncident", asked)
             ranks += page.evidence.ranks
             more = page.more
@@ -81,12 +74,12 @@ async def test_an_incident_is_served_with_the_evidence_of_its_ranks(tmp_path: Pa
 async def test_an_incident_without_evidence_says_why(tmp_path: Path) -> None:
     """A crash has none; a hang's may have been removed; an unknown id is refused."""
     async with serve(tmp_path, ScriptedCore()) as served:
-        crash = await served.ask("GetIncident", GetIncidentRequest(incident_id="i1.1"))
+        crash = await served.ask("GetIncident", wire.GetIncidentRequest(incident_id="i1.1"))
         assert "only hangs have stacks" in crash.evidence_missing
-        hang = await served.ask("GetIncident", GetIncidentRequest(incident_id="i1.2"))
+        hang = await served.ask("GetIncident", wire.GetIncidentRequest(incident_id="i1.2"))
         assert "not kept any more" in hang.evidence_missing
         refusal = await refusal_of(
-            served.ask("GetIncident", GetIncidentRequest(incident_id="../../etc"))
+            served.ask("GetIncident", wire.GetIncidentRequest(incident_id="../../etc"))
         )
         assert (refusal.reason, "'../../etc'" in refusal.text) == ("NO_INCIDENT", True)
 
@@ -96,14 +89,14 @@ async def test_a_store_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: Settled, *, on_disk: bool
 ) -> None:
     """Beyond the number, then beyond the bytes, the oldest go; what is read is what was kept."""
-    monkeypatch.setattr(store, "MOST_INCIDENTS", 3)
+    monkeypatch.setattr(evidence_store, "MOST_INCIDENTS", 3)
     directory = tmp_path / "evidence" if on_disk else None
     names = [f"i1.{number}" for number in range(1, 6)]
     kept = settled(directory, *map(_evidence, names))
     assert kept.known() == ("i1.3", "i1.4", "i1.5")
     assert await kept.read("i1.5") == _evidence("i1.5").evidence
     assert await kept.read("i1.1") is None
-    monkeypatch.setattr(store, "MOST_BYTES", 1)
+    monkeypatch.setattr(evidence_store, "MOST_BYTES", 1)
     kept.keep(_evidence("i1.6"))
     kept.close()
     assert kept.known() == ("i1.6",)

@@ -13,26 +13,7 @@ from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import Instruction, RefusalCode, Refuse, Reply
 from holdfast_master.server import pending_requests
 from holdfast_wire import codec
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DrainNodeResponse,
-    DumpStacksRequest,
-    DumpStacksResponse,
-    GetGoodputRequest,
-    GetJobRequest,
-    JobPhase,
-    JobSnapshot,
-    ListEventsRequest,
-    ListNodesRequest,
-    RestartWorkerRequest,
-    RestartWorkerResponse,
-    ScaleRequest,
-    ScaleResponse,
-    StopJobRequest,
-    StopJobResponse,
-    WatchJobRequest,
-    WatchJobResponse,
-)
+from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
 from masters.served import OPERATOR, USER, Served, refusal_of, serve
 
@@ -43,11 +24,11 @@ def answer_all(event: Any, _now: Any) -> list[Instruction]:
         return []
     request: Any = event.request
     response: Any = {
-        ScaleRequest: lambda: ScaleResponse(generation=request.replicas),
-        RestartWorkerRequest: lambda: RestartWorkerResponse(round=5),
-        DumpStacksRequest: DumpStacksResponse,
-        DrainNodeRequest: lambda: DrainNodeResponse(text=f"node {request.node_rank}"),
-        StopJobRequest: StopJobResponse,
+        wire.ScaleRequest: lambda: wire.ScaleResponse(generation=request.replicas),
+        wire.RestartWorkerRequest: lambda: wire.RestartWorkerResponse(round=5),
+        wire.DumpStacksRequest: wire.DumpStacksResponse,
+        wire.DrainNodeRequest: lambda: wire.DrainNodeResponse(text=f"node {request.node_rank}"),
+        wire.StopJobRequest: wire.StopJobResponse,
     }[type(request)]()
     return [Reply(event.request_id, response)]
 
@@ -59,17 +40,17 @@ async def test_questions_and_watches_wait_for_the_disk(tmp_path: Path) -> None:
         assert served.master is not None
         written = served.master._loop._on_disk
         written.clear()
-        asked = asyncio.create_task(served.ask("GetJob", GetJobRequest()))
+        asked = asyncio.create_task(served.ask("GetJob", wire.GetJobRequest()))
         open_watch: Any = served.channel(USER).unary_stream("/holdfast.v1.JobService/WatchJob")
-        watch = open_watch(codec.encode(WatchJobRequest()), timeout=10.0)
+        watch = open_watch(codec.encode(wire.WatchJobRequest()), timeout=10.0)
         first = asyncio.create_task(watch.read())
         await asyncio.sleep(0.2)
         assert not asked.done()
         assert not first.done()
         written.set()
-        assert (await asked).status.phase is JobPhase.TRAINING
-        response = codec.decode(WatchJobResponse, await first)
-        assert isinstance(response.message, JobSnapshot)
+        assert (await asked).status.phase is wire.JobPhase.TRAINING
+        response = codec.decode(wire.WatchJobResponse, await first)
+        assert isinstance(response.message, wire.JobSnapshot)
         watch.cancel()
 
 
@@ -79,27 +60,31 @@ async def test_views_are_served(tmp_path: Path) -> None:
     for text in "abcdef":
         core.event(text)
     async with serve(tmp_path, core) as served:
-        job = await served.ask("GetJob", GetJobRequest())
-        assert (job.status.phase, job.spec.generation) == (JobPhase.TRAINING, 7)
-        nodes = await served.ask("ListNodes", ListNodesRequest())
+        job = await served.ask("GetJob", wire.GetJobRequest())
+        assert (job.status.phase, job.spec.generation) == (wire.JobPhase.TRAINING, 7)
+        nodes = await served.ask("ListNodes", wire.ListNodesRequest())
         assert [node.node_rank for node in nodes.nodes] == [0, 1]
-        events = await served.ask("ListEvents", ListEventsRequest(after_sequence=2, limit=3))
+        events = await served.ask("ListEvents", wire.ListEventsRequest(after_sequence=2, limit=3))
         assert [event.text for event in events.events] == ["c", "d", "e"]
         assert events.newest_sequence == 6
-        everything = await served.ask("ListEvents", ListEventsRequest())
+        everything = await served.ask("ListEvents", wire.ListEventsRequest())
         assert len(everything.events) == 6
-        assert (await served.ask("GetGoodput", GetGoodputRequest())).goodput == 0.5
+        assert (await served.ask("GetGoodput", wire.GetGoodputRequest())).goodput == 0.5
 
 
 @pytest.mark.parametrize(
     ("method", "request_", "response"),
     [
-        ("Scale", ScaleRequest(replicas=3), ScaleResponse(generation=3)),
-        ("RestartWorker", RestartWorkerRequest(node_rank=0), RestartWorkerResponse(round=5)),
-        ("RestartWorker", RestartWorkerRequest(), RestartWorkerResponse(round=5)),
-        ("DumpStacks", DumpStacksRequest(), DumpStacksResponse()),
-        ("DrainNode", DrainNodeRequest(node_rank=1), DrainNodeResponse(text="node 1")),
-        ("StopJob", StopJobRequest(now=True), StopJobResponse()),
+        ("Scale", wire.ScaleRequest(replicas=3), wire.ScaleResponse(generation=3)),
+        (
+            "RestartWorker",
+            wire.RestartWorkerRequest(node_rank=0),
+            wire.RestartWorkerResponse(round=5),
+        ),
+        ("RestartWorker", wire.RestartWorkerRequest(), wire.RestartWorkerResponse(round=5)),
+        ("DumpStacks", wire.DumpStacksRequest(), wire.DumpStacksResponse()),
+        ("DrainNode", wire.DrainNodeRequest(node_rank=1), wire.DrainNodeResponse(text="node 1")),
+        ("StopJob", wire.StopJobRequest(now=True), wire.StopJobResponse()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -129,8 +114,10 @@ async def test_answers_find_their_callers(tmp_path: Path) -> None:
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stub: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
-        calls = [stub(codec.encode(ScaleRequest(replicas=at)), timeout=10) for at in range(1, 51)]
-        answers = [codec.decode(ScaleResponse, await call) for call in calls]
+        calls = [
+            stub(codec.encode(wire.ScaleRequest(replicas=at)), timeout=10) for at in range(1, 51)
+        ]
+        answers = [codec.decode(wire.ScaleResponse, await call) for call in calls]
         assert [answer.generation for answer in answers] == list(range(1, 51))
 
 
@@ -144,14 +131,14 @@ async def test_a_refusal_carries_its_reason(tmp_path: Path, code: RefusalCode) -
         return []
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
-        refusal = await refusal_of(served.ask("Scale", ScaleRequest()))
+        refusal = await refusal_of(served.ask("Scale", wire.ScaleRequest()))
         assert refusal.code.name == code.value
         assert (refusal.reason, refusal.text) == ("NO_OPERATOR", "nobody can scale")
 
 
 async def _unanswered(served: Served, timeout: float | None) -> Any:
     call: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
-    return await refusal_of(call(codec.encode(ScaleRequest()), timeout=timeout))
+    return await refusal_of(call(codec.encode(wire.ScaleRequest()), timeout=timeout))
 
 
 async def test_a_caller_never_waits_for_ever(
@@ -178,7 +165,9 @@ async def test_an_answer_that_comes_too_late_hurts_nobody(tmp_path: Path) -> Non
     core = ScriptedCore(react)
     async with serve(tmp_path, core) as served:
         await _unanswered(served, 0.1)
-        assert await served.ask("Scale", ScaleRequest(replicas=9)) == ScaleResponse(generation=9)
+        assert await served.ask("Scale", wire.ScaleRequest(replicas=9)) == wire.ScaleResponse(
+            generation=9
+        )
 
 
 async def test_requests_that_wait_are_bounded(
@@ -188,9 +177,9 @@ async def test_requests_that_wait_are_bounded(
     monkeypatch.setattr(pending_requests, "WAITING_LIMIT", 2)
     async with serve(tmp_path, ScriptedCore()) as served:
         stub: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
-        waiting = [stub(codec.encode(ScaleRequest()), timeout=5) for _ in range(2)]
+        waiting = [stub(codec.encode(wire.ScaleRequest()), timeout=5) for _ in range(2)]
         await served.told(UserCall, 2)
-        assert (await refusal_of(served.ask("Scale", ScaleRequest()))).reason == "BUSY"
+        assert (await refusal_of(served.ask("Scale", wire.ScaleRequest()))).reason == "BUSY"
         for call in waiting:
             call.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

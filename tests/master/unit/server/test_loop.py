@@ -22,15 +22,27 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_master.instructions import Finished, Instruction, RefusalCode, Refuse, StepDown, Tell
+from holdfast_master.instructions import (
+    Finished,
+    Instruction,
+    RefusalCode,
+    Refuse,
+    SendToOperator,
+    StepDown,
+)
 from holdfast_master.loop import loop as loop_module
-from holdfast_master.loop.loop import DeferredInput, MasterLoop
-from holdfast_master.loop.watchdog import LATE_SECONDS, PERIOD_SECONDS, Watchdog
+from holdfast_master.loop.loop import (
+    LATE_SECONDS,
+    PERIOD_SECONDS,
+    DeferredInput,
+    MasterLoop,
+    Watchdog,
+)
 from holdfast_wire.messages import Heartbeat, StopJobRequest, SyncResponse
 from masters.scripted_core import ScriptedCore
 from masters.served import eventually
 
-TELL = Tell(SyncResponse())
+TELL = SendToOperator(SyncResponse())
 
 
 class Disk:
@@ -62,7 +74,7 @@ async def running(
         raise ZeroDivisionError
 
     loop.effects = {
-        Tell: lambda _tell: story.append("effect"),
+        SendToOperator: lambda _tell: story.append("effect"),
         Finished: fail,
         StepDown: lambda _down: story.append("stepping down"),
     }
@@ -349,7 +361,7 @@ async def test_nothing_happens_after_stepping_down() -> None:
 
     core = ScriptedCore(react)
     loop = MasterLoop(core, None, lambda _records: story.append("shown"))
-    loop.effects = {Tell: lambda _: story.append("effect"), StepDown: lambda _: None}
+    loop.effects = {SendToOperator: lambda _: story.append("effect"), StepDown: lambda _: None}
     task = asyncio.create_task(loop.run())
     loop.push(refused("a"))
     await asyncio.wait_for(task, 5)

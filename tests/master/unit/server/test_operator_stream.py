@@ -9,27 +9,13 @@ import grpc
 import pytest
 
 from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
-from holdfast_master.instructions import Instruction, Tell
+from holdfast_master.instructions import Instruction, SendToOperator
 from holdfast_master.server import operator_service
-from holdfast_wire.messages import (
-    CheckpointPolicy,
-    Fence,
-    FinishDecision,
-    JobStatus,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    ReplaceDecision,
-    ScaleResult,
-    StopRequest,
-    SyncResponse,
-    Tier,
-    TierInterval,
-)
+from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
 from masters.served import eventually, refusal_of, serve
 
-SPEC = MasterSpec(generation=1, replicas=2, min_replicas=1, max_replicas=2, node_unit=1)
+SPEC = wire.MasterSpec(generation=1, replicas=2, min_replicas=1, max_replicas=2, node_unit=1)
 
 
 def _said(event: Any) -> Any:
@@ -43,21 +29,21 @@ async def test_everything_that_the_operator_says_reaches_the_core_in_order(
     """A spec first, then pods, answers and wishes."""
     sent: list[Any] = [
         SPEC,
-        PodObservation(node_rank=1, pod_uid="p"),
-        PodListDone(),
-        ScaleResult(decision_id=3, ok=True),
-        StopRequest(reason="deleted"),
+        wire.PodObservation(node_rank=1, pod_uid="p"),
+        wire.PodListDone(),
+        wire.ScaleResult(decision_id=3, ok=True),
+        wire.StopRequest(reason="deleted"),
     ]
     async with serve(tmp_path, ScriptedCore()) as served:
         stream = served.sync_stream()
         for message in sent:
             await stream.send(message)
-        await served.told(StopRequest)
+        await served.told(wire.StopRequest)
         assert served.core.inputs == [
             OperatorConnected(),
             OperatorMessage(SPEC),
             OperatorMessage(sent[1]),
-            OperatorMessage(PodListDone()),
+            OperatorMessage(wire.PodListDone()),
             OperatorMessage(sent[3]),
             OperatorMessage(sent[4]),
         ]
@@ -75,23 +61,26 @@ async def test_a_later_stream_takes_the_place_of_an_earlier_one(tmp_path: Path) 
         await second.send(SPEC)
         refusal = await refusal_of(first.read())
         assert (refusal.code.name, refusal.reason) == ("ABORTED", "REPLACED")
-        await served.told(MasterSpec, 2)
+        await served.told(wire.MasterSpec, 2)
         assert not [item for item in served.core.inputs if isinstance(item, OperatorDisconnected)]
         await second.channel.close()
         await served.told(OperatorDisconnected)
 
 
-def _with(intervals: tuple[TierInterval, ...]) -> MasterSpec:
-    policy = CheckpointPolicy(intervals=intervals)
-    return MasterSpec(min_replicas=1, max_replicas=2, node_unit=1, checkpoint=policy)
+def _with(intervals: tuple[wire.TierInterval, ...]) -> wire.MasterSpec:
+    policy = wire.CheckpointPolicy(intervals=intervals)
+    return wire.MasterSpec(min_replicas=1, max_replicas=2, node_unit=1, checkpoint=policy)
 
 
-OFTEN = TierInterval(tier=Tier.MEMORY, every=3)
+OFTEN = wire.TierInterval(tier=wire.Tier.MEMORY, every=3)
 WRONG_INTERVALS = (
-    ((TierInterval(every=3),), "checkpoint.intervals[0] has no tier; it must be memory or storage"),
+    (
+        (wire.TierInterval(every=3),),
+        "checkpoint.intervals[0] has no tier; it must be memory or storage",
+    ),
     ((OFTEN, OFTEN), "checkpoint.intervals[1] names memory again"),
     (
-        (OFTEN, TierInterval(tier=Tier.STORAGE, every=2**31)),
+        (OFTEN, wire.TierInterval(tier=wire.Tier.STORAGE, every=2**31)),
         "checkpoint.intervals[1], storage, is every 2147483648; it must be 0 (computed) to",
     ),
 )
@@ -100,22 +89,22 @@ WRONG_INTERVALS = (
 @pytest.mark.parametrize(
     ("first", "reason", "text"),
     [
-        (StopRequest(), "MALFORMED_MESSAGE", "must carry a spec"),
+        (wire.StopRequest(), "MALFORMED_MESSAGE", "must carry a spec"),
         (None, "MALFORMED_MESSAGE", "must carry a spec"),
-        (MasterSpec(min_replicas=3, max_replicas=2), "WRONG_SPEC", "min_replicas is 3"),
-        (MasterSpec(min_replicas=1, max_replicas=2), "WRONG_SPEC", "node_unit is 0"),
+        (wire.MasterSpec(min_replicas=3, max_replicas=2), "WRONG_SPEC", "min_replicas is 3"),
+        (wire.MasterSpec(min_replicas=1, max_replicas=2), "WRONG_SPEC", "node_unit is 0"),
         (
-            MasterSpec(min_replicas=2, max_replicas=5, node_unit=2),
+            wire.MasterSpec(min_replicas=2, max_replicas=5, node_unit=2),
             "WRONG_SPEC",
             "must be multiples of it",
         ),
         (
-            MasterSpec(min_replicas=1, max_replicas=2, replicas=3, node_unit=1),
+            wire.MasterSpec(min_replicas=1, max_replicas=2, replicas=3, node_unit=1),
             "WRONG_SPEC",
             "replicas is 3",
         ),
         (
-            MasterSpec(
+            wire.MasterSpec(
                 min_replicas=1, max_replicas=2, node_unit=1, join_window_seconds=float("nan")
             ),
             "WRONG_SPEC",
@@ -160,9 +149,11 @@ async def test_what_only_a_newer_operator_says_is_passed_over(tmp_path: Path, da
         stream = served.sync_stream()
         await stream.send(SPEC)
         await stream.write(data)
-        await stream.send(PodListDone())
-        await served.told(PodListDone)
-        assert not [item for item in served.core.inputs if isinstance(_said(item), PodObservation)]
+        await stream.send(wire.PodListDone())
+        await served.told(wire.PodListDone)
+        assert not [
+            item for item in served.core.inputs if isinstance(_said(item), wire.PodObservation)
+        ]
         assert served.master is not None
         assert served.master.counters.newer == 1
 
@@ -178,33 +169,33 @@ async def test_an_operator_that_brings_no_spec_is_let_go(
         await served.told(OperatorConnected)
         silent = served.sync_stream()
         assert (await refusal_of(silent.read())).reason == "NO_SPEC"
-        await good.send(PodListDone())
-        await served.told(PodListDone)
+        await good.send(wire.PodListDone())
+        await served.told(wire.PodListDone)
 
 
 async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path) -> None:
     """A status that waits is replaced; a decision never is."""
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), PodListDone):
+        if not isinstance(_said(event), wire.PodListDone):
             return []
         told: list[Any] = [
-            JobStatus(step=1),
-            ReplaceDecision(decision_id=1),
-            JobStatus(step=2),
-            ReplaceDecision(decision_id=2),
+            wire.JobStatus(step=1),
+            wire.ReplaceDecision(decision_id=1),
+            wire.JobStatus(step=2),
+            wire.ReplaceDecision(decision_id=2),
         ]
-        return [Tell(SyncResponse(message=message)) for message in told]
+        return [SendToOperator(wire.SyncResponse(message=message)) for message in told]
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
-        await stream.send(PodListDone())
+        await stream.send(wire.PodListDone())
         got = [(await stream.receive()).message for _ in range(3)]
         assert got == [
-            ReplaceDecision(decision_id=1),
-            JobStatus(step=2),
-            ReplaceDecision(decision_id=2),
+            wire.ReplaceDecision(decision_id=1),
+            wire.JobStatus(step=2),
+            wire.ReplaceDecision(decision_id=2),
         ]
 
 
@@ -220,8 +211,8 @@ async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
             core.step = step
             response = await stream.receive()
             said = response.message
-            assert isinstance(said, JobStatus)
-            assert response.fence == Fence(epoch=1, incarnation="m1")
+            assert isinstance(said, wire.JobStatus)
+            assert response.fence == wire.Fence(epoch=1, incarnation="m1")
             assert said.step == step
 
 
@@ -229,7 +220,7 @@ async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) ->
     """The core repeats what is still wanted; nothing piles up here."""
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        return [Tell(SyncResponse(message=JobStatus(step=len(core.inputs))))]
+        return [SendToOperator(wire.SyncResponse(message=wire.JobStatus(step=len(core.inputs))))]
 
     core = ScriptedCore(react)
     async with serve(tmp_path, core) as served:
@@ -238,7 +229,7 @@ async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) ->
         stream = served.sync_stream()
         await stream.send(SPEC)
         first = (await stream.receive()).message
-        assert isinstance(first, JobStatus)
+        assert isinstance(first, wire.JobStatus)
         assert first.step >= 2
 
 
@@ -249,14 +240,17 @@ async def test_an_operator_that_does_not_read_is_cut_off(
     monkeypatch.setattr(operator_service, "OUTBOX_LIMIT", 5)
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), PodListDone):
+        if not isinstance(_said(event), wire.PodListDone):
             return []
-        return [Tell(SyncResponse(message=ReplaceDecision(decision_id=at))) for at in range(6)]
+        return [
+            SendToOperator(wire.SyncResponse(message=wire.ReplaceDecision(decision_id=at)))
+            for at in range(6)
+        ]
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
-        await stream.send(PodListDone())
+        await stream.send(wire.PodListDone())
         refusal = await refusal_of(stream.drain())
         assert (refusal.code.name, refusal.reason) == ("RESOURCE_EXHAUSTED", "SLOW_READER")
         await served.told(OperatorDisconnected)
@@ -266,23 +260,23 @@ async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Pa
     """The operator reads all messages queued at a stop. Then the stream ends in order."""
 
     def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), StopRequest):
+        if not isinstance(_said(event), wire.StopRequest):
             return []
-        decisions: list[Any] = [ReplaceDecision(decision_id=at) for at in range(200)]
+        decisions: list[Any] = [wire.ReplaceDecision(decision_id=at) for at in range(200)]
         return [
-            Tell(SyncResponse(message=message))
-            for message in (*decisions, FinishDecision(decision_id=200, reason="Stopped"))
+            SendToOperator(wire.SyncResponse(message=message))
+            for message in (*decisions, wire.FinishDecision(decision_id=200, reason="Stopped"))
         ]
 
     async with serve(tmp_path, ScriptedCore(react)) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
-        await stream.send(StopRequest())
-        await served.told(StopRequest)
+        await stream.send(wire.StopRequest())
+        await served.told(wire.StopRequest)
         assert served.master is not None
         served.master.stop()
         got = [(await stream.receive()).message for _ in range(202)]
-        assert isinstance(got[-2], JobStatus)
-        assert got[-1] == FinishDecision(decision_id=200, reason="Stopped")
+        assert isinstance(got[-2], wire.JobStatus)
+        assert got[-1] == wire.FinishDecision(decision_id=200, reason="Stopped")
         assert await stream.read() is grpc.aio.EOF
         await eventually(stream.call.done, bool)

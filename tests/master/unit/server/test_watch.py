@@ -14,16 +14,7 @@ from holdfast_master.instructions import Instruction
 from holdfast_master.journal.reader import History
 from holdfast_master.server import watch_service
 from holdfast_wire import codec
-from holdfast_wire.messages import (
-    Incident,
-    JobEvent,
-    JobSnapshot,
-    JobStatus,
-    PastMaster,
-    WatchJobRequest,
-    WatchJobResponse,
-    WatchReset,
-)
+from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
 from masters.served import DEADLINE, USER, Served, refusal_of, serve
 
@@ -32,7 +23,7 @@ class Watcher:
     """One WatchJob call."""
 
     def __init__(self, served: Served, token: str = "", interval: float = 60.0) -> None:
-        request = WatchJobRequest(resume_token=token, min_interval_seconds=interval)
+        request = wire.WatchJobRequest(resume_token=token, min_interval_seconds=interval)
         stub: Any = served.channel(USER).unary_stream("/holdfast.v1.JobService/WatchJob")
         self.call = stub(codec.encode(request))
         self.token = token
@@ -42,7 +33,7 @@ class Watcher:
         data = await asyncio.wait_for(self.call.read(), DEADLINE)
         if data is grpc.aio.EOF:
             return data
-        response = codec.decode(WatchJobResponse, data)
+        response = codec.decode(wire.WatchJobResponse, data)
         self.token = response.resume_token
         return response.message
 
@@ -65,7 +56,7 @@ async def test_a_snapshot_comes_first_then_every_event(tmp_path: Path) -> None:
     async with serve(tmp_path, core) as served:
         watcher = Watcher(served)
         snapshot = await watcher.next()
-        assert isinstance(snapshot, JobSnapshot)
+        assert isinstance(snapshot, wire.JobSnapshot)
         assert [event.text for event in snapshot.events] == ["before"]
         assert len(snapshot.nodes) == 2
         say(served, "one", "two")
@@ -108,7 +99,7 @@ async def test_incidents_are_deltas_too(tmp_path: Path) -> None:
         watcher = Watcher(served)
         await watcher.next()
         assert served.master is not None
-        incident = Incident(id="i1", open=True)
+        incident = wire.Incident(id="i1", open=True)
         served.master.after_batch([served.core.event("x"), served.core.record(incident)])
         assert await watcher.texts(1) == ["x"]
         assert await watcher.next() == incident
@@ -125,11 +116,11 @@ async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(
         watcher = Watcher(served, interval=0.1)
         await watcher.next()
         begin = asyncio.get_running_loop().time()
-        seen: list[JobStatus] = []
+        seen: list[wire.JobStatus] = []
         while not seen or seen[-1].step < 100:
             core.step = min(100, core.step + 10)
             status = await watcher.next()
-            assert isinstance(status, JobStatus)
+            assert isinstance(status, wire.JobStatus)
             seen.append(status)
         assert asyncio.get_running_loop().time() - begin >= 0.1 * (len(seen) - 1) - 0.05
         with pytest.raises(TimeoutError):
@@ -161,9 +152,9 @@ async def test_a_token_of_an_unknown_master_gets_a_reset_and_a_snapshot(tmp_path
         say(served, "a")
         watcher = Watcher(served, "1:other:1")
         reset = await watcher.next()
-        assert isinstance(reset, WatchReset)
+        assert isinstance(reset, wire.WatchReset)
         assert "whose journal this one does not have" in reset.reason
-        assert isinstance(await watcher.next(), JobSnapshot)
+        assert isinstance(await watcher.next(), wire.JobSnapshot)
         say(served, "b")
         assert await watcher.texts(1) == ["b"]
 
@@ -173,14 +164,14 @@ async def test_a_token_of_a_predecessor_continues_where_its_journal_ends(tmp_pat
     core = ScriptedCore()
     for text in "abc":
         core.event(text)
-    history = History(masters=(PastMaster(epoch=1, incarnation="old", newest_event=3),))
+    history = History(masters=(wire.PastMaster(epoch=1, incarnation="old", newest_event=3),))
     async with serve(tmp_path, core, history=history, epoch=2, incarnation="new") as served:
         say(served, "d")
         watcher = Watcher(served, "1:old:2")
         assert await watcher.texts(2) == ["c", "d"]
         assert watcher.token == "2:new:4"
         lost = await Watcher(served, "1:old:4").next()
-        assert isinstance(lost, WatchReset)
+        assert isinstance(lost, wire.WatchReset)
         assert "events after 3 were lost with the master of epoch 1" in lost.reason
 
 
@@ -192,8 +183,8 @@ async def test_a_token_from_before_what_is_kept_gets_a_reset(
     async with serve(tmp_path, ScriptedCore()) as served:
         say(served, *"abcdef")
         ended = Watcher(served, "1:m1:2")
-        assert isinstance(await ended.next(), WatchReset)
-        assert isinstance(await ended.next(), JobSnapshot)
+        assert isinstance(await ended.next(), wire.WatchReset)
+        assert isinstance(await ended.next(), wire.JobSnapshot)
         kept = Watcher(served, "1:m1:3")
         assert await kept.texts(3) == ["d", "e", "f"]
 
@@ -208,9 +199,9 @@ async def test_a_watcher_that_falls_behind_gets_a_reset(
         await watcher.next()
         # No await between them: the watcher's task cannot run meanwhile.
         say(served, *(str(at) for at in range(20)))
-        assert isinstance(await watcher.next(), WatchReset)
+        assert isinstance(await watcher.next(), wire.WatchReset)
         snapshot = await watcher.next()
-        assert isinstance(snapshot, JobSnapshot)
+        assert isinstance(snapshot, wire.JobSnapshot)
         assert snapshot.events[-1].text == "19"
 
 
@@ -247,7 +238,7 @@ async def test_a_master_that_goes_ends_its_watchers_in_order(tmp_path: Path) -> 
         served.master.stop()
         assert await watcher.texts(1) == ["last"]
         status = await watcher.next()
-        assert isinstance(status, JobStatus)
+        assert isinstance(status, wire.JobStatus)
         assert status.step == 42
         assert await watcher.next() is grpc.aio.EOF
 
@@ -256,13 +247,15 @@ async def test_many_watchers_share_one_ring(tmp_path: Path) -> None:
     """Fifty watchers all see the same fifty events."""
     async with serve(tmp_path, ScriptedCore()) as served:
         stub: Any = served.channel(USER).unary_stream("/holdfast.v1.JobService/WatchJob")
-        request = codec.encode(WatchJobRequest(min_interval_seconds=60))
+        request = codec.encode(wire.WatchJobRequest(min_interval_seconds=60))
         calls = [stub(request) for _ in range(50)]
         for call in calls:
             await call.read()
         say(served, *(str(at) for at in range(50)))
         for call in calls:
-            got = [codec.decode(WatchJobResponse, await call.read()).message for _ in range(50)]
-            assert [item.text for item in got if isinstance(item, JobEvent)] == [
+            got = [
+                codec.decode(wire.WatchJobResponse, await call.read()).message for _ in range(50)
+            ]
+            assert [item.text for item in got if isinstance(item, wire.JobEvent)] == [
                 str(at) for at in range(50)
             ]

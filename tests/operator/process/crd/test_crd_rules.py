@@ -11,9 +11,8 @@ import pytest
 
 from cluster.api import Answer
 from cluster.control_plane import ControlPlane
-from holdfast_operator.spec.defaults import with_defaults
-from holdfast_operator.spec.object_meta import whole_schema
-from holdfast_operator.spec.schema import parse_crd, walk
+from holdfast_operator.spec.admission import whole_schema
+from holdfast_operator.spec.schema import parse_crd, walk, with_defaults
 from jobs.job_files import CRD, faults_of, job
 from jobs.rule_cases import ACCEPTED, REFUSED, ROLES
 

@@ -10,7 +10,7 @@ from cluster.control_plane import ControlPlane
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
-from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.news import NewsItem
 from holdfast_operator.events.recorder import CONTROLLER, Reporter
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.pods.names import Owner
@@ -52,7 +52,7 @@ async def _report(*batches: list[NewsItem], owner: Owner) -> None:
     await client.open()
     reporter = Reporter(client, "holdfast-operator-0")
     for batch in batches:
-        reporter.tell(owner, batch)
+        reporter.report(owner, batch)
         await reporter._write_all()
     await client.close()
 

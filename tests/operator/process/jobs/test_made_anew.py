@@ -12,7 +12,7 @@ import pytest
 from cluster.kubectl import Kubectl
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import OperatorSettings
 from jobs.job_files import job as job_file

@@ -19,8 +19,8 @@ from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import HISTORY, Release
 from cluster.rights import needs_pods
-from holdfast_operator.plan.node_affinity import avoided_by
-from holdfast_operator.plan.node_strikes import NodeStrike, from_data, to_data
+from holdfast_operator.nodes.strikes import NodeStrike, from_data, to_data
+from holdfast_operator.plan.inputs import avoided_by
 from holdfast_wire.strikes import NODE_SOURCE, StrikeCause
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
@@ -60,7 +60,7 @@ def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
         "its strike", lambda: any(one.job == f"{namespace}/first" for one in _kept(release))
     )
     (strike,) = (one for one in _kept(release) if one.job == f"{namespace}/first")
-    assert strike.cause is StrikeCause.FAILURE
+    assert strike.cause == StrikeCause.FAILURE
     assert strike.host == first.pods()[0]["spec"]["nodeName"]
     first.delete()
     _restart(release)
@@ -92,10 +92,9 @@ def _remember(release: Release, host: str, *jobs: str) -> None:
         NodeStrike(
             host=host,
             cause=StrikeCause.STRAGGLER,
-            at=time.time(),
+            unix_time=time.time(),
             job=f"team/{name}",
             job_uid=name,
-            node_rank=0,
             text="rank 0 was slow",
         )
         for name in jobs
@@ -171,7 +170,7 @@ def test_what_a_node_shows_is_kept_too(
 
     def shown() -> list[tuple[str, str, float]]:
         mine = (one for one in _kept(release) if one.job == NODE_SOURCE)
-        return [(one.host, one.cause.value, one.at) for one in mine]
+        return [(one.host, one.cause, one.unix_time) for one in mine]
 
     wanted = [(name, "Condition", began.timestamp())]
     plane.until("the strike", lambda: shown() == wanted)

@@ -34,11 +34,8 @@ _LIFETIME_DAYS = 60 / 86_400
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
     """Four nodes: with a worker on each of two, one can go that has neither master nor operator."""
-    started = Nodes(plane, count=4)
-    try:
+    with Nodes(plane, count=4) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture(scope="module")

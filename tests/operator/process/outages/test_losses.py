@@ -38,11 +38,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
     """One for the operator, three for a worker each; the master is beside one of those."""
-    started = Nodes(plane, count=4)
-    try:
+    with Nodes(plane, count=4) as started:
         yield started
-    finally:
-        started.stop()
 
 
 def _node_of(pods: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT, OVERDUE_SECONDS
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.pod import PodSource, master_pod, worker_pod
-from jobs.planned import running
+from jobs.planned import made_by, running
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _MANY, _FEW = 120, 20
@@ -29,11 +29,8 @@ _MANY, _FEW = 120, 20
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
     """Two nodes for operator and master, two on paper with room for 220 pods."""
-    started = Nodes(plane, paper=2)
-    try:
+    with Nodes(plane, paper=2) as started:
         yield started
-    finally:
-        started.stop()
 
 
 def _bound(plane: ControlPlane, namespace: str, pod: dict[str, Any]) -> str:
@@ -69,7 +66,7 @@ def test_the_scheduler_binds_a_lost_workers_successor_to_a_node_that_lives(
     (lost,) = {"n3", "n4"} - {kept}
     gone = world.pods["t-worker-1-0"]
     world.change(gone.name, node=lost, deleting=True, gone_by=world.now - OVERDUE_SECONDS)
-    (again,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+    (again,) = made_by(world.look())
     assert _bound(plane, namespace, worker_pod(source, again)) == kept
 
 

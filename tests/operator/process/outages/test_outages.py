@@ -48,11 +48,8 @@ def rough(plane: ControlPlane) -> Iterator[RoughApi]:
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane, rough: RoughApi) -> Iterator[Nodes]:
     """Two nodes whose pods have that way."""
-    started = Nodes(plane, api_of_pods=rough.port)
-    try:
+    with Nodes(plane, api_of_pods=rough.port) as started:
         yield started
-    finally:
-        started.stop()
 
 
 def _sleeping(replicas: int) -> dict[str, object]:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,6 @@ pytestmark = [
     pytest.mark.kube,
     needs_pods,
 ]
-
-
-@pytest.fixture(scope="module")
-def nodes(plane: ControlPlane) -> Iterator[Nodes]:
-    """Two nodes."""
-    started = Nodes(plane)
-    try:
-        yield started
-    finally:
-        started.stop()
 
 
 def _until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -35,11 +35,8 @@ _TIMEOUT_SECONDS = 20.0
 @pytest.fixture(scope="module")
 def nodes(plane: ControlPlane) -> Iterator[Nodes]:
     """One node."""
-    started = Nodes(plane, count=1)
-    try:
+    with Nodes(plane, count=1) as started:
         yield started
-    finally:
-        started.stop()
 
 
 @pytest.fixture

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from holdfast_operator.plan.api_refusals import LONGEST_WAIT_SECONDS, ApiRefusal, refused
+from holdfast_operator.plan.history import LONGEST_REFUSAL_SECONDS, ApiRefusal, refused
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_wire.messages import JobPhase, JobStatus, PodPhase
 from jobs.planned import World, creates, running, worker
 
 QUOTA = 'pods "t-worker-1-0" is forbidden: exceeded quota: few, requested: pods=1, used: pods=2'
 POLICY = "pods \"t-worker-1-0\" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no"
-
-
-def _condition(world: World, kind: str) -> dict[str, Any]:
-    found = (one for one in world.status["conditions"] if one["type"] == kind)
-    return next(dict(one) for one in found)
 
 
 def test_a_refused_pod_is_tried_again_later_and_later() -> None:
@@ -28,7 +21,7 @@ def test_a_refused_pod_is_tried_again_later_and_later() -> None:
         refusal = refused(refusal, QUOTA, 100.0)
         waits.append(refusal.not_before - 100.0)
     assert waits[:5] == [1, 2, 4, 8, 16]
-    assert waits[-1] == LONGEST_WAIT_SECONDS
+    assert waits[-1] == LONGEST_REFUSAL_SECONDS
 
 
 def test_a_refused_place_waits_and_the_others_do_not() -> None:
@@ -48,7 +41,7 @@ def test_the_status_has_the_words_of_a_refusal(text: str, reason: str) -> None:
     world = World({"replicas": 2})
     world.refused[worker(1)] = refused(None, text, world.now)
     world.look()
-    quorum = _condition(world, "QuorumReady")
+    quorum = world.condition("QuorumReady")
     assert (quorum["status"], quorum["reason"]) == ("False", reason)
     assert text in quorum["message"]
 
@@ -59,13 +52,12 @@ def test_a_refusal_is_forgotten_once_the_pod_is_there_or_not_wanted() -> None:
     world.refused[worker(1)] = refused(None, QUOTA, world.now)
     world.scale(1)
     world.look()
-    assert _condition(world, "QuorumReady")["reason"] == "InsufficientWorkers"
+    assert world.condition("QuorumReady")["reason"] == "InsufficientWorkers"
     world.scale(2)
     world.now += 1
-    for action in world.look().actions:
-        world.carry_out(action)
+    world.do(world.look())
     world.look()
-    assert _condition(world, "QuorumReady")["reason"] == "InsufficientWorkers"
+    assert world.condition("QuorumReady")["reason"] == "InsufficientWorkers"
 
 
 @pytest.mark.parametrize("reason", ["Unschedulable", "ImagePullFailed", "ContainerNotStarted"])
@@ -76,7 +68,7 @@ def test_the_status_says_why_pods_wait(reason: str) -> None:
         name = f"t-worker-{rank}-0"
         world.change(name, ready=False, waiting=reason, waiting_text="there is no room")
     world.look()
-    quorum = _condition(world, "QuorumReady")
+    quorum = world.condition("QuorumReady")
     assert quorum["reason"] == reason
     assert "t-worker-1-0: there is no room (2 pods wait)" in quorum["message"]
 
@@ -87,7 +79,7 @@ def test_a_master_that_cannot_begin_is_told_in_its_own_condition() -> None:
     world.make(MASTER_SLOT)
     world.change("t-master-0-0", waiting="ImagePullFailed", waiting_text="image x: not found")
     world.look()
-    ready = _condition(world, "MasterReady")
+    ready = world.condition("MasterReady")
     assert (ready["status"], ready["reason"]) == ("False", "ImagePullFailed")
     assert ready["message"] == "t-master-0-0: image x: not found"
 
@@ -101,13 +93,13 @@ def test_a_condition_says_which_container_waits_for_what() -> None:
         world.make(worker(rank))
         world.change(f"t-worker-{rank}-0", not_started="init container fetch runs")
     world.look()
-    quorum = _condition(world, "QuorumReady")
+    quorum = world.condition("QuorumReady")
     assert (quorum["status"], quorum["reason"]) == ("False", "InsufficientWorkers")
     assert quorum["message"] == (
         "0 workers train, at least 2 are needed; t-worker-0-0: init container fetch runs "
         "(2 pods wait)"
     )
-    assert _condition(world, "MasterReady")["message"] == (
+    assert world.condition("MasterReady")["message"] == (
         "the master has not been reached yet; t-master-0-0: container master waits: "
         "ContainerCreating"
     )
@@ -119,10 +111,10 @@ def test_a_condition_says_that_pods_run_and_no_agent_has_joined() -> None:
     world.change("t-worker-1-0", phase=PodPhase.PENDING)
     world.hear(JobStatus(phase=JobPhase.WAITING, ready_nodes=0))
     world.look()
-    assert _condition(world, "QuorumReady")["message"] == (
+    assert world.condition("QuorumReady")["message"] == (
         "0 workers train, at least 2 are needed; 1 pods run, and 0 of their agents are ready"
     )
     world.hear(JobStatus(phase=JobPhase.WAITING, ready_nodes=1))
     world.look()
-    message = _condition(world, "QuorumReady")["message"]
+    message = world.condition("QuorumReady")["message"]
     assert message == "0 workers train, at least 2 are needed"

@@ -9,8 +9,7 @@ import pytest
 from holdfast_operator.plan.pods import PodSlot
 from holdfast_operator.pods.command import CommandError, read_command
 from holdfast_operator.pods.environment import RESERVED, PodIdentity
-from holdfast_operator.pods.expansion import expand
-from holdfast_operator.pods.process import build_process, check_job, job_notices
+from holdfast_operator.pods.process import build_process, check_job, expand, job_notices
 from holdfast_operator.spec.admission import ElasticJob
 from holdfast_wire import keys
 from jobs.job_files import TEMPLATE, job, read

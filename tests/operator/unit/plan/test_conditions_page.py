@@ -11,7 +11,7 @@ from holdfast_operator.finish import MASTER_LOST
 from holdfast_operator.plan.pods import UNSCHEDULABLE
 from holdfast_operator.pods import record
 from holdfast_operator.reconcile import NOT_SUPPORTED
-from holdfast_operator.status import blocked_pods, condition_rules
+from holdfast_operator.status import blocked_pods, conditions
 from holdfast_wire.reasons import EndReason
 
 PAGE = Path(__file__).parents[4] / "docs/reference/conditions.md"
@@ -30,27 +30,31 @@ def _written() -> dict[str, set[tuple[str, str]]]:
 
 
 def _stated() -> dict[str, set[tuple[str, str]]]:
-    """The same of the source: literal reasons of each function that states a condition."""
-    found: dict[str, set[tuple[str, str]]] = {}
-    for function in ast.parse(Path(condition_rules.__file__).read_text()).body:
-        if not isinstance(function, ast.FunctionDef) or function.name == "statements":
+    """The same of the source: literal reasons of each rule, and those that the rules share."""
+    rules = {rule.__name__: kind for kind, rule in conditions.RULES.items()}
+    rules["_suspended"], rules["_scales_on"] = "Suspended", "Scaling"
+    found: dict[str, set[tuple[str, str]]] = {kind: set() for kind in rules.values()}
+    for function in ast.parse(Path(conditions.__file__).read_text()).body:
+        if not isinstance(function, ast.FunctionDef) or function.name not in rules:
             continue
-        assigned = re.search(r"\bkind = ['\"](\w+)['\"]", ast.unparse(function))
         for call in ast.walk(function):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "ConditionStatement":
-                kind, holds, reason = call.args[:3]
-                name = kind.value if isinstance(kind, ast.Constant) else assigned and assigned[1]
-                text = _literal(reason)
-                if text and name:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Statement":
+                holds, reason = call.args[:2]
+                if text := _literal(reason):
                     status = ast.unparse(holds).replace("None", "Unknown")
-                    found.setdefault(str(name), set()).add((status, text))
+                    found[rules[function.name]].add((status, text))
+    for kind in conditions.RULES:
+        nothing = "Unknown" if kind == "Healthy" else "False"
+        found[kind].add((nothing, "JobFinished"))
+        if kind in conditions.NOT_OF_SUSPENDED:
+            found[kind].add((nothing, "Suspended"))
     return found
 
 
 def _literal(reason: ast.expr) -> str | None:
     if isinstance(reason, ast.Constant):
         return str(reason.value)
-    named = vars(condition_rules).get(ast.unparse(reason))
+    named = vars(conditions).get(ast.unparse(reason))
     return named if isinstance(named, str) else None
 
 

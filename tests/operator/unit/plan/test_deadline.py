@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_operator.deadline import LOST_SECONDS, STARTS_SECONDS
+from holdfast_operator.finish import LOST_SECONDS, STARTS_SECONDS
 from holdfast_operator.plan.actions import FinishJob, Plan
-from holdfast_operator.plan.api_refusals import ApiRefusal
+from holdfast_operator.plan.history import ApiRefusal
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_operator.plan.view import MasterView
 from holdfast_wire.messages import JobPhase, JobStatus, PodPhase
@@ -25,12 +25,6 @@ def _waiting(**fields: object) -> World:
     return world
 
 
-def _failed(world: World) -> dict[str, str]:
-    """The condition Failed; empty: it is not stated."""
-    conditions = world.status["conditions"]
-    return next((one for one in conditions if one["type"] == "Failed"), {})
-
-
 def _ends(made: Plan) -> bool:
     return any(isinstance(one, FinishJob) for one in made.actions)
 
@@ -45,11 +39,10 @@ def test_a_job_whose_master_cannot_start_ends_at_its_deadline() -> None:
     world.now += 5
     made = world.look()
     assert deletes(made) == {"t-worker-0-0": "JobFinished"}
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     world.finish_deletions()
     assert _ends(world.look())
-    failed = _failed(world)
+    failed = world.condition("Failed")
     assert failed["reason"] == "DeadlineExceeded"
     assert failed["message"] == (
         "the job ran longer than activeDeadlineSeconds 20, and no master was there to end it; "
@@ -66,7 +59,7 @@ def test_a_quota_that_refuses_the_master_ends_it_too() -> None:
     world.look()
     world.now += LIMIT_SECONDS
     assert _ends(world.look())
-    assert _failed(world)["message"].endswith("QuotaExceeded: exceeded quota: gpus")
+    assert world.condition("Failed")["message"].endswith("QuotaExceeded: exceeded quota: gpus")
 
 
 def test_it_is_decided_for_good() -> None:
@@ -100,7 +93,7 @@ def test_a_master_that_is_there_counts_by_itself() -> None:
     world.look()
     world.now += 10 * LIMIT_SECONDS
     assert world.look().requeue_after is None
-    assert _failed(world) == {}
+    assert world.condition("Failed") == {}
 
 
 def test_a_master_that_has_begun_and_is_never_reached_gets_a_little_longer() -> None:
@@ -163,6 +156,6 @@ def test_the_time_of_a_suspended_job_stands_and_begins_anew() -> None:
     assert (creates(made), made.requeue_after) == (["t-master-0-0", "t-worker-0-0"], LIMIT_SECONDS)
     world.now += LIMIT_SECONDS - 1
     world.look()
-    assert _failed(world) == {}
+    assert world.condition("Failed") == {}
     world.now += 1
     assert _ends(world.look())

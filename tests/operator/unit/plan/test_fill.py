@@ -7,17 +7,27 @@ from typing import Any
 
 import pytest
 
-from holdfast_cli.runner.extra_roles import ExtraRoles
-from holdfast_operator.plan.actions import CreatePod, DeletePod, ScaleJob
+from holdfast_cli.runner.local_job import ExtraRoles
+from holdfast_operator.plan.actions import (
+    MOST_AT_ONCE,
+    Action,
+    CreatePod,
+    DeletePod,
+    DeleteReason,
+    ScaleJob,
+    in_steps,
+)
 from holdfast_operator.plan.history import (
     EXTRA_ATTEMPTS,
     SETTLED_SECONDS,
     SlotHistory,
 )
-from holdfast_operator.plan.pods import OVERDUE_SECONDS, PodSlot, Role
+from holdfast_operator.plan.pods import MASTER_SLOT, OVERDUE_SECONDS, WORKER, PodSlot, Role
 from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
 from jobs.job_files import TEMPLATE
-from jobs.planned import World, creates, deletes, running, worker
+from jobs.planned import World, creates, deletes, made_by, running, worker
+
+SCALE = ScaleJob(decision_id=1, replicas=2, reason="")
 
 
 def _roles(policy: str) -> dict[str, Any]:
@@ -158,8 +168,7 @@ def test_a_pod_that_stays_terminating_does_not_hold_up_the_successor_for_long() 
     world.now += 30 + OVERDUE_SECONDS
     made = world.look()
     assert (creates(made), deletes(made)) == (["t-worker-0-1"], {})
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     assert world.look().actions == ()
 
 
@@ -170,7 +179,7 @@ def test_a_lost_node_does_not_hold_up_the_successor() -> None:
     made = world.look()
     assert deletes(made) == {"t-worker-1-0": "NodeLost"}
     assert creates(made) == ["t-worker-1-1"]
-    (create,) = [action for action in made.actions if isinstance(action, CreatePod)]
+    (create,) = made_by(made)
     assert create.reason == "t-worker-1-0 is on node-1, which does not answer"
 
 
@@ -306,8 +315,7 @@ def test_a_pod_that_was_made_before_its_node_was_excluded_is_made_again() -> Non
     world = World({"replicas": 2})
     world.settle()
     world.end("t-worker-1-0")
-    for action in world.look().actions:
-        world.carry_out(action)
+    world.do(world.look())
     world.hear(ExcludeDecision(node="node-1"))
     assert deletes(world.look()) == {"t-worker-1-1": "Replaced"}
     running_now = world.change("t-worker-1-1", phase=PodPhase.RUNNING)
@@ -326,3 +334,42 @@ def test_a_wish_for_another_size_is_handed_on_until_it_is_answered() -> None:
     assert len(world.look().actions) == 1
     world.carry_out(made.actions[0])
     assert creates(world.look()) == ["t-worker-2-0"]
+
+
+def _create(slot: PodSlot) -> CreatePod:
+    return CreatePod(slot=slot, incarnation=0, name=slot.pod_name("t", 0), reason="")
+
+
+def _sizes(actions: list[Action]) -> list[int]:
+    return [len(step) if isinstance(step, tuple) else 0 for step in in_steps(actions)]
+
+
+def test_pods_are_made_slowly_first_and_then_many_at_once() -> None:
+    """A quota that is used up costs one request, a thousand workers ten rounds."""
+    workers: list[Action] = [_create(PodSlot(WORKER, rank)) for rank in range(200)]
+    assert _sizes(workers) == [1, 2, 4, 8, 16, 32, MOST_AT_ONCE, MOST_AT_ONCE, 9]
+
+
+def test_a_master_is_made_alone_and_nothing_changes_its_place() -> None:
+    """Workers that came before it would only wait for it."""
+    gone = DeletePod(
+        slot=PodSlot(WORKER, 9),
+        name="t-worker-9-0",
+        uid="u",
+        grace_s=1,
+        reason=DeleteReason.SURPLUS,
+    )
+    master, *workers = (
+        _create(slot) for slot in (MASTER_SLOT, PodSlot(WORKER, 0), PodSlot(WORKER, 1))
+    )
+    steps = list(in_steps([gone, master, *workers, SCALE]))
+    assert steps == [gone, (master,), (workers[0],), (workers[1],), SCALE]
+
+
+def test_no_action_is_lost() -> None:
+    """Whatever the number."""
+    for count in range(70):
+        workers: list[Action] = [_create(PodSlot(WORKER, rank)) for rank in range(count)]
+        flat = [one for step in in_steps(workers) if isinstance(step, tuple) for one in step]
+        assert flat == workers
+    assert list(in_steps([])) == []

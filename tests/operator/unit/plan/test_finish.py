@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.finish import END_WAIT_SECONDS, LEAVE_SECONDS, MASTER_ATTEMPTS, MASTER_LOST
-from holdfast_operator.plan.actions import DeleteJob, FinishJob
+from holdfast_operator.plan.actions import DeleteJob, DeletePod, FinishJob, Plan
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_wire.messages import FinishDecision, PodPhase, ReplaceDecision, ScaleDecision
 from jobs.job_files import TEMPLATE
@@ -15,6 +15,13 @@ from jobs.planned import World, creates, deletes, running, worker
 
 DONE = FinishDecision(decision_id=9, succeeded=True, reason="Succeeded", text="all done")
 FAILED = FinishDecision(decision_id=9, succeeded=False, reason="NoProgress", text="no step")
+_GRACE_SECONDS = 20
+_TEMPLATE = {
+    "spec": {
+        "containers": [{"name": "worker", "image": "i", "command": ["true"]}, {"name": "logs"}],
+        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+    }
+}
 
 
 def _decided(decision: FinishDecision = DONE, **fields: Any) -> World:
@@ -52,8 +59,7 @@ def test_a_decided_end_takes_the_pods_first() -> None:
     }
     assert not any(isinstance(action, FinishJob) for action in made.actions)
     assert made.requeue_after == END_WAIT_SECONDS + 30 - LEAVE_SECONDS
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     assert world.look().actions == ()
     world.finish_deletions()
     assert world.look().actions == (FinishJob(succeeded=True, reason="Succeeded", text="all done"),)
@@ -73,8 +79,7 @@ def test_a_pod_that_does_not_go_cannot_hold_up_the_end_for_ever() -> None:
     """After its grace and a minute the job is over all the same."""
     world = _decided(FAILED)
     world.now += LEAVE_SECONDS
-    for action in world.look().actions:
-        world.carry_out(action)
+    world.do(world.look())
     world.now += END_WAIT_SECONDS + 30 - LEAVE_SECONDS
     (action,) = world.look().actions
     assert action == FinishJob(succeeded=False, reason="NoProgress", text="no step")
@@ -228,11 +233,6 @@ def test_the_reason_is_told_without_an_exit_code_where_there_is_none() -> None:
     ]
 
 
-def _condition(world: World, kind: str) -> tuple[str, str]:
-    (found,) = (one for one in world.status["conditions"] if one["type"] == kind)
-    return found["status"], found["reason"]
-
-
 def test_a_suspension_that_comes_with_the_end_does_not_hold_it_up() -> None:
     """The job is over, and is not called suspended beside that."""
     world = _decided(extraRoles=[])
@@ -241,8 +241,8 @@ def test_a_suspension_that_comes_with_the_end_does_not_hold_it_up() -> None:
     for name in ("t-worker-0-0", "t-worker-1-0"):
         world.end(name, 0)
     world.look()
-    assert (world.status["phase"], _condition(world, "Complete")[0]) == ("Succeeded", "True")
-    assert _condition(world, "Suspended") == ("False", "JobFinished")
+    assert (world.status["phase"], world.stated("Complete")[0]) == ("Succeeded", "True")
+    assert world.stated("Suspended") == ("False", "JobFinished")
 
 
 def test_a_pod_that_waits_for_a_node_does_not_hold_up_the_end() -> None:
@@ -255,7 +255,68 @@ def test_a_pod_that_waits_for_a_node_does_not_hold_up_the_end() -> None:
     world.now += LEAVE_SECONDS
     made = world.look()
     assert deletes(made) == {"t-worker-1-0": "JobFinished"}
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     world.finish_deletions()
     assert [type(action) for action in world.look().actions] == [FinishJob]
+
+
+def _lingering(exit_code: int, **fields: Any) -> World:
+    world = running(replicas=2, worker={"template": _TEMPLATE}, **fields)
+    world.end("t-worker-0-0", exit_code, lingers=True)
+    return world
+
+
+def _graces(made: Plan) -> dict[str, int]:
+    return {one.name: one.grace_s for one in made.actions if isinstance(one, DeletePod)}
+
+
+def test_a_failed_worker_is_followed_though_its_side_container_runs() -> None:
+    """The successor comes at once; then the side container gets the grace of its template."""
+    world = _lingering(42)
+    made = world.look()
+    assert (creates(made), deletes(made)) == (["t-worker-0-1"], {})
+    world.do(made)
+    made = world.look()
+    assert deletes(made) == {"t-worker-0-0": "Superseded"}
+    assert _graces(made) == {"t-worker-0-0": _GRACE_SECONDS}
+
+
+def test_a_worker_that_is_done_keeps_its_side_container_while_others_train() -> None:
+    """It may still ship logs; the place needs no successor."""
+    world = _lingering(0)
+    assert world.look().actions == ()
+    assert world.status["replicas"] == 1
+
+
+def test_the_end_of_a_job_ends_side_containers_too() -> None:
+    """Agents may leave first; then they get their grace, and are gone before the job is over."""
+    world = _lingering(0)
+    world.end("t-worker-1-0", 0)
+    world.hear(DONE)
+    made = world.look()
+    assert (made.actions, made.requeue_after) == ((), LEAVE_SECONDS)
+    world.now += LEAVE_SECONDS
+    made = world.look()
+    assert deletes(made) == {"t-worker-0-0": "JobFinished"}
+    assert _graces(made) == {"t-worker-0-0": _GRACE_SECONDS}
+    world.do(made)
+    assert world.look().actions == ()
+    world.finish_deletions()
+    assert [type(action) for action in world.look().actions] == [FinishJob]
+
+
+def test_a_cleanup_that_keeps_all_pods_waits_for_no_side_container() -> None:
+    """Nobody would end it."""
+    world = _lingering(0, cleanup__pods="None")
+    world.end("t-worker-1-0", 0)
+    world.hear(DONE)
+    assert [type(action) for action in world.look().actions] == [FinishJob]
+    assert world.look().actions == ()
+
+
+def test_a_suspended_job_ends_side_containers_with_their_grace() -> None:
+    """A worker that has ended beside one is not live, and its pod still runs."""
+    world = _lingering(1)
+    world.suspend(True)
+    made = world.look()
+    assert _graces(made)["t-worker-0-0"] == _GRACE_SECONDS

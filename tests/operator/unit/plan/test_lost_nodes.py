@@ -6,10 +6,10 @@ import pytest
 
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.history import SETTLED_SECONDS
-from holdfast_operator.plan.lost_nodes import SURE_SECONDS
+from holdfast_operator.plan.lost import SURE_SECONDS
 from holdfast_operator.plan.pods import OVERDUE_SECONDS, PodSlot
 from holdfast_wire.messages import PodPhase, ReplaceDecision
-from jobs.planned import World, creates, deletes, running, worker
+from jobs.planned import World, creates, deletes, made_by, running, worker
 
 
 def _lost(**fields: object) -> World:
@@ -31,7 +31,7 @@ def _made(world: World) -> dict[str, tuple[str, ...]]:
 def test_the_successor_must_not_run_on_the_lost_node() -> None:
     """A preference loses to any other one: the cluster takes that node for the emptiest of all."""
     world = _lost()
-    (new,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+    (new,) = made_by(world.look())
     assert (new.name, new.avoid_nodes, new.shun_nodes) == ("t-worker-1-1", ("node-1",), ())
 
 
@@ -54,7 +54,7 @@ def test_the_exclusion_ends_when_the_lost_pod_is_gone_or_the_cluster_must_know()
     world.now += SURE_SECONDS - 1
     assert _made(world) == {"t-worker-1-1": ("node-1",)}
     world.now += 1
-    (new,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+    (new,) = made_by(world.look())
     assert (new.avoid_nodes, new.shun_nodes) == ((), ("node-1",))
     world.now -= SURE_SECONDS
     del world.pods["t-worker-1-0"]
@@ -64,8 +64,7 @@ def test_the_exclusion_ends_when_the_lost_pod_is_gone_or_the_cluster_must_know()
 def _no_room() -> World:
     """The successor finds no other node."""
     world = _lost()
-    for action in world.look().actions:
-        world.carry_out(action)
+    world.do(world.look())
     world.change("t-worker-1-1", node="", waiting="Unschedulable", waiting_text="0/2 nodes")
     return world
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from holdfast_operator import election
-from holdfast_operator.plan.actions import CreatePod, DeletePod
-from holdfast_operator.plan.master_lost import AGAIN_SECONDS, SILENT_SECONDS, cut_off
+from holdfast_operator.plan.actions import DeletePod
+from holdfast_operator.plan.lost import AGAIN_SECONDS, SILENT_SECONDS, cut_off
 from holdfast_operator.plan.pods import OVERDUE_SECONDS
 from holdfast_wire.messages import JobStatus, PodPhase
-from jobs.planned import World, creates, deletes, running
+from jobs.planned import World, creates, deletes, made_by, running
 
 MASTER = "t-master-0-0"
 
@@ -34,11 +34,10 @@ def test_a_master_that_was_reached_and_is_not_any_more_is_made_anew_elsewhere() 
     world.now += SILENT_SECONDS
     made = world.look()
     assert deletes(made) == {MASTER: "NodeLost"}
-    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    (new,) = made_by(made)
     assert (new.name, new.avoid_nodes, new.shun_nodes) == ("t-master-0-1", ("node-0",), ())
     assert new.reason == f"{MASTER} is on node-0, which does not answer"
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     world.change("t-master-0-1", phase=PodPhase.RUNNING, serving=True)
     assert creates(world.look()) == []
 
@@ -120,7 +119,7 @@ def test_a_node_that_answers_nothing_while_others_do_is_given_no_more_time() -> 
     world.cut_off = True
     made = world.look()
     assert deletes(made) == {MASTER: "NodeLost"}
-    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    (new,) = made_by(made)
     assert new.avoid_nodes == ("node-0",)
 
 
@@ -137,8 +136,7 @@ def test_a_followed_master_leaves_its_service_once_its_successor_is_there() -> N
     """A pod that nobody ends would draw every second connection for minutes; a worker stays."""
     world = _silent()
     world.unreachable = frozenset({"node-0"})
-    for action in world.look().actions:
-        world.carry_out(action)
+    world.do(world.look())
     world.change("t-master-0-1", node="node-7")
     (gone,) = world.look().actions
     assert isinstance(gone, DeletePod)
@@ -158,9 +156,8 @@ def test_a_successor_that_was_placed_on_another_dead_node_is_made_anew() -> None
     world = _silent()
     world.unreachable = frozenset({"node-0", "node-1"})
     made = world.look()
-    (new,) = [one for one in made.actions if isinstance(one, CreatePod)]
+    (new,) = made_by(made)
     assert new.avoid_nodes == ("node-0", "node-1")
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     world.change("t-master-0-1", node="node-1")
     assert creates(world.look()) == ["t-master-0-2"]

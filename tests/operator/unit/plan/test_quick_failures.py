@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.events.sources import transitions
-from holdfast_operator.plan.actions import CreatePod
+from holdfast_operator.events.news import transitions
 from holdfast_operator.plan.history import (
     LONGEST_WAIT_SECONDS,
     SETTLED_SECONDS,
@@ -16,7 +15,7 @@ from holdfast_operator.plan.history import (
 )
 from holdfast_operator.plan.pods import PodSlot, Role
 from holdfast_wire.messages import JobStatus, PodPhase
-from jobs.planned import World, creates, running, worker
+from jobs.planned import World, creates, made_by, running, worker
 
 
 def test_waits_double_up_to_a_cap() -> None:
@@ -88,7 +87,7 @@ def test_without_a_master_a_pod_that_lived_long_has_failed_at_once_all_the_same(
         made = world.look()
         waits.append(made.requeue_after or 0.0)
         world.now += waits[-1]
-        (new,) = [one for one in world.look().actions if isinstance(one, CreatePod)]
+        (new,) = made_by(world.look())
         world.carry_out(new)
         world.change(new.name, phase=PodPhase.RUNNING, ready=True)
     assert waits == [0, 1, 2, 4]

@@ -172,8 +172,7 @@ def test_a_suspended_job_keeps_its_master_until_the_workers_are_gone() -> None:
         "t-worker-0-0": "Suspended",
         "t-worker-1-0": "Suspended",
     }
-    for action in made.actions:
-        world.carry_out(action)
+    world.do(made)
     assert world.look().actions == ()
     world.finish_deletions()
     assert deletes(world.look()) == {"t-master-0-0": "Suspended"}

@@ -11,8 +11,6 @@ from holdfast_operator.plan.actions import FinishJob
 from holdfast_operator.plan.inputs import PlannedJob
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.planner import plan
-from holdfast_operator.spec.schema import parse_crd
-from holdfast_operator.spec.structure import check_structure
 from holdfast_operator.status.conditions import rfc3339
 from holdfast_wire.messages import (
     BudgetKind,
@@ -24,10 +22,9 @@ from holdfast_wire.messages import (
     JobStatus,
     PodPhase,
 )
-from jobs.job_files import CRD, TEMPLATE
+from jobs.job_files import TEMPLATE
 from jobs.planned import NOW, World, creates, running, worker
 
-STATUS_SCHEMA = parse_crd(CRD).schema.properties["status"]
 TRAINING = JobStatus(
     phase=JobPhase.TRAINING,
     epoch=1,
@@ -65,7 +62,6 @@ def test_the_newest_checkpoint_stands_in_the_status_with_its_tier_and_time() -> 
     both = {"step": 70, "tier": "Storage", "time": rfc3339(NOW + 5)}
     status = _said(world, stored_step=70, memory_step=70)
     assert status["lastCheckpoint"] == both
-    assert list(check_structure(status, STATUS_SCHEMA)) == []
     world.master, world.now = MasterView(), world.now + 60
     world.look()
     assert world.status["lastCheckpoint"] == both
@@ -78,7 +74,6 @@ def test_a_finished_worker_is_not_made_again_by_an_operator_that_begins() -> Non
         world.end(f"t-worker-{rank}-0", 0)
     world.look()
     assert world.status["completedIndexes"] == "0,2-3"
-    assert list(check_structure(world.status, STATUS_SCHEMA)) == []
     del world.pods["t-worker-2-0"]
     assert world.look().actions == ()
     world.history = {}
@@ -102,7 +97,6 @@ def test_a_new_job_is_pending() -> None:
     """Before its master has said anything there are sizes, a selector and conditions."""
     world = World({"replicas": 4, "minReplicas": 2})
     world.look()
-    assert list(check_structure(world.status, STATUS_SCHEMA)) == []
     assert world.status["phase"] == "Pending"
     assert world.status["size"] == {"min": 2, "desired": 4, "max": 4}
     assert world.status["selector"] == "holdfast.dev/job=t,holdfast.dev/role=worker"
@@ -124,7 +118,6 @@ def test_a_training_job_shows_what_its_master_says() -> None:
     """World, restarts, touched budgets and goodput are the master's; pods are counted here."""
     world = running(replicas=4)
     status = _said(world)
-    assert list(check_structure(status, STATUS_SCHEMA)) == []
     assert status["phase"] == "Running"
     assert status["startTime"] == rfc3339(NOW)
     assert status["world"] == {
@@ -178,7 +171,6 @@ def test_a_goodput_that_is_a_guess_is_marked_and_stays_marked() -> None:
     world = running(replicas=4)
     assert "goodputAssumed" not in _said(world)
     status = _said(world, goodput_assumed=True)
-    assert list(check_structure(status, STATUS_SCHEMA)) == []
     assert (status["goodputPercent"], status["goodputAssumed"]) == (88, True)
     world.master = type(world.master)()
     world.look()
@@ -189,7 +181,6 @@ def test_a_guessed_step_stands_apart() -> None:
     """The column `Step` of kubectl cannot show that a step is a guess."""
     assert "guessedStep" not in _said(running(replicas=4))["world"]
     status = _said(running(replicas=4), step=12, step_guessed=True)
-    assert list(check_structure(status, STATUS_SCHEMA)) == []
     assert (status["world"]["step"], status["world"]["guessedStep"]) == (0, 12)
 
 
@@ -335,7 +326,6 @@ def test_avoided_nodes_are_listed() -> None:
     world.look()
     assert world.status["excludedNodes"] == ["bad"]
     assert _condition(world.status, "Degraded") == ("True", "NodeExcluded")
-    assert list(check_structure(world.status, STATUS_SCHEMA)) == []
 
 
 def test_a_master_that_is_away_leaves_its_last_word() -> None:
@@ -427,7 +417,6 @@ def test_an_end_is_told_once_and_never_changes(
     for name in ("t-worker-0-0", "t-worker-1-0"):
         world.end(name, 0)
     assert [type(action) for action in world.look().actions] == [FinishJob]
-    assert list(check_structure(world.status, STATUS_SCHEMA)) == []
     assert _condition(world.status, condition) == ("True", "Because")
     assert world.status["phase"] == phase
     assert world.status["completionTime"] == rfc3339(NOW + 7)

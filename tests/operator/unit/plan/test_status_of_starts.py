@@ -22,11 +22,6 @@ def _said(world: World, **fields: Any) -> None:
     world.look()
 
 
-def _condition(world: World, kind: str) -> tuple[str, str]:
-    (found,) = (one for one in world.status["conditions"] if one["type"] == kind)
-    return found["status"], found["reason"]
-
-
 def _take_surplus(world: World, size: int) -> None:
     world.pods = {name: pod for name, pod in world.pods.items() if pod.slot.index < size}
 
@@ -35,8 +30,8 @@ def test_a_job_that_has_had_no_world_says_so() -> None:
     """It is neither at the size that is asked for nor below it."""
     world = running(replicas=4)
     _said(world, round=0, active_nodes=0, phase=JobPhase.WAITING)
-    assert _condition(world, "Scaling") == ("False", "NotStarted")
-    assert _condition(world, "Degraded") == ("False", "NotStarted")
+    assert world.stated("Scaling") == ("False", "NotStarted")
+    assert world.stated("Degraded") == ("False", "NotStarted")
 
 
 def test_a_job_that_begins_has_no_more_ready_workers_than_later() -> None:
@@ -76,7 +71,7 @@ def test_a_suspended_job_has_no_size() -> None:
     world.settle()
     _said(world, phase=JobPhase.SUSPENDED, active_nodes=0)
     for kind in ("QuorumReady", "Scaling", "Degraded"):
-        assert _condition(world, kind) == ("False", "Suspended")
+        assert world.stated(kind) == ("False", "Suspended")
 
 
 @pytest.mark.parametrize("phase", [JobPhase.FORMING, JobPhase.STARTING])
@@ -84,13 +79,13 @@ def test_a_world_that_starts_is_no_quorum(phase: JobPhase) -> None:
     """A script that breaks before its first step, again and again, trains at no time."""
     world = running(replicas=4)
     _said(world, phase=phase, step=0)
-    assert _condition(world, "QuorumReady") == ("False", "WorldStarting")
+    assert world.stated("QuorumReady") == ("False", "WorldStarting")
     world.master, world.history = MasterView(), {}
     world.first_seen_at = world.now
     world.look()
-    assert _condition(world, "QuorumReady") == ("False", "WorldStarting"), "the next operator's"
+    assert world.stated("QuorumReady") == ("False", "WorldStarting"), "the next operator's"
     _said(world)
-    assert _condition(world, "QuorumReady") == ("True", "EnoughWorkers")
+    assert world.stated("QuorumReady") == ("True", "EnoughWorkers")
 
 
 def test_a_scaling_ends_when_its_world_trains() -> None:
@@ -102,9 +97,9 @@ def test_a_scaling_ends_when_its_world_trains() -> None:
         world.settle()
         _take_surplus(world, size)
         _said(world, active_nodes=size, phase=JobPhase.STARTING)
-        assert _condition(world, "Scaling") == ("True", reason)
+        assert world.stated("Scaling") == ("True", reason)
         _said(world, active_nodes=size)
-        assert _condition(world, "Scaling") == ("False", "Steady")
+        assert world.stated("Scaling") == ("False", "Steady")
 
 
 def test_a_size_that_changed_while_no_operator_was_there_is_a_scaling() -> None:
@@ -116,13 +111,13 @@ def test_a_size_that_changed_while_no_operator_was_there_is_a_scaling() -> None:
         world.master, world.history = MasterView(), {}
         world.first_seen_at = world.now
         world.look()
-        assert _condition(world, "Scaling") == ("True", reason)
+        assert world.stated("Scaling") == ("True", reason)
         world.now += 2 * KEPT_SECONDS
         world.look()
-        assert _condition(world, "Scaling") == ("True", reason)
+        assert world.stated("Scaling") == ("True", reason)
         world.settle()
         _said(world)
-        assert _condition(world, "Scaling") == ("True", reason)
+        assert world.stated("Scaling") == ("True", reason)
         _take_surplus(world, size)
         _said(world, active_nodes=size)
-        assert _condition(world, "Scaling") == ("False", "Steady")
+        assert world.stated("Scaling") == ("False", "Steady")

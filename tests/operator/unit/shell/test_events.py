@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_operator.events.aggregation import BURST, RATE, WAITING, WINDOW_US, Digest, NewsItem
-from holdfast_operator.events.sources import from_master, transitions
+from holdfast_operator.events.news import (
+    BURST,
+    RATE,
+    WAITING,
+    WINDOW_US,
+    Digest,
+    NewsItem,
+    from_master,
+    transitions,
+)
 from holdfast_wire.messages import EventSeverity, JobEvent
 
 

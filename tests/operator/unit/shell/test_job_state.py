@@ -12,12 +12,14 @@ import pytest
 
 import holdfast_operator
 from holdfast_operator.credentials import JobCredentials
+from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError
+from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
+from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
-from holdfast_operator.plan.node_reachability import NodeReachability
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods.names import Owner
-from holdfast_operator.pods.record import PodRecord, read_pod
+from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.pods.revision import revision_name, templates_of
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.credentials import HURRY_SECONDS, Credentials
@@ -34,9 +36,11 @@ from holdfast_wire.messages import (
     StopRequest,
 )
 from jobs.job_files import job, read
+from jobs.pod_objects import pod_object, recorded
 
 SLOT = PodSlot(WORKER, 1)
 SETTINGS = OperatorSettings(namespace="holdfast", identity="me", image="i")
+NODES = ClusterNodes(NodeHistory(KubeClient(1.0, 1), SETTINGS))
 NAME = "t-worker-1-0"
 
 
@@ -51,28 +55,12 @@ def _state(pods: list[PodRecord]) -> JobState:
         status=WrittenStatus({}),
         credentials=Credentials(JobCredentials(bytes(32), owner, dt.timedelta(days=1))),
         pods_now=lambda _: pods,
+        nodes=NODES,
     )
 
 
 def _pod(**metadata: Any) -> PodRecord:
-    labels = {
-        "holdfast.dev/job": "t",
-        "holdfast.dev/role": "worker",
-        "holdfast.dev/index": "1",
-        "holdfast.dev/incarnation": "0",
-    }
-    found = {
-        "name": NAME,
-        "namespace": "team",
-        "uid": "p-1",
-        "labels": labels,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "ownerReferences": [{"uid": "u-1", "controller": True}],
-    }
-    body = {"metadata": {**found, **metadata}, "spec": {"containers": [{"name": "worker"}]}}
-    record = read_pod({**body, "status": {"phase": "Running"}})
-    assert record is not None
-    return record
+    return recorded(pod_object(**metadata))
 
 
 def _spoken(incarnation: int, address: str, **fields: Any) -> PodRecord:
@@ -82,7 +70,7 @@ def _spoken(incarnation: int, address: str, **fields: Any) -> PodRecord:
         slot=MASTER_SLOT,
         incarnation=incarnation,
         address=address,
-        conditions=("ContainersReady=True",),
+        serving=True,
     )
     return dataclasses.replace(record, **fields)
 
@@ -298,8 +286,7 @@ def test_the_status_waits_a_period_for_a_master_that_goes() -> None:
 
 
 def _master(*, serving: bool, uid: str = "m-1") -> PodRecord:
-    conditions = ("ContainersReady=True",) if serving else ()
-    pod = dataclasses.replace(_pod(), uid=uid, slot=MASTER_SLOT, conditions=conditions, node="n1")
+    pod = dataclasses.replace(_pod(), uid=uid, slot=MASTER_SLOT, serving=serving, node="n1")
     return dataclasses.replace(pod, incarnation=int(uid[2:]))
 
 
@@ -307,9 +294,9 @@ def test_it_is_known_which_pod_the_master_speaks_from() -> None:
     """The newest that stays; one that its node starts again has to be reached once more."""
     pods = [_master(serving=True), dataclasses.replace(_master(serving=True, uid="m-2"))]
     state = _state(pods)
-    state.hear(JobStatus(round=1), 5.0)
+    state.receive(JobStatus(round=1), 5.0)
     assert (state.link.view.speaker, state.met_at) == ("m-2", "n1")
-    state.hear(None, 6.0)
+    state.receive(None, 6.0)
     assert (state.link.view.speaker, state.link.view.silent_since) == ("m-2", 6.0)
     state.shows(_master(serving=True, uid="m-2"), gone=False)
     assert state.link.view.speaker == "m-2"
@@ -321,10 +308,10 @@ def test_a_master_that_its_node_starts_again_was_seen_to_end() -> None:
     """That shows before the stream breaks, or after: it is not taken for lost either way."""
     pods = [_master(serving=True)]
     state = _state(pods)
-    state.hear(JobStatus(round=1), 5.0)
+    state.receive(JobStatus(round=1), 5.0)
     pods[:] = [_master(serving=False)]
     state.shows(pods[0], gone=False)
-    state.hear(None, 6.0)
+    state.receive(None, 6.0)
     assert state.link.view.speaker == ""
 
 
@@ -349,11 +336,11 @@ def test_the_node_of_a_master_that_cannot_be_reached_any_more_is_in_doubt() -> N
     """While it is reached, or never was, nothing is."""
     pods = [_spoken(0, "10.0.0.1", node="n1")]
     state = _state(pods)
-    state.hear(None, 1.0)
+    state.receive(None, 1.0)
     assert state.in_doubt() == ()
-    state.hear(JobStatus(round=1), 2.0)
+    state.receive(JobStatus(round=1), 2.0)
     assert state.in_doubt() == ()
-    state.hear(None, 3.0)
+    state.receive(None, 3.0)
     assert state.in_doubt() == ("n1",)
 
 
@@ -436,7 +423,7 @@ def test_a_notice_of_a_node_reaches_the_master_with_its_workers() -> None:
     there = dataclasses.replace(_pod(), node="gpu-7")
     elsewhere = dataclasses.replace(_pod(name="t-worker-2-0", uid="p-2"), node="gpu-8")
     state = _state([there, elsewhere, dataclasses.replace(_spoken(0, "10.0.0.9"), node="gpu-7")])
-    state.notice = {"gpu-7": spot}.get
+    state.nodes = dataclasses.replace(NODES, notice={"gpu-7": spot}.get)
     stream = _Stream()
     state.link.stream = stream  # type: ignore[assignment]
     state.noticed("gpu-7")

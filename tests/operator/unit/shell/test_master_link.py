@@ -11,10 +11,14 @@ from typing import Any
 import grpc
 import pytest
 
-from holdfast_operator.master_link import LINK_ERRORS, Downward, MasterLink, Upward
+from holdfast_operator.master_link import LINK_ERRORS, OTHER_MASTERS, Downward, MasterLink, Upward
+from holdfast_operator.plan.view import KnownMaster
+from holdfast_operator.state.link import Link
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
+    Fence,
+    FinishDecision,
     JobEvent,
     PodListDone,
     PodObservation,
@@ -24,6 +28,7 @@ from holdfast_wire.messages import (
     WatchJobResponse,
 )
 from masters.served import eventually
+from masters.woken_master import WokenMaster
 from messages import certificates
 
 JOB = "j1"
@@ -37,6 +42,8 @@ ANOTHER_PHASE = b"\x0a\x02\x18\x63"
 
 TOLD: list[bytes] = []
 """What the master was told."""
+FINISH = FinishDecision(decision_id=1, succeeded=True)
+NEWEST = KnownMaster(epoch=5, incarnation="a")
 
 
 async def _sync(_requests: object, context: Any) -> AsyncIterator[bytes]:
@@ -66,6 +73,31 @@ def _newer_master() -> grpc.aio.Server:
 
 
 @contextlib.asynccontextmanager
+async def _link(
+    port: int,
+    folder: Path,
+    heard: Callable[[Downward | None], None],
+    told: Callable[[Sequence[JobEvent]], None] = lambda _: None,
+    first: Callable[[], Iterable[Upward]] = lambda: [PodListDone()],
+    refusal: Callable[[Fence | None], str] = lambda _: "",
+) -> AsyncIterator[MasterLink]:
+    """A link to a master on a port."""
+    link = MasterLink(
+        where=lambda: f"127.0.0.1:{port}",
+        job_uid=JOB,
+        tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
+        first=first,
+        heard=heard,
+        told=told,
+        refusal=refusal,
+    )
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+@contextlib.asynccontextmanager
 async def _linked(
     folder: Path,
     heard: Callable[[Downward | None], None],
@@ -78,19 +110,10 @@ async def _linked(
     tls = certificates.issue(folder, Identity(JOB, "master"))
     port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(tls))
     await server.start()
-    link = MasterLink(
-        where=lambda: f"127.0.0.1:{port}",
-        job_uid=JOB,
-        tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
-        first=first,
-        heard=heard,
-        told=told,
-        refusal=lambda _: "",
-    )
     try:
-        yield link
+        async with _link(port, folder, heard, told, first) as link:
+            yield link
     finally:
-        await link.close()
         await server.stop(0)
 
 
@@ -165,3 +188,67 @@ async def test_a_link_ends_when_it_is_closed(tmp_path: Path) -> None:
         await eventually(lambda: said, bool)
         await asyncio.wait_for(link.close(), 5.0)
         assert link._task.cancelled()
+
+
+@contextlib.asynccontextmanager
+async def _obeying(
+    known: KnownMaster, folder: Path, *says: SyncResponse
+) -> AsyncIterator[tuple[WokenMaster, Link, list[Downward | None]]]:
+    """A master that says this, what its job knows of masters, and what is heard of it."""
+    owner, said = Link(known=known), list[Downward | None]()
+    async with (
+        WokenMaster(list(says)).serve(folder) as master,
+        _link(master.port, folder, said.append, refusal=owner.refusal),
+    ):
+        yield master, owner, said
+
+
+@pytest.mark.parametrize(
+    ("fence", "why"),
+    [
+        (Fence(epoch=4, incarnation="a"), "its epoch is 4, there is a master of epoch 5"),
+        (Fence(epoch=5, incarnation="b"), "another master has its epoch, 5"),
+    ],
+    ids=["an older epoch", "another incarnation of the epoch"],
+)
+async def test_the_words_of_another_master_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fence: Fence, why: str
+) -> None:
+    """Neither the first of them nor what follows it; the stream is hung up, again and again."""
+    says = [SyncResponse(fence=fence, message=FINISH), SyncResponse(message=RELEASE)]
+    before = OTHER_MASTERS._value.get()
+    async with _obeying(NEWEST, tmp_path, *says) as (master, owner, said):
+        await eventually(lambda: master.hung_up, lambda count: count >= 2)
+    assert [one for one in said if one is not None] == []
+    assert owner.known == NEWEST
+    assert OTHER_MASTERS._value.get() >= before + 2
+    assert caplog.text.count(why) == 1
+
+
+async def test_a_master_that_was_obeyed_is_not_any_more(tmp_path: Path) -> None:
+    """On the stream that is open while its successor starts: what it says next is dropped."""
+    fence = Fence(epoch=4, incarnation="a")
+    says = SyncResponse(fence=fence, message=RELEASE)
+    async with _obeying(KnownMaster(), tmp_path, says) as (master, owner, said):
+        await eventually(lambda: said, bool)
+        assert (said, owner.known.epoch) == ([RELEASE], 4)
+        owner.started(5)
+        master.later.put_nowait(SyncResponse(fence=fence, message=FINISH))
+        await eventually(lambda: master.hung_up, lambda count: count >= 2)
+    assert said == [RELEASE, None]
+
+
+@pytest.mark.parametrize(
+    "fence",
+    [None, Fence(epoch=5, incarnation="a"), Fence(epoch=6, incarnation="b")],
+    ids=["none: an older release", "its own", "a newer one"],
+)
+async def test_the_words_of_the_newest_master_are_heard(
+    tmp_path: Path, fence: Fence | None
+) -> None:
+    """And of one of an older release, whose responses have no fence."""
+    says = SyncResponse(fence=fence, message=FINISH)
+    async with _obeying(NEWEST, tmp_path, says) as (master, owner, said):
+        await eventually(lambda: said, bool)
+        assert (said, master.hung_up) == ([FINISH], 0)
+    assert owner.known == (NEWEST if fence is None else NEWEST.heard(fence))

@@ -6,11 +6,11 @@ import copy
 import dataclasses
 from typing import Any
 
-from holdfast_master.process.in_pod import EPOCHS_PER_POD as MASTERS_OWN
+from holdfast_master.process.settings import EPOCHS_PER_POD as MASTERS_OWN
 from holdfast_operator.plan.actions import CreatePod
-from holdfast_operator.plan.node_affinity import HOSTNAME, REQUIRED, avoided_by
+from holdfast_operator.plan.inputs import HOSTNAME, REQUIRED, avoided_by
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
-from holdfast_operator.pods import memory_volume
+from holdfast_operator.pods import memory
 from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.names import Owner, services
 from holdfast_operator.pods.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
@@ -115,8 +115,8 @@ def test_a_worker_that_is_killed_is_started_again_beside_its_memory() -> None:
     assert (pod["spec"]["restartPolicy"], main["restartPolicy"]) == ("Never", "Never")
     assert main["restartPolicyRules"] == RULE
     assert _volume(pod) == {"medium": "Memory", "sizeLimit": "64Gi"}
-    assert {"name": "holdfast-arena", "mountPath": memory_volume.ARENA_DIR} in main["volumeMounts"]
-    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == memory_volume.ARENA_DIR
+    assert {"name": "holdfast-arena", "mountPath": memory.ARENA_DIR} in main["volumeMounts"]
+    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == memory.ARENA_DIR
     assert _volume(_kept()) == {"medium": "Memory"}
 
 
@@ -135,10 +135,10 @@ def test_a_template_may_bring_its_own_memory_or_want_none() -> None:
     assert _volume(pod) == mine["emptyDir"]
     assert len(pod["spec"]["containers"][0]["volumeMounts"]) == 2
 
-    mount = {"name": "fast", "mountPath": f"{memory_volume.ARENA_DIR}/"}
+    mount = {"name": "fast", "mountPath": f"{memory.ARENA_DIR}/"}
     pod = _kept({"volumeMounts": [mount]}, volumes=[{"name": "fast", "emptyDir": {}}])
     assert _volume(pod) is None
-    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == memory_volume.ARENA_DIR
+    assert _variables(pod)["HOLDFAST_ARENA_DIR"] == memory.ARENA_DIR
 
     pod = _kept({"env": [{"name": "HOLDFAST_ARENA_DIR", "value": "/fast"}]})
     assert (_volume(pod), _variables(pod)["HOLDFAST_ARENA_DIR"]) == (None, "/fast")
@@ -152,12 +152,12 @@ def test_a_template_may_bring_its_own_memory_or_want_none() -> None:
 def test_a_volume_of_our_name_that_is_no_memory_is_refused() -> None:
     """It would outlive the pod, or be on a disk; the text names it and the remedy."""
     claim = {"name": "holdfast-arena", "persistentVolumeClaim": {"claimName": "c"}}
-    said = memory_volume.fault({"spec": {"containers": [MAIN], "volumes": [{"name": "a"}, claim]}})
+    said = memory.fault({"spec": {"containers": [MAIN], "volumes": [{"name": "a"}, claim]}})
     assert said.startswith("spec.volumes[1]: holdfast-arena is the name of")
     assert "medium: Memory, or give it another name" in said
-    memory = {"name": "holdfast-arena", "emptyDir": {"medium": "Memory"}}
-    assert memory_volume.fault({"spec": {"containers": [MAIN], "volumes": [memory]}}) == ""
-    assert memory_volume.fault({"spec": {"containers": [MAIN], "volumes": None}}) == ""
+    volume = {"name": "holdfast-arena", "emptyDir": {"medium": "Memory"}}
+    assert memory.fault({"spec": {"containers": [MAIN], "volumes": [volume]}}) == ""
+    assert memory.fault({"spec": {"containers": [MAIN], "volumes": None}}) == ""
 
 
 def test_no_token_is_mounted_unless_the_template_asks() -> None:

@@ -7,31 +7,30 @@ from typing import Any
 import pytest
 
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
-from holdfast_operator.pods.record import read_pod
+from holdfast_operator.pods.record import not_started, read_pod
 from holdfast_wire.messages import PodPhase
+from jobs.pod_objects import pod_object
+
+_DONE = {"terminated": {"exitCode": 0}}
+_RUNS: dict[str, Any] = {"running": {}}
+_INITIALIZES = {"waiting": {"reason": "PodInitializing"}}
+_CREATES = {"waiting": {"reason": "ContainerCreating"}}
+SPEC: dict[str, Any] = {
+    "nodeName": "n1",
+    "initContainers": [{"name": "mesh", "restartPolicy": "Always"}, {"name": "fetch"}],
+    "containers": [{"name": "logs"}, {"name": "worker"}],
+}
 
 
 def _pod(phase: str = "Running", **status: Any) -> dict[str, Any]:
-    labels = {
-        "holdfast.dev/job": "gpt",
-        "holdfast.dev/role": "worker",
-        "holdfast.dev/index": "3",
-        "holdfast.dev/incarnation": "2",
-    }
-    metadata = {
-        "name": "gpt-worker-3-2",
-        "namespace": "team",
-        "uid": "p-1",
-        "labels": labels,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "ownerReferences": [{"uid": "u-1", "controller": True}],
-    }
-    spec = {
+    pod = pod_object(index=3, incarnation=2, job="gpt", phase=phase)
+    pod["spec"] = {
         "nodeName": "n1",
         "restartPolicy": "Never",
         "containers": [{"name": "logs"}, {"name": "worker"}],
     }
-    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}}
+    pod["status"] |= status
+    return pod
 
 
 def _ended(name: str, code: int, reason: str = "Error") -> dict[str, Any]:
@@ -111,12 +110,10 @@ def test_lack_of_memory_is_read_with_the_limit_that_was_too_small() -> None:
     pod["spec"]["containers"][1]["resources"] = {"limits": {"memory": "2Gi"}}
     record = read_pod(pod)
     assert record is not None
-    seen = record.observed(ready=False, proven=True)
-    assert (seen.ran_out_of_memory, seen.memory_limit) == (True, 2 * 2**30)
+    assert (record.ran_out_of_memory, record.memory_limit) == (True, 2 * 2**30)
     other = read_pod(_pod("Failed", containerStatuses=[_ended("worker", 1)]))
     assert other is not None
-    seen = other.observed(ready=False, proven=True)
-    assert (seen.ran_out_of_memory, seen.memory_limit) == (False, 0)
+    assert (other.ran_out_of_memory, other.memory_limit) == (False, 0)
 
 
 def test_a_pod_that_was_evicted_before_it_ran_has_failed() -> None:
@@ -202,7 +199,7 @@ def test_what_keeps_a_pod_from_beginning_is_read(
     """The scheduler's words, or the node's; that a container is being made is no news."""
     record = read_pod(_pod("Pending", **status))
     assert record is not None
-    assert record.waiting == (reason, words)
+    assert (record.waiting, record.waiting_text) == (reason, words)
 
 
 def test_a_pod_that_is_not_of_our_making_is_left_alone() -> None:
@@ -387,3 +384,59 @@ def test_a_pod_whose_node_is_not_heard_of_is_told_from_one_that_is_not_ready(
     record = read_pod(_pod(conditions=stated))
     assert record is not None
     assert (record.unheard, record.serving) == (unheard, serving)
+
+
+def _status(mesh: Any, fetch: Any, worker: Any, *, started: bool = True) -> dict[str, Any]:
+    return {
+        "initContainerStatuses": [
+            {"name": "mesh", "state": mesh, "started": started},
+            {"name": "fetch", "state": fetch},
+        ],
+        "containerStatuses": [{"name": "logs", "state": _CREATES}, {"name": "worker", **worker}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (_status(_RUNS, _DONE, {"state": _RUNS}), ""),
+        (_status(_RUNS, _DONE, {"state": _DONE}), ""),
+        (
+            _status(_RUNS, _DONE, {"state": _CREATES}),
+            "container worker waits: ContainerCreating",
+        ),
+        (
+            _status(_RUNS, _RUNS, {"state": _INITIALIZES}),
+            "init container fetch runs",
+        ),
+        (
+            _status(_RUNS, {"terminated": {"exitCode": 3}}, {"state": _INITIALIZES}),
+            "init container fetch ended with exit code 3",
+        ),
+        (
+            _status(_RUNS, _INITIALIZES, {"state": _INITIALIZES}, started=False),
+            "init container mesh runs, and its startup probe has not succeeded",
+        ),
+        (
+            _status(
+                {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}},
+                _INITIALIZES,
+                {"state": _INITIALIZES},
+                started=False,
+            ),
+            "init container mesh waits: CrashLoopBackOff: back-off 10s",
+        ),
+        ({}, "init container mesh waits"),
+    ],
+)
+def test_the_first_container_that_has_not_started_is_named(
+    status: dict[str, Any], words: str
+) -> None:
+    """In the order in which a kubelet starts them; side containers hold up nothing."""
+    assert not_started(SPEC, status) == words
+
+
+def test_a_pod_without_a_node_waits_for_one() -> None:
+    """None of its containers can start."""
+    spec = {name: value for name, value in SPEC.items() if name != "nodeName"}
+    assert not_started(spec, {}) == "it has no node yet"

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from holdfast_operator import reconcile
-from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.news import NewsItem
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError
-from holdfast_operator.kube.pod_reflector import PodReflector
-from holdfast_operator.node_history import NodeHistory
-from holdfast_operator.plan.node_affinity import avoided_by
-from holdfast_operator.plan.node_exclusion import ExcludedNode
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
+from holdfast_operator.nodes.strikes import ExcludedNode
+from holdfast_operator.plan.inputs import avoided_by
 from holdfast_operator.pods.names import Owner
-from holdfast_operator.pods.record import PodRecord, read_pod
-from holdfast_operator.reconcile import ClusterNodes, Reconciler
+from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import OperatorSettings, read_settings
 from holdfast_operator.state.job_state import Key
 from holdfast_wire.messages import (
@@ -36,6 +36,7 @@ from holdfast_wire.messages import (
     StrikesReported,
 )
 from jobs.job_files import job, read
+from jobs.pod_objects import pod_object, recorded
 
 KEY = ("team", "t")
 NEEDED = {
@@ -59,24 +60,7 @@ def _body(uid: str = "u-1", created: str = "2026-01-01T00:00:00Z", **fields: Any
 
 
 def _pod(uid: str = "p-1", owner: str = "u-1", role: str = "worker", index: int = 1) -> PodRecord:
-    labels = {
-        "holdfast.dev/job": "t",
-        "holdfast.dev/role": role,
-        "holdfast.dev/index": str(index),
-        "holdfast.dev/incarnation": "0",
-    }
-    metadata = {
-        "name": f"t-{role}-{index}-0",
-        "namespace": "team",
-        "uid": uid,
-        "labels": labels,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "ownerReferences": [{"uid": owner, "controller": True}],
-    }
-    spec = {"containers": [{"name": "worker"}]}
-    record = read_pod({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
-    assert record is not None
-    return record
+    return recorded(pod_object(role, index, owner=owner, uid=uid))
 
 
 class Server(KubeClient):
@@ -440,10 +424,10 @@ async def test_new_workers_avoid_a_node_on_which_other_jobs_had_trouble(
     """The pod's affinity, an event and the master say so; a job that does not want it goes on."""
     told: list[tuple[str, str]] = []
 
-    def tell(_: Reporter, __: Owner, news: Iterable[NewsItem]) -> None:
+    def report(_: Reporter, __: Owner, news: Iterable[NewsItem]) -> None:
         told.extend((one.reason, one.text) for one in news if one.reason == "NodeAvoided")
 
-    monkeypatch.setattr(Reporter, "tell", tell)
+    monkeypatch.setattr(Reporter, "report", report)
     bad = ExcludedNode("bad", 2.0, "Hang 2 in team/x; Straggler 1 in team/y")
     history = NodeHistory(shell.server, shell.settings)
     monkeypatch.setattr(history, "excluded", lambda workers: (bad,) * (workers == 2))

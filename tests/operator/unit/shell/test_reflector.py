@@ -11,30 +11,18 @@ import pytest
 
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
-from holdfast_operator.kube.node_reflector import NodeReflector
-from holdfast_operator.kube.pod_reflector import PodReflector
-from holdfast_operator.plan.node_strikes import NodeStrike
+from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.nodes.reflector import NodeReflector
+from holdfast_operator.nodes.strikes import NodeStrike
 from holdfast_operator.pods.record import PodRecord
+from jobs.pod_objects import pod_object
 
 
 def _pod(name: str, phase: str = "Running", version: int = 1, **edited: str) -> dict[str, Any]:
-    labels = {
-        "holdfast.dev/job": "gpt",
-        "holdfast.dev/role": "worker",
-        "holdfast.dev/index": name[-1],
-        "holdfast.dev/incarnation": "0",
-        **{f"holdfast.dev/{label}": value for label, value in edited.items()},
-    }
-    metadata = {
-        "name": name,
-        "namespace": "team",
-        "uid": f"uid-{name}",
-        "labels": labels,
-        "resourceVersion": str(version),
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
-    spec = {"containers": [{"name": "worker"}]}
-    return {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
+    pod = pod_object(index=int(name[-1]), job="gpt", phase=phase, name=name, uid=f"uid-{name}")
+    pod["metadata"]["labels"] |= {f"holdfast.dev/{label}": text for label, text in edited.items()}
+    pod["metadata"]["resourceVersion"] = str(version)
+    return pod
 
 
 class ScriptedServer(KubeClient):
@@ -274,7 +262,7 @@ async def test_what_speaks_against_a_node_is_reported_when_it_comes() -> None:
     struck: list[tuple[str, str]] = []
 
     def note(strikes: Sequence[NodeStrike]) -> None:
-        struck.extend((one.host, one.cause.value) for one in strikes)
+        struck.extend((one.host, one.cause) for one in strikes)
 
     events = [
         ("MODIFIED", _shown("a", GpuMemWatch="True", Ready="True")),

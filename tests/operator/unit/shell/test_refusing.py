@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast_operator.apply import Applier
-from holdfast_operator.events.aggregation import NewsItem
+from holdfast_operator.events.news import NewsItem
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError, UnreachableError
-from holdfast_operator.kube.pod_reflector import PodReflector
+from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT
@@ -50,9 +50,9 @@ class Told(Reporter):
         super().__init__(client, "me")
         self.happened: list[NewsItem] = []
 
-    def tell(self, owner: Owner, happenings: Iterable[NewsItem]) -> None:
+    def report(self, owner: Owner, news: Iterable[NewsItem]) -> None:
         """Take note."""
-        self.happened += happenings
+        self.happened += news
 
 
 def _reconciler() -> tuple[Reconciler, StatusOnly, Told]:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_operator.spec.admission import not_supported
+from holdfast_operator.spec.admission import not_supported, whole_schema
 from holdfast_operator.spec.availability import NOT_BUILT, describe
-from holdfast_operator.spec.defaults import with_defaults
-from holdfast_operator.spec.object_meta import whole_schema
 from holdfast_operator.spec.problems import ProblemKind
-from holdfast_operator.spec.schema import parse_crd
+from holdfast_operator.spec.schema import parse_crd, with_defaults
 from holdfast_wire.messages import HealthMode
 from jobs.job_files import CRD, faults_of, fields_of, job, read
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.spec.problems import InvalidJobError
-from holdfast_operator.spec.yaml_documents import LONGEST_TEXT, read_documents
-from holdfast_operator.spec.yaml_nodes import MOST_VALUES
+from holdfast_operator.spec.yaml_documents import LONGEST_TEXT, MOST_VALUES, read_documents
 
 
 def _value(text: str) -> Any:

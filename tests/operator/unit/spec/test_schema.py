@@ -9,11 +9,16 @@ import pytest
 import yaml
 
 from holdfast_operator.spec.cel_rules import check_relations
-from holdfast_operator.spec.defaults import with_defaults
-from holdfast_operator.spec.patterns import fault_of, found
 from holdfast_operator.spec.problems import nearest, show_path, show_value, value_at
-from holdfast_operator.spec.schema import FieldKind, Rule, Schema, SchemaError, parse_crd
-from holdfast_operator.spec.structure import check_structure
+from holdfast_operator.spec.schema import (
+    FieldKind,
+    Rule,
+    Schema,
+    SchemaError,
+    parse_crd,
+    with_defaults,
+)
+from holdfast_operator.spec.structure import check_structure, fault_of, found
 from house.repository import ROOT
 from jobs.job_files import CRD, job
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast_operator.spec.job import (
-    BudgetSpec,
     CleanPods,
     ExtraRole,
     FailureRuleSpec,
     RestartPolicy,
-    Scaler,
     Size,
 )
-from holdfast_wire.messages import FailureAction, FailureRule, SuccessPolicy
+from holdfast_wire.messages import Budget, BudgetKind, FailureAction, FailureRule, SuccessPolicy
 from jobs.job_files import TEMPLATE, job, read
 
 
@@ -36,20 +34,20 @@ def test_the_shortest_job_has_the_defaults_of_the_crd() -> None:
     spec = read(job()).spec
     assert (spec.replicas, spec.standbys, spec.worker_pods, spec.node_unit) == (4, 0, 4, 1)
     assert (spec.nproc_per_node, spec.suspend) == ("auto", False)
-    assert spec.managed_by == "holdfast.dev/controller"
     assert spec.active_deadline_s is None
     assert spec.success_policy is SuccessPolicy.ALL_WORKERS
-    assert spec.scaler is Scaler.EXTERNAL
     assert (spec.join_window_s, spec.scale_down_grace_s, spec.below_min_timeout_s) == (
         30,
         120,
         1800,
     )
     assert spec.rules == ()
-    assert spec.budgets.failures == BudgetSpec(32, 86400)
-    assert spec.budgets.preemptions == BudgetSpec(1000, 86400)
-    assert spec.budgets.rescales == BudgetSpec(1000, 86400)
-    assert spec.budgets.no_progress == BudgetSpec(5, 0)
+    assert spec.budgets == (
+        Budget(kind=BudgetKind.FAILURES, limit=32, window_seconds=86400),
+        Budget(kind=BudgetKind.PREEMPTIONS, limit=1000, window_seconds=86400),
+        Budget(kind=BudgetKind.RESCALES, limit=1000, window_seconds=86400),
+        Budget(kind=BudgetKind.NO_PROGRESS, limit=5, window_seconds=0),
+    )
     assert (spec.exclude_failed_nodes, spec.max_excluded_nodes) == (True, 8)
     assert (spec.cleanup.pods, spec.cleanup.ttl_s) == (CleanPods.RUNNING, None)
     assert (spec.master_port, spec.master_template, spec.extra_roles) == (50051, None, ())
@@ -105,7 +103,8 @@ def test_every_part_of_a_full_job_is_read() -> None:
             rule=FailureRule(action=FailureAction.REPLACE_ON_OTHER_NODE, log_pattern="ECC")
         ),
     )
-    assert spec.budgets.no_progress == BudgetSpec(1, 9)
+    no_progress = Budget(kind=BudgetKind.NO_PROGRESS, limit=1, window_seconds=9)
+    assert spec.budgets[-1] == no_progress
     assert (spec.cleanup.pods, spec.cleanup.ttl_s) == (CleanPods.ALL, 7)
     assert spec.extra_roles == (
         ExtraRole(name="e", replicas=2, restart_policy=RestartPolicy.NEVER, template=TEMPLATE),

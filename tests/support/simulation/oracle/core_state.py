@@ -6,8 +6,8 @@ Belongs here: checks over the whole state of the core. Does not belong here: che
 
 from __future__ import annotations
 
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.goodput import GoodputLedger
-from holdfast_master.job.state.inspection import JobInspection
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.world import World
 from holdfast_wire.messages import BudgetKind, JobPhase
@@ -16,7 +16,7 @@ from simulation.oracle.invariants import Broken, require
 _RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING, JobPhase.SAVING})
 
 
-def check(job: JobInspection) -> None:
+def check(job: JobContext) -> None:
     """Check every invariant.
 
     Raises:
@@ -57,7 +57,7 @@ def check_ledger(ledger: GoodputLedger) -> None:
         ensure(rank not in ledger._closed, f"node {rank} has two accounts")
 
 
-def _phases(job: JobInspection) -> None:
+def _phases(job: JobContext) -> None:
     phase, world = job.state.phase, job.worlds.newest
     running = job.worlds.running()
     if phase in _RUNNING:
@@ -75,7 +75,7 @@ def _phases(job: JobInspection) -> None:
     ensure(saving or job.worlds.barrier is None, f"a barrier is on its way in phase {phase.name}")
 
 
-def _world(job: JobInspection) -> None:
+def _world(job: JobContext) -> None:
     state, world = job.state, job.worlds.newest
     if world is None:
         return
@@ -116,7 +116,7 @@ def _places(world: World) -> None:
         raise Broken("core", f"a world of {nodes} nodes does not fit {bounds}")
 
 
-def _replicas(job: JobInspection, world: World) -> None:
+def _replicas(job: JobContext, world: World) -> None:
     """Replicas are whole, in the order of their numbers, and no number is given again."""
     numbers = [one.number for one in world.replicas]
     ensure(numbers == sorted(set(numbers)), f"replicas {numbers} are not in order")
@@ -133,7 +133,7 @@ def _replicas(job: JobInspection, world: World) -> None:
     ensure(not lost & set(live), f"roster {roster.replicas} has a lost replica of {lost}")
 
 
-def _nodes(job: JobInspection) -> None:
+def _nodes(job: JobContext) -> None:
     roster = job.membership
     known = {rank: node.agent_id for rank, node in job.state.nodes.items()}
     present = {rank: node.agent_id for rank, node in roster.nodes.items()}
@@ -161,7 +161,7 @@ def _nodes(job: JobInspection) -> None:
         raise Broken("core", f"spares are {job.membership.spares}, must be {expected}")
 
 
-def _incidents(job: JobInspection) -> None:
+def _incidents(job: JobContext) -> None:
     state = job.state
     charged = [charge.incident_id for charge in state.charges]
     if len(charged) != len(set(charged)):

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from holdfast.flash.schedule import SaveEvery
 from holdfast_agent.policies import master_messages
 from holdfast_agent.policies.master_messages import Accepted, Opening
-from holdfast_master.instructions import Instruction, Send, StepDown, Tell
+from holdfast_master.instructions import Instruction, Send, SendToOperator, StepDown
 from holdfast_master.job.state.job_state import JobState
-from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_wire.messages import (
     BudgetCharge,
     BudgetKind,
@@ -218,7 +218,7 @@ def superseded_steps_down(
         return
     name, text = "superseded_steps_down", f"{own} heard of {fence.epoch, fence.incarnation}"
     require(any(isinstance(item, StepDown) for item in batch), name, f"{text} and went on")
-    acts = [item for item in batch if isinstance(item, Send | Tell)]
+    acts = [item for item in batch if isinstance(item, Send | SendToOperator)]
     require(not acts, name, f"{text} and still said {acts}")
 
 

@@ -6,12 +6,12 @@ Belongs here: checks of a master against itself. Does not belong here: what the 
 
 from __future__ import annotations
 
-from holdfast_master.job.state.inspection import JobInspection
+from holdfast_master.job.state.context import JobContext
 from holdfast_wire.messages import JobPhase, PhaseChanged
 from simulation.oracle.invariants import require
 
 
-def memory_kept(context: JobInspection) -> None:
+def memory_kept(context: JobContext) -> None:
     """Agents are not sent away while they hold a newer step than storage does, all together.
 
     But for those who were given time to write it, whom somebody wants gone at once, or who
@@ -35,7 +35,7 @@ def memory_kept(context: JobInspection) -> None:
     require(stored or excused or not there, "memory_kept", text)
 
 
-def grants_answered(context: JobInspection) -> None:
+def grants_answered(context: JobContext) -> None:
     """Nobody waits for an agent that has a grant and does not answer."""
     limit = context.settings.commit_seconds + 1.0
     for pending in context.checkpoints.tracker.pending.values():
@@ -45,7 +45,7 @@ def grants_answered(context: JobInspection) -> None:
             require(since <= limit, "grant_answered", text)
 
 
-def ends_begin(context: JobInspection, fact: object) -> None:
+def ends_begin(context: JobContext, fact: object) -> None:
     """Look at what a record says: the agents are about to be sent away."""
     if isinstance(fact, PhaseChanged) and fact.phase is JobPhase.STOPPING:
         memory_kept(context)

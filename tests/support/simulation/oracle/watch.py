@@ -26,7 +26,7 @@ from holdfast_master.instructions import (
     Send,
 )
 from holdfast_master.job.state.apply import apply
-from holdfast_master.job.state.inspection import JobInspection
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.phases import ENDED
@@ -155,7 +155,7 @@ class Watch:
         self.unlooked = 0
         core_state.check(self.master.core.inspect())
 
-    def _look(self, context: JobInspection) -> None:
+    def _look(self, context: JobContext) -> None:
         """Record the job's state before the next input."""
         world = context.worlds.running()
         self.running = world.round if world is not None else 0

@@ -11,7 +11,7 @@ from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Orde
 from holdfast_agent.policies.masterless import MasterlessVerdict
 from holdfast_master import core
 from holdfast_master.job.state import outgoing_batch
-from holdfast_operator.plan.master_fence import KnownMaster
+from holdfast_operator.plan.view import KnownMaster
 from holdfast_wire.messages import Welcome
 
 Patch = tuple[Any, str, Any]

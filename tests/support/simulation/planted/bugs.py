@@ -15,7 +15,8 @@ from holdfast_master import core
 from holdfast_master.inputs import Stalled
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import pods
-from holdfast_master.job.requests import operator_messages
+from holdfast_master.job.requests import job_end, operator_messages
+from holdfast_master.job.requests.job_end import SuccessOutcome, Tally
 from holdfast_master.job.state import outgoing_batch
 from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.world import World
@@ -23,11 +24,10 @@ from holdfast_master.job.takeover import from_journal
 from holdfast_master.job.takeover import hello as takeover_hello
 from holdfast_master.job.worlds import digests, rounds
 from holdfast_master.job.worlds import roster as outer_roster
-from holdfast_master.policies import failure, rendezvous, success
+from holdfast_master.policies import failure, rendezvous
 from holdfast_master.policies import replicas as replica_policy
 from holdfast_master.policies.failure import Charge
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_master.policies.success import SuccessOutcome, Tally
 from holdfast_wire.messages import BudgetKind, SuccessPolicy, WorldDecided
 from simulation import scenario
 from simulation.planted import acts, agent, charges, checkpoints, health, promises
@@ -186,13 +186,13 @@ def _survivor_blamed() -> list[Patch]:
 
 
 def _charges_forgotten() -> list[Patch]:
-    right = incidents.open_case
+    right = incidents.open_incident
 
-    def open_case(context: Any, *args: Any, **more: Any) -> Any:
+    def open_incident(context: Any, *args: Any, **more: Any) -> Any:
         context.state.charges = context.state.charges[1:]
         return right(context, *args, **more)
 
-    return [(incidents, "open_case", open_case)]
+    return [(incidents, "open_incident", open_incident)]
 
 
 # ----------------------------------------------------------------------------- liveness and success
@@ -221,7 +221,7 @@ def _any_success() -> list[Patch]:
         del policy
         return SuccessOutcome(tally.ranks_done > 0, "one rank has finished")
 
-    return [(success, "decide", decide)]
+    return [(job_end, "judge_success", decide)]
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -287,7 +287,7 @@ def _roster_late() -> list[Patch]:
 
 def _epoch_again() -> list[Patch]:
     """What agents were told of rosters that the journal has lost is nothing to a new master."""
-    return [(outer_roster, "heard", lambda *_: None)]
+    return [(outer_roster, "note_known", lambda *_: None)]
 
 
 def _digest_ignored() -> list[Patch]:

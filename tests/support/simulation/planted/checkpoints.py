@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.job.checkpoints import commits, interval
-from holdfast_master.job.state.checkpoint_tracker import PendingStep
+from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies import checkpoints as policy
 from simulation.planted.agent import Patch
@@ -95,15 +95,15 @@ def _rescued_early() -> list[Patch]:
 
 def _half_confirmed() -> list[Patch]:
     """A schedule is confirmed once the first node has heard of it."""
-    right = interval.heard
+    right = interval.received
 
-    def heard(context: Any, node: Any, world: Any, report: Any) -> None:
+    def received(context: Any, node: Any, world: Any, report: Any) -> None:
         right(context, node, world, report)
         offer = context.checkpoints.schedule.offer
-        if offer is not None and offer.seen and context.checkpoints.schedule.round == world.round:
+        if offer is not None and offer.acked and context.checkpoints.schedule.round == world.round:
             interval._confirm(context, world, offer)
 
-    return [(interval, "heard", heard)]
+    return [(interval, "received", received)]
 
 
 BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (

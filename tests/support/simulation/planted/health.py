@@ -50,7 +50,8 @@ def _threshold_ignored() -> list[Patch]:
 
     def vote(self: Any, rank: int) -> Any:
         found = right(self, rank)
-        return dataclasses.replace(found, slow=found.excess > votes.NOISE_FACTOR * found.noise)
+        noise = self.excess[rank].noise
+        return dataclasses.replace(found, slow=found.excess > votes.NOISE_FACTOR * noise)
 
     return [(votes.VoteTally, "vote", vote)]
 

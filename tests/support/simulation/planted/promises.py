@@ -8,7 +8,7 @@ from typing import Any
 from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.nodes import Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.takeover import adoption
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from simulation.planted.agent import Patch

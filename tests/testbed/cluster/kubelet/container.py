@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from cluster.kubelet.status import ContainerState
-from holdfast_operator.pods.expansion import expand
+from holdfast_operator.pods.process import expand
 from house import forks
 
 _INIT: Final = Path(__file__).with_name("init.py")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cluster.kubelet.client import NOT_FOUND, ApiError, Client
 from cluster.kubelet.refusals import refused_path
-from holdfast_operator.pods.expansion import expand
+from holdfast_operator.pods.process import expand
 
 _DATA: Final = "..data"
 _KINDS: Final = {"secret": "secrets", "configMap": "configmaps"}

@@ -236,7 +236,6 @@ class ArenaSlot:
     """One slot of a mapped arena."""
 
     def __init__(self, arena: Arena, index: int) -> None:
-        """Take the slot `index`; `Arena` makes these."""
         geometry = arena.geometry
         self.index = index
         self.begin = geometry.first_slot + index * geometry.slot_bytes
@@ -319,12 +318,6 @@ class ArenaSlot:
     def give_back(self, move: Move) -> None:
         """Empty the slot, on the agent's side: RELEASE a VALID one, ABANDON a dead trainer's."""
         self.words[SlotWord.STATE] = after(self.state, move, Party.AGENT)
-
-    def changed_since(self, sequence: int) -> bool:
-        """Tell a reader that does not own the slot that its read since `sequence` is void."""
-        if NEEDS_FENCE:
-            fence()
-        return bool(self.words[SlotWord.SEQUENCE] != sequence or sequence % 2)
 
     def close(self) -> None:
         """Release the views of the mapping."""

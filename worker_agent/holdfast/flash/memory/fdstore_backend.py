@@ -1,8 +1,7 @@
 """Arenas in memfds whose descriptors the job's runner holds too, so that they outlive their agent.
 
 Belongs here: making and freeing the arenas, and the agent's side of the connection to the runner.
-Does not belong here: the validation of a dead agent's arenas (`recovery`), the runner's side, the
-assignment of arenas to ranks (`server.arena_store`). No torch.
+No torch.
 
 Nothing here waits for the runner or depends on it. An arena that the runner does not take is held
 by this process and its trainers alone, and is gone with them.
@@ -22,24 +21,24 @@ from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import ArenaError, Geometry, in_memory
-from holdfast.flash.memory.recovery import PATIENCE_SECONDS, PlaceError, Taken, take_over
+from holdfast.flash.memory.recovery import PATIENCE_SECONDS, BackendError, Taken, take_over
 from holdfast_wire.fd_messages import Freed, Greeting, Held, Message, WordsError, receive, send
 
 log: Final = logging.getLogger(__name__)
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class StashError(PlaceError):
+class FdStoreError(BackendError):
     """The descriptor is no connection to a runner that holds arenas."""
 
 
-class Stash:
+class FdStoreBackend:
     """Arenas of this node whose descriptors the runner holds."""
 
     def __init__(self, fd: int, job: str) -> None:
         """Take over the inherited socket, and the arenas that a dead agent left.
 
-        Raises `StashError` if the socket is no runner's, and leaves it alone.
+        Raises `FdStoreError` if the socket is no runner's, and leaves it alone.
         """
         self._job = job
         self._socket: socket.socket | None = _connection(fd)
@@ -75,14 +74,14 @@ class Stash:
     def make(self, table: bytes, geometry: Geometry) -> tuple[int, str]:
         """Return the descriptor and the name of a new arena.
 
-        The name is empty if the runner does not hold the arena. Raises `StashError` and leaves
+        The name is empty if the runner does not hold the arena. Raises `FdStoreError` and leaves
         nothing behind.
         """
         try:
             fd = _reopened(in_memory(table, geometry, self._job))
         except OSError as error:
             text = f"an arena of {geometry.total} bytes cannot be made: {error.strerror}"
-            raise StashError(text) from error
+            raise FdStoreError(text) from error
         name = unique()
         return fd, name if self._hand_over(name, fd) else ""
 
@@ -166,16 +165,16 @@ def _connection(fd: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise StashError(f"descriptor {fd} is no socket: {error.strerror}") from error
+        raise FdStoreError(f"descriptor {fd} is no socket: {error.strerror}") from error
     try:
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            raise StashError(f"descriptor {fd} is another kind of socket")
+            raise FdStoreError(f"descriptor {fd} is another kind of socket")
         if receive(sock) != (Greeting(), None):
-            raise StashError(f"descriptor {fd} leads to somebody else")
+            raise FdStoreError(f"descriptor {fd} leads to somebody else")
     except (OSError, EOFError, WordsError) as error:
         sock.detach()
-        raise StashError(f"descriptor {fd} leads to no runner: {error!r}") from error
-    except StashError:
+        raise FdStoreError(f"descriptor {fd} leads to no runner: {error!r}") from error
+    except FdStoreError:
         sock.detach()
         raise
     sock.set_inheritable(False)

@@ -1,8 +1,6 @@
 """Arenas in files of a memory volume, which outlive the agent that made them.
 
-Belongs here: the directory, its lock, making and removing files. Does not belong here: the
-validation of a dead agent's files (`recovery`), the layout of an arena (`arena`), the assignment of
-arenas to ranks (`server.arena_store`). No torch.
+Belongs here: the directory, its lock, making and removing files. No torch.
 
 One agent at a time has the directory: it holds the lock of a file beside the arenas. Arenas that it
 finds there are a dead agent's.
@@ -18,24 +16,25 @@ from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import Geometry, make
-from holdfast.flash.memory.recovery import PATIENCE_SECONDS, PlaceError, Taken, take_over
+from holdfast.flash.memory.recovery import PATIENCE_SECONDS, BackendError, Taken, take_over
 
 PREFIX: Final = "arena-"
 LOCK: Final = ".holdfast-lock"
 _MIB: Final = 2**20
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class VolumeError(PlaceError):
+class FileBackendError(BackendError):
     """The directory cannot be used; the text names it and the remedy."""
 
 
-class Volume:
+class FileBackend:
     """Directory of one node's arenas; this process has it from `__init__` to `close`."""
 
     def __init__(self, folder: str, job: str) -> None:
         """Take the directory, for the job with this uid.
 
-        Raises `VolumeError` if it is missing, cannot be written, or another agent has it.
+        Raises `FileBackendError` if it is missing, cannot be written, or another agent has it.
         """
         self.folder, self._job = folder, job
         self._lock = _locked(folder)
@@ -49,7 +48,7 @@ class Volume:
         """Return the descriptor and the path of a new arena.
 
         Its memory is allocated before any process maps it: in a full volume a write to the mapping
-        would end the writer with SIGBUS. Raises `VolumeError` and leaves nothing behind.
+        would end the writer with SIGBUS. Raises `FileBackendError` and leaves nothing behind.
         """
         path = f"{self.folder}/{PREFIX}{unique()}"
         try:
@@ -62,7 +61,7 @@ class Volume:
                 self.remove(path)
                 raise
         except OSError as error:
-            raise VolumeError(self._no_room(geometry.total, error)) from error
+            raise FileBackendError(self._no_room(geometry.total, error)) from error
         return fd, path
 
     def _no_room(self, needed: int, error: OSError) -> str:
@@ -79,7 +78,7 @@ class Volume:
 
         Also returns a sentence for each arena given up. Waits for processes that still map one.
         """
-        found = [(path, partial(_opened, path)) for path in self._paths()]
+        found = [(path, partial(os.open, path, _FLAGS)) for path in self._paths()]
         return take_over(found, self._job, patience_s, secure=_allocate, remove=self.remove)
 
     def remove(self, path: str) -> None:
@@ -104,10 +103,6 @@ class Volume:
         return []
 
 
-def _opened(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
 def _allocate(fd: int, geometry: Geometry) -> None:
     os.posix_fallocate(fd, 0, geometry.total)  # a write to a hole would be a SIGBUS
 
@@ -120,13 +115,13 @@ def _locked(folder: str) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             text = f"arenas cannot be kept in {folder}: {error.strerror}. Mount a memory volume"
-            raise VolumeError(f"{text} there that this user can write to") from error
+            raise FileBackendError(f"{text} there that this user can write to") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.read(fd, 20).decode(errors="replace").strip()
             os.close(fd)
-            raise VolumeError(
+            raise FileBackendError(
                 f"{folder} is in use by another agent, process {holder or 'unknown'}: "
                 "each agent needs a directory of its own"
             ) from error

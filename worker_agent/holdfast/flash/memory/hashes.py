@@ -39,15 +39,10 @@ def hash64(data: bytes | memoryview) -> int:
 def hash_items(
     image: memoryview, spans: Sequence[tuple[int, int]], *, training: bool = True
 ) -> tuple[int, ...]:
-    """Return the hash of each item of an image.
+    """Return the xxh3-64 of each item of one rank's image.
 
-    Args:
-        image: The bytes of one rank.
-        spans: (begin, length) of each item, bytes.
-        training: False: no rank trains meanwhile, so several threads may hash.
-
-    Returns:
-        One xxh3-64 per span, in their order.
+    spans: (begin, length) of each item, bytes. training: False: no rank trains meanwhile, so
+    several threads may hash.
     """
 
     def hashes(run: Sequence[tuple[int, int]]) -> list[int]:
@@ -65,13 +60,8 @@ def on_threads(
 ) -> list[_Result]:
     """Work on neighbouring items in runs of about as many bytes, each on a thread of its own.
 
-    Args:
-        items: The items, in order.
-        size: Gives an item's bytes.
-        work: Works on a run of items. The error of the first run that fails is raised.
-
-    Returns:
-        The result of each run, in order; one run if the items are small.
+    size: gives an item's bytes. Returns the result of each run, in order; one run if the items are
+    small. Raises the error of the first run that fails.
     """
     found = _runs(items, size, min(MOST_THREADS, len(os.sched_getaffinity(0))))
     if len(found) == 1:

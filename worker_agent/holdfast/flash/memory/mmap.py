@@ -1,7 +1,6 @@
 """One file mapped whole and shared, with its pages faulted in, large pages where possible.
 
-Belongs here: the requests to the kernel about an arena's pages. Does not belong here: the content
-of the pages (`arena`), the amount of free memory (`free_memory`). No torch.
+Belongs here: the requests to the kernel about an arena's pages. No torch.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _F_SETLEASE: Final = 1024
 _NO_LEASES: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-class PlaceError(Exception):
+class BackendError(Exception):
     """A backend cannot be used, or has no room; the text names it and the remedy."""
 
 
@@ -60,7 +60,7 @@ class ArenaBackend(Protocol):
         """True if no agent left an arena here."""
 
     def make(self, table: bytes, geometry: Geometry) -> tuple[int, str]:
-        """Return the descriptor of a new arena, and its name for `remove`; raises `PlaceError`."""
+        """Return the descriptor and name of a new arena; raises `BackendError`."""
 
     def take_over(self, patience_s: float = PATIENCE_SECONDS) -> tuple[list[Taken], list[str]]:
         """Return the arenas taken over and the notes, as the module's `take_over` does."""
@@ -83,14 +83,10 @@ def take_over(
     """Return this job's arenas that hold a checkpoint, oldest first; remove all others.
 
     Also returns a sentence for each arena given up, except those that were never finished. Waits
-    for processes that still map one.
+    up to `patience_s`, for all arenas together, for processes that still map one.
 
-    Args:
-        found: Name and opener of each arena; the caller owns what the opener returns.
-        job: The job's uid.
-        patience_s: Seconds to wait, for all arenas together.
-        secure: Ensures that the memory of an arena is there; raises OSError or `ArenaError`.
-        remove: Removes the arena of a name.
+    found: name and opener of each arena; the caller owns what the opener returns. job: the job's
+    uid. secure: ensures that the memory of an arena is there; raises OSError or `ArenaError`.
     """
     taken, notes, until = list[Taken](), list[str](), time.monotonic() + patience_s
     for path, opened in found:

@@ -1,8 +1,7 @@
 """Sketches of data that ranks should have equal: a few numbers per tensor and value. No torch.
 
 A rank sends its sketches with a save to storage, in an item of its image that is in no file. A
-commit compares those of all ranks. Does not belong here: making a sketch
-(`trainer.replica_sketches`).
+commit compares those of all ranks.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ class NewerTableError(TableError):
     """A newer Holdfast wrote the table."""
 
     def __init__(self, found: int, known: int) -> None:
-        """Take the format that the table has, and the newest one that can be read."""
         super().__init__(f"format={found}: this Holdfast reads {known}; a newer one wrote it")
         self.found, self.known = found, known
 
@@ -103,11 +102,6 @@ class ShardTable:
     def count(self) -> int:
         """Number of items, tensors and others."""
         return len(self.tensors) + len(self.byte_items)
-
-    @property
-    def tail_items(self) -> int:
-        """Number of items that are not in the file."""
-        return sum(item.tail for item in self.items)
 
     def spans(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
         """Return (begin, length) of each item in the image; `lengths`: those of the byte items."""

@@ -1,8 +1,7 @@
 """The arena store: makes the arenas of a node's ranks, and keeps the versions saved to them.
 
 Belongs here: making, taking over and freeing arenas; giving slots back to trainers; the versions
-that the arenas can serve, and the worlds that can use them. Does not belong here: the use of a
-version (the commit policies, `peer_parts`).
+that the arenas can serve, and the worlds that can use them.
 
 One store is used by one thread, of an agent or of the process that replaces an agent (`main`). It
 owns every VALID slot. It hands out slow work (hashing, writing) as `SlotWork`, which any thread may
@@ -26,10 +25,9 @@ from holdfast.flash.memory.arena import (
     geometry_of,
     in_memory,
 )
-from holdfast.flash.memory.free_memory import memory_left
 from holdfast.flash.memory.hashes import hash_items
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
-from holdfast.flash.memory.recovery import ArenaBackend, PlaceError
+from holdfast.flash.memory.memory_budget import Room, RoomSettings, memory_left, refusal
+from holdfast.flash.memory.recovery import ArenaBackend, BackendError
 from holdfast.flash.memory.shard_table import Needs, TableError, decode, lacking, whole
 from holdfast.flash.memory.slots import (
     Move,
@@ -42,7 +40,7 @@ from holdfast.flash.memory.slots import (
 )
 from holdfast.flash.server.protocol import Layout, TrainerHello
 from holdfast.flash.storage.manifest import Manifest, Shard
-from holdfast.flash.storage.slot_work import RankArena, SlotWork
+from holdfast.flash.storage.writer import RankArena, SlotWork
 from holdfast_wire.messages import Tier
 
 _NEVER: Final = Version(-1, -1)
@@ -50,7 +48,7 @@ _FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
 """Threads that fault an arena in: the ranks need the other cores."""
 
 
-class KeeperError(Exception):
+class ArenaStoreError(Exception):
     """The store cannot give a trainer what it asked for; the text is for the user."""
 
 
@@ -72,15 +70,15 @@ class ArenaStore:
         settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
         *,
         led: bool = False,
-        volume: ArenaBackend | None = None,
+        backend: ArenaBackend | None = None,
     ) -> None:
         """Take the reader of the free memory; led: the master says which version is complete.
 
-        volume: Backend of new arenas; None: memory that is gone with the processes that map it.
+        backend: Backend of new arenas; None: memory that is gone with the processes that map it.
         """
         self.held = ArenaSet()
         self.led = led
-        self._volume = volume
+        self._backend = backend
         self._lineage = -1
         self.here: set[int] = set()
         """Ranks of the newest world that have connected."""
@@ -119,7 +117,7 @@ class ArenaStore:
     def grant(self, rank: int, layout: Layout) -> RankArena:
         """Return an arena for the layout: the existing one, or a new one, faulted in.
 
-        Raises `KeeperError` if there is no room, before any allocation.
+        Raises `ArenaStoreError` if there is no room, before any allocation.
         """
         wanted = self.look_up(rank, layout)
         return wanted if isinstance(wanted, RankArena) else self.adopt(self.make(wanted))
@@ -127,7 +125,7 @@ class ArenaStore:
     def look_up(self, rank: int, layout: Layout) -> RankArena | Wanted:
         """Return the arena that exists for a layout, or the description of the one to make.
 
-        Raises `KeeperError` if the layout is not valid.
+        Raises `ArenaStoreError` if the layout is not valid.
         """
         body = layout.table.encode()
         for held in self.held.by_rank.get(rank, ()):
@@ -136,34 +134,34 @@ class ArenaStore:
         try:
             geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
         except TableError as error:
-            raise KeeperError(f"rank {rank}: {error}") from error
+            raise ArenaStoreError(f"rank {rank}: {error}") from error
         self.release()
         return Wanted(rank=rank, body=body, geometry=geometry)
 
     def make(self, wanted: Wanted) -> RankArena:
         """Make an arena, faulted in, on any thread; one at a time, as each checks the free memory.
 
-        The store does not change until `adopt`. Raises `KeeperError` if there is no room, before
-        any allocation, or if the arena cannot be made.
+        The store does not change until `adopt`. Raises `ArenaStoreError` if there is no room,
+        before any allocation, or if the arena cannot be made.
         """
         rank, geometry = wanted.rank, wanted.geometry
         reason = refusal(geometry.total, self.room(), self._settings)
         if reason is not None:
-            raise KeeperError(f"rank {rank}: {reason}")
+            raise ArenaStoreError(f"rank {rank}: {reason}")
         try:
             fd, path = (
                 (in_memory(wanted.body, geometry), "")
-                if self._volume is None
-                else self._volume.make(wanted.body, geometry)
+                if self._backend is None
+                else self._backend.make(wanted.body, geometry)
             )
-        except (PlaceError, ArenaError, OSError) as error:
-            raise KeeperError(f"rank {rank}: {error}") from error
+        except (BackendError, ArenaError, OSError) as error:
+            raise ArenaStoreError(f"rank {rank}: {error}") from error
         held = RankArena(rank, fd, Arena(fd), path)
         try:
             held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
         except OSError as error:
             self._free([held])
-            raise KeeperError(f"rank {rank}: {error}") from error
+            raise ArenaStoreError(f"rank {rank}: {error}") from error
         return held
 
     def adopt(self, held: RankArena) -> RankArena:
@@ -176,9 +174,9 @@ class ArenaStore:
 
         Call it first. The arenas then count as if this store had made them.
         """
-        if self._volume is None:
+        if self._backend is None:
             return []
-        found, notes = self._volume.take_over()
+        found, notes = self._backend.take_over()
         for one in found:
             self.held.add(RankArena(one.arena.table.rank, one.fd, one.arena, one.path))
         return notes
@@ -275,13 +273,13 @@ class ArenaStore:
         for arenas in self.held.by_rank.values():
             self._free(arenas)
         self.held.by_rank.clear()
-        if self._volume is not None:
-            self._volume.close()
+        if self._backend is not None:
+            self._backend.close()
 
     def _free(self, arenas: Iterable[RankArena]) -> None:
         for held in arenas:
-            if self._volume is not None:
-                self._volume.remove(held.path)
+            if self._backend is not None:
+                self._backend.remove(held.path)
             held.arena.close()
             os.close(held.fd)
 
@@ -294,7 +292,6 @@ class ArenaSet:
     """Arenas of a node by rank, the newest of each last, and the slots in which a version lies."""
 
     def __init__(self) -> None:
-        """Begin without arenas."""
         self.by_rank: dict[int, list[RankArena]] = {}
 
     def add(self, held: RankArena) -> None:
@@ -343,14 +340,9 @@ class AvailableVersions:
     """Versions that one arena store can serve; empties slots with a wrong content."""
 
     def __init__(self, holdings: ArenaSet) -> None:
-        """Take the arenas."""
         self._holdings = holdings
         self._wholes: dict[tuple[int, ...], bool] = {}
         """Layouts → whether they are whole together; cached, since every save asks for it."""
-
-    def _all(self) -> set[Version]:
-        holdings = self._holdings
-        return set().union(*(holdings.versions(rank) for rank in holdings.ranks))
 
     def saved_by(self, ranks: Iterable[int], world: int) -> frozenset[Version]:
         """Return the versions that are VALID on all of these ranks, saved by a world of this size.
@@ -389,8 +381,9 @@ class AvailableVersions:
     def parts(self) -> dict[Version, tuple[int, tuple[int, ...]]]:
         """Return the versions in memory here, of any world: version → (world size, ranks)."""
         found: dict[Version, tuple[int, tuple[int, ...]]] = {}
-        for version in self._all():
-            places = self._holdings.places(version)
+        holdings = self._holdings
+        for version in set().union(*(holdings.versions(rank) for rank in holdings.ranks)):
+            places = holdings.places(version)
             sizes = {held.arena.table.world for held, _ in places}
             if len(sizes) == 1:
                 found[version] = (sizes.pop(), tuple(held.rank for held, _ in places))

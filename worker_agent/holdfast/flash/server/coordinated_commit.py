@@ -1,9 +1,8 @@
 """Commits coordinated by a job master: a step is committed only with the master's grant.
 
 Belongs here: reports of written parts to the master, its grants, and its orders to flush memory to
-storage. Does not belong here: a world's start (`coordinated_restore`), the commit itself (`tiers`),
-the choice of versions (the master). Everything runs on the service's own thread, except for work
-that is handed out. Messages of the master come by `Service.post`.
+storage. Everything runs on the service's own thread, except for work that is handed out. Messages
+of the master come by `Service.post`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from holdfast.flash.server.coordinated_restore import CoordinatedRestore
 from holdfast.flash.server.peer_parts import Lender
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
-from holdfast.flash.server.tiers import SharedAttempts
+from holdfast.flash.server.tiers import StorageTier
 from holdfast.flash.server.worker_thread import failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
-from holdfast.flash.storage.slot_work import SlotWork
+from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import (
     CommitAnnounced,
     CommitGrant,
@@ -47,8 +46,7 @@ class CoordinatedCommit:
     """The commit policy of one node of a job; see `service.CommitPolicy`."""
 
     def __init__(self, node: ServerState, coordinator: Coordinator) -> None:
-        """Take the node, and the connection to the master."""
-        self._node, self._keeper, self._coordinator = node, node.keeper, coordinator
+        self._node, self._arenas, self._coordinator = node, node.arenas, coordinator
         self._held: tuple[int, frozenset[Version]] = (0, frozenset())
         """Round, and its ranks' versions in memory here, as last reported to the master."""
         self._unannounced: dict[Version, ShardsPersisted] = {}
@@ -56,11 +54,14 @@ class CoordinatedCommit:
         """(directory, name) of all attempts that parts were written to, or may have been."""
         shared = node.tiers[_GRANTED].shared
         assert shared is not None, "all nodes write to storage"  # noqa: S101
-        self._shared: SharedAttempts = shared
+        self._shared = shared
         self._flusher = Flusher(node, shared, coordinator.job, self._tell)
-        self._grants = CommitGrants(node, shared, coordinator.job, coordinator.send)
+        self._granted: set[tuple[str, str]] = set()
+        """(directory, own name) of all grants so far."""
+        self._ended: list[CommitResult] = []
+        """Their newest outcomes, which are repeated to a new master."""
         self.restore = CoordinatedRestore(node, coordinator, self._write_beside)
-        self.lender = Lender(node.keeper, node.labour.hand_out)
+        self.lender = Lender(node.arenas, node.worker.hand_out)
 
     def token(self, hello: TrainerHello) -> str:
         """Return the name of a world's attempts, the same on all of its nodes."""
@@ -76,12 +77,12 @@ class CoordinatedCommit:
 
     def turn_ended(self) -> None:
         """Report the versions in memory to the master, including a dead rank's last save."""
-        keeper = self._keeper
-        if not keeper.here or len(keeper.here) < keeper.kept:
+        arenas = self._arenas
+        if not arenas.here or len(arenas.here) < arenas.kept:
             return
-        if keeper.lineage != self._node.begun:
+        if arenas.lineage != self._node.begun:
             return  # a restore may have to fall back to what is there
-        now = (keeper.lineage, keeper.offer.saved_by(keeper.here, keeper.world))
+        now = (arenas.lineage, arenas.offer.saved_by(arenas.here, arenas.world))
         if now != self._held:
             self._held = now
             self._tell_held()
@@ -89,7 +90,7 @@ class CoordinatedCommit:
     def _tell_held(self) -> None:
         number, versions = self._held
         newest = sorted(versions, reverse=True)[:_MOST_HELD]
-        whole = self._keeper.offer.is_whole(versions)
+        whole = self._arenas.offer.is_whole(versions)
         held = MemoryCheckpoints(
             versions=tuple(map(to_wire, newest)), whole=whole, memory_only=not self._shared.root
         )
@@ -98,7 +99,7 @@ class CoordinatedCommit:
     def release(self, message: ReleaseCheckpoints) -> None:
         """Note the versions that the master allows to drop."""
         complete = None if message.complete is None else from_wire(message.complete)
-        self._keeper.note_complete(complete, frozenset(map(from_wire, message.passed_over)))
+        self._arenas.note_complete(complete, frozenset(map(from_wire, message.passed_over)))
         if complete is not None and complete.lineage >= self._node.begun:
             self.restore.give_up()  # all ranks have saved since: the lent parts are not needed
 
@@ -118,7 +119,7 @@ class CoordinatedCommit:
             return
         attempt = self._shared.attempt or self._coordinator.attempt(version.lineage)
         self._unannounced.pop(version, None)
-        self._tell(_shards(version, self._shared.root, attempt, self._keeper.world, {}, error))
+        self._tell(_shards(version, self._shared.root, attempt, self._arenas.world, {}, error))
 
     def _tell(self, shards: ShardsPersisted) -> None:
         assert shards.version is not None, "all of this module have one"  # noqa: S101
@@ -136,13 +137,13 @@ class CoordinatedCommit:
             self._coordinator.send(known)
             return
         on_its_way = node.writing[key] + len(node.parts.get(key, ()))
-        if shared.root and shared.attempt == attempt and on_its_way >= self._keeper.kept:
+        if shared.root and shared.attempt == attempt and on_its_way >= self._arenas.kept:
             return  # its ranks asked for it: the report comes when it is written
         self._flush(version, shared.root, attempt)
 
     def _write_beside(self, version: Version) -> None:
         """Write a version to storage while the world starts from it: storage lacks it."""
-        if self._shared.root and self._keeper.held.places(version):
+        if self._shared.root and self._arenas.held.places(version):
             self._flush(version, self._shared.root, self._shared.attempt)
 
     def _flush(self, version: Version, root: str, attempt: str) -> None:
@@ -150,9 +151,21 @@ class CoordinatedCommit:
         self._flusher.flush(version, root, attempt)
 
     def grant(self, grant: CommitGrant) -> None:
-        """Commit a step that the master has granted to this node."""
-        if grant.version is not None:
-            self._grants.carry_out(grant, from_wire(grant.version))
+        """Commit a step that the master has granted to this node, of whatever world; once."""
+        if grant.version is None or (grant.root, grant.own) in self._granted:
+            return  # under way, or done: `restate` repeats the outcome
+        self._granted.add((grant.root, grant.own))
+        version = from_wire(grant.version)
+        work = self._shared.commit_granted(grant, version, self._coordinator.job)
+        self._node.worker.hand_out(
+            lambda: failure_of(f"committing step {version.step}", work, CommitError),
+            lambda error: self._carried_out(grant, error),
+        )
+
+    def _carried_out(self, grant: CommitGrant, error: str) -> None:
+        ended = CommitResult(version=grant.version, own=grant.own, error=error)
+        self._ended = [*self._ended[-_KEPT_ENDS:], ended]
+        self._coordinator.send(ended)
 
     def announce(self, message: CommitAnnounced) -> None:
         """Note that a step is committed, or will not be, as the master says."""
@@ -162,7 +175,7 @@ class CoordinatedCommit:
         known = self._unannounced.pop(version, None)
         if message.error:
             self._node.tell_failed(_GRANTED, version, message.error)
-            if known is not None and 0 in self._keeper.held.ranks:
+            if known is not None and 0 in self._arenas.held.ranks:
                 self._discard(version, known)
         else:
             self._node.tell_durable(version)
@@ -174,24 +187,25 @@ class CoordinatedCommit:
         """
         what = f"deleting the parts of step {version.step}"
         work = self._shared.discard(shards.root, shards.attempt, version)
-        self._node.labour.hand_out(
+        self._node.worker.hand_out(
             lambda: failure_of(what, work, OSError),
             lambda error: log.warning("%s: %s", what, error) if error else None,
         )
 
     def leave_nothing(self) -> None:
         """Delete this node's attempts that no node commits any more; raises OSError."""
-        first = 0 in self._keeper.held.ranks
-        for root in {root for root, _ in self._begun_in | self._grants.own if root}:
+        first = 0 in self._arenas.held.ranks
+        for root in {root for root, _ in self._begun_in | self._granted if root}:
             begun = frozenset(name for where, name in self._begun_in if where == root)
-            own = frozenset(name for where, name in self._grants.own if where == root)
+            own = frozenset(name for where, name in self._granted if where == root)
             self._shared.leave_nothing(root, begun, own, first=first)
 
     # --- another master -------------------------------------------------------------------------
 
     def restate(self) -> None:
         """Repeat to a new master all that it has to know."""
-        self._grants.restate()
+        for ended in self._ended:
+            self._coordinator.send(ended)
         for version, shards in list(self._unannounced.items()):
             if self._shared.is_committed(shards.root, version):
                 # The report may be lost with the old master.
@@ -223,44 +237,6 @@ def _shards(
     )
 
 
-class CommitGrants:
-    """Grants of one node: each is carried out once; its outcome is repeated until it is known."""
-
-    def __init__(
-        self,
-        node: ServerState,
-        shared: SharedAttempts,
-        owner: str,
-        tell: Callable[[CommitResult], None],
-    ) -> None:
-        """Take the node, its attempts, the job's uid, and the function that reports the outcome."""
-        self._node, self._shared, self._owner, self._tell = node, shared, owner, tell
-        self.own: set[tuple[str, str]] = set()
-        """(directory, own name) of all grants so far."""
-        self._ended: list[CommitResult] = []
-
-    def carry_out(self, grant: CommitGrant, version: Version) -> None:
-        """Commit a step, which another world than the present one may have saved."""
-        if (grant.root, grant.own) in self.own:
-            return  # under way, or done: `restate` repeats the outcome
-        self.own.add((grant.root, grant.own))
-        work = self._shared.commit_granted(grant, version, self._owner)
-        self._node.labour.hand_out(
-            lambda: failure_of(f"committing step {version.step}", work, CommitError),
-            lambda error: self._carried_out(grant, error),
-        )
-
-    def _carried_out(self, grant: CommitGrant, error: str) -> None:
-        ended = CommitResult(version=grant.version, own=grant.own, error=error)
-        self._ended = [*self._ended[-_KEPT_ENDS:], ended]
-        self._tell(ended)
-
-    def restate(self) -> None:
-        """Repeat the outcomes to a new master."""
-        for ended in self._ended:
-            self._tell(ended)
-
-
 @dataclass(slots=True)
 class _Flush:
     """A version whose parts are being written."""
@@ -280,12 +256,11 @@ class Flusher:
     def __init__(
         self,
         node: ServerState,
-        shared: SharedAttempts,
+        shared: StorageTier,
         owner: str,
         tell: Callable[[ShardsPersisted], None],
     ) -> None:
-        """Take the node, its attempts, the job's uid, and the function that reports the outcome."""
-        self._node, self._keeper, self._shared = node, node.keeper, shared
+        self._node, self._arenas, self._shared = node, node.arenas, shared
         self._owner, self._tell = owner, tell
         self._open: dict[tuple[Version, str], _Flush] = {}
 
@@ -298,12 +273,12 @@ class Flusher:
         key = (version, attempt)
         if key in self._open:
             return
-        ranks = [rank for rank in self._keeper.held.ranks if self._keeper.held.find(rank, version)]
+        ranks = [rank for rank in self._arenas.held.ranks if self._arenas.held.find(rank, version)]
         problem = self._problem(version, root, ranks)
         if problem:
-            self._tell(_shards(version, root, attempt, self._keeper.world, {}, problem))
+            self._tell(_shards(version, root, attempt, self._arenas.world, {}, problem))
             return
-        jobs = [self._keeper.saved(rank, version, _GRANTED) for rank in ranks]
+        jobs = [self._arenas.saved(rank, version, _GRANTED) for rank in ranks]
         found = [job for job in jobs if job is not None]
         self._open[key] = flush = _Flush(
             root=root,
@@ -317,13 +292,13 @@ class Flusher:
     def _problem(self, version: Version, root: str, ranks: Iterable[int]) -> str:
         if not root:
             return "its ranks named no directory for checkpoints"
-        keeper, here = self._keeper, len(list(ranks))
-        sizes = {size for one, (size, _) in keeper.offer.parts().items() if one == version}
-        same = sizes == {keeper.world}  # otherwise another world saved it, on other ranks
-        if not here or (same and here < keeper.kept):
+        arenas, here = self._arenas, len(list(ranks))
+        sizes = {size for one, (size, _) in arenas.offer.parts().items() if one == version}
+        same = sizes == {arenas.world}  # otherwise another world saved it, on other ranks
+        if not here or (same and here < arenas.kept):
             return (
                 f"step {version.step} of round {version.lineage} is in the memory of "
-                f"{here} of its {keeper.kept} ranks"
+                f"{here} of its {arenas.kept} ranks"
             )
         return ""
 
@@ -331,13 +306,13 @@ class Flusher:
         def write() -> Shard:
             return self._shared.write_attempt(job, flush.root, flush.attempt, self._owner)
 
-        self._node.labour.hand_out(
+        self._node.worker.hand_out(
             lambda: outcome_of(f"writing step {job.version.step}", write, CommitError),
             lambda outcome: self._written(flush, job, *outcome),
         )
 
     def _written(self, flush: _Flush, job: SlotWork, shard: Shard | None, error: str) -> None:
-        self._keeper.done(job)
+        self._arenas.done(job)
         flush.left -= 1
         if shard is None:
             flush.errors.append(error)

@@ -1,21 +1,21 @@
 """Restore under a job master: it chooses, this node verifies, then starts.
 
-Belongs here: the restore on one node, up to the answer to its ranks. Does not belong here: the
-choice (the master knows the versions of all nodes), the read by a rank (`trainer.restore`).
-Everything runs on the service's own thread, except for the verification.
+Belongs here: the restore on one node, up to the answer to its ranks. Everything runs on the
+service's own thread, except for the verification.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server import protocol
 from holdfast.flash.server.arena_store import prove
-from holdfast.flash.server.peer_parts import Borrower, Gatherer
+from holdfast.flash.server.peer_parts import Gatherer, GatherError
 from holdfast.flash.server.protocol import Member
 from holdfast.flash.server.service import Coordinator, ServerState
 from holdfast.flash.server.tiers import Images, SlotImage, TierError, Work
@@ -49,39 +49,60 @@ class CoordinatedRestore:
 
         write_beside: Writes a version that a world starts from to storage, from memory here.
         """
-        self._node, self._keeper, self._coordinator = node, node.keeper, coordinator
+        self._node, self._arenas, self._coordinator = node, node.arenas, coordinator
         self._write_beside = write_beside
         self._round, self._asked = -1, RestoreRequest()
         """Newest round that the master was asked about, and the request."""
         self._plan: RestorePlan | None = None
         """Plan that its ranks have begun with."""
-        self._borrower = Borrower(Gatherer(coordinator.peers, node.keeper.room), node.labour.post)
+        self._gatherer = Gatherer(coordinator.peers, node.arenas.room)
+        self._reading = 0
+        """Number of threads that read other nodes' memory."""
         self._verified = 0
         """Number of the plan whose manifest the slots here were compared with."""
 
     @property
     def is_busy(self) -> bool:
         """True while a read of other nodes' memory is under way."""
-        return bool(self._borrower.under_way)
+        return bool(self._reading)
 
     def give_up(self) -> None:
-        """Release what was read from other nodes' memory."""
-        self._borrower.give_up()
+        """Release what was read from other nodes' memory; ranks keep the memory that they map."""
+        if not self._reading:
+            self._gatherer.close()
+
+    def _read(self, work: Callable[[], None], then: Callable[[str], None]) -> None:
+        """Run work that waits for other nodes on a thread of its own.
+
+        The other node may be waiting for this node's worker thread. then: gets the reason of a
+        failure, or an empty text, on the service's thread.
+        """
+
+        def end(error: str) -> None:
+            self._reading -= 1
+            then(error)
+
+        def run() -> None:
+            error = failure_of("reading other nodes' memory", work, GatherError)
+            self._node.worker.post(lambda: end(error))
+
+        self._reading += 1
+        threading.Thread(target=run, name="holdfast-gather", daemon=True).start()
 
     def look_ahead(self) -> None:
         """Compare the hashes of the newest version here while a new round's processes start.
 
         The verification of this version then finds it done. Ranks are not answered before.
         """
-        jobs = self._keeper.newest_here()
+        jobs = self._arenas.newest_here()
 
         def looked(error: str) -> None:
             for job in jobs:
-                self._keeper.done(job)
+                self._arenas.done(job)
             if error:
                 log.warning("the newest checkpoint was not compared ahead: %s", error)
 
-        self._node.labour.hand_out(
+        self._node.worker.hand_out(
             lambda: failure_of("comparing the newest checkpoint", lambda: prove(jobs)), looked
         )
 
@@ -92,7 +113,7 @@ class CoordinatedRestore:
 
     def choose(self, lineage: int, asking: list[Member]) -> None:
         """Ask the master, once all ranks here wait; a rank that asks late is answered at once."""
-        if len(asking) < self._keeper.kept:
+        if len(asking) < self._arenas.kept:
             return
         if self._round == lineage:
             if self._plan is not None:
@@ -107,7 +128,7 @@ class CoordinatedRestore:
         self._coordinator.send(question, lineage)
 
     def _question(self, asking: list[Member]) -> RestoreRequest:
-        hellos, offer = [member.hello for member in asking if member.hello], self._keeper.offer
+        hellos, offer = [member.hello for member in asking if member.hello], self._arenas.offer
         offers = {name: tier.versions(hellos) for name, tier in self._node.tiers.items()}
         parts = sorted(offer.parts().items(), reverse=True)[:_MOST_PARTS]
         return RestoreRequest(
@@ -132,14 +153,14 @@ class CoordinatedRestore:
         if self._round != round_number or self._plan is not None:
             return
         if not plan.go:
-            self._node.labour.hand_out(
+            self._node.worker.hand_out(
                 lambda: self._check(plan),
                 lambda error: self._looked(round_number, plan, error),
             )
         elif (
             plan.version is None
             or not plan.sources
-            or self._borrower.has(round_number, from_wire(plan.version))
+            or self._gatherer.has(round_number, from_wire(plan.version))
         ):
             self._go(round_number, plan)
         else:  # an earlier master had the other nodes verify it
@@ -150,7 +171,8 @@ class CoordinatedRestore:
     def _describe(self, round_number: int, plan: RestorePlan, then: Callable[[str], None]) -> None:
         """Fetch the descriptions of the parts in other nodes' memory."""
         assert plan.version is not None, "there are sources of it"  # noqa: S101
-        self._borrower.describe(round_number, from_wire(plan.version), plan.sources, then)
+        version, sources = from_wire(plan.version), plan.sources
+        self._read(lambda: self._gatherer.describe(round_number, version, sources), then)
 
     def _go_or_refuse(self, round_number: int, plan: RestorePlan, error: str) -> None:
         if self._round != round_number or self._plan is not None:
@@ -168,7 +190,7 @@ class CoordinatedRestore:
         for name, tier in node.tiers.items():
             self._clear_up(tier.resume(version if name in sources else None))
         if not plan.sources:
-            self._borrower.give_up()
+            self.give_up()
         node.begun = round_number
         self._begin([member for member in node.members if member.asks], plan)
         if version is not None and not plan.partial and not self._is_durable(plan):
@@ -189,7 +211,7 @@ class CoordinatedRestore:
     def _clear_up(self, work: Work | None) -> None:
         """Delete earlier worlds' unfinished attempts, after the work that is under way for them."""
         if work is not None:
-            self._node.labour.hand_out(
+            self._node.worker.hand_out(
                 lambda: failure_of("clearing up", work, OSError),
                 lambda error: (
                     log.warning("earlier worlds' parts stay: %s", error) if error else None
@@ -206,7 +228,7 @@ class CoordinatedRestore:
             tier = self._node.tiers[plan.tier]
             manifest = tier.verify(version, plan.share, max(1, plan.shares))
             if manifest is not None:  # empty the slots that differ: they are nearer
-                self._keeper.offer.drop_unlike(manifest)
+                self._arenas.offer.drop_unlike(manifest)
                 self._verified = plan.plan_id
 
         return failure_of(f"checking step {version.step}", check, ManifestError, TierError)
@@ -227,7 +249,7 @@ class CoordinatedRestore:
             self._node.start_from(asking, protocol.RestoreStart(notes=plan.notes))
             return
         version, tiers = from_wire(plan.version), self._node.tiers
-        lent = self._borrower.lent if plan.sources else {}
+        lent = self._gatherer.lent if plan.sources else {}
         found = [tiers[name].images(version) for name in self._sources(plan)]
         away = (SlotImage(rank=rank, fd=one.fd, index=0, lent=True) for rank, one in lent.items())
         images = Images(
@@ -246,7 +268,7 @@ class CoordinatedRestore:
                     protocol.RequestRefused(error=error) if error else protocol.Fetched()
                 )
 
-        self._borrower.fetch(((rank, index) for rank, index in wanted.items), fetched)
+        self._read(lambda: self._gatherer.fetch(wanted.items), fetched)
 
 
 def _told(plan: RestorePlan) -> RestorePlan:

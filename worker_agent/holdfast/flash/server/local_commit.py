@@ -1,25 +1,50 @@
-"""Commits and restores without a job master: the service decides by its own knowledge.
-
-Does not belong here: the commit itself (`storage.writer`), the choice of a start (`choose_origin`).
-"""
+"""Commits and restores without a job master: the service decides by its own knowledge."""
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.choose_origin import Origin, choose_origin
 from holdfast.flash.server.protocol import Fetch, LinkError, Member, RestoreStart, TrainerHello
 from holdfast.flash.server.service import ServerState, Service
+from holdfast.flash.server.tiers import CheckpointTier
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import FormatError, Shard
-from holdfast.flash.storage.slot_work import SlotWork
+from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The start of a world, the same for all of its ranks."""
+
+    version: Version | None = None
+    """None: there is nothing to start from."""
+    tier: Tier = Tier.UNSPECIFIED
+    """Tier that it is read from."""
+    notes: tuple[str, ...] = ()
+    """Versions that were passed over, with reasons."""
+
+
+def choose_origin(tiers: Mapping[Tier, CheckpointTier], asking: Sequence[TrainerHello]) -> Origin:
+    """Return the newest version that verifies; of equal ones that of the nearest tier.
+
+    Call it when no trainer of an older world lives, and no write is under way.
+    """
+    version, chosen, notes = None, Tier.UNSPECIFIED, list[str]()
+    for name, tier in tiers.items():
+        found, passed_over = tier.newest(asking, version)
+        notes += passed_over
+        if found is not None:
+            version, chosen = found, name
+    return Origin(version=version, tier=chosen, notes=tuple(notes))
+
 
 log: Final = logging.getLogger(__name__)
 
@@ -28,7 +53,6 @@ class LocalCommit:
     """Commit policy without a master; see `service.CommitPolicy`."""
 
     def __init__(self, node: ServerState) -> None:
-        """Take the node."""
         self._node = node
 
     def token(self, hello: TrainerHello) -> str:
@@ -36,11 +60,11 @@ class LocalCommit:
 
         Another world has another name: its unfinished parts must not pass for this world's.
         """
-        return hello.token or f"{self._node.keeper.token}r{hello.lineage}"
+        return hello.token or f"{self._node.arenas.token}r{hello.lineage}"
 
     def owner(self, hello: TrainerHello) -> str:
         """Return the name of this run of the script."""
-        return hello.token or self._node.keeper.token
+        return hello.token or self._node.arenas.token
 
     def parts_ready(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
         """Commit the step."""
@@ -62,7 +86,6 @@ class LocalRestore:
     is_busy = False
 
     def __init__(self, node: ServerState) -> None:
-        """Take the node."""
         self._node = node
         self._origin: tuple[int, Origin] | None = None
         """Start of the newest lineage, chosen once for all of its ranks."""
@@ -101,8 +124,8 @@ class LocalRestore:
 
 
 def local_service(
-    keeper: ArenaStore, listener: socket.socket | None = None, disk: Disk | None = None
+    arenas: ArenaStore, listener: socket.socket | None = None, disk: Disk | None = None
 ) -> Service:
     """Return a service without a master. listener: see `Service`."""
-    node = ServerState(keeper, disk)
+    node = ServerState(arenas, disk)
     return Service(node, LocalCommit(node), LocalRestore(node), listener)

@@ -49,14 +49,14 @@ def main() -> int:
     where.add_argument("--listen", help="path of a socket to make")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keeper = ArenaStore()
+    arenas = ArenaStore()
     listener = listen(arguments.listen) if arguments.listen else None
-    service = local_service(keeper, listener)
+    service = local_service(arenas, listener)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     if listener is None:
         service.add(Link(socket.socket(fileno=arguments.fd)))
     service.run()
-    keeper.close()
+    arenas.close()
     loop_errors.say(log)
     return 0
 

@@ -2,9 +2,6 @@
 
 Belongs here: of reading, the items read so far, the check of every hash, and the threads that wait
 for other nodes; of lending, the description of a slot, and keeping the slot while a peer reads it.
-Does not belong here: the holders of each part (the master knows them), the network (`Peers`, which
-the agent provides), the items that a rank needs (`trainer.restore`), the decision to start from
-them (`coordinated_restore`).
 
 A part that was read is kept in an arena like the rank's own, but sparse: items that no rank asked
 for are holes and take no memory. Values that are no tensors are small, and are read with the
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -26,8 +23,7 @@ from holdfast.flash.memory.shard_table import TableError, decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, was_hashed
 from holdfast.flash.server.worker_thread import failure_of
-from holdfast.flash.storage.slot_work import SlotWork
-from holdfast.flash.storage.writer import hashed
+from holdfast.flash.storage.writer import SlotWork, hashed
 from holdfast_wire.messages import PartSource
 
 Range = tuple[int, int]
@@ -88,7 +84,6 @@ class Gatherer:
     def __init__(
         self, peers: Peers, room: Callable[[], Room], settings: RoomSettings | None = None
     ) -> None:
-        """Take the connection to the other agents, and the function that reads the free memory."""
         self._peers, self._room, self._settings = peers, room, settings or RoomSettings()
         self._number, self._version = 0, Version(0, 0)
         self.lent: dict[int, Lent] = {}
@@ -227,92 +222,25 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
-Then = Callable[[str], None]
-"""Gets the reason of a failure, or an empty text, on the service's thread."""
-
-
-class Borrower:
-    """Reader of other nodes' memory, one round after another, beside the service's other work.
-
-    All methods run on the service's own thread.
-    """
-
-    def __init__(self, gatherer: Gatherer, post: Callable[[Callable[[], None]], None]) -> None:
-        """Take the reader, and the function that runs a callback on the service's thread."""
-        self._gatherer, self._post = gatherer, post
-        self.under_way = 0
-        """Number of threads that read other nodes' memory."""
-
-    @property
-    def lent(self) -> Mapping[int, Lent]:
-        """Described parts, by rank."""
-        return self._gatherer.lent
-
-    def has(self, number: int, version: Version) -> bool:
-        """Tell whether a round's parts of a version are described."""
-        return self._gatherer.has(number, version)
-
-    def describe(
-        self, number: int, version: Version, sources: Iterable[PartSource], then: Then
-    ) -> None:
-        """Fetch the descriptions of the parts."""
-        self._beside(lambda: self._gatherer.describe(number, version, sources), then)
-
-    def fetch(self, items: Iterable[tuple[int, int]], then: Then) -> None:
-        """Read items, by rank and index in its table."""
-        self._beside(lambda: self._gatherer.fetch(items), then)
-
-    def _beside(self, work: Callable[[], None], then: Then) -> None:
-        """Run work that waits for other nodes on a thread of its own.
-
-        The other node may be waiting for this node's worker thread.
-        """
-
-        def end(error: str) -> None:
-            self.under_way -= 1
-            then(error)
-
-        def run() -> None:
-            error = failure_of("reading other nodes' memory", work, GatherError)
-            self._post(lambda: end(error))
-
-        self.under_way += 1
-        threading.Thread(target=run, name="holdfast-gather", daemon=True).start()
-
-    def give_up(self) -> None:
-        """Release the parts, unless a read is under way; ranks keep the memory that they map."""
-        if not self.under_way:
-            self._gatherer.close()
-
-
 Aside = Callable[[Callable[[], str], Callable[[str], None]], None]
 """Runs the first function on the worker thread, then the second on the service's thread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loan:
-    """A part of a version that stays in place until it is given back."""
-
-    job: SlotWork
-
-    @property
-    def image(self) -> memoryview:
-        """Bytes of the part."""
-        return self.job.slot.image
+Loan = SlotWork
+"""A part of a version that stays in place until it is given back."""
 
 
 class Lender:
     """Lender of one arena store's slots to other nodes; used by the service's thread only."""
 
-    def __init__(self, keeper: ArenaStore, aside: Aside) -> None:
-        """Take the store of the slots, and the thread that hashes slots without hashes."""
-        self._keeper, self._aside = keeper, aside
+    def __init__(self, arenas: ArenaStore, aside: Aside) -> None:
+        self._arenas, self._aside = arenas, aside
 
     def describe(
         self, version: Version, rank: int, taken: Callable[[Described | None], None]
     ) -> None:
         """Describe a part, once it has hashes; None: it is not here."""
-        job = self._keeper.saved(rank, version)
+        job = self._arenas.saved(rank, version)
         if job is None:
             taken(None)
             return
@@ -332,16 +260,15 @@ class Lender:
                 lengths=tuple(slot.lengths),
                 hashes=hashes,
             )
-            self._keeper.done(found)
+            self._arenas.done(found)
             taken(described)
 
         self._aside(lambda: failure_of(f"hashing step {version.step}", look), tell)
 
     def lend(self, version: Version, rank: int) -> Loan | None:
         """Return a part that stays in place until `take_back`; None: it is not here."""
-        job = self._keeper.saved(rank, version)
-        return None if job is None else Loan(job=job)
+        return self._arenas.saved(rank, version)
 
     def take_back(self, loan: Loan) -> None:
         """End a loan: the slot may be given back."""
-        self._keeper.done(loan.job)
+        self._arenas.done(loan)

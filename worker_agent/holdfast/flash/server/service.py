@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast import loop_errors
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, KeeperError
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 from holdfast.flash.server.protocol import (
     Durable,
     Failed,
@@ -38,13 +38,12 @@ from holdfast.flash.server.protocol import (
     Saved,
     TrainerHello,
 )
-from holdfast.flash.server.rank_copies import RankCopies
 from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
-from holdfast.flash.server.worker_thread import Labour, failure_of, outcome_of
+from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
-from holdfast.flash.storage.filesystem import Disk, PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Shard
-from holdfast.flash.storage.slot_work import RankArena, SlotWork
+from holdfast.flash.storage.writer import RankArena, SlotWork
 from holdfast_wire.messages import Tier
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class ServerState:
 
     def __init__(
         self,
-        keeper: ArenaStore,
+        arenas: ArenaStore,
         disk: Disk | None = None,
         tiers: Mapping[Tier, Callable[[TierNode], CheckpointTier]] = TIERS,
     ) -> None:
@@ -83,11 +82,11 @@ class ServerState:
 
         tiers: The makers of the tiers, the nearest first.
         """
-        self.keeper = keeper
-        self.labour = Labour()
+        self.arenas = arenas
+        self.worker = WorkerThread()
         self.members: list[Member] = []
         """Trainers that are connected."""
-        node = TierNode(keeper=keeper, disk=disk or PosixDisk(), awaited=lambda: bool(self.members))
+        node = TierNode(arenas=arenas, disk=disk or Disk(), awaited=lambda: bool(self.members))
         self.tiers = {name: make(node) for name, make in tiers.items()}
         """Tiers of this node, the nearest first."""
         self.begun = -1
@@ -117,7 +116,7 @@ class ServerState:
                 self.tell_durable(job.version)
 
         what = f"committing step {job.version.step}"
-        self.labour.hand_out(lambda: failure_of(what, work, CommitError), committed)
+        self.worker.hand_out(lambda: failure_of(what, work, CommitError), committed)
 
     def commits_alone(self, name: Tier) -> bool:
         """Tell whether this node commits its own parts in a tier: no other waits for them there."""
@@ -226,13 +225,12 @@ class Service:
         restore: RestorePolicy,
         listener: socket.socket | None = None,
     ) -> None:
-        """Take the node, its two policies, and the socket that new trainers connect to."""
-        self.keeper = node.keeper
-        self.keeper.listen = self._listen
+        self.arenas = node.arenas
+        self.arenas.listen = self._listen
         self._node, self._listener = node, listener
         self._commit, self._restore = commit, restore
-        self._labour = node.labour
-        self._making = Labour()
+        self._worker = node.worker
+        self._making = WorkerThread()
         """Makes arenas: that may take a second per GiB, and need not wait for writes."""
         self._copies = RankCopies()
         self._stopping = self._over = False
@@ -247,21 +245,21 @@ class Service:
         """End `run`, from any thread, after the work in flight; over: the job is over too."""
         self._over |= over
         self._stopping = True
-        self._labour.wake()
+        self._worker.wake()
 
     def post(self, work: Callable[[], None]) -> None:
         """Run a callback on the thread that owns the store; from any thread."""
-        self._labour.post(work)
+        self._worker.post(work)
 
     def run(self) -> None:
         """Serve; return when no trainer is left."""
-        self._labour.start()
+        self._worker.start()
         self._making.start()
         try:
             while not self._finished():
                 self._turn()
         finally:
-            self._labour.end()
+            self._worker.end()
             self._making.end()
             if self._over and (
                 error := failure_of("clearing up", self._commit.leave_nothing, OSError)
@@ -274,12 +272,12 @@ class Service:
 
     def _finished(self) -> bool:
         alone = self._listener is None and not self._node.members
-        busy = self._labour.in_flight or self._making.in_flight or self._restore.is_busy
+        busy = self._worker.in_flight or self._making.in_flight or self._restore.is_busy
         return (self._stopping or alone) and not busy
 
     def _turn(self) -> None:
         poll = select.poll()
-        poll.register(self._labour, select.POLLIN)
+        poll.register(self._worker, select.POLLIN)
         poll.register(self._making, select.POLLIN)
         if self._listener is not None:
             poll.register(self._listener, select.POLLIN)
@@ -288,7 +286,7 @@ class Service:
             poll.register(member.pidfd, select.POLLIN)
         unheard = any(member.has_unheard for member in self._node.members)
         ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
-        self._labour.take_in()
+        self._worker.take_in()
         self._making.take_in()
         if self._listener is not None and self._listener.fileno() in ready:
             self.add(Link(self._listener.accept()[0]))
@@ -320,7 +318,7 @@ class Service:
             message = member.hear()
             if message is not None:
                 self._take(member, message)
-        except (LinkError, KeeperError) as error:
+        except (LinkError, ArenaStoreError) as error:
             number = message.number if isinstance(message, Layout) else 0
             member.link.send(RequestRefused(error=str(error), number=number))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
@@ -337,14 +335,14 @@ class Service:
                 if isinstance(said, Saved) and member.hello is not None:
                     tier = self._node.tiers.get(said.tier)
                     if tier is not None and tier.commit is not None:
-                        self.keeper.asked.add(_asked(member, said))
+                        self.arenas.asked.add(_asked(member, said))
 
     def _take(self, member: Member, message: object) -> None:
         match message:
             case TrainerHello():
                 self._join(member, message)
             case Restore():
-                self.keeper.needs[member.rank] = message.needs
+                self.arenas.needs[member.rank] = message.needs
                 member.asks = True
             case Layout():
                 self._grant(member, message)
@@ -352,7 +350,7 @@ class Service:
                 try:
                     self._saved(member, message)
                 finally:
-                    self.keeper.asked.discard(_asked(member, message))
+                    self.arenas.asked.discard(_asked(member, message))
             case NotSaved():
                 self._not_saved(member, message)
             case Fetch():
@@ -361,7 +359,7 @@ class Service:
                 raise LinkError(f"{type(message).__name__} is not for a checkpoint server")
 
     def _grant(self, member: Member, layout: Layout) -> None:
-        found, keeper = self.keeper.look_up(member.rank, layout), self.keeper
+        found, arenas = self.arenas.look_up(member.rank, layout), self.arenas
         if isinstance(found, RankArena):
             self._granted(member, layout, found, "")
             return
@@ -370,11 +368,11 @@ class Service:
         def made(outcome: tuple[RankArena | None, str]) -> None:
             held, error = outcome
             if held is not None:
-                keeper.adopt(held)
+                arenas.adopt(held)
             self._granted(member, layout, held, error)
 
         self._making.hand_out(
-            lambda: outcome_of(what, lambda: keeper.make(wanted), KeeperError), made
+            lambda: outcome_of(what, lambda: arenas.make(wanted), ArenaStoreError), made
         )
 
     def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
@@ -389,7 +387,7 @@ class Service:
         for other in self._node.members:
             same = other is not member and other.hello is not None
             if same and (other.rank, other.lineage) == (hello.rank, hello.lineage):
-                raise KeeperError(
+                raise ArenaStoreError(
                     f"rank {hello.rank} has a Checkpointer already, of process {other.link.peer}: "
                     "an agent keeps one for each rank; close that one first"
                 )
@@ -399,7 +397,7 @@ class Service:
             tier.join(hello, attempt, owner)
 
     def _saved(self, member: Member, saved: Saved) -> None:
-        if saved.final and self.keeper.led:
+        if saved.final and self.arenas.led:
             raise LinkError(f"final={saved.final!r}: where a job's checkpoints are, its root says")
         tier = self._node.tier(saved.tier)
         self._node.begun = member.lineage
@@ -407,10 +405,10 @@ class Service:
         self._copies.copied(
             version, member.rank, [one.rank for one in self._node.members if one.hello]
         )
-        if tier.commit is None and self._labour.in_flight:
-            self.keeper.saved(member.rank, version, saved.tier, work=False)
+        if tier.commit is None and self._worker.in_flight:
+            self.arenas.saved(member.rank, version, saved.tier, work=False)
             return
-        job = self.keeper.saved(member.rank, version, saved.tier)
+        job = self.arenas.saved(member.rank, version, saved.tier)
         if job is not None and saved.final:
             job = dataclasses.replace(job, final=saved.final)
         if tier.durable:
@@ -429,18 +427,18 @@ class Service:
             self._commit.failed(told.tier, version, error)
             return
         self._fail(told.tier, version, error)
-        if self.keeper.kept < self.keeper.world and not self.keeper.led:
+        if self.arenas.kept < self.arenas.world and not self.arenas.led:
             self._leave_word(member.rank, version, told)
 
     def _leave_word(self, rank: int, version: Version, told: NotSaved) -> None:
         """Tell the servers of other ranks, which meet this one in a shared place alone."""
         shared = self._node.tiers[told.tier].shared
         if shared and (work := shared.leave_word(version, told.final, rank, told.error)):
-            self._labour.hand_out(work, lambda _: None)
+            self._worker.hand_out(work, lambda _: None)
 
     def _work_on(self, job: SlotWork) -> None:
         self._node.writing[job.tier, job.version] += 1
-        self._labour.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
+        self._worker.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
 
     def _do(self, job: SlotWork) -> tuple[Shard | None, str]:
         """Do a job on the worker thread; only its result comes back to the service's thread."""
@@ -454,7 +452,7 @@ class Service:
         node.writing[key] -= 1
         if not node.writing[key]:
             del node.writing[key]
-        self.keeper.done(job)
+        self.arenas.done(job)
         if node.tiers[job.tier].commit is None:
             return
         if shard is None:
@@ -462,7 +460,7 @@ class Service:
             return
         parts = node.parts.setdefault(key, {})
         parts[job.held.rank] = shard
-        if len(parts) < min(shard.table.world, self.keeper.kept):
+        if len(parts) < min(shard.table.world, self.arenas.kept):
             return
         del node.parts[key]
         self._commit.parts_ready(job, parts)
@@ -475,7 +473,7 @@ class Service:
         """Answer the ranks that wait for their start, once no older world can change it."""
         members = self._node.members
         asking = [member for member in members if member.asks and member.hello]
-        if not asking or self._labour.in_flight:
+        if not asking or self._worker.in_flight:
             return
         lineage = max(member.lineage for member in members)
         if all(member.lineage == lineage for member in members if member.hello):

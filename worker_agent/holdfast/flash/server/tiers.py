@@ -1,10 +1,8 @@
 """Checkpoint tiers of one node: places of checkpoints, such as memory or storage.
 
 Belongs here: the operations that a tier has, the values that they take and return; what memory and
-storage do with the arenas of this node, or with a directory. Does not belong here: arenas
-(`arena_store`), files (`storage`), the order of the operations (`service`, the commit and restore
-policies), the choice among the tiers (`choose_origin`, or the master). Another tier is a module of
-its own, and a row of `service.TIERS`.
+storage do with the arenas of this node, or with a directory. Another tier is a module of its own,
+and a row of `service.TIERS`.
 
 Every save begins in a slot of an arena, whatever tier it is for. A tier frees what it holds by its
 own rule, in two operations: `commit` frees what a newer version replaces, `resume` what a new world
@@ -26,8 +24,7 @@ from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, read_manifest_or_none
 from holdfast.flash.storage.reader import committed, newest, verify
 from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast.flash.storage.slot_work import SlotWork
-from holdfast.flash.storage.writer import Storage, hashed
+from holdfast.flash.storage.writer import SlotWork, Storage, hashed
 from holdfast_wire.messages import CommitGrant
 
 _MOST_STORED: Final = 16
@@ -47,7 +44,7 @@ class TierError(Exception):
 class TierNode:
     """The parts of a node that its tiers use."""
 
-    keeper: ArenaStore
+    arenas: ArenaStore
     disk: Disk
     awaited: Callable[[], bool]
     """Tells, from any thread, whether a trainer is connected."""
@@ -110,8 +107,8 @@ class CheckpointTier(Protocol):
         """
 
     @property
-    def shared(self) -> SharedAttempts | None:
-        """The operations on attempts in a place that all nodes write to.
+    def shared(self) -> StorageTier | None:
+        """The tier itself, if all nodes write to one place.
 
         There a version of several nodes is committed once, by the node with the master's grant.
         None: each node commits the parts of its own ranks.
@@ -163,45 +160,6 @@ class CheckpointTier(Protocol):
         """
 
 
-class SharedAttempts(Protocol):
-    """Attempts in a place that all nodes write to, and that a master or rank 0 commits."""
-
-    @property
-    def root(self) -> str:
-        """Directory of the newest world that named one; empty: none has."""
-
-    @property
-    def attempt(self) -> str:
-        """Name of that world's attempts; empty: see `root`."""
-
-    def write_attempt(self, job: SlotWork, root: str, attempt: str, owner: str) -> Shard:
-        """Write one rank's part to a named attempt, on the worker thread; raises `CommitError`."""
-
-    def commit_granted(self, grant: CommitGrant, version: Version, owner: str) -> Work:
-        """Return the work that commits a version, of whatever world; it raises `CommitError`."""
-
-    def is_committed(self, root: str, version: Version) -> bool:
-        """Tell whether a version is committed in a directory."""
-
-    def discard(self, root: str, attempt: str, version: Version) -> Work:
-        """Return the work that deletes all parts of a version; it raises OSError.
-
-        attempt: Name of the parts' directory; those that begin with it go too.
-        """
-
-    def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
-        """Return the work that tells other servers that a rank has no part of a version."""
-
-    def leave_nothing(
-        self, root: str, begun: frozenset[str], own: frozenset[str], *, first: bool
-    ) -> None:
-        """Delete this node's attempts when the job is over; raises OSError.
-
-        begun: Names of the attempts that it wrote parts of. own: Attempts that it took to commit.
-        first: It serves rank 0.
-        """
-
-
 class MemoryTier:
     """Slots of this node's arenas. The store frees older ones once every rank has a version."""
 
@@ -210,12 +168,11 @@ class MemoryTier:
     shared = None
 
     def __init__(self, node: TierNode) -> None:
-        """Take the node."""
-        self._keeper = node.keeper
+        self._arenas = node.arenas
 
     def join(self, hello: TrainerHello, attempt: str, owner: str) -> None:
         """Note a rank that has connected."""
-        self._keeper.join(hello)
+        self._arenas.join(hello)
 
     def write(self, job: SlotWork) -> Shard:
         """Hash the slot, so that a start can verify it."""
@@ -223,9 +180,9 @@ class MemoryTier:
 
     def versions(self, asking: Sequence[TrainerHello]) -> Sequence[Version]:
         """Return the versions from which these ranks could start with the images here."""
-        ranks, keeper = [hello.rank for hello in asking], self._keeper
-        asked = [keeper.needs[rank] for rank in ranks if rank in keeper.needs]
-        return keeper.offer.usable(ranks, keeper.world, asked)
+        ranks, arenas = [hello.rank for hello in asking], self._arenas
+        asked = [arenas.needs[rank] for rank in ranks if rank in arenas.needs]
+        return arenas.offer.usable(ranks, arenas.world, asked)
 
     def newest(
         self,
@@ -234,10 +191,10 @@ class MemoryTier:
     ) -> tuple[Version | None, list[str]]:
         """Return the newest intact version that is complete here; empty the damaged slots."""
         notes: list[str] = []
-        while (version := self._keeper.offer.newest()) is not None:
+        while (version := self._arenas.offer.newest()) is not None:
             if above is not None and version <= above:
                 break
-            damage = self._keeper.offer.drop_damaged(version)
+            damage = self._arenas.offer.drop_damaged(version)
             if not damage:
                 return version, notes
             notes += damage
@@ -245,7 +202,7 @@ class MemoryTier:
 
     def verify(self, version: Version, share: int, shares: int) -> None:
         """Verify all slots here, and empty the damaged ones."""
-        damage = self._keeper.offer.drop_damaged(version)
+        damage = self._arenas.offer.drop_damaged(version)
         if damage:
             raise TierError("; ".join(damage))
 
@@ -254,13 +211,13 @@ class MemoryTier:
         return Images(
             slots=tuple(
                 SlotImage(rank=held.rank, fd=held.fd, index=slot.index)
-                for held, slot in self._keeper.held.places(version)
+                for held, slot in self._arenas.held.places(version)
             )
         )
 
     def resume(self, version: Version | None) -> None:
         """Empty newer and unfinished slots; without a version, all of them."""
-        self._keeper.resume_from(version)
+        self._arenas.resume_from(version)
 
 
 class StorageTier:
@@ -269,14 +226,13 @@ class StorageTier:
     durable = True
 
     def __init__(self, node: TierNode) -> None:
-        """Take the node."""
-        self._keeper, self._disk, self._awaited = node.keeper, node.disk, node.awaited
+        self._arenas, self._disk, self._awaited = node.arenas, node.disk, node.awaited
         self.storage: Storage | None = None
         """Directory of the newest world that named one; None: none has."""
 
     @property
-    def shared(self) -> SharedAttempts:
-        """These same attempts: all nodes write to the directory."""
+    def shared(self) -> StorageTier:
+        """This tier: all nodes write to the directory."""
         return self
 
     @property
@@ -305,17 +261,12 @@ class StorageTier:
         if self.storage is None:
             hashed(job)
             raise CommitError("the trainer named no directory")
-        return self.storage.write(job, alone=self._is_described(job))
-
-    def _is_described(self, job: SlotWork) -> bool:
-        """Tell whether other servers will read a description of this server's part.
-
-        They do under a master: the node with the grant reads the description of each part.
-        """
-        return self._keeper.led or job.held.arena.table.world > self._keeper.kept
+        # Other servers will read a description of this part, also the node with a master's grant.
+        alone = self._arenas.led or job.held.arena.table.world > self._arenas.kept
+        return self.storage.write(job, alone=alone)
 
     def write_attempt(self, job: SlotWork, root: str, attempt: str, owner: str) -> Shard:
-        """Hash a slot and write it to an attempt that the master has named."""
+        """Hash a slot and write it to an attempt that the master has named; see `write`."""
         return Storage(self._disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
 
     def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> Work:
@@ -325,7 +276,7 @@ class StorageTier:
         return lambda: storage.commit(job, parts)
 
     def commit_granted(self, grant: CommitGrant, version: Version, owner: str) -> Work:
-        """Commit a step that another world may have saved, in a directory of its own."""
+        """Return the work that commits a step, which another world may have saved elsewhere."""
         storage = self.storage
         if storage is None or storage.root != grant.root:
             storage = Storage(self._disk, grant.root, grant.attempt, _KEEP_ALL, owner)
@@ -340,11 +291,14 @@ class StorageTier:
         return found is not None and found.version == version
 
     def discard(self, root: str, attempt: str, version: Version) -> Work:
-        """Delete the directories of a version's attempt."""
+        """Return the work that deletes all parts of a version; it raises OSError.
+
+        attempt: Name of the parts' directory; those that begin with it go too.
+        """
         return lambda: owners.discard_attempt(self._disk, root, attempt, version)
 
     def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
-        """Tell the servers of other ranks in the attempt's directory."""
+        """Return the work that tells other servers that a rank has no part of a version."""
         storage = self.storage
         if storage is None:
             return None
@@ -353,7 +307,7 @@ class StorageTier:
     def leave_nothing(
         self, root: str, begun: frozenset[str], own: frozenset[str], *, first: bool
     ) -> None:
-        """Delete attempts that no node commits any more."""
+        """Delete this node's attempts when the job is over; see `owners.leave_nothing`."""
         owners.leave_nothing(self._disk, root, begun, own, first=first)
 
     # --- restores -------------------------------------------------------------------------------

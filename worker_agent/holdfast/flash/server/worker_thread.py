@@ -1,7 +1,7 @@
-"""One worker thread; its results are callbacks on the owner's poll loop.
+"""The server's worker threads: their results are callbacks on the owner's poll loop.
 
-Belongs here: the order of the work, the count of jobs under way, the wake-up of the owner. Does not
-belong here: the work itself (`service`, the commit policies).
+Belongs here: the order of the work, the count of jobs under way, the wake-up of the owner; the wait
+of slow work for the copies that other ranks make of the same step (`RankCopies`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from holdfast import loop_errors
+from holdfast.flash.memory.slots import Version
 
 log: Final = logging.getLogger(__name__)
 
@@ -42,11 +43,10 @@ def failure_of(what: str, work: Callable[[], None], *expected: type[Exception]) 
     return outcome_of(what, work, *expected)[1]
 
 
-class Labour:
+class WorkerThread:
     """One thread that does one job after another."""
 
     def __init__(self) -> None:
-        """Accept jobs from now on; `start` begins to do them."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -114,3 +114,46 @@ class Labour:
             os.read(self._wake_read, 4096)
         while not self._results.empty():
             failure_of("taking in a result", self._results.get())
+
+
+GRACE_SECONDS: Final = 0.05
+"""Longest wait for the copies of other ranks: ranks end a step within milliseconds, and copy 500 MB
+meanwhile. A rank that skips the save never comes."""
+
+
+class RankCopies:
+    """The newest step that a rank of this node has copied, and who has."""
+
+    def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._grace = grace_seconds
+        self._changed = threading.Condition()
+        self._version: Version | None = None
+        self._ranks: set[int] = set()
+        self._is_over = False
+
+    def copied(self, version: Version, rank: int, ranks: Iterable[int]) -> None:
+        """Note that a rank has copied a step; ranks: all that are connected."""
+        with self._changed:
+            if version != self._version:
+                self._version, self._ranks = version, set()
+            self._ranks.add(rank)
+            self._is_over = self._ranks.issuperset(ranks)
+            self._changed.notify_all()
+
+    def give_up(self) -> None:
+        """End all waits: a rank is gone."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def wait(self, version: Version) -> None:
+        """Return once all ranks have copied a step, once the grace is over, or for an older step.
+
+        The grace counts once for each step.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_over or self._version != version, timeout=self._grace
+            )
+            if self._version == version:
+                self._is_over = True

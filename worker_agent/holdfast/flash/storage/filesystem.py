@@ -1,9 +1,8 @@
 """File system operations of a commit: as few as possible; each may fail or be lost.
 
-A test replaces them with a disk that forgets whatever was not synchronised.
+A test's subclass forgets whatever was not synchronised.
 """
 
-# ruff: noqa: D102 - the methods of PosixDisk are those of the protocol
 from __future__ import annotations
 
 import contextlib
@@ -13,7 +12,7 @@ import fcntl
 import mmap
 import os
 import shutil
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 _AT_FDCWD: Final = -100
 _NOREPLACE: Final = 1
@@ -21,74 +20,15 @@ _EXCHANGE: Final = 2
 DIRECT_ALIGN: Final = 4096
 
 
-class Disk(Protocol):
-    """Every method raises OSError as the system call of its name would."""
+class Disk:
+    """The file system of this machine; a method raises OSError as the system call of its name."""
 
     def make_dir(self, path: str) -> None:
         """Make a directory; FileExistsError if it is there."""
-
-    def create(self, path: str, *, direct: bool) -> int:
-        """Open a new file; direct: bypass the page cache, if this file system can."""
-
-    def write(self, handle: int, data: bytes | memoryview) -> None:
-        """Append all of `data`; to a direct file only multiples of `DIRECT_ALIGN`."""
-
-    def truncate(self, handle: int, size: int) -> None:
-        """Cut the file."""
-
-    def sync(self, handle: int) -> None:
-        """Make the file's content durable."""
-
-    def close(self, handle: int) -> None:
-        """Close the file; its content need not be durable."""
-
-    def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename; an existing file is replaced."""
-
-    def rename_new(self, old: str, new: str) -> None:
-        """Rename; FileExistsError if `new` exists."""
-
-    def exchange(self, one: str, other: str) -> None:
-        """Exchange the names of two directories, atomically."""
-
-    def unlink(self, path: str) -> None:
-        """Remove a file."""
-
-    def remove_tree(self, path: str) -> None:
-        """Remove a directory and all below it, or a link; another process may do so too."""
-
-    def names(self, path: str) -> list[str]:
-        """Return the names in a directory."""
-
-    def size(self, path: str) -> int:
-        """Return a file's length."""
-
-    def read(self, path: str) -> bytes:
-        """Return a file's content."""
-
-    def view(self, path: str) -> memoryview:
-        """Return a file's content without reading all of it at once.
-
-        A read error then ends the process with SIGBUS: read the file through `open` before.
-        """
-
-    def open(self, path: str) -> int:
-        """Open a file to read."""
-
-    def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
-        """Fill a buffer from an offset on; return the number of bytes, 0 at the end."""
-
-
-class PosixDisk:
-    """The file system of this machine."""
-
-    def make_dir(self, path: str) -> None:
         os.mkdir(path, 0o755)  # noqa: PTH102 - this class is about system calls
 
     def create(self, path: str, *, direct: bool) -> int:
+        """Open a new file; direct: bypass the page cache, if this file system can."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         if direct:
             try:
@@ -101,6 +41,7 @@ class PosixDisk:
         return os.open(path, flags, 0o644)
 
     def write(self, handle: int, data: bytes | memoryview) -> None:
+        """Append all of `data`; to a direct file only multiples of `DIRECT_ALIGN`."""
         rest = memoryview(data).cast("B")
         while rest:
             try:
@@ -114,15 +55,19 @@ class PosixDisk:
             rest = rest[done:]
 
     def truncate(self, handle: int, size: int) -> None:
+        """Cut the file."""
         os.ftruncate(handle, size)
 
     def sync(self, handle: int) -> None:
+        """Make the file's content durable."""
         os.fsync(handle)
 
     def close(self, handle: int) -> None:
+        """Close the file; its content need not be durable."""
         os.close(handle)
 
     def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
@@ -130,18 +75,23 @@ class PosixDisk:
             os.close(handle)
 
     def rename(self, old: str, new: str) -> None:
+        """Rename; an existing file is replaced."""
         os.rename(old, new)  # noqa: PTH104
 
     def rename_new(self, old: str, new: str) -> None:
+        """Rename; FileExistsError if `new` exists."""
         _renameat2(old, new, _NOREPLACE)
 
     def exchange(self, one: str, other: str) -> None:
+        """Exchange the names of two directories, atomically."""
         _renameat2(one, other, _EXCHANGE)
 
     def unlink(self, path: str) -> None:
+        """Remove a file."""
         os.unlink(path)  # noqa: PTH108
 
     def remove_tree(self, path: str) -> None:
+        """Remove a directory and all below it, or a link; another process may do so too."""
         while True:
             try:
                 if os.path.islink(path):  # noqa: PTH114
@@ -155,25 +105,34 @@ class PosixDisk:
                 return
 
     def names(self, path: str) -> list[str]:
+        """Return the names in a directory."""
         return os.listdir(path)  # noqa: PTH208
 
     def size(self, path: str) -> int:
+        """Return a file's length."""
         return os.stat(path).st_size  # noqa: PTH116
 
     def read(self, path: str) -> bytes:
+        """Return a file's content."""
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read()
 
     def view(self, path: str) -> memoryview:
+        """Return a file's content without reading all of it at once.
+
+        A read error then ends the process with SIGBUS: read the file through `open` before.
+        """
         with open(path, "rb") as file:  # noqa: PTH123
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
     def open(self, path: str) -> int:
+        """Open a file to read."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read_at(self, handle: int, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from an offset on; return the number of bytes, 0 at the end."""
         return os.preadv(handle, [buffer], at)
 
 

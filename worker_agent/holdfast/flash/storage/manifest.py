@@ -1,8 +1,7 @@
 """The committed steps of a directory, and their manifest `holdfast.json`.
 
 A reader of a checkpoint begins here. The manifest lists the files and items of a step, with the
-hash of every item and one of itself. Does not belong here: the way to a committed step (`commit`),
-the comparison of the hashes (`reader`).
+hash of every item and one of itself.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class FormatError(ManifestError):
     """A newer Holdfast wrote a whole checkpoint: no older one may be taken in its place."""
 
     def __init__(self, file: str, found: int, known: int) -> None:
-        """Take the file, the format that it names, and the newest one that can be read."""
         super().__init__(
             f"{file}: format={found}, this Holdfast reads {known}: a newer one wrote this "
             "checkpoint, and nothing older is taken for it without being told. Update Holdfast, "
@@ -199,15 +197,9 @@ def foreign_names(disk: Disk, path: str) -> list[str]:
 def read_manifest(disk: Disk, path: str, *, files: bool = True) -> Manifest:
     """Return a committed step's manifest.
 
-    Args:
-        disk: File system.
-        path: The step's directory.
-        files: Check the lengths of its files too. A rank that opens a few of them leaves that to
-            `view_of`: a thousand ranks need not look at a thousand files each.
-
-    Raises:
-        ManifestError: the manifest or a file is missing or damaged.
-        FormatError: a newer Holdfast wrote it.
+    files: check the lengths of its files too. A rank that opens a few of them leaves that to
+    `view_of`: a thousand ranks need not look at a thousand files each. Raises `ManifestError` if
+    the manifest or a file is missing or damaged, `FormatError` if a newer Holdfast wrote it.
     """
     try:
         file = f"{path}/{MANIFEST_NAME}"

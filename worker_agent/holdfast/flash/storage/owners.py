@@ -8,8 +8,7 @@ would replace the other's steps and take them for its own, and neither would not
 
 Belongs here too: finding the attempts that no job will commit any more, and deleting them. Even a
 job without a failure leaves some: a step that a rank was too late for, or a copy of the start's
-checkpoint that was still being written at the end. Does not belong here: committed steps
-(`retention`), the deletion itself (`commit`).
+checkpoint that was still being written at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Deletes the committed steps that retention gives up, and none that it cannot read.
+"""Deletes the committed steps that retention gives up, never one that a tag names.
+
+A tag is a file in the directory `tags`. A trainer writes it before its step is committed, so
+retention cannot delete the step in between. Until the new step is committed, the file names the
+older steps too.
 
 `retention_rule` decides which steps go. A step whose manifest is damaged, or that a newer release
 wrote, may be the last good one of its owner: it neither goes nor counts, and the log names it once.
@@ -6,12 +10,13 @@ wrote, may be the last good one of its owner: it neither goes nor counts, and th
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 from typing import Final
 
-from holdfast.flash.log_once import Trouble
-from holdfast.flash.storage import tags
-from holdfast.flash.storage.commit import delete_steps
+from holdfast.flash.notices import FailureLog
+from holdfast.flash.storage.commit import delete_steps, write_whole
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import (
     MANIFEST_NAME,
@@ -22,6 +27,65 @@ from holdfast.flash.storage.manifest import (
 )
 from holdfast.flash.storage.retention_rule import RetentionSettings, is_for_good, to_delete
 
+TAGS_FOLDER: Final = "tags"
+_TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def tag_of(tag: object) -> str:
+    """Return a tag; raises ValueError for a text that is no valid file name everywhere."""
+    if not isinstance(tag, str) or not _TAG.fullmatch(tag):
+        raise ValueError(
+            f"tag={tag!r}: expected 1 to 64 letters, digits, points, lines and underscores, "
+            "the first a letter or a digit"
+        )
+    return tag
+
+
+def give_tag(disk: Disk, root: str, tag: str, step: int) -> None:
+    """Let a tag name a step that exists or will exist, durably; raises OSError."""
+    folder = f"{root}/{TAGS_FOLDER}"
+    with contextlib.suppress(FileExistsError):
+        disk.make_dir(folder)
+        disk.sync_dir(root)
+    older = [one for one in _kept_by(disk, root, tag) if one != step]
+    content = "".join(f"{one}\n" for one in (step, *older)).encode()
+    write_whole(disk, folder, tag, memoryview(content), len(content))
+
+
+def step_of_tag(disk: Disk, root: str, tag: str) -> int:
+    """Return the committed step that a tag names; 0: none."""
+    there = set(steps(disk, root))
+    return next((step for step in _named_by(disk, root, tag) if step in there), 0)
+
+
+def pinned_steps(disk: Disk, root: str) -> frozenset[int]:
+    """Return the steps that tags keep."""
+    try:
+        names = disk.names(f"{root}/{TAGS_FOLDER}")
+    except FileNotFoundError:
+        return frozenset()
+    tags = [name for name in names if _TAG.fullmatch(name)]
+    return frozenset(step for tag in tags for step in _kept_by(disk, root, tag))
+
+
+def _kept_by(disk: Disk, root: str, tag: str) -> list[int]:
+    """Return the steps that a tag names, up to the first committed one; older ones may go."""
+    there, found = set(steps(disk, root)), list[int]()
+    for step in _named_by(disk, root, tag):
+        found.append(step)
+        if step in there:
+            break
+    return found
+
+
+def _named_by(disk: Disk, root: str, tag: str) -> list[int]:
+    try:
+        lines = disk.read(f"{root}/{TAGS_FOLDER}/{tag}").decode(errors="replace").split()
+    except FileNotFoundError:
+        return []
+    return [int(line) for line in lines if line.isdecimal()]
+
+
 log: Final = logging.getLogger(__name__)
 
 
@@ -29,12 +93,11 @@ class Retainer:
     """Retention in one directory, for one checkpoint server."""
 
     def __init__(self, disk: Disk, root: str, settings: RetentionSettings) -> None:
-        """Take the directory, and the rule."""
         self._disk, self._root, self._settings = disk, root, settings
         self._readable: set[int] = set()
         """Steps whose manifest was read before: reading a large one is slow, and none changes."""
         self._said: set[int] = set()
-        self._trouble = Trouble()
+        self._failures = FailureLog()
 
     def delete_old(self, newest: int) -> None:
         """Delete what retention gives up, now that a step is committed."""
@@ -42,13 +105,13 @@ class Retainer:
         try:
             self._delete(newest)
         except OSError as error:  # an old step that stays costs room, not safety
-            if self._trouble.is_new(str(error)):
+            if self._failures.is_new(str(error)):
                 log.warning("old steps stay in %s: %s", self._root, error)
         else:
-            self._trouble.over()
+            self._failures.over()
 
     def _delete(self, newest: int) -> None:
-        pinned = tags.pinned(self._disk, self._root)
+        pinned = pinned_steps(self._disk, self._root)
         found = [step for step in steps(self._disk, self._root) if step <= newest]
         # Foreign steps neither go nor count.
         own = [step for step in found if is_own(self._disk, self._path(step))]

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory import replica_check
-from holdfast.flash.memory.arena import SlotWord
+from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
 from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage import owners
@@ -39,7 +40,41 @@ from holdfast.flash.storage.manifest import (
 )
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast.flash.storage.slot_work import SlotWork
+from holdfast_wire.messages import Tier
+
+
+@dataclass(eq=False, slots=True)
+class RankArena:
+    """One arena of one rank."""
+
+    rank: int
+    fd: int
+    arena: Arena
+    path: str = ""
+    """Name of the arena in its backend; empty: in memory that no other process can find."""
+    reading: list[int] = field(default_factory=list)
+    """Indices of slots with a reader, once per reader."""
+    proven: dict[int, int] = field(default_factory=dict)
+    """Slot → SEQUENCE of a content that had its hashes a moment ago; for one verification."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotWork:
+    """One VALID slot to be written or read; its slot must not be given back meanwhile."""
+
+    held: RankArena
+    slot: ArenaSlot
+    version: Version
+    tier: Tier
+    """Tier that the slot is read for; memory: it stays where it is."""
+    final: str = ""
+    """Path for the checkpoint; empty: the root's directory of that step."""
+
+    @property
+    def image(self) -> memoryview:
+        """Bytes of the slot's image."""
+        return self.slot.image
+
 
 _TOGETHER_SECONDS: Final = 600.0
 """Seconds in which the shards of all ranks must be on storage."""
@@ -69,7 +104,7 @@ def _sketches(job: SlotWork, spans: list[tuple[int, int]]) -> bytes:
     table, found = job.held.arena.table, b""
     for item, (begin, length) in zip(table.items, spans, strict=True):
         if item.name == replica_check.ITEM and item.tail:
-            found = bytes(job.slot.image[begin : begin + length])
+            found = bytes(job.image[begin : begin + length])
     return found
 
 
@@ -107,7 +142,7 @@ class Storage:
         root, _ = self._where(job.version, job.final)
         try:
             folder = open_attempt(self._disk, root, self._attempt(job.version))
-            write_shard(self._disk, folder, shard, job.slot.image)
+            write_shard(self._disk, folder, shard, job.image)
             if alone:
                 self._describe(folder, job, shard)
         except (OSError, CommitError) as error:

@@ -1,4 +1,1 @@
-"""Programs that read committed steps: inspect, diff, convert. They change nothing they read.
-
-Does not belong here: anything that a training process needs.
-"""
+"""Programs that read committed steps: inspect, diff, convert. They change nothing they read."""

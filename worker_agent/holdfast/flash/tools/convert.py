@@ -1,8 +1,7 @@
 """`python -m holdfast.flash.tools.convert`: committed steps to and from other formats.
 
-Belongs here: the command line. Does not belong here: the formats (`tools.formats`), which are read
-and written one tensor at a time. `holdfast checkpoint export|import|convert` calls it in a process
-of its own.
+Belongs here: the command line. `holdfast checkpoint export|import|convert` calls it in a process of
+its own.
 """
 
 from __future__ import annotations

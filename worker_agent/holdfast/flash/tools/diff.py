@@ -11,8 +11,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import ManifestError
-from holdfast.flash.tools.contents import Contents
+from holdfast.flash.storage.reader import verify
+from holdfast.flash.tools.formats import holdfast_step
+from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.printing import end, put
 from holdfast.flash.trainer.leaves import StateError
 
@@ -25,31 +28,40 @@ _LONGEST: Final = 60
 """Length at which a printed value is cut, characters."""
 
 
+class Contents:
+    """Tensors and values of one committed step by name; every hash was compared."""
+
+    def __init__(self, path: str) -> None:
+        """Read and verify a step; raises `ManifestError`, `StateError`."""
+        verify(Disk(), path)
+        self.path, found = path, holdfast_step.read(path)
+        self._tensors = {one.name: one for one in found.tensors}
+        self.values = {".".join(map(str, keys)): value for keys, value in found.values.items()}
+        self.forms = {name: (one.dtype, one.shape) for name, one in self._tensors.items()}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a whole tensor, on the CPU; raises `ForeignError` if a part is missing."""
+        return self._tensors[name].load()
+
+
 def differences(one: Contents, other: Contents) -> Iterator[str]:
-    """Compare two committed steps, bit for bit.
+    """Compare two committed steps, of worlds of any size, bit for bit.
 
-    Args:
-        one: The contents of a step.
-        other: The contents of another one; both may be of worlds of any size.
-
-    Yields:
-        A line for each name that only one step has, or that stands for something else in the other:
-        a tensor's dtype or shape, its number of different elements and the largest difference, or
-        a value.
-
-    Raises:
-        StateError: a value cannot be read as plain data.
-        OSError: a file cannot be read.
+    Yields a line for each name that only one step has, or that stands for something else in the
+    other: a tensor's dtype or shape, its number of different elements and the largest difference,
+    or a value. Raises `ForeignError` if a part of a tensor is missing, OSError.
     """
     ours, theirs = one.forms, other.forms
-    names = (ours.keys() | set(one.values), theirs.keys() | set(other.values))
+    names = (ours.keys() | one.values.keys(), theirs.keys() | other.values.keys())
     for name in sorted(names[0] ^ names[1]):
         yield f"{name}: only in {(one if name in names[0] else other).path}"
     for name in sorted(names[0] & names[1]):
         if (name in ours) != (name in theirs):
             yield f"{name}: a tensor in {(one if name in ours else other).path} only"
         elif name not in ours:
-            yield from _values(name, one.value(name), other.value(name))
+            values = one.values[name], other.values[name]
+            if not is_same(*values):
+                yield f"{name}: {', '.join(map(_short, values))}"
         elif ours[name] != theirs[name]:
             yield f"{name}: {_form(*ours[name])}, {_form(*theirs[name])}"
         else:
@@ -74,11 +86,6 @@ def _tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> Iterator[str]
         gaps = [tensor.reshape(-1)[unlike].to(wide) for tensor in (one, other)]
         most = float((gaps[0] - gaps[1]).abs().max())  # NaN, if one of them is NaN
         yield f"{name}: {count} of {unlike.numel()} elements differ, the most by {most:.3g}"
-
-
-def _values(name: str, one: Any, other: Any) -> Iterator[str]:
-    if not is_same(one, other):
-        yield f"{name}: {_short(one)}, {_short(other)}"
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -111,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         one, other = Contents(options.one), Contents(options.other)
         lines = [f"{line}\n" for line in differences(one, other)]
-    except (ManifestError, StateError, OSError) as error:
+    except (ForeignError, ManifestError, StateError, OSError) as error:
         sys.stderr.write(f"holdfast: {error}\n")
         return BAD_INPUT
     count = len(one.forms) + len(one.values)

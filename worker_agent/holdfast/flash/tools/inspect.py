@@ -1,9 +1,8 @@
 """`python -m holdfast.flash.tools.inspect`: the steps in a directory, and their damages.
 
-Belongs here: the report on a step, for people and as JSON; `storage.reader` finds the facts.
-Nothing is changed and nothing is loaded; no torch. Does not belong here: checkpoints of others
-(`foreign_report`). `holdfast checkpoint inspect|verify` calls it in
-a process of its own.
+Belongs here: the report on a step, or on a checkpoint of another framework or library, for people
+and as JSON. Nothing is changed. `holdfast checkpoint inspect|verify` calls it in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.flash.storage.commit import attempts
 from holdfast.flash.storage.dcp_metadata import metadata_pickle
-from holdfast.flash.storage.filesystem import Disk, PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import (
     MANIFEST_NAME,
     METADATA_NAME,
@@ -29,10 +28,12 @@ from holdfast.flash.storage.manifest import (
     steps,
 )
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.tools.foreign_report import below, is_foreign, report
-from holdfast.flash.tools.formats.conversion import format_of
-from holdfast.flash.tools.formats.training_state import BY_NAME, add_keys, keys_of
-from holdfast.flash.tools.printing import end, put, size_text, table_text
+from holdfast.flash.tools.formats.conversion import format_of, open_checkpoint
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
+from holdfast.flash.tools.formats.pickles import Pickles
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
+from holdfast.flash.tools.printing import Bar, end, put, size_text, table_text
+from holdfast.flash.trainer.leaves import StateError
 
 NOT_WHOLE: Final = 7
 BAD_INPUT: Final = 2
@@ -91,17 +92,10 @@ def _item(name: str, dtype: str, shape: tuple[int, ...] | None) -> dict[str, Any
 
 
 def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
-    """Return the steps at a path, oldest first.
+    """Return the steps at a path, oldest first; raises `InspectionError` if there is none.
 
-    Args:
-        path: Directory of a step, or one of steps.
-        how: Reads a step's manifest; raises `ManifestError` for a step that is not whole.
-
-    Returns:
-        One `Look` per step; `wrong` tells why a step is not whole.
-
-    Raises:
-        InspectionError: there is no step at the path.
+    path: directory of a step, or one of steps.
+    how: reads a step's manifest; raises `ManifestError` for a step that is not whole.
     """
     found = []
     for step in _steps_at(path):
@@ -123,11 +117,11 @@ def _steps_at(path: str) -> list[str]:
     path = str(folder)  # without a slash at its end
     if (folder / MANIFEST_NAME).exists():
         return [path]
-    if numbers := steps(PosixDisk(), path):
+    if numbers := steps(Disk(), path):
         return [f"{path}/step_{number}" for number in numbers]
     if _STEP.fullmatch(folder.name):
         return [path]
-    begun = len(attempts(PosixDisk(), path))
+    begun = len(attempts(Disk(), path))
     more = f", only {begun} that were never finished" if begun else ""
     if names := below(path):
         more += f"; {names} in it has a checkpoint"
@@ -137,15 +131,7 @@ def _steps_at(path: str) -> list[str]:
 def verified(disk: Disk, path: str) -> Manifest:
     """Return a step's manifest after comparing all of its files with it.
 
-    Args:
-        disk: The file system.
-        path: Directory of the step.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        ManifestError: a file is missing, or differs from its hashes.
+    Raises `ManifestError` if a file is missing, or differs from its hashes.
     """
     manifest, file = verify(disk, path), f"{path}/{METADATA_NAME}"
     written = metadata_pickle((shard.table, shard.lengths) for shard in manifest.shards)
@@ -194,9 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     add_keys(parser)
     options = parser.parse_args(arguments)
-    disk, deep = PosixDisk(), options.tool == "verify"
+    disk, deep = Disk(), options.tool == "verify"
     if is_foreign(options.path):
-        return report(options.path, keys_of(options), deep=deep, as_json=options.json)
+        return foreign_report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
         found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:
@@ -223,6 +209,84 @@ def _as_text(found: Sequence[Look], *, deep: bool) -> str:
     if not deep and len(found) == 1 and not found[0].wrong:
         lines.append(table(found[0]))
     return "\n".join(lines) + "\n"
+
+
+def is_foreign(place: str) -> bool:
+    """Tell whether a path has a checkpoint of another framework."""
+    try:
+        return Path(place).exists() and format_of(place).format not in ("", "holdfast")
+    except OSError:
+        return False
+
+
+def below(place: str) -> str:
+    """Return the names of directories in a directory that have a foreign checkpoint."""
+    try:
+        return ", ".join(format_of(place).below[:5])
+    except OSError:
+        return ""
+
+
+def foreign_report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
+    """Print what a foreign checkpoint is; return 0, 7 if it is damaged, 2 if it is not read.
+
+    deep: read all of it, and compare its checksums.
+    """
+    try:
+        with Pickles() as pickles:
+            found = open_checkpoint(place, pickles, keys=keys)
+            if deep:
+                with Bar(found.bytes) as bar:
+                    for tensor in found.tensors:
+                        tensor.load()
+                        bar(tensor.bytes)
+    except (ForeignError, ManifestError, StateError) as error:
+        sys.stderr.write(f"holdfast: {error}\n")
+        return NOT_WHOLE if deep else BAD_INPUT
+    except (OSError, ImportError) as error:
+        sys.stderr.write(f"holdfast: {place}: {error}\n")
+        return BAD_INPUT
+    text = (
+        json.dumps([foreign_facts(found)], indent=2) if as_json else _foreign_text(found, deep=deep)
+    )
+    return put([text + "\n"], 0)
+
+
+def foreign_facts(found: Checkpoint) -> dict[str, Any]:
+    """Return the report as JSON values."""
+    return {
+        "path": found.place,
+        "format": found.format,
+        "framework": found.framework,
+        "layout": found.layout,
+        "parallel": dict(found.sizes),
+        "step": found.step,
+        "tensors": len(found.tensors),
+        "values": len(found.values),
+        "bytes": found.bytes,
+        "notes": list(found.notes),
+        "items": [
+            {"name": one.name, "dtype": one.dtype, "shape": one.shape, "bytes": one.bytes}
+            for one in found.tensors
+        ],
+    }
+
+
+def _foreign_text(found: Checkpoint, *, deep: bool) -> str:
+    sizes = "".join(f", {name} parallel {size}" for name, size in found.sizes.items())
+    step = f", step {found.step}" if found.step is not None else ""
+    head = (
+        f"{found.place}: {found.framework}, {found.layout}{sizes}{step}: {len(found.tensors)} "
+        f"tensors, {len(found.values)} other values, {size_text(found.bytes)}"
+    )
+    lines = [head, *(f"note: {note}" for note in found.notes)]
+    if deep:
+        return "\n".join([*lines, "all of it was read, and compared with what checksums it has"])
+    rows = [("NAME", "DTYPE", "SHAPE", "SIZE")]
+    for one in found.tensors:
+        shape = "x".join(map(str, one.shape)) or "scalar"
+        rows.append((one.name, one.dtype, shape, size_text(one.bytes)))
+    return "\n".join([*lines, table_text(rows)])
 
 
 if __name__ == "__main__":

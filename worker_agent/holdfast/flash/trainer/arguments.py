@@ -1,7 +1,4 @@
-"""Checks the arguments of a `Checkpointer`: an error names argument, value, remedy.
-
-Does not belong here: the check of the state itself (`state_dict`).
-"""
+"""Checks the arguments of a `Checkpointer`: an error names argument, value, remedy."""
 
 from __future__ import annotations
 

@@ -57,11 +57,6 @@ _Answer = TypeVar("_Answer", bound=Any)
 """Class of an answer; `Message` has them all."""
 
 
-def _tier(*, durable: bool) -> Tier:
-    """Return the tier that a save is for."""
-    return Tier.STORAGE if durable else Tier.MEMORY
-
-
 class Client:
     """Connection to an agent's checkpoint server, or to one that this process starts."""
 
@@ -194,7 +189,7 @@ class Client:
         """Announce a VALID slot; final: path for the checkpoint, if it is not below the root."""
         if durable:
             self._told.add(version.step)
-        tier = _tier(durable=durable)
+        tier = Tier.STORAGE if durable else Tier.MEMORY
         told = Saved(lineage=version.lineage, step=version.step, tier=tier, final=final)
         self._link.send(told)
 
@@ -204,7 +199,7 @@ class Client:
             NotSaved(
                 lineage=version.lineage,
                 step=version.step,
-                tier=_tier(durable=durable),
+                tier=Tier.STORAGE if durable else Tier.MEMORY,
                 error=error,
                 final=final,
             )

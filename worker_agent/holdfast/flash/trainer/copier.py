@@ -3,25 +3,20 @@
 A save compares a signature, copies, and stores a few words. It does not plan, does not allocate,
 pickles only small values that changed, and asks no other rank.
 
-Belongs here too: which saves carry sketches (`Comparison`); and `Pieces`, which copies many pieces
-of memory in one call that holds no interpreter lock, for restores as well. The fast way is
-`copy.c`, compiled into the wheel. Without it, ctypes' memmove does the same, slower. Both take
-addresses: the caller keeps the memory alive.
+Belongs here too: which saves carry sketches (`Comparison`).
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
 from holdfast.flash.memory.slots import Move, Party, SlotState, Version, after
 from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
 from holdfast.flash.trainer.planner import ImagePlan, ItemSource
 from holdfast.flash.trainer.replica_sketches import Sketcher
 from holdfast.flash.trainer.values import (
@@ -32,16 +27,12 @@ from holdfast.flash.trainer.values import (
     kinds_of,
     same,
 )
-from holdfast.page_layout import fence
 
 if TYPE_CHECKING:
     import torch
 
-    from holdfast.flash.trainer.cuda_save import Gpus
+    from holdfast.flash.trainer.cuda_copies import Gpus
 
-_LIBRARY: Final = Path(__file__).with_name("libcopy.so.1")
-"""A name that Python does not take for a module."""
-_WORDS: Final = 3
 _MOST_STEPS: Final = 10_000
 """Number of steps with sketches whose outcome is waited for."""
 _SHARDS: Final = (
@@ -58,7 +49,6 @@ class RoomNeeded(Changed):
     """The values that are no tensors need more room than the plan gave them."""
 
     def __init__(self, size: int) -> None:
-        """Take the number of bytes that they need."""
         super().__init__(f"{size} bytes of values")
         self.size = size
 
@@ -70,61 +60,10 @@ def plain(tensor: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """`size` bytes to copy between two addresses."""
-
-    to: int
-    source: int
-    size: int
-
-
-class Pieces:
-    """Pieces prepared once and copied often; copying allocates nothing."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        """Lay the pieces out for the helper, without empty ones."""
-        words = [
-            word for piece in pieces if piece.size for word in (piece.to, piece.source, piece.size)
-        ]
-        self._words = (ctypes.c_uint64 * len(words))(*words)
-        self.count = len(words) // _WORDS
-        self.size = sum(words[2::_WORDS])
-        """Bytes of all pieces."""
-
-    def copy(self, threads: int = 1) -> None:
-        """Copy all pieces; a process that sees a later store sees every byte of them too."""
-        helper = _helper()
-        if helper is not None:
-            helper(self._words, self.count, threads)
-            return
-        words = self._words
-        for at in range(0, len(words), _WORDS):
-            ctypes.memmove(words[at], words[at + 1], words[at + 2])
-        fence()
-
-
-def has_helper() -> bool:
-    """Return whether the compiled helper is in use."""
-    return _helper() is not None
-
-
-@cache
-def _helper() -> Any:
-    try:
-        library = ctypes.CDLL(str(_LIBRARY))
-    except OSError:
-        return None
-    function = library.holdfast_copy
-    function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int]
-    function.restype = ctypes.c_int
-    return function
-
-
-@dataclass(frozen=True, slots=True)
 class _Copies:
     """Copies into one slot, for one of the two halves of an overlapped save."""
 
-    pieces: Pieces
+    pieces: CopyRanges
     others: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     """(to, from) of tensors that the helper cannot copy: other strides, or another device."""
     on_gpu: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -135,7 +74,6 @@ class Comparison:
     """Steps of one layout whose saves carried sketches."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self._steps: dict[int, None] = {}
         self._is_over = False
 
@@ -153,7 +91,7 @@ class Comparison:
         return self._is_over
 
 
-class Saver:
+class Copier:
     """A plan bound to an arena and to the tensors of this moment."""
 
     def __init__(
@@ -162,12 +100,12 @@ class Saver:
         leaves: Leaves,
         arena: Arena,
         *,
-        before: Saver | None = None,
+        before: Copier | None = None,
         slots: Sequence[ArenaSlot] | None = None,
     ) -> None:
         """Bind, and write the framing into every slot that may be written.
 
-        before: saver whose encoded values are reused, and its framing if the arena is the same.
+        before: copier whose encoded values are reused, and its framing if the arena is the same.
         slots: the slots that may be written; by default all of them.
         """
         self.arena = arena
@@ -282,7 +220,7 @@ class Saver:
         for event in self._events.pop(trained, ()):
             event.synchronize()
 
-    def _take_over(self, before: Saver) -> None:
+    def _take_over(self, before: Copier) -> None:
         self._encoded, self._proven = before._encoded, before._proven
         if before.arena is self.arena:
             self._framed, self._comparison = before._framed, before._comparison
@@ -296,7 +234,7 @@ class Saver:
         return slot.state is not SlotState.VALID
 
     def let_go(self) -> None:
-        """Release tensors and values; the saver is then only good as `before` of another one."""
+        """Release tensors and values; the copier is then only good as `before` of another one."""
         self._leaves, self._signature, self._copies = Leaves(), [], {}
         self._sketcher = None
         self._plan = replace(self._plan, sources=(), values=(), compared=(), compared_values=())
@@ -327,10 +265,10 @@ class Saver:
             if is_on_gpu(values):
                 on_gpu.append((_view(slot, item.payload, values), values))
             elif values.device.type == "cpu" and values.is_contiguous() and not is_lazy(values):
-                pieces.append(Piece(base + item.payload, values.data_ptr(), item.size))
+                pieces.append(CopyRange(base + item.payload, values.data_ptr(), item.size))
             else:
                 others.append((_view(slot, item.payload, values), values))
-        return _Copies(Pieces(pieces), tuple(others), tuple(on_gpu))
+        return _Copies(CopyRanges(pieces), tuple(others), tuple(on_gpu))
 
     def _sketches(self, read: dict[str, Any]) -> bytes:
         for leaf in self._plan.compared_values:
@@ -366,7 +304,7 @@ def _gpus(arena: Arena) -> Gpus:
     """Return the copier from GPUs into an arena; no other function here touches CUDA."""
     import torch
 
-    from holdfast.flash.trainer.cuda_save import Gpus
+    from holdfast.flash.trainer.cuda_copies import Gpus
 
     return Gpus(torch.cuda, arena)
 

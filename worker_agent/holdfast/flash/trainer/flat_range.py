@@ -1,7 +1,6 @@
 """The boxes of a flat range: optimizers that cut flat buffers own ranges of tensors, not rows.
 
-Belongs here: the arithmetic. Does not belong here: the ranges themselves, which a framework's
-integration takes from its optimizer.
+Belongs here: the arithmetic.
 """
 
 from __future__ import annotations
@@ -13,22 +12,11 @@ from holdfast.flash.memory.shard_table import Box
 
 
 def boxes_of_range(shape: Sequence[int], begin: int, end: int) -> Iterator[Box]:
-    """Yield the boxes of a tensor's elements `begin` to `end` in row-major order.
+    """Yield (offsets, sizes) of the boxes of a tensor's elements `begin` to `end`, counted flat.
 
-    Their elements, one box after another and each in row-major order, are the range: so each box
-    is a contiguous part of it. Of N dimensions there are at most 2N - 1 boxes, and none of an empty
-    range.
-
-    Args:
-        shape: Shape of the tensor.
-        begin: First element, counted flat.
-        end: The element after the last one.
-
-    Yields:
-        (offsets, sizes) of each box.
-
-    Raises:
-        ValueError: the range is not in the tensor.
+    Their elements, one box after another and each in row-major order, are the range: so each box is
+    a contiguous part of it. Of N dimensions there are at most 2N - 1 boxes, and none of an empty
+    range. Raises ValueError if the range is not in the tensor.
     """
     if not 0 <= begin <= end <= prod(shape):
         raise ValueError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.leaves import (
@@ -17,6 +16,7 @@ from holdfast.flash.trainer.leaves import (
     StateError,
     TensorLeaf,
     ValueLeaf,
+    constant,
     in_replica,
 )
 
@@ -130,10 +130,6 @@ def with_groups_of_all(values: Sequence[ValueLeaf], holders: Holders) -> list[Va
     return [
         leaf
         if leaf.name not in holders.groups
-        else ValueLeaf(leaf.name, leaf.path, _constant(list(holders.groups[leaf.name])))
+        else ValueLeaf(leaf.name, leaf.path, constant(list(holders.groups[leaf.name])))
         for leaf in values
     ]
-
-
-def _constant(value: Any) -> Any:
-    return lambda: value

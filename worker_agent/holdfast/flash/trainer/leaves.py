@@ -1,8 +1,6 @@
 """One rank's training state as a list: boxes of named global tensors, and values.
 
-Belongs here: what can be listed, by whatever framework keeps it. Does not belong here: the walk
-through a framework's objects (`state_dict` for torch's own, `holdfast.integrations`), the layout of
-an image (`planner`).
+Belongs here: what can be listed, by whatever framework keeps it.
 """
 
 from __future__ import annotations
@@ -22,6 +20,11 @@ REPLICAS: Final = "replicas"
 """First key of the state of one replica of several that differ; the second one is its number."""
 OWN_BYTES: Final = 64 * 2**10
 """Bytes of a plain buffer that is saved per rank, at most: 16,384 channels of a BatchNorm."""
+
+
+def constant(value: Any) -> Callable[[], Any]:
+    """Return a reader of a value that stays."""
+    return lambda: value
 
 
 class StateError(Exception):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 from zlib import crc32
 
+from holdfast.environment import Environment
 from holdfast.flash.memory import replica_check
 from holdfast.flash.memory.arena import BYTES_ROOM
 from holdfast.flash.memory.shard_table import Box, ByteItem, Needs, ShardTable, TensorItem
@@ -26,7 +27,7 @@ from holdfast.flash.trainer.leaves import (
     of_rank,
 )
 from holdfast.flash.trainer.replica_sketches import Compared
-from holdfast.flash.trainer.tensor_framing import ALIGN, Frame, Frames
+from holdfast.flash.trainer.values import ALIGN, Frame, Frames
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +49,19 @@ class RankPosition:
     local_rank: int
     local_world: int
 
+    @classmethod
+    def of(cls, environment: Environment) -> Self:
+        """Return this process's position."""
+        return cls(
+            rank=environment.rank,
+            world=environment.world_size,
+            local_rank=environment.local_rank,
+            local_world=environment.local_world_size,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class LocalPart:
     """Part of a tensor that this process has."""
 
     shape: tuple[int, ...]
@@ -87,7 +98,7 @@ class ImagePlan:
     compared_values: tuple[ValueLeaf, ...] = ()
 
 
-def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> Local:
+def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> LocalPart:
     """Return the part of a leaf's tensor in this process; raises `StateError`.
 
     name: the tensor's name in an error.
@@ -102,7 +113,7 @@ def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> Local:
         raise StateError(
             f"{name}: a box of {tuple(values.shape)} at {box.offsets} is not in {box.shape}"
         )
-    return Local(shape=box.shape, offsets=box.offsets, values=values, copy=0, copies=1)
+    return LocalPart(shape=box.shape, offsets=box.offsets, values=values, copy=0, copies=1)
 
 
 def parts_of_model(leaves: Leaves, place: RankPosition) -> Needs:
@@ -119,7 +130,7 @@ def parts_of_model(leaves: Leaves, place: RankPosition) -> Needs:
     return found
 
 
-def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local:
+def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> LocalPart:
     """Return the part of a tensor in this process; raises `StateError` for an unknown kind."""
     from torch.distributed.tensor import DTensor
 
@@ -127,7 +138,7 @@ def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local
         return _locate_shards(tensor, name)
     values = _plain(tensor, name)
     shape = tuple(values.shape)
-    return Local(
+    return LocalPart(
         shape=shape,
         offsets=(0,) * len(shape),
         values=values,
@@ -153,7 +164,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor.detach()
 
 
-def _locate_shards(tensor: Any, name: str) -> Local:
+def _locate_shards(tensor: Any, name: str) -> LocalPart:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -177,7 +188,9 @@ def _locate_shards(tensor: Any, name: str) -> Local:
         if isinstance(placement, Replicate):
             copy, copies = copy * size + coordinate, copies * size
     begin = tuple(offsets) if values.numel() else (0,) * len(tensor.shape)
-    return Local(shape=tuple(tensor.shape), offsets=begin, values=values, copy=copy, copies=copies)
+    return LocalPart(
+        shape=tuple(tensor.shape), offsets=begin, values=values, copy=copy, copies=copies
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +201,7 @@ class _Cut:
 
 
 def _cuts(
-    local: Local, first_name: str, place: RankPosition, *, of_first: bool = False
+    local: LocalPart, first_name: str, place: RankPosition, *, of_first: bool = False
 ) -> list[_Cut]:
     """Return the parts of a local tensor that this rank stores, those for its file first.
 
@@ -217,7 +230,7 @@ def _cuts(
     return cuts
 
 
-def _kept(local: Local, number: int, place: RankPosition) -> bool | None:
+def _kept(local: LocalPart, number: int, place: RankPosition) -> bool | None:
     """Tell whether part `number` goes to the tail; None: this rank does not store it.
 
     All ranks of a node together keep every part that any rank of the world needs.
@@ -232,7 +245,6 @@ class Planner:
     """Plans images; keeps the framing of earlier plans."""
 
     def __init__(self, place: RankPosition) -> None:
-        """Take the rank's position."""
         self._place = place
         self.holders = Holders()
         """Holders of each name, as far as they are known."""
@@ -307,7 +319,7 @@ class Planner:
             return []
         return [of_rank(leaf, self._place.rank) for leaf in leaves if is_own(leaf)]
 
-    def _locate(self, leaf: TensorLeaf) -> Local:
+    def _locate(self, leaf: TensorLeaf) -> LocalPart:
         """Return this process's part of a tensor; only the holders of a plain one have copies."""
         local = locate(leaf, leaf.name, self._place)
         if leaf.box is not None:
@@ -331,7 +343,7 @@ class Planner:
                 found[leaf.name] = (*found.get(leaf.name, ()), (local.offsets, sizes))
         return found
 
-    def _cuts(self, leaf: TensorLeaf, local: Local) -> list[_Cut]:
+    def _cuts(self, leaf: TensorLeaf, local: LocalPart) -> list[_Cut]:
         """Return this rank's parts of a tensor to store; if ranks may differ, rank 0 stores it."""
         if leaf.box is not None:
             return [_Cut(0, None, tail=False)] if leaf.stored and local.values.numel() else []
@@ -389,7 +401,7 @@ def _is_compared(leaf: TensorLeaf) -> bool:
 @dataclass(frozen=True, slots=True)
 class _Draft:
     leaf: TensorLeaf
-    local: Local
+    local: LocalPart
     cut: _Cut
     sizes: tuple[int, ...]
     frame: Frame | None

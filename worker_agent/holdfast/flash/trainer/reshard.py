@@ -2,8 +2,7 @@
 
 Belongs here: the images in arenas, or in the files of a committed step; their index by name; the
 copies into a tensor. A box of a tensor is filled from the stored boxes that overlap it, so one path
-serves the world that saved it and any other. Does not belong here: the choice of the version (the
-server), the choice of the tensors to fill (`restore`).
+serves the world that saved it and any other.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from holdfast.flash.memory import replica_check
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.shard_table import Box, Path, ShardTable, TensorItem, overlap
 from holdfast.flash.server.protocol import RestoreStart
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import read_manifest, view_of
-from holdfast.flash.trainer.copier import Piece, Pieces, is_lazy, is_on_gpu
+from holdfast.flash.trainer.copier import is_lazy, is_on_gpu
 from holdfast.flash.trainer.holders import Holders
-from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.planner import Local, RankPosition
+from holdfast.flash.trainer.leaves import Leaves, constant
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
+from holdfast.flash.trainer.planner import LocalPart, RankPosition
 from holdfast.flash.trainer.values import StoredValues
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def of_arenas(
             Image(
                 table=arena.table,
                 lengths=tuple(slot.lengths),
-                memory=partial(_as_it_is, slot.image),
+                memory=constant(slot.image),
                 tail=tails,
                 near=not away,
                 lent=away,
@@ -80,7 +80,7 @@ def of_files(path: str) -> list[Image]:
     Raises:
         ManifestError: the manifest is missing or damaged; later, at a first use, a file is.
     """
-    disk = PosixDisk()
+    disk = Disk()
     return [
         Image(
             table=shard.table,
@@ -90,10 +90,6 @@ def of_files(path: str) -> list[Image]:
         )
         for shard in read_manifest(disk, path, files=False).shards
     ]
-
-
-def _as_it_is(memory: memoryview) -> memoryview:
-    return memory
 
 
 def of_start(start: RestoreStart, arenas: Iterable[Arena]) -> list[Image]:
@@ -186,109 +182,6 @@ class BytesRead:
         )
 
 
-class Filler:
-    """Copies of one restore."""
-
-    def __init__(self, found: Stored) -> None:
-        """Take the index of the stored boxes."""
-        self._found = found
-        self._pieces: list[Piece] = []
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._uploads: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """(to, from) of copies into GPUs, contiguous on both sides."""
-        self._kept: list[Any] = []
-        self.wanted: dict[tuple[int, int], int] = {}
-        """(rank, index of the item) → bytes, of items to fetch before `copy`."""
-        self.wrong: list[str] = []
-        """Reasons for tensors that cannot be filled."""
-        self._near = self._filed = 0
-
-    @property
-    def read(self) -> BytesRead:
-        """Bytes that the planned copies read."""
-        peers = sum(self.wanted.values())
-        return BytesRead(memory=self._near, peers=peers, storage=self._filed)
-
-    def fill(self, name: str, local: Local, *, files_first: bool = False) -> bool:
-        """Plan the copies into one local tensor; if impossible, note the reason, return False.
-
-        files_first: prefer the stored values: those of replicas may differ.
-        """
-        values = local.values
-        parts = self._found.tensors.get(name)
-        if parts is None:
-            self.wrong.append(f"{name} is not in the checkpoint")
-            return False
-        dtype = str(values.dtype).removeprefix("torch.")
-        there = (parts[0].item.dtype, parts[0].item.shape)
-        if there != (dtype, local.shape):
-            self.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
-            return False
-        if not values.numel():
-            return True
-        if any(
-            size > 1 and not step for size, step in zip(values.shape, values.stride(), strict=True)
-        ):
-            self.wrong.append(
-                f"{name} is expanded: its elements share memory (strides {values.stride()}). "
-                "Replace it by its clone() before load()"
-            )
-            return False
-        wanted: Box = (local.offsets, tuple(values.shape))
-        found = _tiling(parts, wanted, values.numel(), files_first=files_first)
-        covered = _covered(found)
-        if covered != values.numel():
-            self.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
-            return False
-        for part, common in found:
-            self._plan(part, common, local)
-        return True
-
-    def are_one(self, first: str, name: str) -> bool:
-        """Tell whether two names of one tensor have equal stored values; note it if not.
-
-        The bytes of items on other nodes are not here yet: they are taken for equal.
-        """
-        pairs = zip(*(self._found.tensors.get(one, ()) for one in (first, name)), strict=False)
-        if all(_is_equal(one, other) for one, other in pairs):
-            return True
-        self.wrong.append(
-            f"{first} and {name} are one tensor here, and two with other values in the checkpoint"
-        )
-        return False
-
-    def _plan(self, part: StoredBox, common: Box, local: Local) -> None:
-        item = part.item
-        size = math.prod(common[1]) * local.values.element_size()
-        if part.lent is not None:
-            self.wanted[part.lent] = item.length
-        elif part.near:
-            self._near += size
-        else:
-            self._filed += size
-        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
-        to = narrow(local.values, common, local.offsets)
-        self._kept.append(source)
-        whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
-        if whole and is_on_gpu(to):
-            self._uploads.append((to, source))
-        elif whole and to.device.type == "cpu":
-            self._pieces.append(Piece(to.data_ptr(), source.data_ptr(), to.nbytes))
-        else:
-            self._copies.append((to, source))
-
-    def copy(self, threads: int) -> None:
-        """Do all planned copies."""
-        import torch
-
-        with torch.inference_mode():  # it may write to tensors of either mode
-            for to, source in self._copies:
-                to.copy_(source)
-        Pieces(self._pieces).copy(threads)
-        if self._uploads:
-            _upload(self._uploads, threads)
-
-
 class Filling:
     """One start of one rank from one checkpoint, while nothing is changed yet."""
 
@@ -301,14 +194,21 @@ class Filling:
         """
         self.leaves, self.place, self.found = leaves, place, found
         self._holders = holders
-        self.filler = Filler(found)
-        self.wrong = self.filler.wrong
+        self.wrong: list[str] = []
         """Differences between checkpoint and state, in words: with any of them nothing is loaded,
         unless the script takes what fits (`partial`)."""
         self.values = StoredValues()
         """Name of each stored value that is no tensor → the value."""
         self.notes: list[str] = []
         """What the user should know of the start, in words."""
+        self.wanted: dict[tuple[int, int], int] = {}
+        """(rank, index of the item) → bytes, of items to fetch before `copy`."""
+        self._ranges: list[CopyRange] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._uploads: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """(to, from) of copies into GPUs, contiguous on both sides."""
+        self._kept: list[Any] = []
+        self._near = self._filed = 0
 
     @property
     def step(self) -> int:
@@ -374,10 +274,10 @@ class Filling:
         Returns:
             True if the box can be filled.
         """
-        local = Local(
+        local = LocalPart(
             shape=tuple(shape), offsets=tuple(offsets), values=values.detach(), copy=0, copies=1
         )
-        return self.filler.fill(name, local)
+        return self.fill(name, local)
 
     def group_members(self, name: str, own: Sequence[str]) -> Sequence[str]:
         """Return the parameters of a group on all ranks together."""
@@ -404,11 +304,95 @@ class Filling:
         return {
             (path[size], path[size + 1]): name
             for name, path in self.found.paths.items()
-            if path[:size] == begin and len(path) == size + 2 and self._is_stored(name)
+            if path[:size] == begin
+            and len(path) == size + 2
+            and (name in self.values or name in self.found.tensors)
         }
 
-    def _is_stored(self, name: str) -> bool:
-        return name in self.values or name in self.found.tensors
+    @property
+    def read(self) -> BytesRead:
+        """Bytes that the planned copies read."""
+        peers = sum(self.wanted.values())
+        return BytesRead(memory=self._near, peers=peers, storage=self._filed)
+
+    def fill(self, name: str, local: LocalPart, *, files_first: bool = False) -> bool:
+        """Plan the copies into one local tensor; if impossible, note the reason, return False.
+
+        files_first: prefer the stored values: those of replicas may differ.
+        """
+        values = local.values
+        parts = self.found.tensors.get(name)
+        if parts is None:
+            self.wrong.append(f"{name} is not in the checkpoint")
+            return False
+        dtype = str(values.dtype).removeprefix("torch.")
+        there = (parts[0].item.dtype, parts[0].item.shape)
+        if there != (dtype, local.shape):
+            self.wrong.append(f"{name} is {dtype} {local.shape}, in the checkpoint {there}")
+            return False
+        if not values.numel():
+            return True
+        if any(
+            size > 1 and not step for size, step in zip(values.shape, values.stride(), strict=True)
+        ):
+            self.wrong.append(
+                f"{name} is expanded: its elements share memory (strides {values.stride()}). "
+                "Replace it by its clone() before load()"
+            )
+            return False
+        wanted: Box = (local.offsets, tuple(values.shape))
+        found = _tiling(parts, wanted, values.numel(), files_first=files_first)
+        covered = _covered(found)
+        if covered != values.numel():
+            self.wrong.append(f"{name}: {covered} of {values.numel()} elements are stored")
+            return False
+        for part, common in found:
+            self._plan(part, common, local)
+        return True
+
+    def are_one(self, first: str, name: str) -> bool:
+        """Tell whether two names of one tensor have equal stored values; note it if not.
+
+        The bytes of items on other nodes are not here yet: they are taken for equal.
+        """
+        pairs = zip(*(self.found.tensors.get(one, ()) for one in (first, name)), strict=False)
+        if all(_is_equal(one, other) for one, other in pairs):
+            return True
+        self.wrong.append(
+            f"{first} and {name} are one tensor here, and two with other values in the checkpoint"
+        )
+        return False
+
+    def _plan(self, part: StoredBox, common: Box, local: LocalPart) -> None:
+        item = part.item
+        size = math.prod(common[1]) * local.values.element_size()
+        if part.lent is not None:
+            self.wanted[part.lent] = item.length
+        elif part.near:
+            self._near += size
+        else:
+            self._filed += size
+        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
+        to = narrow(local.values, common, local.offsets)
+        self._kept.append(source)
+        whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
+        if whole and is_on_gpu(to):
+            self._uploads.append((to, source))
+        elif whole and to.device.type == "cpu":
+            self._ranges.append(CopyRange(to.data_ptr(), source.data_ptr(), to.nbytes))
+        else:
+            self._copies.append((to, source))
+
+    def copy(self, threads: int) -> None:
+        """Do all planned copies."""
+        import torch
+
+        with torch.inference_mode():  # it may write to tensors of either mode
+            for to, source in self._copies:
+                to.copy_(source)
+        CopyRanges(self._ranges).copy(threads)
+        if self._uploads:
+            _upload(self._uploads, threads)
 
 
 def _is_equal(one: StoredBox, other: StoredBox) -> bool:
@@ -462,7 +446,7 @@ def _upload(pairs: list[tuple[torch.Tensor, torch.Tensor]], threads: int) -> Non
     """Copy into GPUs; no other function here touches CUDA."""
     import torch
 
-    from holdfast.flash.trainer.cuda_load import upload
+    from holdfast.flash.trainer.cuda_copies import upload
 
     upload(torch.cuda, pairs, threads)
 

@@ -1,7 +1,7 @@
 """Fills a training state from images, whatever world saved them.
 
 The order is: compare everything, read everything that can be refused, and only then change the
-state. Does not belong here: the copies that fill a tensor (`reshard`).
+state.
 """
 
 from __future__ import annotations
@@ -57,12 +57,8 @@ class Restorer:
     ) -> None:
         """Take the state, and where it comes from; nothing is read yet.
 
-        Args:
-            parts: The present state.
-            place: Of this rank.
-            source: Lists the present state, and reads the stored one.
-            fetch: Fetches other nodes' items.
-            holders: Holders of each name in this world, if the ranks differ.
+        source: lists the present state, and reads the stored one. fetch: fetches other nodes'
+        items. holders: of each name in this world, if the ranks differ.
         """
         self._parts, self._place, self._source = parts, place, source
         self._fetch, self._holders = fetch, holders
@@ -93,12 +89,12 @@ class Restorer:
                         "what fits"
                     )
             with all_or_none(self._place.world, RestoreError):
-                if filling.filler.wanted:
-                    self._fetch(dict(sorted(filling.filler.wanted.items())))
+                if filling.wanted:
+                    self._fetch(dict(sorted(filling.wanted.items())))
                 self._give(filling)
-            filling.filler.copy(threads)
+            filling.copy(threads)
             self._parts.shards.finish(partial=partial)
-        self.read = filling.filler.read
+        self.read = filling.read
         log.info(_READ, filling.step, self._place.rank, self.read, monotonic() - begun)
         return filling.notes
 
@@ -111,7 +107,7 @@ class Restorer:
             taken = name in known or filling.is_of_others(name)
             if filling.paths[name][0] in _COMPARED and not taken:
                 filling.wrong.append(f"{name} is not in the state")
-        own = {str(path[1]) for path in filling.paths.values() if _is_per_rank(path)}
+        own = {str(path[1]) for path in filling.paths.values() if str(path[0]).startswith("rank_")}
         left = sorted(own - self._parts.per_rank.keys())
         filling.wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
 
@@ -119,7 +115,7 @@ class Restorer:
         """Load everything but tensors; this comes before the tensors, as an owner may refuse."""
         values = filling.values
         gifts = [
-            Gift(f"extra.{key}", value, values[f"extra.{key}"], self._parts.extra, key)
+            _Gift(f"extra.{key}", value, values[f"extra.{key}"], self._parts.extra, key)
             for key, value in self._parts.extra.items()
             if f"extra.{key}" in values
         ]
@@ -127,14 +123,11 @@ class Restorer:
             if leaf.path[0] == "model" and leaf.name in values:
                 module = getattr(leaf.read, "__self__", None)
                 if module is not None:
-                    gifts.append(Gift(leaf.name, module, values[leaf.name]))
-        try:
-            give([*gifts, *self._per_rank(filling)])
-        except GivingError as error:
-            raise RestoreError(str(error)) from error
+                    gifts.append(_Gift(leaf.name, module, values[leaf.name]))
+        _give([*gifts, *self._per_rank(filling)])
 
-    def _per_rank(self, filling: Filling) -> list[Gift]:
-        rank, gifts, values = self._place.rank, list[Gift](), filling.values
+    def _per_rank(self, filling: Filling) -> list[_Gift]:
+        rank, gifts, values = self._place.rank, list[_Gift](), filling.values
         notes, world = filling.notes, filling.world
         same = world == self._place.world
         for key, value in self._parts.per_rank.items():
@@ -145,17 +138,17 @@ class Restorer:
             ]
             name, reshard = f"rank_{rank}.{key}", getattr(value, "reshard", None)
             if same and name in values:
-                gifts.append(Gift(name, value, values[name], self._parts.per_rank, key))
+                gifts.append(_Gift(name, value, values[name], self._parts.per_rank, key))
             elif states and isinstance(value, Rng):
                 fresh = value.reshard(states, rank, self._place.world)
-                gifts.append(Gift(name, value, fresh, self._parts.per_rank, key))
+                gifts.append(_Gift(name, value, fresh, self._parts.per_rank, key))
                 if same:
                     notes.append(_LOST.format(rank))
                 elif rank == 0:  # as intended: a script has nothing to change
                     log.info(_RESEEDED, world, self._place.world)
             elif reshard is not None and len(states) == world:
                 whole = _resharded(name, reshard, states, rank, self._place.world)
-                gifts.append(Gift(name, value, whole, self._parts.per_rank, key))
+                gifts.append(_Gift(name, value, whole, self._parts.per_rank, key))
             else:
                 saved = f"by a world of {world}, this one has {self._place.world}"
                 why = f"it was saved {saved}" if states else "the checkpoint has none"
@@ -163,25 +156,17 @@ class Restorer:
         return gifts
 
 
-def _is_per_rank(path: Sequence[str | int]) -> bool:
-    return str(path[0]).startswith("rank_")
-
-
 def _resharded(name: str, reshard: Any, states: list[Any], rank: int, world: int) -> Any:
     try:
         return reshard(states, rank, world)
     except Exception as error:  # any error of the owner's own code
-        raise GivingError(
+        raise RestoreError(
             f"{name}: its reshard failed: {error!r}; no tensor was changed"
         ) from error
 
 
-class GivingError(Exception):
-    """An owner refused its state."""
-
-
 @dataclass(frozen=True, slots=True)
-class Gift:
+class _Gift:
     """A value and its owner."""
 
     name: str
@@ -193,8 +178,8 @@ class Gift:
     key: str = ""
 
 
-def give(gifts: Sequence[Gift]) -> None:
-    """Load all gifts; raises `GivingError` naming the owner that refused, and those before it.
+def _give(gifts: Sequence[_Gift]) -> None:
+    """Load all gifts; raises `RestoreError` naming the owner that refused, and those before it.
 
     An owner is the user's code, and may refuse: so this comes before any tensor is changed. The
     owners' previous states are not kept for a rollback: one may be as large as a model.
@@ -202,23 +187,19 @@ def give(gifts: Sequence[Gift]) -> None:
     given: list[str] = []
     for gift in gifts:
         try:
-            _give(gift)
+            if gift.holder is None:
+                gift.owner.set_extra_state(gift.state)
+            elif isinstance(gift.owner, Stateful):
+                gift.owner.load_state_dict(gift.state)
+            else:
+                gift.holder[gift.key] = gift.state
         except Exception as error:  # any error of the owner's own code
             before = f"; {', '.join(given)} are restored already" if given else ""
-            raise GivingError(
+            raise RestoreError(
                 f"{gift.name}: {type(gift.owner).__name__} refused what was saved of it: "
                 f"{error!r}; no tensor was changed{before}"
             ) from error
         given.append(gift.name)
-
-
-def _give(gift: Gift) -> None:
-    if gift.holder is None:
-        gift.owner.set_extra_state(gift.state)
-    elif isinstance(gift.owner, Stateful):
-        gift.owner.load_state_dict(gift.state)
-    else:
-        gift.holder[gift.key] = gift.state
 
 
 def idle_cores(place: RankPosition) -> int:

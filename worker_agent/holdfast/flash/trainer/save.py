@@ -1,10 +1,9 @@
 """Saves of one rank, one after another: each goes into a free slot, and is whole or given up.
 
 Belongs here: the refusal of a step below one that is there already; a save's preparation, which
-binds a saver to a plan of the state and to an arena for the plan, and has a large arena made while
+binds a copier to a plan of the state and to an arena for the plan, and has a large arena made while
 training goes on; the course of one save, from the free slot to the message to the server, also
-where its copy overlaps with training. Does not belong here: the schedule (`save_policy`), the plan
-itself (`planner`), the copy (`copier`).
+where its copy overlaps with training.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from holdfast.flash.memory.arena import (
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
 from holdfast.flash.server.protocol import Layout, LinkError, Restore
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
 from holdfast.flash.trainer.collectives import REFUSED, from_all
-from holdfast.flash.trainer.copier import Changed, RoomNeeded, Saver, plain
+from holdfast.flash.trainer.copier import Changed, Copier, RoomNeeded, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, parts_of_model
 from holdfast.flash.trainer.replica_sketches import room_for
 from holdfast.flash.trainer.restore import RestoreError
-from holdfast.flash.trainer.save_policy import Pacer
+from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.state_dict import Parts, collect
 
 _SLOT_SECONDS: Final = 600.0
@@ -60,7 +59,7 @@ _NOT_LOADED: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class SaveRequest:
     """Request for a save."""
 
     version: Version
@@ -76,22 +75,23 @@ class Wish:
 class _Begun:
     """A save that has a slot."""
 
-    wish: Wish
-    saver: Saver
+    request: SaveRequest
+    copier: Copier
     bodies: list[bytes]
     slot: ArenaSlot
     before: tuple[int, bool]
-    """`Taker.newest` before this save."""
+    """`Saver.newest` before this save."""
 
 
-class Taker:
+class Saver:
     """Saves of one rank."""
 
-    def __init__(self, preparer: Preparer, pacer: Pacer, *, threads: int, overlap: bool) -> None:
-        """Take the source of savers, the meter of costs, and the options of `Checkpointer`."""
-        self._preparer, self._pacer = preparer, pacer
+    def __init__(
+        self, preparer: Preparer, schedule: SaveSchedule, *, threads: int, overlap: bool
+    ) -> None:
+        self._preparer, self._schedule = preparer, schedule
         self._threads, self._overlap = threads, overlap
-        self._beside = Overlap(pacer.waited)
+        self._beside = Overlap(schedule.meter.waited)
         self.newest: tuple[int, bool] = (0, False)
         """Step that was saved last; True if it was for storage."""
         self.skipped = 0
@@ -99,54 +99,54 @@ class Taker:
         self._lock = RLock()
         """Allows one save at a time; a signal's handler may save within another save."""
 
-    def take(self, client: Client, wish: Wish) -> bool:
+    def take(self, client: Client, request: SaveRequest) -> bool:
         """Save; False if there is no slot for it, or no server."""
         with self._lock:
             self.join()
-            began, planned = monotonic_ns(), self._preparer.saver
+            began, planned = monotonic_ns(), self._preparer.copier
             client.listen()
-            if self.newest[0] == wish.version.step:
-                return self._promote(client, wish)
-            begun = self._begin(client, wish)
+            if self.newest[0] == request.version.step:
+                return self._promote(client, request)
+            begun = self._begin(client, request)
             if begun is None:
                 self.skipped += 1
                 return False
             self._copy(client, begun)
-            if begun.saver is planned and (wish.awaited or not wish.durable):
+            if begun.copier is planned and (request.awaited or not request.durable):
                 # The first save of a layout costs more: it does not count.
-                self._pacer.saved(began, storage=wish.durable)
+                self._schedule.meter.saved(began, monotonic_ns(), storage=request.durable)
             return True
 
-    def _begin(self, client: Client, wish: Wish) -> _Begun | None:
+    def _begin(self, client: Client, request: SaveRequest) -> _Begun | None:
         """Take a free slot for a save; None: no slot is free."""
-        prepared = self._preparer.ready(client, wait=wish.must)
+        prepared = self._preparer.ready(client, wait=request.must)
         if prepared is None:
             return None
-        saver, bodies = prepared
-        if wish.must:
-            client.wait_for_slot(saver.arena, _SLOT_SECONDS)
-        index = choose(saver.arena.views()).slot
+        copier, bodies = prepared
+        if request.must:
+            client.wait_for_slot(copier.arena, _SLOT_SECONDS)
+        index = choose(copier.arena.views()).slot
         if index is None or client.is_lost():
             return None
-        before, self.newest = self.newest, (wish.version.step, wish.durable)
-        if wish.durable and wish.awaited:
-            client.expect_durable(wish.version.step)
-        slot = saver.arena.slots[index]
-        return _Begun(wish=wish, saver=saver, bodies=bodies, slot=slot, before=before)
+        before, self.newest = self.newest, (request.version.step, request.durable)
+        if request.durable and request.awaited:
+            client.expect_durable(request.version.step)
+        slot = copier.arena.slots[index]
+        return _Begun(request=request, copier=copier, bodies=bodies, slot=slot, before=before)
 
     def _copy(self, client: Client, begun: _Begun) -> None:
-        saver, slot, bodies = begun.saver, begun.slot, begun.bodies
+        copier, slot, bodies = begun.copier, begun.slot, begun.bodies
 
         def finish() -> None:
             with self._whole_or_given_up(client, begun):
-                saver.copy(slot, trained=True, threads=self._threads)
+                copier.copy(slot, trained=True, threads=self._threads)
                 slot.commit([len(body) for body in bodies])
-            client.saved(begun.wish.version, durable=begun.wish.durable)
+            client.saved(begun.request.version, durable=begun.request.durable)
 
         with self._whole_or_given_up(client, begun):
-            saver.begin(slot, begun.wish.version, bodies)
-            saver.start(slot)
-            saver.copy(slot, trained=False, threads=self._threads)
+            copier.begin(slot, begun.request.version, bodies)
+            copier.start(slot)
+            copier.copy(slot, trained=False, threads=self._threads)
         if self._overlap:
             self._beside.begin(finish)
         else:
@@ -159,23 +159,23 @@ class Taker:
         It takes no lock: it runs beside training too, and the next save waits for it with the lock
         held.
         """
-        version = begun.wish.version
+        version = begun.request.version
         try:
             yield
         except BaseException:
-            if begun.saver.give_up(begun.slot):
+            if begun.copier.give_up(begun.slot):
                 self.newest = begun.before
                 client.forget(version.step)
             else:  # the slot was whole before
-                client.saved(version, durable=begun.wish.durable)
+                client.saved(version, durable=begun.request.durable)
             raise
 
-    def _promote(self, client: Client, wish: Wish) -> bool:
+    def _promote(self, client: Client, request: SaveRequest) -> bool:
         """Have a step in memory written to storage too, unless that is under way already."""
-        if wish.durable and not self.newest[1]:
-            self.newest = (wish.version.step, True)
-            client.expect_durable(wish.version.step)
-            client.saved(wish.version, durable=True)
+        if request.durable and not self.newest[1]:
+            self.newest = (request.version.step, True)
+            client.expect_durable(request.version.step)
+            client.saved(request.version, durable=True)
         return not client.is_lost()
 
     def join(self) -> None:
@@ -187,7 +187,7 @@ class Taker:
         self._beside.close()
 
 
-class Beside:
+class CopyThread:
     """A copy on a thread of its own, during forward and backward."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -219,15 +219,14 @@ class Overlap:
     """At most one copy at a time, joined before the next step of any optimizer."""
 
     def __init__(self, waited: Callable[[int], None]) -> None:
-        """Take the function that gets the nanoseconds for which training waited."""
         self._waited = waited
-        self._copying: Beside | None = None
+        self._copying: CopyThread | None = None
         self._hook: Any = None
 
     def begin(self, work: Callable[[], None]) -> None:
         """Begin a copy; the one before was joined."""
         self._watch_optimizers()
-        self._copying = Beside(work)
+        self._copying = CopyThread(work)
 
     def _watch_optimizers(self) -> None:
         if self._hook is None:
@@ -266,19 +265,14 @@ class StepOrder:
         self._least = (step, _BACKWARDS.format(step))
 
     def refusal(self, step: int, newest: int) -> str:
-        """Return the reason not to save a step: a later one exists that every load would take.
+        """Return the reason, with its remedy, not to save a step: a load takes a later one.
 
-        Args:
-            step: The step that is to be saved.
-            newest: Newest step that this run saved or loaded; 0: none.
-
-        Returns:
-            The reason with its remedy; empty: the step may be saved.
+        newest: step that this run saved or loaded last; 0: none. Empty: the step may be saved.
         """
         if step < newest:
             return _BACKWARDS.format(newest)
         if self._least is None:
-            found = newest_of(PosixDisk(), self._root) if self._root else 0
+            found = newest_of(Disk(), self._root) if self._root else 0
             self._least = (found, _NOT_LOADED.format(self._root, found))
         least, reason = self._least
         return reason if step < least else ""
@@ -292,14 +286,13 @@ class _Coming:
     leaves: Leaves
     arena: Arena | None = None
     """The arena, once it is made; `work` faults it in."""
-    work: Beside | None = None
+    work: CopyThread | None = None
 
 
 class Preparer:
-    """Keeps one rank's saver up to date with the state."""
+    """Keeps one rank's copier up to date with the state."""
 
     def __init__(self, parts: Parts, place: RankPosition) -> None:
-        """Take the arguments to save, and the rank's position."""
         self._parts, self._place = parts, place
         self._planner = Planner(place)
         self._mapped: dict[int, Arena] = {}
@@ -309,8 +302,8 @@ class Preparer:
         self._listed: Leaves | None = None
         self._unlisted: int | None = None
         """First rank whose state could not be listed at the last meeting."""
-        self.saver: Saver | None = None
-        """Newest saver; None: there is no plan yet, or its arena is being made."""
+        self.copier: Copier | None = None
+        """Newest copier; None: there is no plan yet, or its arena is being made."""
 
     @property
     def holders(self) -> Holders:
@@ -387,17 +380,17 @@ class Preparer:
 
         Call it after a step: an optimizer has no state before its first step.
         """
-        if self.saver is None and self._coming is not None:
+        if self.copier is None and self._coming is not None:
             self._has_come(client, self._coming, wait=False)
-        elif self.saver is None and not self._began:
+        elif self.copier is None and not self._began:
             self._began = True
             leaves = collect(self._parts, self._place.rank)
             size = sum(plain(leaf.tensor).nbytes for leaf in leaves.tensors)
             if SLOTS * size > QUICK_BYTES:
                 self._plan(client, wait=False)
 
-    def ready(self, client: Client, *, wait: bool) -> tuple[Saver, list[bytes]] | None:
-        """Return a saver whose plan fits the present state, and the encoded small values.
+    def ready(self, client: Client, *, wait: bool) -> tuple[Copier, list[bytes]] | None:
+        """Return a copier whose plan fits the present state, and the encoded small values.
 
         Unless the ranks were compared before, sketches are among these, if there is storage: a step
         in memory may be written there later.
@@ -407,10 +400,10 @@ class Preparer:
         """
         for _ in range(_MOST_PLANS):
             try:
-                if self.saver is not None:
-                    self.saver.check()
-                    sketched = client.has_storage and not self.saver.is_compared(client.stored())
-                    return self.saver, self.saver.values(sketched=sketched)
+                if self.copier is not None:
+                    self.copier.check()
+                    sketched = client.has_storage and not self.copier.is_compared(client.stored())
+                    return self.copier, self.copier.values(sketched=sketched)
             except RoomNeeded as error:
                 self._room = 2 * error.size
             except Changed:
@@ -429,11 +422,11 @@ class Preparer:
         room = self._room + (room_for(leaves) if self._place.world > 1 else 0)
         plan = self._planner.plan(leaves, room)
         body = encode(plan.table)
-        arena = self.saver.arena if self.saver is not None else None
+        arena = self.copier.arena if self.copier is not None else None
         if arena and arena.body == body and arena.geometry.bytes_room >= room:
-            self.saver = Saver(plan, leaves, arena, before=self.saver)
+            self.copier = Copier(plan, leaves, arena, before=self.copier)
             return True
-        self.saver = None
+        self.copier = None
         layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         self._coming = coming = _Coming(plan, leaves)
         client.ask_for_arena(layout)
@@ -450,7 +443,7 @@ class Preparer:
                 known, self._mapped = self._mapped, {}
                 [(inode, fresh)] = mapped(descriptors).items()
                 coming.arena = arena = known.get(inode, fresh)
-                coming.work = Beside(lambda: arena.populate(write=True))
+                coming.work = CopyThread(lambda: arena.populate(write=True))
             if not wait and not coming.work.is_done:
                 return False
             coming.work.join()
@@ -462,10 +455,10 @@ class Preparer:
             raise
         assert coming.arena is not None, "it was mapped"  # noqa: S101
         self._coming = None
-        self.saver = Saver(coming.plan, coming.leaves, coming.arena)
+        self.copier = Copier(coming.plan, coming.leaves, coming.arena)
         return True
 
     def close(self) -> None:
         """Release everything."""
-        self.saver = self._coming = None
+        self.copier = self._coming = None
         self._mapped = {}

@@ -1,9 +1,8 @@
 """Save policy of one rank under its master's schedule: the saves due at a step, their costs.
 
 Belongs here: the connection between the shared page and `schedule`, and the usual costs of saves
-and steps, which only the master uses. Does not belong here: the rules of a schedule (`schedule`),
-the schedule that follows from the costs (the master's `interval`). No clock decides anything here:
-it is read for the costs alone.
+and steps, which only the master uses. No clock decides anything here: it is read for the costs
+alone.
 
 All costs are medians. An evaluation, a slow batch or a save beside a busy disk is not usual, and a
 schedule must not follow each of them.
@@ -50,21 +49,21 @@ class DueSave:
     schedule asks for: it is saved for the ranks that follow that one, and must not be awaited."""
 
 
-class Pacer:
+class SaveSchedule:
     """Schedule of one rank."""
 
     def __init__(self, schedule: Schedule, told: str) -> None:
-        """Take the script's schedule, and the master's as the agent passed it on (empty: none)."""
+        """told: the master's schedule, as the agent passed it on; empty: none."""
         self._schedule = schedule
         begin = parse(told)
         self._follows = begin is not None
         self._course = Course(begin or ALONE)
-        self._meter = Meter()
-        self._said: Measured | None = None
+        self.meter = Meter()
+        self._said: SaveCosts | None = None
 
     def begin(self, job: Job, step: int, *, writing: bool) -> DueSave:
         """Return the saves due at a completed step, after a look at the shared page."""
-        self._meter.stepped(monotonic_ns(), writing=writing)
+        self.meter.stepped(monotonic_ns(), writing=writing)
         if self._follows:
             self._listen(job, step)
         found = [
@@ -92,7 +91,7 @@ class Pacer:
             self._course.confirmed(heard.confirmed)
 
     def _say(self, slot: SlotWriter) -> None:
-        measured = self._meter.measured
+        measured = self.meter.measured
         if measured is self._said:
             return
         self._said = measured
@@ -108,21 +107,9 @@ class Pacer:
         }
         slot.say_saving(SavingWords(step_ns=measured.step_ns, tiers=tiers))
 
-    def saved(self, began_ns: int, *, storage: bool) -> None:
-        """Note the end of a save that began at `began_ns`, and for which no plan was made."""
-        self._meter.saved(began_ns, monotonic_ns(), storage=storage)
-
-    def waited(self, wait_ns: int) -> None:
-        """Note that training waited once more for the newest save: its overlapped copy."""
-        self._meter.waited(wait_ns)
-
-    def resume(self) -> None:
-        """Note that training continues."""
-        self._meter.resumed(monotonic_ns())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SaveCosts:
     """Usual costs in ns; 0: not measured yet."""
 
     step_ns: int = 0
@@ -140,8 +127,7 @@ class Meter:
     """Meter of saves and steps; all times are ns of one clock."""
 
     def __init__(self) -> None:
-        """Begin without a measurement."""
-        self.measured = Measured()
+        self.measured = SaveCosts()
         """Newest medians; a new object after each save."""
         self._stepped_ns = 0
         self._idle: collections.deque[int] = collections.deque(maxlen=_SPANS)
@@ -199,7 +185,7 @@ class Meter:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        self.measured = Measured(
+        self.measured = SaveCosts(
             step_ns=_usual(self._idle or self._busy),
             memory_ns=_usual(self._memory),
             storage_ns=_usual(self._storage),

@@ -2,13 +2,27 @@
 
 Whoever implements `Shards` gets saves without a gather, restores from memory, and resharding to any
 other world and layout. docs/contributing/a-framework.md shows how, with an example.
+
+Belongs here too: the state of one replica of several that differ. Replica 0 has torch's plain
+names, so that whoever knows nothing of replicas reads its weights. What replica 2 has differs and
+is named `replicas.2.model.<parameter>`. Buffers and a module's own state are of the ranks, as
+everywhere.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
+from typing import Final, Protocol
 
-from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.leaves import (
+    REPLICAS,
+    GlobalBox,
+    Leaves,
+    TensorLeaf,
+    ValueLeaf,
+    in_replica,
+)
 from holdfast.flash.trainer.reshard import Filling
 
 
@@ -57,7 +71,7 @@ class Together:
     """
 
     def __init__(self, *parts: Shards) -> None:
-        """Take the parts; one that completes what others have filled comes after them."""
+        """One that completes what others have filled comes after them."""
         self._parts = parts
 
     def collect(self, leaves: Leaves) -> None:
@@ -74,3 +88,84 @@ class Together:
         """Complete the start, part by part; see `Shards.finish`."""
         for part in self._parts:
             part.finish(partial=partial)
+
+
+_OF_REPLICAS: Final[tuple[Path, ...]] = (("model",), ("optimizer",))
+"""First keys of what a replica has for itself."""
+
+
+class ReplicaShards:
+    """The `Shards` of one replica, by whatever framework keeps it."""
+
+    def __init__(
+        self, shards: Shards, replica: int, *, shard: int, more: tuple[Path, ...] = ()
+    ) -> None:
+        """Take the replica's state.
+
+        shards: its sharded tensors are of this replica's ranks alone. replica, shard: numbers of
+        the replica and of this rank in it, from 0. more: first keys of what a replica has for
+        itself beside weights and optimizer.
+        """
+        self._shards, self._replica, self._shard = shards, replica, shard
+        self._own = (*_OF_REPLICAS, *more)
+        self.found = True
+        """The checkpoint that was accepted last has this replica; else it gave replica 0's."""
+
+    def collect(self, leaves: Leaves) -> None:
+        """List the replica's state under its names; see `Shards.collect`."""
+        own = Leaves()
+        self._shards.collect(own)
+        leaves.tensors += [self._tensor(leaf) for leaf in own.tensors]
+        leaves.values += [self._value(leaf) for leaf in own.values]
+        leaves.counts += own.counts
+        leaves.links += own.links
+        leaves.watched += own.watched
+        leaves.optimizers |= own.optimizers
+
+    def accept(self, filling: Filling) -> None:
+        """Plan the copies from this replica's stored state, or replica 0's; see `Shards.accept`."""
+        begin = (REPLICAS, str(self._replica))
+        own = {
+            name: in_replica(path)
+            for name, path in filling.paths.items()
+            if path[:2] == begin and self._is_own(path[2:])
+        }
+        self.found = self._replica == 0 or bool(own)
+        filling.rename(own)
+        every, filling.leaves = filling.leaves, Leaves()
+        try:
+            self._shards.collect(filling.leaves)
+            self._shards.accept(filling)
+        finally:
+            filling.leaves = every
+
+    def finish(self, *, partial: bool) -> None:
+        """Complete the start; see `Shards.finish`."""
+        self._shards.finish(partial=partial)
+
+    def _tensor(self, leaf: TensorLeaf) -> TensorLeaf:
+        """Return a leaf under this replica's name; the first of its ranks stores what all have."""
+        from torch.distributed.tensor import DTensor
+
+        if leaf.buffer or not self._is_own(leaf.path):
+            return leaf
+        if leaf.path[0] == "model":  # a sync writes weights outside `optimizer.step()`
+            leaf = replace(leaf, trained=False)
+        if leaf.box is None and not isinstance(leaf.tensor, DTensor):
+            shape = tuple(leaf.tensor.shape)
+            box = GlobalBox(shape, (0,) * len(shape))
+            leaf = replace(leaf, box=box, stored=self._shard == 0)
+        path = self._path(leaf.path)
+        return replace(leaf, path=path, name=".".join(map(str, path)))
+
+    def _value(self, leaf: ValueLeaf) -> ValueLeaf:
+        if leaf.path[0] == "model" or not self._is_own(leaf.path):
+            return leaf
+        path = self._path(leaf.path)
+        return replace(leaf, path=path, name=".".join(map(str, path)))
+
+    def _is_own(self, path: Path) -> bool:
+        return any(path[: len(one)] == one for one in self._own)
+
+    def _path(self, path: Path) -> Path:
+        return path if self._replica == 0 else (REPLICAS, str(self._replica), *path)

@@ -19,6 +19,7 @@ from holdfast.flash.trainer.leaves import (
     Stateful,
     TensorLeaf,
     ValueLeaf,
+    constant,
 )
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ def _group(
             leaves.tensors.append(TensorLeaf(name, full, group, key, value))
         elif key == "params":
             held = [names[id(parameter)] for parameter in value]
-            leaves.values.append(ValueLeaf(name, full, _constant(held)))
+            leaves.values.append(ValueLeaf(name, full, constant(held)))
         else:
             leaves.values.append(ValueLeaf(name, full, _item_of(group, key)))
 
@@ -424,10 +425,6 @@ def _key(key: Any, where: str) -> str | int:
         raise StateError(f"{where} has the key {key!r}: name it with text or a whole number")
     found: str | int = key
     return found
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
 
 
 def _item_of(state: Mapping[Any, Any], key: Any) -> Callable[[], Any]:

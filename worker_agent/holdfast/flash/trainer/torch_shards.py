@@ -54,7 +54,6 @@ class TorchShards:
     """Modules and optimizers of torch; see `Shards`."""
 
     def __init__(self, models: Models, optimizers: Optimizers) -> None:
-        """Take modules and optimizers by prefix."""
         self._models, self._optimizers = models, optimizers
         self._fresh: dict[int, dict[Any, dict[Any, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
@@ -96,10 +95,10 @@ class TorchShards:
             names.add(leaf.name)
             name = self._stored_name(filling, leaf)
             other = first.setdefault(id(leaf.tensor), name)
-            if not filling.filler.are_one(other, name):
+            if not filling.are_one(other, name):
                 continue
             local = locate(leaf, name, filling.place)
-            if not filling.filler.fill(name, local, files_first=leaf.buffer):
+            if not filling.fill(name, local, files_first=leaf.buffer):
                 self._unfit.add(id(leaf.tensor))
         filling.missing_or_new(names, "model")
 
@@ -123,7 +122,8 @@ class TorchShards:
         for prefix, optimizer in self._optimizers.items():
             path = ("optimizer", prefix) if prefix else ("optimizer",)
             names = parameter_names(self._models, prefix)
-            if other := _other(filling, path, optimizer):
+            kinds, groups = classes_of(optimizer), optimizer.param_groups
+            if other := other_optimizer(filling, path, kinds, groups):
                 filling.wrong.append(f"{'.'.join(path)}: {other}")
                 self._fresh[id(optimizer)] = {}
                 continue
@@ -186,7 +186,7 @@ class TorchShards:
             state = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         else:
             state = torch.empty(item.shape, dtype=dtype, device=device)
-        if not filling.filler.fill(name, locate_tensor(state, name, filling.place)):
+        if not filling.fill(name, locate_tensor(state, name, filling.place)):
             self._unfit.add(id(parameter))
         return state
 
@@ -223,7 +223,7 @@ class TorchShards:
                 name = settings.get((number, key)) if key not in OF_THE_CLASS else None
                 if name in filling.found.tensors and name is not None:
                     group_value = _new_like(filling.found.tensors[name][0].item, value)
-                    filling.filler.fill(name, locate_tensor(group_value, name, filling.place))
+                    filling.fill(name, locate_tensor(group_value, name, filling.place))
                     self._settings.append((group, key, group_value))
                 elif name is not None and key != "params":
                     self._settings.append((group, key, filling.values[name]))
@@ -242,7 +242,7 @@ class TorchShards:
                 continue
             if name in filling.found.tensors:
                 value = _new_like(filling.found.tensors[name][0].item, None)
-                filling.filler.fill(name, locate_tensor(value, name, filling.place))
+                filling.fill(name, locate_tensor(value, name, filling.place))
                 self._settings.append((group, key, value))
             elif name in filling.values:
                 self._settings.append((group, key, filling.values[name]))
@@ -255,18 +255,27 @@ class TorchShards:
                     module.reshard()  # type: ignore[operator] # checked above
 
 
-def _other(filling: Filling, path: tuple[str, ...], optimizer: Any) -> str:
-    """Return the reason why the stored state is another optimizer's; empty: it is not."""
-    found, groups = filling.found, optimizer.param_groups
+def other_optimizer(
+    filling: Filling,
+    path: tuple[str, ...],
+    kinds: Sequence[str],
+    groups: Sequence[Mapping[str, Any]],
+    apart: AbstractSet[str] = frozenset(),
+) -> str:
+    """Return the reason why the stored state is another optimizer's; empty: it is not.
+
+    kinds, groups: of the present optimizer. apart: settings that do not count.
+    """
+    found = filling.found
     settings = filling.below((*path, "param_groups"))
     saved = [
         {key: filling.values.get(name) for (at, key), name in settings.items() if at == number}
         for number in range(len(groups))
     ]
-    kinds = found.optimizers.get(".".join(path), ())
+    there, here = {key for _, key in settings}, {key for one in groups for key in one}
     return (
-        other_class(kinds, classes_of(optimizer), found.step)
-        or other_settings({key for _, key in settings}, {key for one in groups for key in one})
+        other_class(found.optimizers.get(".".join(path), ()), kinds, found.step)
+        or other_settings(there - apart, here - apart)
         or other_form(saved, groups, found.step)
     )
 

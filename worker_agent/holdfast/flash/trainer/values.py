@@ -1,7 +1,9 @@
-"""Values that are no tensors, as bytes of torch.save, which are loaded as data and never run.
+"""What torch.save writes: values as bytes that are loaded as data and never run, tensors' framing.
 
-Belongs here: the proof that a value can be loaded so, without a load at each save. Does not belong
-here: the choice of the values (`state_dict`), the place of their bytes (`copier`).
+Belongs here: the proof that a value can be loaded so, without a load at each save; the framing that
+torch.save puts around a tensor, obtained without saving any values. A DCP file is one such record
+after another. The framing depends on dtype and sizes only, so it is written into an arena once per
+layout, and later saves replace the values in between.
 """
 
 from __future__ import annotations
@@ -10,9 +12,14 @@ import io
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import StateError
+
+if TYPE_CHECKING:
+    import torch
+
 
 _SIMPLE: Final = (int, float, str, bool, type(None))
 _MOST_BITS: Final = 2039
@@ -186,7 +193,6 @@ class StoredValues(MutableMapping[str, Any]):
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._encoded: dict[str, Callable[[], bytes]] = {}
         self._decoded: dict[str, Any] = {}
         self._simple: dict[bytes, Any] = {}
@@ -234,3 +240,87 @@ class StoredValues(MutableMapping[str, Any]):
     def __len__(self) -> int:
         """Return the number of values."""
         return len(self._decoded) + len(self._encoded)
+
+
+ALIGN: Final = 64
+"""torch aligns values inside a record to this many bytes; records begin at multiples of it too."""
+_VALUES_NAME: Final = b"/data/0"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Bytes before and after a tensor's values."""
+
+    before: bytes
+    after: bytes
+    size: int
+    """Size of the values, bytes."""
+
+    @property
+    def length(self) -> int:
+        """Length of the whole record, bytes."""
+        return len(self.before) + self.size + len(self.after)
+
+
+class FrameError(StateError):
+    """This torch writes records in an unknown form."""
+
+
+class _Recorder(io.RawIOBase):
+    """Keeps the output of torch.save except the values, which it never touches."""
+
+    def __init__(self, size: int) -> None:
+        self.parts: list[bytes] = [b""]
+        self.values = 0
+        self._size = size
+        self._writes_to_values = -1
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, chunk: Any) -> int:
+        view = memoryview(chunk)
+        if self._writes_to_values == 0:
+            if view.nbytes != self._size:
+                raise FrameError(f"torch.save wrote {view.nbytes} bytes where {self._size} are due")
+            self.parts.append(b"")
+            self.values += 1
+        else:
+            body = view.tobytes()
+            self.parts[-1] += body
+            if self._size and body.endswith(_VALUES_NAME) and not self.values:
+                self._writes_to_values = 2  # padding comes first
+        self._writes_to_values -= 1
+        return view.nbytes
+
+
+class Frames:
+    """Frames by dtype and sizes, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, tuple[int, ...]], Frame] = {}
+
+    def frame(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+        """Return the frame of a contiguous tensor; raises `FrameError`."""
+        known = self._known.get((dtype, sizes))
+        if known is None:
+            known = self._known[dtype, sizes] = _frame(dtype, sizes)
+        return known
+
+
+def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+    import torch
+
+    # Its memory is never touched, so it costs no page, however large it is.
+    empty = torch.empty(sizes, dtype=dtype, device="cpu")
+    recorder = _Recorder(empty.nbytes)
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)  # values change later; torch ignores the CRC
+    try:
+        torch.save(empty, recorder)  # type: ignore[arg-type] # typed as IO[bytes]
+    finally:
+        torch.serialization.set_crc32_options(before)
+    expected = 1 if empty.nbytes else 0
+    if recorder.values != expected or (expected and len(recorder.parts[0]) % ALIGN):
+        raise FrameError(f"torch {torch.__version__} frames {dtype} {sizes} in an unknown way")
+    return Frame(recorder.parts[0], recorder.parts[1] if expected else b"", empty.nbytes)

@@ -1,8 +1,7 @@
 """The flat partitions of ZeRO's optimizers: which elements of which parameters this rank keeps.
 
 Belongs here: DeepSpeed's bookkeeping for stages 1, 2 and 3 and its BF16 optimizer, read and turned
-into ranges of parameters; the weights that follow from the partitions. Does not belong here: names,
-the optimizer's state (`optimizer_state`).
+into ranges of parameters; the weights that follow from the partitions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FlatPiece:
     """The elements of a parameter that lie in a flat tensor of this rank."""
 
     parameter: Any
@@ -51,7 +50,7 @@ class Flat:
     """Number of the user's parameter group."""
     parameters: tuple[Any, ...]
     """All parameters of which any rank has elements in this tensor."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FlatPiece, ...]
 
 
 def flats_of(engine: Any) -> tuple[Flat, ...]:
@@ -189,7 +188,7 @@ def _cut(
         begin, end = max(at, first), min(at + parameter.numel(), last)
         if begin < end:
             shape = tuple(parameter.shape)
-            pieces.append(Piece(parameter, shape, begin - at, end - at, begin - first))
+            pieces.append(FlatPiece(parameter, shape, begin - at, end - at, begin - first))
     return Flat(flat, number, tuple(group), tuple(pieces))
 
 
@@ -204,7 +203,7 @@ def _of_stage_3(zero: Any) -> Iterator[Flat]:
         yield Flat(flat, zero.sub_group_to_group_id[number], parameters, tuple(pieces))
 
 
-def piece_of(parameter: Any, at: int = 0) -> Piece | None:
+def piece_of(parameter: Any, at: int = 0) -> FlatPiece | None:
     """Return this rank's part of a parameter that stage 3 partitions; None: padding only.
 
     at: place of the part in its flat tensor.
@@ -214,7 +213,7 @@ def piece_of(parameter: Any, at: int = 0) -> Piece | None:
     size = parameter.partition_numel()
     begin = dist.get_rank(group=parameter.ds_process_group) * size
     end = min(begin + size, parameter.ds_numel)
-    return Piece(parameter, tuple(parameter.ds_shape), begin, end, at) if begin < end else None
+    return FlatPiece(parameter, tuple(parameter.ds_shape), begin, end, at) if begin < end else None
 
 
 def is_partitioned(parameter: Any) -> bool:

@@ -1,37 +1,100 @@
 """A DeepSpeed engine as `Shards`: each rank's own partitions, without a gather.
 
-Belongs here: the order of the parts. Does not belong here: the parts (`weights`,
-`optimizer_state`, `groups`, `engine_state`), the bookkeeping of flat tensors (`partitions`).
+Belongs here: the order of the parts, and the model under ZeRO as boxes: masters of trained
+parameters, frozen ones, buffers. What fills the model from a checkpoint is `TorchShards`, which
+takes boxes as it takes tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.leaves import Leaves, StateError, TensorLeaf
 from holdfast.flash.trainer.reshard import Filling
-from holdfast.flash.trainer.state_dict import parameter_names
-from holdfast.flash.trainer.torch_shards import TorchShards
+from holdfast.flash.trainer.state_dict import collect_torch, parameter_names
+from holdfast.flash.trainer.torch_shards import TorchShards, other_optimizer
 from holdfast.integrations.deepspeed.engine_state import (
     accept_engine,
     collect_engine,
     finish_engine,
 )
-from holdfast.integrations.deepspeed.groups import (
-    Setting,
-    accept_groups,
-    collect_groups,
-    other_optimizer,
-)
 from holdfast.integrations.deepspeed.optimizer_state import (
+    OF_KERNELS,
     Fresh,
     Names,
+    Setting,
+    accept_groups,
     accept_state,
+    collect_groups,
     collect_state,
     install,
+    kinds_of,
 )
-from holdfast.integrations.deepspeed.partitions import Flat, flats_of, renew_weights
-from holdfast.integrations.deepspeed.weights import collect_weights
+from holdfast.integrations.deepspeed.partitions import (
+    Flat,
+    FlatPiece,
+    flats_of,
+    is_partitioned,
+    is_stored,
+    piece_of,
+    renew_weights,
+    whole_shape,
+)
+
+
+def collect_weights(leaves: Leaves, module: Any, flats: Sequence[Flat]) -> None:
+    """List masters in place of trained parameters, and the rest of the model as it is."""
+    trained = {id(one) for flat in flats for one in flat.parameters}
+    paths: dict[int, list[Path]] = {}
+    found = Leaves()
+    collect_torch(found, {"": module}, {})
+    leaves.values += found.values
+    leaves.counts += found.counts
+    leaves.links += found.links
+    for leaf in found.tensors:
+        if id(leaf.tensor) in trained:
+            paths.setdefault(id(leaf.tensor), []).append(leaf.path)
+        elif is_partitioned(leaf.tensor):
+            _frozen(leaves, leaf)
+        else:
+            leaves.tensors.append(leaf)
+    for flat in flats:
+        leaves.watch({0: flat.master}, 0)
+        for piece in flat.pieces:
+            _trained(leaves, flat, piece, paths[id(piece.parameter)])
+
+
+def _trained(leaves: Leaves, flat: Flat, piece: FlatPiece, paths: Sequence[Path]) -> None:
+    """Add a master under each name of its parameter: tied weights have several."""
+    stored = is_stored(piece.parameter)
+    for values, offsets in piece.boxes(flat.master):
+        for path in paths:
+            leaves.add_box(path, values, piece.shape, offsets, stored=stored)
+
+
+def _frozen(leaves: Leaves, leaf: TensorLeaf) -> None:
+    """Add this rank's part of a parameter that stage 3 partitions and no optimizer changes."""
+    import torch
+
+    parameter = leaf.tensor
+    part: torch.Tensor = parameter.ds_tensor  # type: ignore[attr-defined] # is_partitioned
+    shape = whole_shape(parameter)
+    if hasattr(part, "ds_quant_scale"):
+        raise StateError(
+            f"{leaf.name} is quantized to {part.dtype}, and its scale has no place in a "
+            "checkpoint: set zero_quantized_nontrainable_weights to false"
+        )
+    if 0 in shape:  # a released one has lost its shape
+        empty = torch.empty(shape, dtype=part.dtype)
+        leaves.tensors.append(replace(leaf, holder={0: empty}, key=0, tensor=empty))
+        return
+    leaves.watch({0: part}, 0)
+    if piece := piece_of(parameter):
+        for values, offsets in piece.boxes(part):
+            leaves.add_box(leaf.path, values, piece.shape, offsets, trained=False)
 
 
 class EngineShards:
@@ -43,7 +106,7 @@ class EngineShards:
     """
 
     def __init__(self, engine: Any) -> None:
-        """Take the engine; its optimizer is ZeRO's of stage 1, 2 or 3, or torch's own (stage 0)."""
+        """engine: its optimizer is ZeRO's of stage 1, 2 or 3, or torch's own (stage 0)."""
         self._engine = engine
         self._filling: Filling | None = None
         self._fresh: list[Fresh] = []
@@ -91,7 +154,8 @@ class EngineShards:
 
     def _accept_optimizer(self, filling: Filling, flats: tuple[Flat, ...]) -> None:
         names, inner = self._names(), self._engine.optimizer.optimizer
-        if other := other_optimizer(filling, inner):
+        groups = inner.param_groups
+        if other := other_optimizer(filling, ("optimizer",), kinds_of(inner), groups, OF_KERNELS):
             filling.wrong.append(f"optimizer: {other}")
             return
         trained = {id(one) for flat in flats for one in flat.parameters}

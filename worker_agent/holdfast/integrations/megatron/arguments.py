@@ -1,7 +1,6 @@
 """Megatron's global arguments (`get_args()`): what a checkpoint has of them, what a load sets.
 
-Belongs here: which arguments count, and how a start changes them. Does not belong here: the calls
-that a script makes (`checkpointing`).
+Belongs here: which arguments count, and how a start changes them.
 """
 
 from __future__ import annotations
@@ -111,11 +110,10 @@ def model_arguments(args: Any) -> dict[str, Any]:
     return {name: getattr(args, name) for name in _MODEL if hasattr(args, name)}
 
 
-class Progress:
+class TrainingPosition:
     """Position of a training: what the data loader and the logs go on from."""
 
     def __init__(self, args: Any) -> None:
-        """Take the arguments, which a load changes."""
         self._args = args
         self.iteration = 0
         self.operations: float = 0

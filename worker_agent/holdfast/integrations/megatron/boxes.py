@@ -1,7 +1,6 @@
 """Model and optimizer of one rank as boxes: listed, allocated, filled.
 
-Belongs here: what is done with one range of a parameter, or one tensor. Does not belong here: the
-order of a save and a start, and what is no tensor (`shards`).
+Belongs here: what is done with one range of a parameter, or one tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ STATE: Final = ("optimizer", "state")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ModelView:
     """Model and optimizer as they are now."""
 
     model: GlobalTensors

@@ -8,9 +8,9 @@ from holdfast.integrations.megatron import load_checkpoint, save_checkpoint
 
 A save returns when the state is copied; the write goes on beside the training. A process that ends
 without an error waits for it. `args.save` gets Holdfast's `step_<n>`, links `iter_<n>` to them, and
-`latest_checkpointed_iteration.txt` (`iteration_folders`).
+`latest_checkpointed_iteration.txt`.
 
-Belongs here: what the arguments mean. Does not belong here: the state (`shards`).
+Belongs here: what the arguments mean.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.flash.checkpointer import Checkpointer
+from holdfast.flash.storage.commit import write_whole
+from holdfast.flash.storage.filesystem import Disk
+from holdfast.flash.storage.manifest import steps
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import Stateful
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.shards import Shards
+from holdfast.integrations.committed_step import load_from
 from holdfast.integrations.megatron.arguments import (
     OF_LOAD,
     OF_SAVE,
-    Progress,
+    TrainingPosition,
     megatron_args,
     model_arguments,
     refuse_arguments,
     refuse_unknown,
 )
-from holdfast.integrations.megatron.iteration_folders import LATEST, is_megatrons, show
-from holdfast.integrations.megatron.other_directory import load_from
 from holdfast.integrations.megatron.random_states import RandomStates
-from holdfast.integrations.megatron.shards import MegatronShards
-from holdfast.integrations.megatron.state_owner import owner_of
+from holdfast.integrations.megatron.shards import MegatronShards, owner_of
 
 _PROGRESS: Final = "progress"
 _SCHEDULER: Final = "opt_param_scheduler"
@@ -60,7 +61,7 @@ class _Run:
     def __init__(self, root: str, args: Any, model: Any, optimizer: Any, scheduler: Any) -> None:
         self.root = root
         self._of = _flat(model, optimizer, scheduler)
-        self.progress = Progress(args)
+        self.progress = TrainingPosition(args)
         self._links = True
         kept = getattr(args, "save_retain_interval", None)
         if getattr(args, "no_save_optim", None):
@@ -280,7 +281,7 @@ def _from(
     """Fill what is wanted from a directory; None: it has no checkpoint."""
     model, optimizer, scheduler = state
     bare = finetune or bool(getattr(args, "no_load_optim", None))
-    progress, keep = Progress(args), RandomStates().freeze()
+    progress, keep = TrainingPosition(args), RandomStates().freeze()
     shards = _shards(
         model,
         None if bare else optimizer,
@@ -295,7 +296,7 @@ def _from(
     return (progress.iteration, progress.operations) if found else None
 
 
-def _objects(progress: Progress, scheduler: Any) -> dict[str, Stateful]:
+def _objects(progress: TrainingPosition, scheduler: Any) -> dict[str, Stateful]:
     """Return what is saved beside model and optimizer."""
     found: dict[str, Stateful] = {_PROGRESS: progress}
     return found if scheduler is None else {**found, _SCHEDULER: scheduler}
@@ -338,3 +339,39 @@ def finish() -> None:
     """
     while _runs:
         _runs.popitem()[1].close()
+
+
+LATEST: Final = "latest_checkpointed_iteration.txt"
+
+
+def show(root: str) -> None:
+    """Let links and text name the committed steps; for one process of a world.
+
+    Raises:
+        OSError: the directory takes no links, or cannot be written.
+    """
+    disk = Disk()
+    there = steps(disk, root)
+    wanted = {f"iter_{step:07d}": f"step_{step}" for step in there}
+    for link in Path(root).glob("iter_*"):
+        if link.is_symlink() and link.name not in wanted:
+            link.unlink()  # retention has deleted the step
+    for name, target in wanted.items():
+        link = Path(root, name)
+        if not link.is_symlink() and not link.exists():
+            link.symlink_to(target)
+    if there and _text(root) != str(there[-1]):
+        text = str(there[-1]).encode()
+        write_whole(disk, root, LATEST, memoryview(text), len(text))
+
+
+def is_megatrons(root: str) -> bool:
+    """Tell whether a directory has checkpoints of Megatron's own format, and none of Holdfast."""
+    return bool(_text(root)) and not steps(Disk(), root)
+
+
+def _text(root: str) -> str:
+    try:
+        return Path(root, LATEST).read_text().strip()
+    except FileNotFoundError:
+        return ""

@@ -1,7 +1,6 @@
 """A rank's model tensors as pieces of global, unsharded tensors: Megatron's own names and offsets.
 
 Belongs here: what `sharded_state_dict()` says of each parameter and buffer. It calls no collective.
-Does not belong here: the ranges that an optimizer owns of them (`owned_ranges`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Settings of an optimizer's parameter groups: read, compared with a checkpoint's, restored.
 
 A group is known by its parameters, not by its number: which groups there are depends on the layout,
-such as a stage without any bias, or experts that are not parallel. Does not belong here: the
-state of parameters (`shards`).
+such as a stage without any bias, or experts that are not parallel.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from holdfast.flash.trainer.leaves import Leaves
+from holdfast.flash.trainer.leaves import Leaves, constant
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import classes_of
 from holdfast.flash.trainer.torch_shards import OF_THE_CLASS, other_class, other_form
@@ -26,7 +25,7 @@ _ADAM: Final = "torch.optim.adam.Adam"
 _OF_THE_LAYOUT: Final = frozenset(("params", "step", "is_expert_parallel", "default_config"))
 """Settings that are not restored: the layout or the script decides them, or `step` is apart."""
 _MULTIPLIERS: Final = ("wd_mult", "lr_mult")
-"""Settings by which Megatron tells groups apart."""
+"""GroupSettings by which Megatron tells groups apart."""
 
 
 _counted: Final = WeakKeyDictionary["torch.optim.Optimizer", int]()
@@ -105,15 +104,11 @@ def collect(leaves: Leaves, owned: Owned, keys: Mapping[int, Sequence[str]], ste
             if key not in ("params", "step"):
                 leaves.add_value((*GROUPS, number, key), _reader(group, key))
         leaves.add_value((*GROUPS, number, "step"), steps.read)
-        leaves.add_value((*GROUPS, number, "params"), _constant(_members(group, keys)))
+        leaves.add_value((*GROUPS, number, "params"), constant(_members(group, keys)))
 
 
 def _members(group: Mapping[str, Any], keys: Mapping[int, Sequence[str]]) -> list[str]:
     return sorted({key for one in group["params"] for key in keys[id(one)]})
-
-
-def _constant(value: Any) -> Any:
-    return lambda: value
 
 
 def _reader(group: Mapping[str, Any], key: str) -> Any:
@@ -125,7 +120,7 @@ def _reader(group: Mapping[str, Any], key: str) -> Any:
 
 
 @dataclass(slots=True)
-class Settings:
+class GroupSettings:
     """Settings of a checkpoint that fit, to be restored once all ranks have agreed."""
 
     found: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
@@ -144,7 +139,7 @@ class Settings:
             steps.set(self.step)
 
 
-def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) -> Settings:
+def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) -> GroupSettings:
     """Compare the groups; return the settings to restore. Differences go to `Filling.wrong`."""
     saved, live = _saved(filling), owned.groups
     if not saved:
@@ -152,13 +147,15 @@ def accept(filling: Filling, owned: Owned, keys: Mapping[int, Sequence[str]]) ->
             f"{'.'.join(GROUPS)}: the checkpoint has no state of an optimizer: load the weights "
             "alone (--no-load-optim, or MegatronShards without an optimizer)"
         )
-        return Settings()
+        return GroupSettings()
     if other := other_class(
         filling.found.optimizers.get("optimizer", ()), classes(owned), filling.step
     ) or other_form(list(saved.values()), live, filling.step):
         filling.wrong.append(f"optimizer: {other}")
-        return Settings()
-    settings = Settings(step=max((one.get("step") or 0 for one in saved.values()), default=None))
+        return GroupSettings()
+    settings = GroupSettings(
+        step=max((one.get("step") or 0 for one in saved.values()), default=None)
+    )
     of_key = {key: number for number, one in saved.items() for key in one.get("params", ())}
     for number, group in enumerate(live):
         name = ".".join(map(str, (*GROUPS, number)))

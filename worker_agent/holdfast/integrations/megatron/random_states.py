@@ -27,7 +27,6 @@ class RandomStates:
     """The generators of one rank."""
 
     def __init__(self) -> None:
-        """Take nothing; `accept` finds what `finish` restores."""
         self._same: Mapping[str, Any] | None = None
         self._seed: int | None = None
 

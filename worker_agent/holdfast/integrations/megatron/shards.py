@@ -1,20 +1,22 @@
 """Megatron-LM's model and optimizer as `Shards`: each rank's own boxes of the global tensors.
 
-Belongs here: the lists for a save, and what a start fills. Does not belong here: where Megatron
-keeps these (`global_tensors`, `owned_ranges`), its functions' signatures (`checkpointing`).
+Belongs here: the lists for a save, and what a start fills.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.flash.trainer.leaves import Leaves, Stateful
 from holdfast.flash.trainer.reshard import Filling
+from holdfast.flash.trainer.shards import Shards
 from holdfast.integrations.megatron import group_settings
 from holdfast.integrations.megatron.boxes import (
     STATE,
-    View,
+    ModelView,
     add_range,
     allocated,
     boxes_of,
@@ -25,15 +27,20 @@ from holdfast.integrations.megatron.boxes import (
     watch,
 )
 from holdfast.integrations.megatron.global_tensors import ModelTensor, global_tensors
-from holdfast.integrations.megatron.group_settings import Settings, Steps
-from holdfast.integrations.megatron.owned_ranges import OwnedRange, optimizers_of, owned
+from holdfast.integrations.megatron.group_settings import GroupSettings, Steps
+from holdfast.integrations.megatron.owned_ranges import (
+    OwnedRange,
+    end_gathers,
+    optimizers_of,
+    owned,
+    write_weights,
+)
 from holdfast.integrations.megatron.random_states import RandomStates
-from holdfast.integrations.megatron.scheduler import loader_of, refusal_of
-from holdfast.integrations.megatron.weights import end_gathers, write_weights
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
 
 _EXTRA: Final = ("megatron", "extra_state")
 SCALERS: Final = ("megatron", "grad_scaler")
@@ -89,17 +96,17 @@ class MegatronShards:
         self._constants = dict(constants or {})
         self._steps = Steps(owned(optimizer).inner)
         self._random = RandomStates()
-        self._settings = Settings()
+        self._settings = GroupSettings()
         self._staged: list[tuple[torch.Tensor, torch.Tensor]] = []
         """(weight, its values in the checkpoint's dtype)."""
         self._values: Mapping[str, Any] = {}
         self._unstored: list[OwnedRange] = []
         """Ranges whose optimizer state the checkpoint lacks, for it is of before a first step."""
-        self._seen: View | None = None
+        self._seen: ModelView | None = None
         """State as `collect` has listed it, for the load that goes on with it."""
 
-    def _view(self) -> View:
-        return View(global_tensors(self._chunks), owned(self._optimizer))
+    def _view(self) -> ModelView:
+        return ModelView(global_tensors(self._chunks), owned(self._optimizer))
 
     def collect(self, leaves: Leaves) -> None:
         """List this rank's boxes and values; see `Shards.collect`."""
@@ -146,7 +153,7 @@ class MegatronShards:
         The moments of a fresh optimizer are made, as zeros: without a step they change nothing.
         """
         self._seen = view = self._seen or self._view()
-        self._values, self._settings = filling.values, Settings()
+        self._values, self._settings = filling.values, GroupSettings()
         self._staged, self._unstored = [], []
         for one in view.owned.ranges:
             for piece, box in boxes_of(one, view.pieces(one)):
@@ -184,7 +191,7 @@ class MegatronShards:
         for piece, box in boxes_of_all(tensor):
             fill(filling, ("model", piece.key), part(weight.view(-1), box, 0), piece, box)
 
-    def _fill_states(self, filling: Filling, view: View, keys: set[str]) -> None:
+    def _fill_states(self, filling: Filling, view: ModelView, keys: set[str]) -> None:
         stored = {
             name: path
             for name, path in filling.paths.items()
@@ -222,7 +229,7 @@ class MegatronShards:
         self._restore_values(view)
         self._random.finish()
 
-    def _restore_values(self, view: View) -> None:
+    def _restore_values(self, view: ModelView) -> None:
         for extra in view.model.extra:
             self._restore((*_EXTRA, extra.key), _extra_writer(extra.module))
         for number, scaler in self._scalers():
@@ -252,3 +259,59 @@ def _extra_writer(module: Any) -> Any:
     return lambda state: module.set_extra_state(
         io.BytesIO(state) if isinstance(state, bytes) else state
     )
+
+
+def refusal_of(thing: Stateful, saved: Any) -> str:
+    """Return the reason why a scheduler would refuse a state; empty: it is none, or takes it."""
+    if saved is None or not _is_scheduler(thing):
+        return ""
+    trial: Any = copy(thing)
+    trial.optimizer = SimpleNamespace(param_groups=[])
+    try:
+        loader_of(trial)(saved)
+    except (AssertionError, KeyError) as error:
+        return (
+            f"{error!r}: train with the checkpoint's value, or say which counts with "
+            "--override-opt_param-scheduler or --use-checkpoint-opt_param-scheduler"
+        )
+    return ""
+
+
+def loader_of(thing: Stateful) -> Callable[[Any], Any]:
+    """Return the function that gives an object a state in place of its own."""
+    if not _is_scheduler(thing):
+        return thing.load_state_dict
+
+    def load(saved: Any) -> None:
+        scheduler: Any = thing
+        scheduler.num_steps = 0  # the stored steps are added to it
+        scheduler.load_state_dict(saved)
+
+    return load
+
+
+def _is_scheduler(thing: Any) -> bool:
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    return isinstance(thing, OptimizerParamScheduler)
+
+
+OWNER: Final = "_holdfast_state_owner"
+"""Attribute of an optimizer that has one."""
+
+
+class StateOwner(Protocol):
+    """What lists the state in place of `MegatronShards`."""
+
+    def shards(
+        self,
+        objects: Mapping[str, Stateful] | None = None,
+        constants: Mapping[str, Any] | None = None,
+    ) -> Shards:
+        """Return the whole state; the arguments are those of `MegatronShards`."""
+
+
+def owner_of(optimizer: Any) -> StateOwner | None:
+    """Return an optimizer's owner; None: it has none."""
+    found: StateOwner | None = getattr(optimizer, OWNER, None)
+    return found

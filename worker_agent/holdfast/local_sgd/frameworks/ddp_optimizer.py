@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards, Together
+from holdfast.flash.trainer.shards import ReplicaShards, Shards, Together
 from holdfast.flash.trainer.state_dict import parameters
 from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig

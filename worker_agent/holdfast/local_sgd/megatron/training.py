@@ -32,12 +32,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import Stateful
-from holdfast.flash.trainer.replicas import ReplicaShards
-from holdfast.flash.trainer.shards import Shards, Together
-from holdfast.integrations.megatron.owned_ranges import optimizers_of, owned
-from holdfast.integrations.megatron.shards import OBJECTS, SCALERS, MegatronShards
-from holdfast.integrations.megatron.state_owner import OWNER, owner_of
-from holdfast.integrations.megatron.weights import end_gathers, write_weights
+from holdfast.flash.trainer.shards import ReplicaShards, Shards, Together
+from holdfast.integrations.megatron.owned_ranges import (
+    end_gathers,
+    optimizers_of,
+    owned,
+    write_weights,
+)
+from holdfast.integrations.megatron.shards import OBJECTS, OWNER, SCALERS, MegatronShards, owner_of
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework

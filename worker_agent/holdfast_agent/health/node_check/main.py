@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from holdfast_agent.health.node_check import clock
 from holdfast_agent.health.node_check.runner import CheckResult, alone_tasks, run
-from holdfast_agent.policies.node_check import FAULTS, Reading, Row, judge, limit_words
+from holdfast_agent.policies.node_check import FAULTS, JudgedFigure, Reading, judge, limit_words
 from holdfast_wire.resources import Resource
 
 FAULT_FOUND = 1
@@ -109,7 +109,9 @@ def _positive(value: object) -> float:
     return float(value)
 
 
-def to_plain(result: CheckResult, reference: Reference, rows: Sequence[Row]) -> dict[str, Any]:
+def to_plain(
+    result: CheckResult, reference: Reference, rows: Sequence[JudgedFigure]
+) -> dict[str, Any]:
     """Return the whole answer in JSON's types."""
     notices = []
     if reference.kind and reference.kind != result.kind:

@@ -1,5 +1,4 @@
 """Checkpoints of other frameworks and libraries: one module a format, each with a reader.
 
-Belongs here: what a format's files mean, in torch's names. Does not belong here: the command line
-(`tools.convert`), what training needs.
+Belongs here: what a format's files mean, in torch's names.
 """

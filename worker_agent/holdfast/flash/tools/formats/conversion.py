@@ -17,7 +17,7 @@ from pathlib import Path as File
 from typing import Any, Final
 
 from holdfast.flash.ids import unique
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.tools.formats import (
     dcp,
     deepspeed_native,
@@ -27,13 +27,12 @@ from holdfast.flash.tools.formats import (
     safetensors,
     torch_checkpointing,
     torch_file,
-    torch_writer,
 )
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
-from holdfast.flash.tools.formats.progress import Bar
-from holdfast.flash.tools.formats.recognise import Verdict, recognise
+from holdfast.flash.tools.formats.recognise import FormatVerdict, recognise
 from holdfast.flash.tools.formats.training_state import BY_NAME, Keys
+from holdfast.flash.tools.printing import Bar
 
 Progress = Callable[[int], None]
 _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
@@ -63,13 +62,13 @@ _WRITERS: Final[dict[str, Callable[[Checkpoint, File, Progress], None]]] = {
     "safetensors": safetensors.write,
     "deepspeed-universal": partial(deepspeed_universal.write, version=0.4),
     "deepspeed-universal-0.3": partial(deepspeed_universal.write, version=0.3),
-    "torch": torch_writer.write,
+    "torch": torch_file.write,
 }
 TARGETS: Final = ("holdfast", *_WRITERS)
 """Formats that are written."""
 
 
-def format_of(place: str) -> Verdict:
+def format_of(place: str) -> FormatVerdict:
     """Return the format of a path, with the reason; raises OSError if there is nothing."""
     path = File(place)
     if path.is_file():
@@ -152,23 +151,14 @@ def convert(
     model: bool = False,
     keys: Keys = BY_NAME,
 ) -> Made:
-    """Write a checkpoint in another format.
+    """Write a checkpoint in another format; on an error nothing was written.
 
-    Args:
-        source: File or directory of any format that is read.
-        target: With "holdfast" a directory of checkpoints without a step, with "torch" a new file,
-            else a new directory.
-        to: A name of `TARGETS`; empty: "holdfast".
-        step: Number of the step; None: the one that the source tells.
-        model: Convert the model only.
-        keys: Under which a script of torch has saved model and optimizer; else found by name.
+    target: with "holdfast" a directory of checkpoints without a step, with "torch" a new file, else
+    a new directory. to: a name of `TARGETS`; empty: "holdfast". step: None: the one that the source
+    tells. model: convert the model only. keys: under which a script of torch has saved its parts.
 
-    Raises:
-        ForeignError: it cannot be converted exactly. Nothing was written.
-        ManifestError: a step of Holdfast is damaged.
-        StateError: a value is no plain data.
-        CommitError: the step cannot be committed.
-        OSError: a file cannot be read or written.
+    Raises `ForeignError` if it cannot be converted exactly, `ManifestError` if a step of Holdfast
+    is damaged, `StateError` if a value is no plain data, `CommitError`, OSError.
     """
     to = to or "holdfast"
     if to not in TARGETS:
@@ -183,7 +173,7 @@ def convert(
             if to == "holdfast":
                 made = holdfast_step.write(found, target, _step(found, step), bar)
                 return Made(made, found.notes)
-            writer = partial(torch_writer.write, model=model) if to == "torch" else _WRITERS[to]
+            writer = partial(torch_file.write, model=model) if to == "torch" else _WRITERS[to]
             _write(target, partial(writer, found), bar, is_file=to == "torch")
             lost = deepspeed_universal.left_out(found) if to.startswith("deepspeed") else ()
             return Made(target, (*found.notes, *lost))
@@ -207,8 +197,8 @@ def _write(
         if not is_file:
             private.mkdir()
         writer(private, progress)
-        PosixDisk().rename_new(str(private), str(final))  # fails if one appeared meanwhile
-    PosixDisk().sync_dir(str(final.parent))
+        Disk().rename_new(str(private), str(final))  # fails if one appeared meanwhile
+    Disk().sync_dir(str(final.parent))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """Directories of torch.distributed.checkpoint: `.metadata`, and `__<rank>_<n>.distcp` files.
 
-Belongs here: what torch itself writes. Does not belong here: the names that a framework gives its
-parts (`megatron`).
+Belongs here: what torch itself writes.
 """
 
 from __future__ import annotations
@@ -18,26 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.storage.manifest import METADATA_NAME
-from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
-from holdfast.flash.tools.formats.pickles import (
-    DtypeName,
-    Opaque,
-    Pickles,
-    TensorRef,
+from holdfast.flash.tools.formats.foreign import (
+    Checkpoint,
+    ForeignError,
+    ForeignPart,
+    ForeignTensor,
+)
+from holdfast.flash.tools.formats.pickles import DtypeName, Opaque, Pickles, TensorRef, pairs, plain
+from holdfast.flash.tools.formats.torch_file import (
+    SIGNATURE,
+    FileRange,
     TorchFile,
-    pairs,
-    plain,
+    of_parts,
+    without_tensors,
 )
-from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
-from holdfast.flash.tools.formats.torch_zip import SIGNATURE, Section
-from holdfast.flash.tools.formats.training_state import (
-    BY_NAME,
-    Keys,
-    arrange,
-    left_out,
-    step_in,
-    without_objects,
-)
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, arrange
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +153,7 @@ class Directory:
             place = self._places.get((name, offsets)) or self._places[name, None]
             reader = partial(self._read, name, offsets, sizes)
             where = f"{place.file}: {name} at {offsets}"
-            parts.append(Part(offsets=offsets, sizes=sizes, where=where, read=reader))
+            parts.append(ForeignPart(offsets=offsets, sizes=sizes, where=where, read=reader))
         return ForeignTensor(path=path, dtype=one.dtype, shape=one.shape, parts=tuple(parts))
 
     def _read(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
@@ -219,7 +213,7 @@ class Directory:
     def _archive(self, name: str, place: Place) -> TorchFile:
         """Open an item's archive; raises `ForeignError` if there is none at its place."""
         try:
-            with Section(place.file, place.begin, len(SIGNATURE)) as section:
+            with FileRange(place.file, place.begin, len(SIGNATURE)) as section:
                 begin = section.read(len(SIGNATURE))
         except FileNotFoundError as error:
             raise ForeignError(
@@ -243,7 +237,7 @@ class Directory:
     def value_or_object(self, name: str) -> Any:
         """Return a value as data; an `Opaque` for one that has objects."""
         file = self._archive(name, self._places[name, None])
-        if isinstance(file.state, Opaque) or not _no_objects(file.state):
+        if isinstance(file.state, Opaque) or not plain(without_tensors(file.state)):
             return file.state if isinstance(file.state, Opaque) else Opaque("", (), None)
         return file.with_tensors(file.state)
 
@@ -254,16 +248,6 @@ def _is_dense(ref: TensorRef) -> bool:
     return all(
         n == 1 or own == due for n, own, due in zip(ref.size, ref.stride, steps, strict=True)
     )
-
-
-def _no_objects(value: Any) -> bool:
-    if isinstance(value, TensorRef):
-        return True
-    if isinstance(value, Mapping):
-        return all(map(_no_objects, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_no_objects, value))
-    return plain(value)
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
@@ -298,36 +282,22 @@ def _tensor(one: Opaque) -> DcpTensor:
 
 def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
     """Return a directory that a script of torch wrote; raises `ForeignError`, OSError."""
-    found, left = Directory(place, pickles), list[str]()
+    found = Directory(place, pickles)
 
     def shape_of(value: Any) -> tuple[int, ...] | None:
         return found.tensors[value.name].shape if isinstance(value, _Name) else None
 
-    parts = arrange(place, _nested(found), keys, shape_of)
-    if isinstance(extra := parts.state.get("extra"), Mapping):
-        parts.state["extra"] = without_objects(extra, "extra", _is_data, left)
-    tensors, values = list[ForeignTensor](), dict[Path, Any]()
-    for path, value in walk((), parts.state):
-        if isinstance(value, _Name) and is_tensor_place(path):
-            tensors.append(found.tensor(value.name, path))
-        elif _is_data(value):
-            values[path] = _loaded(found, value)
-        else:
-            raise ForeignError(f"{place}: {'.'.join(map(str, path))} has objects that are no data")
-    return Checkpoint(
-        place=place,
-        format="dcp",
-        framework="torch",
-        layout=f"torch.distributed.checkpoint, {files_of(place)} files",
-        tensors=tuple(tensors),
-        values=values,
-        step=step_in({str(path[1]): one for path, one in values.items() if path[0] == "extra"}),
-        notes=(*parts.notes, *left_out(left)),
+    def tensor_of(path: Path, value: Any) -> ForeignTensor | None:
+        return found.tensor(value.name, path) if isinstance(value, _Name) else None
+
+    layout = f"torch.distributed.checkpoint, {files_of(place)} files"
+    return of_parts(
+        Checkpoint(place=place, format="dcp", framework="torch", layout=layout),
+        arrange(place, _nested(found), keys, shape_of),
+        is_data=lambda value: not isinstance(value, Opaque),
+        tensor_of=tensor_of,
+        loaded=partial(_loaded, found),
     )
-
-
-def _is_data(value: Any) -> bool:
-    return not isinstance(value, Opaque)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.tools.formats.foreign import ForeignError, ForeignTensor, Part
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
-from holdfast.flash.tools.formats.torch_file import of_ref
+from holdfast.flash.tools.formats.foreign import ForeignError, ForeignPart, ForeignTensor, whole
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
+from holdfast.flash.tools.formats.torch_file import TorchFile, of_ref
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ class ModelFiles:
 
     def _fragments(self, mp: int, name: str, shape: tuple[int, ...]) -> ForeignTensor | None:
         """Return a frozen parameter that the ranks of ZeRO-3 share; None: it is none."""
-        parts, end, left, dtype = list[Part](), 0, math.prod(shape), ""
+        parts, end, left, dtype = list[ForeignPart](), 0, math.prod(shape), ""
         for file in (self.files[key] for key in sorted(self.files) if key[0] == mp):
             ref = (file.state.get("frozen_param_fragments") or {}).get(name)
             if not isinstance(ref, TensorRef) or ref.size == shape:
@@ -121,7 +121,7 @@ class ModelFiles:
             if count > 0:
                 where = f"{file.path}: frozen {name}"
                 reader = partial(flat_range, file, ref, 0, count)
-                parts.append(Part(offsets=(end,), sizes=(count,), where=where, read=reader))
+                parts.append(ForeignPart(offsets=(end,), sizes=(count,), where=where, read=reader))
                 end += count
         return ForeignTensor(
             path=("model", name), dtype=dtype, shape=shape, parts=tuple(parts), grid=(left,)
@@ -235,6 +235,16 @@ class ModelFiles:
 def flat_range(file: TorchFile, ref: TensorRef, begin: int, count: int) -> torch.Tensor:
     """Return a range of a flat tensor."""
     return file.tensor(TensorRef(ref.key, ref.dtype, ref.at + begin, (count,), (1,)))
+
+
+def scalar(file: TorchFile, path: Path, value: Any) -> Iterator[ForeignTensor]:
+    """Yield a step count as torch keeps it; nothing if it is no number."""
+    import torch
+
+    if isinstance(value, TensorRef):
+        yield whole(path, value.dtype, value.size, file.path, partial(file.tensor, value))
+    elif isinstance(value, int | float):
+        yield whole(path, "float32", (), file.path, torch.tensor(float(value)).clone)
 
 
 def group_values(groups: Any, where: str) -> dict[Path, Any]:

@@ -5,7 +5,8 @@
 
 Each data rank D has one flat range of each parameter's elements; they are put one after another.
 Tensor-parallel slices are put together by the patterns that the script left in
-`universal_checkpoint_info`, as DeepSpeed's own converter does.
+`universal_checkpoint_info`, by the rules of DeepSpeed's `ds_to_universal`. A parameter that no rule
+tells how to join is refused by name, never guessed.
 """
 
 from __future__ import annotations
@@ -13,32 +14,179 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.deepspeed_files import (
+    INFO,
     MOMENTS,
     ModelFiles,
     flat_range,
     group_values,
     moe_files,
+    scalar,
     stage_of,
 )
-from holdfast.flash.tools.formats.deepspeed_slices import Slices
 from holdfast.flash.tools.formats.foreign import (
     Checkpoint,
     ForeignError,
+    ForeignPart,
     ForeignTensor,
-    Part,
-    whole,
 )
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef
+from holdfast.flash.tools.formats.torch_file import TorchFile
 
 if TYPE_CHECKING:
     import torch
+
+
+_ROWS: Final = "parameter_with_row_parallelism_patterns"
+_SAME: Final = "tp_replicated_parameter_patterns"
+_MEAN: Final = "parameter_to_average_patterns"
+_VOCABULARY: Final = "vocabulary_parameter_patterns"
+_TWO: Final = "parameter_with_2_sub_params_cat_dim_0"
+_REFUSED: Final = ("parameter_with_sub_params", "affine_map")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    dim: int | None
+    """Dimension that was cut; None: all ranks have the whole."""
+    halves: int = 1
+    """Number of sub-parameters that were cut each for itself."""
+    rows: int | None = None
+    """Rows of the vocabulary without padding."""
+
+
+class Slices:
+    """The parameters of all model-parallel ranks."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Take the model files; raises `ForeignError` for an unknown version."""
+        self.files = files
+        files.version()
+        info = files.get(INFO)
+        self._info: Mapping[str, Any] = info if isinstance(info, Mapping) else {}
+
+    def parameters(self) -> dict[str, dict[int, tuple[int, ...]]]:
+        """Return each parameter's model-parallel ranks, with the shape of their slices.
+
+        A parameter that the first and last pipeline stage both have is the first one's.
+        """
+        found: dict[str, dict[int, tuple[int, ...]]] = {}
+        size = self.files.tensor_size
+        for mp in self.files.ranks:
+            for shapes in (*self.files.shapes(mp), self.files.frozen(mp)):
+                for name, shape in shapes.items():
+                    there = found.setdefault(name, {})
+                    if not there or min(there) // size == mp // size:
+                        there[mp] = shape
+        for name, ranks in found.items():
+            if len(ranks) != size:
+                raise ForeignError(
+                    f"{self.files.folder}: {name} is on {len(ranks)} of {size} tensor-parallel "
+                    "ranks: copy the files of one save"
+                )
+        return found
+
+    def join(self, path: Path, name: str, slices: Mapping[int, ForeignTensor]) -> ForeignTensor:
+        """Return the whole of a parameter's slices; raises `ForeignError`."""
+        ranks = [slices[mp] for mp in sorted(slices)]
+        if len(ranks) == 1 and not self._matches(_VOCABULARY, name):
+            return replace(ranks[0], path=path)
+        rule = self._rule(name)
+        if rule.dim is None:
+            return _same(path, ranks)
+        if any(len(one.shape) <= rule.dim for one in ranks):
+            raise ForeignError(f"{self.files.folder}: {name} has no dimension {rule.dim} to join")
+        return _joined(path, ranks, rule)
+
+    def _rule(self, name: str) -> _Rule:
+        if not self._info:
+            raise ForeignError(
+                f"{self.files.of(0).path}: no {INFO} tells how {name} was cut among "
+                f"{self.files.tensor_size} tensor-parallel ranks: Megatron-DeepSpeed writes it "
+                "with --universal-checkpoint; save once more with it"
+            )
+        for kind in _REFUSED:
+            if self._info.get(kind):
+                raise ForeignError(
+                    f"{self.files.of(0).path}: {kind} is not read here, {name} may be cut by it: "
+                    "convert it with ds_to_universal, and then the universal checkpoint"
+                )
+        if self._matches(_MEAN, name):
+            raise ForeignError(
+                f"{self.files.folder}: {name} is averaged over ranks by its script: the result is "
+                "no exact copy. Convert it with ds_to_universal"
+            )
+        if self._matches(_SAME, name):
+            return _Rule(None)
+        rows = self._info.get("original_vocab_size") if self._matches(_VOCABULARY, name) else None
+        if self._matches(_TWO, name):
+            return _Rule(0, halves=2)
+        return _Rule(1 if self._matches(_ROWS, name) else 0, rows=rows)
+
+    def _matches(self, kind: str, name: str) -> bool:
+        return any(re.match(pattern, name) for pattern in self._info.get(kind) or ())
+
+
+def _same(path: Path, ranks: list[ForeignTensor]) -> ForeignTensor:
+    """Return the first of equal slices; it compares them when it is read."""
+    first = ranks[0]
+    where = ", ".join(part.where for one in ranks for part in one.parts)
+    part = ForeignPart(
+        offsets=(0,) * len(first.shape),
+        sizes=first.shape,
+        where=where,
+        read=partial(_compared, ranks),
+    )
+    return replace(first, path=path, parts=(part,), grid=None)
+
+
+def _compared(ranks: list[ForeignTensor]) -> torch.Tensor:
+    import torch
+
+    values = ranks[0].load()
+    for other in ranks[1:]:
+        if not torch.equal(values, other.load()):
+            raise ForeignError(
+                f"{other.parts[0].where} differs from {ranks[0].parts[0].where}, and both should "
+                "be one: the files are of two saves"
+            )
+    return values
+
+
+def _joined(path: Path, ranks: list[ForeignTensor], rule: _Rule) -> ForeignTensor:
+    """Return slices side by side, each sub-parameter for itself, without the padding's rows."""
+    dim = rule.dim or 0
+    total = sum(one.shape[dim] for one in ranks)
+    shape = [*ranks[0].shape]
+    shape[dim] = total if rule.rows is None else min(rule.rows, total)
+    parts, end = list[ForeignPart](), 0
+    for half in range(rule.halves):
+        for one in ranks:
+            length = one.shape[dim] // rule.halves
+            begin, kept = half * length, min(length, shape[dim] - end)
+            if kept > 0:
+                parts.append(_cut(one, dim, (begin, kept), end))
+            end += length
+    return replace(ranks[0], path=path, shape=tuple(shape), parts=tuple(parts), grid=None)
+
+
+def _cut(one: ForeignTensor, dim: int, span: tuple[int, int], at: int) -> ForeignPart:
+    offsets, sizes = [0] * len(one.shape), [*one.shape]
+    offsets[dim], sizes[dim] = at, span[1]
+    where = ", ".join(part.where for part in one.parts)
+    reader = partial(_narrowed, one, dim, span)
+    return ForeignPart(offsets=tuple(offsets), sizes=tuple(sizes), where=where, read=reader)
+
+
+def _narrowed(one: ForeignTensor, dim: int, span: tuple[int, int]) -> torch.Tensor:
+    return one.load().narrow(dim, *span).contiguous()
+
 
 OPTIM_FILE: Final = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
@@ -213,8 +361,9 @@ def _parameter(
         key: {mp: _slice(ranks, mp, name, shape, key) for mp, shape in at.items()}
         for key in ("fp32", *ranks.kinds(min(at), name))
     }
-    if any(one is None for one in made["fp32"].values()):
-        yield from _untrained(slices, name, at)
+    if any(one is None for one in made["fp32"].values()):  # the model file has it
+        own = {mp: slices.files.untrained(mp, name, shape) for mp, shape in at.items()}
+        yield slices.join(("model", name), name, own)
         return
     for key, found in made.items():
         path: Path = ("model", name) if key == "fp32" else ("optimizer", "state", name, key)
@@ -228,7 +377,7 @@ def _slice(
     ranks: _Ranks, mp: int, name: str, shape: tuple[int, ...], key: str
 ) -> ForeignTensor | None:
     """Return one tensor-parallel slice of a parameter; None: no rank has it."""
-    parts, end, dtype = list[Part](), 0, "float32"
+    parts, end, dtype = list[ForeignPart](), 0, "float32"
     for data in range(ranks.data):
         found = ranks.range_of(data, mp, name)
         if found is None or not found.count:
@@ -243,7 +392,7 @@ def _slice(
                 f"{getattr(ref, 'count', 0)} are there: copy the file again"
             )
         reader = partial(flat_range, file, ref, found.begin, found.count)
-        parts.append(Part(offsets=(end,), sizes=(found.count,), where=where, read=reader))
+        parts.append(ForeignPart(offsets=(end,), sizes=(found.count,), where=where, read=reader))
         end, dtype = end + found.count, ref.dtype
     if not parts and 0 not in shape:
         return None
@@ -253,29 +402,12 @@ def _slice(
     )
 
 
-def _untrained(
-    slices: Slices, name: str, at: Mapping[int, tuple[int, ...]]
-) -> Iterator[ForeignTensor]:
-    """Yield the weight of a parameter that the optimizer does not know: it is in the model file."""
-    found = {mp: slices.files.untrained(mp, name, shape) for mp, shape in at.items()}
-    yield slices.join(("model", name), name, found)
-
-
 def _step(ranks: _Ranks, mp: int, name: str) -> Iterator[ForeignTensor]:
     path = ("optimizer", "state", name, "step")
     for data in range(ranks.data):
         found = ranks.range_of(data, mp, name)
         if found is None:
             continue
-        value, file = ranks.flat(data, mp, found.group, "step"), ranks.file(data, mp)
-        if isinstance(value, TensorRef):
-            yield whole(path, value.dtype, value.size, file.path, partial(file.tensor, value))
-        elif isinstance(value, int | float):
-            yield whole(path, "float32", (), file.path, partial(_number, float(value)))
+        value = ranks.flat(data, mp, found.group, "step")
+        yield from scalar(ranks.file(data, mp), path, value)
         return
-
-
-def _number(value: float) -> torch.Tensor:
-    import torch
-
-    return torch.tensor(value)

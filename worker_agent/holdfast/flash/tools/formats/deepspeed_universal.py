@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path as File
 from typing import Any, Final
 
@@ -24,11 +23,12 @@ from holdfast.flash.tools.formats.deepspeed_files import (
     VERSION,
     ModelFiles,
     group_values,
+    scalar,
 )
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
 from holdfast.flash.tools.formats.holdfast_step import Progress
-from holdfast.flash.tools.formats.pickles import Pickles, TensorRef, TorchArchive, TorchFile
-from holdfast.flash.tools.formats.torch_writer import save
+from holdfast.flash.tools.formats.pickles import Pickles, TensorRef
+from holdfast.flash.tools.formats.torch_file import TorchArchive, TorchFile, save
 
 ZERO: Final = "zero"
 SETTINGS: Final = "optimizer_state.pt"
@@ -135,7 +135,8 @@ def _tensor(
     due = ref.size if shape is None or is_vocabulary else shape
     if ref.count != math.prod(due) or (isinstance(state, Mapping) and ref.size != due):
         raise ForeignError(f"{file} has shape {ref.size}, its parameter {due}: copy the file again")
-    return whole(path, ref.dtype, due, f"{file}: param", partial(_load, file, ref))
+    # The file is not kept open: there may be thousands.
+    return whole(path, ref.dtype, due, f"{file}: param", lambda: TorchArchive(file).tensor(ref))
 
 
 def _open(file: str, pickles: Pickles) -> TorchFile:
@@ -145,11 +146,6 @@ def _open(file: str, pickles: Pickles) -> TorchFile:
         raise ForeignError(f"{file} is missing: copy the directory again") from error
 
 
-def _load(file: str, ref: TensorRef) -> Any:
-    """Read a tensor of a file that was not kept open: there may be thousands."""
-    return TorchArchive(file).tensor(ref)
-
-
 def _step(
     folder: File, name: str, settings: TorchFile, pickles: Pickles
 ) -> Iterator[ForeignTensor]:
@@ -157,21 +153,11 @@ def _step(
     file, path = f"{folder}/step.pt", ("optimizer", "state", name, "step")
     if File(file).exists():
         opened = _open(file, pickles)
-        yield from _scalar(opened, path, opened.state)
+        yield from scalar(opened, path, opened.state)
     elif File(folder, f"{MOMENTS[0]}.pt").exists():
         inner = settings.state.get("optimizer_state_dict")
         state = inner.get("state", {}) if isinstance(inner, Mapping) else {}
-        yield from _scalar(settings, path, state.get(0, {}).get("step"))
-
-
-def _scalar(file: TorchFile, path: Path, value: Any) -> Iterator[ForeignTensor]:
-    import torch
-
-    if isinstance(value, TensorRef):
-        yield whole(path, value.dtype, value.size, file.path, partial(file.tensor, value))
-    elif isinstance(value, int | float):
-        made = torch.tensor(float(value))
-        yield whole(path, "float32", (), file.path, made.clone)
+        yield from scalar(settings, path, state.get(0, {}).get("step"))
 
 
 def write(found: Checkpoint, folder: File, progress: Progress, *, version: float) -> None:
@@ -198,7 +184,10 @@ def write(found: Checkpoint, folder: File, progress: Progress, *, version: float
     if len(steps) > 1:
         raise ForeignError(f"parameters have steps {sorted(steps)}: DeepSpeed keeps one")
     _write_settings(found, folder, steps)
-    _write_model(folder, _model_state(found, version, shapes, buffers), progress)
+    state = _model_state(found, version, shapes, buffers)
+    # Under the names that ZeRO-1/2 and ZeRO-3 look for.
+    save(folder / "mp_rank_00_model_states.pt", state, progress)
+    save(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt", state)
 
 
 def left_out(found: Checkpoint) -> tuple[str, ...]:
@@ -308,9 +297,3 @@ def _model_state(
         INFO: {VERSION: version},
         **{key: value for key, value in own.items() if key != "ds_version"},
     }
-
-
-def _write_model(folder: File, state: Mapping[str, Any], progress: Progress) -> None:
-    """Write the model file under the names that ZeRO-1/2 and ZeRO-3 look for."""
-    save(folder / "mp_rank_00_model_states.pt", state, progress)
-    save(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt", state)

@@ -1,16 +1,17 @@
 """A foreign checkpoint as torch's names: tensors that are read one at a time, and small values.
 
-Belongs here: the values that all readers give and all writers take. Does not belong here: the
-meaning of a format's files (a module each).
+Belongs here: the values that all readers give and all writers take.
 """
 
 from __future__ import annotations
 
+import base64
 import math
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path, overlap
 
@@ -33,7 +34,7 @@ class ForeignError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ForeignPart:
     """A box of a tensor, in one file."""
 
     offsets: tuple[int, ...]
@@ -57,7 +58,7 @@ class ForeignTensor:
     dtype: str
     """Name of the dtype as in torch, without the prefix."""
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ForeignPart, ...]
     grid: tuple[int, ...] | None = None
     """Shape that the parts are boxes of; None: `shape`. A flat partition has all in one row."""
 
@@ -88,7 +89,7 @@ class ForeignTensor:
             box.copy_(self._read(part, dtype).reshape(part.sizes))
         return whole.view(self.shape)
 
-    def _read(self, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    def _read(self, part: ForeignPart, dtype: torch.dtype) -> torch.Tensor:
         try:
             values = part.read()
         except ForeignError as error:
@@ -112,7 +113,7 @@ class ForeignTensor:
             )
 
 
-def _untiled(grid: tuple[int, ...], parts: Sequence[Part]) -> str:
+def _untiled(grid: tuple[int, ...], parts: Sequence[ForeignPart]) -> str:
     """Return the reason why the parts do not tile a grid; empty: they do."""
     whole, covered = math.prod(grid), sum(part.count for part in parts)
     if covered != whole:
@@ -135,7 +136,7 @@ def whole(
 ) -> ForeignTensor:
     """Return a tensor that one file has as a whole."""
     sizes = tuple(shape)
-    part = Part(offsets=(0,) * len(sizes), sizes=sizes, where=where, read=read)
+    part = ForeignPart(offsets=(0,) * len(sizes), sizes=sizes, where=where, read=read)
     return ForeignTensor(path=path, dtype=dtype, shape=sizes, parts=(part,))
 
 
@@ -147,7 +148,7 @@ class Checkpoint:
     format: str
     framework: str
     layout: str
-    tensors: tuple[ForeignTensor, ...]
+    tensors: tuple[ForeignTensor, ...] = ()
     values: Mapping[Path, Any] = field(default_factory=dict)
     step: int | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -159,3 +160,62 @@ class Checkpoint:
     def bytes(self) -> int:
         """Size of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
+
+
+_FLOAT: Final = struct.Struct(">d")
+
+
+def to_json(value: Any) -> Any:
+    """Return JSON values for a plain value; raises `ForeignError` for an object."""
+    import torch
+
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"f": _FLOAT.pack(value).hex()}  # JSON has no infinity
+    if isinstance(value, list):
+        return {"l": [to_json(one) for one in value]}
+    if isinstance(value, tuple):
+        return {"t": [to_json(one) for one in value]}
+    if isinstance(value, set):
+        return {"s": [to_json(one) for one in value]}
+    if isinstance(value, Mapping):
+        return {"d": [[to_json(key), to_json(one)] for key, one in value.items()]}
+    if isinstance(value, bytes):
+        return {"b": base64.b64encode(value).decode()}
+    if isinstance(value, torch.Tensor):
+        body = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"T": [dtype, list(value.shape), base64.b64encode(body).decode()]}
+    raise ForeignError(f"a {type(value).__name__} is no plain data")
+
+
+def from_json(value: Any) -> Any:
+    """Return the value that `to_json` made JSON of."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, body),) = value.items()
+    match kind:
+        case "f":
+            return _FLOAT.unpack(bytes.fromhex(body))[0]
+        case "l":
+            return [from_json(one) for one in body]
+        case "t":
+            return tuple(from_json(one) for one in body)
+        case "s":
+            return {from_json(one) for one in body}
+        case "d":
+            return {from_json(key): from_json(one) for key, one in body}
+        case "b":
+            return base64.b64decode(body)
+        case _:
+            return _tensor(*body)
+
+
+def _tensor(dtype: str, shape: list[int], text: str) -> Any:
+    import torch
+
+    body = bytearray(base64.b64decode(text))
+    kind = getattr(torch, dtype)
+    flat = torch.frombuffer(body, dtype=kind) if body else torch.empty(0, dtype=kind)
+    return flat.view(shape)

@@ -1,7 +1,7 @@
 """Committed steps: read one tensor at a time, and written from any checkpoint.
 
 Belongs here: a step as a `Checkpoint`, and a step of one rank made of a `Checkpoint`, in the way of
-a commit. Does not belong here: commits of a training (`storage.commit`).
+a commit.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.shard_table import Path, TensorItem
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.commit import Attempt, commit, discard, open_attempt
-from holdfast.flash.storage.filesystem import PosixDisk
+from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import ManifestError, Shard, read_manifest
-from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
-from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, ValueLeaf
+from holdfast.flash.tools.formats.foreign import (
+    Checkpoint,
+    ForeignError,
+    ForeignPart,
+    ForeignTensor,
+)
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, ValueLeaf, constant
 from holdfast.flash.trainer.planner import ImagePlan, ItemSource, Planner, RankPosition
 from holdfast.flash.trainer.values import decode_value, encode_value
 
@@ -35,8 +40,8 @@ Progress = Callable[[int], None]
 
 def read(place: str) -> Checkpoint:
     """Return a committed step; raises `ManifestError`, `ForeignError`, `StateError`, OSError."""
-    manifest = read_manifest(PosixDisk(), place)
-    boxes: dict[str, list[tuple[TensorItem, Part]]] = {}
+    manifest = read_manifest(Disk(), place)
+    boxes: dict[str, list[tuple[TensorItem, ForeignPart]]] = {}
     values, paths = dict[str, Any](), dict[str, Path]()
     for shard in manifest.shards:
         file, table = f"{place}/{shard.file}", shard.table
@@ -48,7 +53,8 @@ def read(place: str) -> Checkpoint:
             if isinstance(item, TensorItem):
                 boxes.setdefault(item.name, []).append((item, _part(file, item, span, stated)))
             elif item.name not in values:
-                values[item.name] = _value(file, item.name, span, stated)
+                body = _checked(file, item.name, span, stated)
+                values[item.name] = decode_value(item.name, bytes(body))
     return Checkpoint(
         place=place,
         format="holdfast",
@@ -61,18 +67,14 @@ def read(place: str) -> Checkpoint:
     )
 
 
-def _value(file: str, name: str, span: tuple[int, int], stated: int) -> Any:
-    return decode_value(name, bytes(_checked(file, name, span, stated)))
-
-
-def _tensor(path: Path, found: list[tuple[TensorItem, Part]]) -> ForeignTensor:
+def _tensor(path: Path, found: list[tuple[TensorItem, ForeignPart]]) -> ForeignTensor:
     first = {part.offsets: part for _, part in reversed(found)}
     item = found[0][0]
     return ForeignTensor(path=path, dtype=item.dtype, shape=item.shape, parts=tuple(first.values()))
 
 
-def _part(file: str, item: TensorItem, span: tuple[int, int], stated: int) -> Part:
-    return Part(
+def _part(file: str, item: TensorItem, span: tuple[int, int], stated: int) -> ForeignPart:
+    return ForeignPart(
         offsets=item.offsets,
         sizes=item.sizes,
         where=f"{file}: {item.name}",
@@ -108,24 +110,16 @@ def _checked(file: str, name: str, span: tuple[int, int], stated: int) -> bytear
 
 
 def write(found: Checkpoint, root: str, step: int, progress: Progress) -> str:
-    """Commit a step of one rank; return its path.
+    """Commit a step of one rank, below a directory that holds none; return its path.
 
-    Args:
-        found: The checkpoint; each tensor is read once, one after another.
-        root: Directory of checkpoints; it is made, and must hold no step.
-        step: Number of the step, from 1 on.
-        progress: Is told of the bytes of each tensor that was written.
-
-    Raises:
-        ForeignError: an argument cannot be taken, or a tensor is damaged; nothing is left.
-        StateError: a value is no plain data.
-        CommitError: the step cannot be committed.
-        OSError: a file cannot be read or written.
+    Each tensor is read once, one after another; progress: is told of its bytes. Raises
+    `ForeignError` if an argument cannot be taken or a tensor is damaged, and nothing is left;
+    `StateError` if a value is no plain data; `CommitError`, OSError.
     """
     check_target(root, step)
     plan = Planner(RankPosition(rank=0, world=1, local_rank=0, local_world=1)).plan(_leaves(found))
     bodies = [encode_value(leaf.name, leaf.read()) for leaf in plan.values]
-    disk, made = PosixDisk(), not File(root).exists()
+    disk, made = Disk(), not File(root).exists()
     File(root).mkdir(parents=True, exist_ok=True)
     root = str(File(root).absolute())
     attempt = Attempt(version=Version(0, step), number=unique())
@@ -160,12 +154,8 @@ def _leaves(found: Checkpoint) -> Leaves:
         name = tensor.name
         leaves.tensors.append(TensorLeaf(name, tensor.path, {name: form}, name, form))
     for path, value in found.values.items():
-        leaves.values.append(ValueLeaf(".".join(map(str, path)), path, partial(_same, value)))
+        leaves.values.append(ValueLeaf(".".join(map(str, path)), path, constant(value)))
     return leaves
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _image(
@@ -195,7 +185,7 @@ def bytes_of(values: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def _write_item(disk: PosixDisk, handle: int, pieces: Iterable[memoryview]) -> int:
+def _write_item(disk: Disk, handle: int, pieces: Iterable[memoryview]) -> int:
     """Append an item; return its hash."""
     from xxhash import xxh3_64
 
@@ -209,7 +199,7 @@ def _write_item(disk: PosixDisk, handle: int, pieces: Iterable[memoryview]) -> i
 
 
 def _write_file(
-    disk: PosixDisk,
+    disk: Disk,
     folder: str,
     plan: ImagePlan,
     lengths: tuple[int, ...],

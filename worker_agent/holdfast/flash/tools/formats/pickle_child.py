@@ -9,7 +9,6 @@ What protects:
   namespace of its own). It has only its three pipes, 4 GiB of memory and ten minutes of CPU.
 
 It reads frames (8 bytes of length, a pickle) from stdin, and answers each with a frame of JSON.
-Does not belong here: the bytes of tensors; only references to them are in a pickle.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _RENAMED: Final = {"__builtin__": "builtins"}
 """Modules as protocol 2 calls them, which torch.save uses."""
 
 
-class Opaque:
+class ForeignObject:
     """An object of a class that is not run: its name, arguments and state."""
 
     name: ClassVar[str] = ""
@@ -107,7 +106,7 @@ class Dtype:
         self.name = name
 
 
-class Storage:
+class RecordRef:
     """A record of the archive that has a tensor's bytes."""
 
     def __init__(self, key: str, dtype: str | None, count: int) -> None:
@@ -118,7 +117,7 @@ class Tensor:
     """A view of a storage."""
 
     def __init__(self, storage: Any, at: Any, size: Any, stride: Any, dtype: str | None) -> None:
-        if not isinstance(storage, Storage) or not dtype:
+        if not isinstance(storage, RecordRef) or not dtype:
             raise pickle.UnpicklingError("a tensor without a storage")
         self.storage, self.dtype = storage, dtype
         self.at, self.size, self.stride = int(at), _numbers(size), _numbers(stride)
@@ -157,7 +156,7 @@ def _of_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
     A DTensor is no tensor, since it has only a part of one: it is an object with that part.
     """
     if make is _wrapper:
-        if not isinstance(kind, type) or not issubclass(kind, Opaque):
+        if not isinstance(kind, type) or not issubclass(kind, ForeignObject):
             raise pickle.UnpicklingError("a wrapped tensor of an unknown kind")
         made, held = kind(), state if isinstance(state, tuple) else (state,)  # with its slots
         found = [one["_local_tensor"] for one in held if one and "_local_tensor" in one]
@@ -209,7 +208,7 @@ class Reader(pickle.Unpickler):
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._made: dict[str, type[Opaque]] = {}
+        self._made: dict[str, type[ForeignObject]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for; raises UnpicklingError for one that is not allowed."""
@@ -224,15 +223,17 @@ class Reader(pickle.Unpickler):
             if name == "UntypedStorage":
                 return Dtype("")
         if full in _OPAQUE or full in _KINDS or full.startswith(_FRAMEWORKS):
-            return self._made.setdefault(full, type("Opaque", (Opaque,), {"name": full}))
+            return self._made.setdefault(
+                full, type("ForeignObject", (ForeignObject,), {"name": full})
+            )
         raise pickle.UnpicklingError(f"{full} is not among the names that are read")
 
-    def persistent_load(self, pid: Any) -> Storage:
+    def persistent_load(self, pid: Any) -> RecordRef:
         """Return a reference to a record."""
         kind, storage, key, _location, count = pid
         if kind != "storage" or not isinstance(storage, Dtype) or not isinstance(key, str):
             raise pickle.UnpicklingError(f"a reference of an unknown kind: {kind!r}"[:200])
-        return Storage(key, storage.name or None, int(count))
+        return RecordRef(key, storage.name or None, int(count))
 
 
 class Encoder:
@@ -282,9 +283,9 @@ class Encoder:
         return self._opaque(value, depth)
 
     def _opaque(self, value: Any, depth: int) -> Any:
-        if isinstance(value, type) and issubclass(value, Opaque):
+        if isinstance(value, type) and issubclass(value, ForeignObject):
             return {"o": [value.name, [], None]}
-        if not isinstance(value, Opaque):
+        if not isinstance(value, ForeignObject):
             raise pickle.UnpicklingError(f"a {type(value).__name__} is no data")
         state = {**dict(value.entries)} if value.entries else value.state
         args = [self.encode(one, depth) for one in value.args]

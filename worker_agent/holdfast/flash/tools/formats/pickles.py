@@ -1,8 +1,4 @@
-"""Pickles of others, read in a process without rights (`pickle_child`), as plain data.
-
-Belongs here: the conversation with that process; files of torch.save as data and references to
-their tensors. Does not belong here: the meaning of the data (a format's module).
-"""
+"""Pickles of others, read in a process without rights (`pickle_child`), as plain data."""
 
 from __future__ import annotations
 
@@ -16,13 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from holdfast.flash.tools.formats.foreign import ForeignError
-from holdfast.flash.tools.formats.torch_zip import TorchZip
-
-if TYPE_CHECKING:
-    import torch
 
 _CHILD: Final = Path(__file__).with_name("pickle_child.py")
 _LENGTH: Final = Struct("<Q")
@@ -85,7 +77,6 @@ class Pickles:
     """A process that unpickles; it starts with the first pickle."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -206,55 +197,6 @@ def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield the keys, also objects, and values of a mapping that was read."""
     for key, value in mapping.items():
         yield (key.value if isinstance(key, _ByIdentity) else key), value
-
-
-class TorchArchive:
-    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
-
-    def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
-        """List the records; raises `ForeignError`, OSError."""
-        self.path, self._zip = path, TorchZip(path, begin, length)
-        if self._zip.has("byteorder") and self._zip.read("byteorder") != b"little":
-            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
-
-    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
-        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
-
-        checked: read all of its record, and compare the checksum; else only its own bytes.
-        """
-        import torch
-
-        dtype = getattr(torch, ref.dtype)
-        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
-            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
-        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
-        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
-        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
-        if not count:
-            return torch.empty(ref.size, dtype=dtype)
-        flat = torch.frombuffer(body, dtype=dtype)
-        return flat.as_strided(ref.size, ref.stride).contiguous()
-
-
-class TorchFile(TorchArchive):
-    """An archive with its data."""
-
-    def __init__(
-        self, pickles: Pickles, path: str, begin: int = 0, length: int | None = None
-    ) -> None:
-        """Read all but the tensors; raises `ForeignError`, OSError."""
-        super().__init__(path, begin, length)
-        self.state = pickles.read(self._zip.read("data.pkl"), path)
-
-    def with_tensors(self, value: Any) -> Any:
-        """Return data with its tensors loaded: for small values only."""
-        if isinstance(value, TensorRef):
-            return self.tensor(value)
-        if isinstance(value, Mapping):
-            return {key: self.with_tensors(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.with_tensors(one) for one in value)
-        return value
 
 
 def plain(value: Any) -> bool:

@@ -18,11 +18,10 @@ _LOOKED: Final = {
     "safetensors": "*.safetensors",
 }
 """Format → what its directory has."""
-FORMATS: Final = (*_LOOKED, "torch")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FormatVerdict:
     """A format, or none, and why."""
 
     format: str
@@ -38,23 +37,20 @@ def recognise(
     head: bytes = b"",
     config: Mapping[str, object] | None = MappingProxyType({}),
     deeper: Collection[str] = (),
-) -> Verdict:
+) -> FormatVerdict:
     """Return the format of a path.
 
-    Args:
-        path: For the reason.
-        names: Names in the directory, and of `zero/` as "zero/<name>"; None: it is a file.
-        head: First bytes of a file.
-        config: Content of `metadata.json`; empty: there is none; None: it is no JSON object.
-        deeper: Directories in it that have a checkpoint by their names.
+    names: in the directory, those of `zero/` as "zero/<name>"; None: it is a file. head: first
+    bytes of a file. config: content of `metadata.json`; empty: there is none; None: it is no JSON
+    object. deeper: directories in it that have a checkpoint by their names.
     """
     if names is None:
         return _file(path, head)
     found = [kind for kind in _LOOKED if _has(kind, names, config)]
     if found[:1] == ["holdfast"]:
-        return Verdict("holdfast", f"{path} has holdfast.json")
+        return FormatVerdict("holdfast", f"{path} has holdfast.json")
     if refusal := _parts_of_two(path, names) or _damaged_megatron(path, names, config):
-        return Verdict("", refusal)
+        return FormatVerdict("", refusal)
     if "megatron" in found:
         found.remove("dcp")
     if "torch-checkpointing" in found and "safetensors" in found:
@@ -62,15 +58,17 @@ def recognise(
     if "deepspeed-universal" in found and "deepspeed" in found:
         found.remove("deepspeed")
     if len(found) == 1:
-        return Verdict(found[0], f"{path} has {_LOOKED[found[0]]}")
+        return FormatVerdict(found[0], f"{path} has {_LOOKED[found[0]]}")
     if found:
         both = " and ".join(f"{_LOOKED[kind]} ({kind})" for kind in found)
-        return Verdict("", f"{path} has {both}: remove what belongs to another save")
+        return FormatVerdict("", f"{path} has {both}: remove what belongs to another save")
     if deeper:
-        why = f"{path} holds no checkpoint itself: name one of {_list(deeper)} in it"
-        return Verdict("", why, tuple(sorted(deeper)))
+        why = (
+            f"{path} holds no checkpoint itself: name one of {', '.join(sorted(deeper)[:5])} in it"
+        )
+        return FormatVerdict("", why, tuple(sorted(deeper)))
     looked = "; ".join(f"{what} ({kind})" for kind, what in _LOOKED.items())
-    return Verdict("", f"{path} has none of: {looked}. Name the directory of one save")
+    return FormatVerdict("", f"{path} has none of: {looked}. Name the directory of one save")
 
 
 def _parts_of_two(path: str, names: Collection[str]) -> str:
@@ -99,10 +97,6 @@ def _damaged_megatron(
     return ""
 
 
-def _list(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:5])
-
-
 def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None) -> bool:
     match kind:
         case "holdfast":
@@ -123,20 +117,20 @@ def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None)
             return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
 
-def _file(path: str, head: bytes) -> Verdict:
+def _file(path: str, head: bytes) -> FormatVerdict:
     if not head:
-        return Verdict("", f"{path} is empty: copy it again")
+        return FormatVerdict("", f"{path} is empty: copy it again")
     if head.startswith(b"\x80"):
-        return Verdict(
+        return FormatVerdict(
             "",
             f"{path} begins as a pickle: torch before 1.6, or without its zip format, saves so. "
             "Load it with torch.load, and torch.save it again",
         )
     if head.startswith(b"PK\x03\x04"):
-        return Verdict("torch", f"{path} is an archive of torch.save")
+        return FormatVerdict("torch", f"{path} is an archive of torch.save")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32:
-        return Verdict("safetensors", f"{path} begins with a header of safetensors")
-    return Verdict(
+        return FormatVerdict("safetensors", f"{path} begins with a header of safetensors")
+    return FormatVerdict(
         "",
         f"{path} begins neither as an archive of torch.save (PK) nor with a header of safetensors",
     )

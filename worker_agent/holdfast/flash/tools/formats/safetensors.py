@@ -23,11 +23,12 @@ from holdfast.flash.tools.formats.foreign import (
     Checkpoint,
     ForeignError,
     ForeignTensor,
+    from_json,
+    to_json,
     whole,
     width,
 )
 from holdfast.flash.tools.formats.holdfast_step import Progress, bytes_of
-from holdfast.flash.tools.formats.plain_json import from_json, to_json
 
 if TYPE_CHECKING:
     import torch

@@ -3,31 +3,181 @@
     metadata.pkl      how the tensors of items with a resharder are cut, and each rank's file
     <item>_<rank>.pt  a rank's state of an item, as torch.save writes it; a DTensor as its own part
 
-The library unpickles both with all rights; here they are data. Belongs here: items and files. Does
-not belong here: which box of a tensor a rank has (`dtensor_boxes`).
+The library unpickles both with all rights; here they are data.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.tools.formats.dtensor_boxes import Box, Sharding
-from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, Part
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, TorchFile, plain
-from holdfast.flash.tools.formats.plain_json import to_json
-from holdfast.flash.tools.formats.torch_file import without_tensors
-from holdfast.flash.tools.formats.torch_names import is_tensor_place, walk
+from holdfast.flash.tools.formats.foreign import (
+    Checkpoint,
+    ForeignError,
+    ForeignPart,
+    ForeignTensor,
+    to_json,
+)
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
+from holdfast.flash.tools.formats.torch_file import TorchFile, without_tensors
+from holdfast.flash.tools.formats.training_state import is_tensor_place, walk
 
 if TYPE_CHECKING:
     import torch
+
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a global tensor, and where it begins in a rank's own tensor."""
+
+    offsets: Numbers
+    sizes: Numbers
+    local: Numbers
+    exact: bool = True
+    """The rank's own tensor has nothing else."""
+
+    def fits(self, shape: Numbers) -> bool:
+        """Tell whether a rank's own tensor has the box."""
+        if self.exact:
+            return shape == self.sizes
+        ends = zip(self.local, self.sizes, shape, strict=False)
+        return len(shape) == len(self.sizes) and all(at + n <= size for at, n, size in ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placement:
+    """What one dimension of a mesh does."""
+
+    size: int
+    """Ranks along it."""
+    dim: int | None
+    """The tensor's dimension that it cuts; None: replicas."""
+    split: int = 0
+    """Parts that were cut before by later dimensions of the mesh; 0: an ordinary cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How one tensor was cut among some ranks."""
+
+    dtype: str
+    shape: Numbers
+    ranks: Numbers
+    mesh: Numbers = ()
+    """Ranks in row-major order of the placements."""
+    placements: tuple[_Placement, ...] = ()
+    listed: tuple[Box, ...] | None = None
+    """Boxes of each of the ranks; None: they follow from the placements."""
+
+    @classmethod
+    def whole(cls, dtype: str, shape: Numbers, ranks: Numbers) -> Self:
+        """Return the sharding of a tensor that each rank has as a whole."""
+        replicas = (_Placement(size=len(ranks), dim=None),)
+        return cls(dtype=dtype, shape=shape, ranks=ranks, mesh=ranks, placements=replicas)
+
+    @classmethod
+    def of(cls, packed: Mapping[str, Any], ranks: Iterable[int]) -> Self:
+        """Return what torch_checkpointing wrote.
+
+        Raises ValueError, KeyError or TypeError for what is damaged or unknown.
+        """
+        data = packed["data"]
+        common: dict[str, Any] = {
+            "dtype": str(data["dtype"]).removeprefix("torch."),
+            "shape": _numbers(data["global_shape"]),
+            "ranks": _numbers(ranks),
+        }
+        if packed["type"] == "default_tensor_v1":
+            return cls(**common, listed=_listed_boxes(data, len(common["shape"])))
+        if packed["type"] != "DTensorShardingMetadata":
+            raise ValueError(f"sharding of type {packed['type']!r} is not known")
+        mesh = data["mesh_spec"]
+        members, sizes = _numbers(mesh["mesh_data"]), _numbers(mesh["mesh_shape"])
+        if math.prod(sizes) != len(members) or sorted(members) != sorted(common["ranks"]):
+            raise ValueError(f"a mesh {sizes} of ranks {members}, for ranks {common['ranks']}")
+        pairs = zip(data["placements"], sizes, strict=True)
+        placements = tuple(_placement(one, size, len(common["shape"])) for one, size in pairs)
+        if fault := _strided_fault(common["shape"], placements):
+            raise ValueError(fault)
+        return cls(**common, mesh=members, placements=placements)
+
+    def boxes(self, rank: int) -> tuple[Box, ...]:
+        """Return a rank's boxes."""
+        if self.listed is not None:
+            return self.listed
+        offsets, sizes = [0] * len(self.shape), [*self.shape]
+        at = dict(zip(range(len(self.placements)), self._coordinate(rank), strict=True))
+        # A strided cut is made within the ordinary cuts of its dimension, whatever their order.
+        order = sorted(at, key=lambda number: bool(self.placements[number].split))
+        for number in order:
+            one = self.placements[number]
+            if one.dim is None:
+                continue
+            share = -(-sizes[one.dim] // one.size)
+            begin = min(sizes[one.dim], share * at[number])
+            offsets[one.dim] += begin
+            sizes[one.dim] = min(share, sizes[one.dim] - begin)
+        return (Box(tuple(offsets), tuple(sizes), (0,) * len(sizes)),)
+
+    def _coordinate(self, rank: int) -> list[int]:
+        left, found = self.mesh.index(rank), list[int]()
+        for one in reversed(self.placements):
+            left, at = divmod(left, one.size)
+            found.append(at)
+        return found[::-1]
+
+
+def _listed_boxes(data: Mapping[str, Any], dims: int) -> tuple[Box, ...]:
+    kinds = (data[key] for key in ("global_offsets", "local_sizes", "local_offsets"))
+    boxes = tuple(
+        Box(_numbers(offsets), _numbers(sizes), _numbers(local), exact=False)
+        for offsets, sizes, local in zip(*kinds, strict=True)
+    )
+    if any(len(part) != dims for box in boxes for part in (box.offsets, box.sizes, box.local)):
+        raise ValueError(f"boxes of other than {dims} dimensions")
+    return boxes
+
+
+def _placement(one: Mapping[str, Any], size: int, dims: int) -> _Placement:
+    if one["type"] == "Replicate":
+        return _Placement(size=size, dim=None)
+    if one["type"] not in ("Shard", "StridedShard") or not 0 <= one["dim"] < dims:
+        raise ValueError(f"placement {one!r} is not known")
+    split = one["split_factor"] if one["type"] == "StridedShard" else 0
+    return _Placement(size=size, dim=one["dim"], split=split)
+
+
+def _numbers(values: Iterable[int]) -> Numbers:
+    found: tuple[Any, ...] = tuple(values)
+    if not all(isinstance(one, int) and one >= 0 for one in found):
+        raise ValueError(f"{found!r} where numbers are due")
+    return found
+
+
+def _strided_fault(shape: Sequence[int], placements: Sequence[_Placement]) -> str:
+    """Return the reason why strided cuts leave no box; empty: they do."""
+    for number, one in enumerate(placements):
+        if not one.split or one.dim is None:
+            continue
+        later = [other.size for other in placements[number + 1 :] if other.dim == one.dim]
+        before = [other for other in placements[:number] if other.dim == one.dim]
+        if before or math.prod(later) != one.split or shape[one.dim] % (one.split * one.size):
+            return (
+                f"a strided cut of {shape[one.dim]} into {one.size} within {one.split} is not read"
+            )
+    return ""
+
 
 METADATA: Final = "metadata.pkl"
 _VERSION: Final = "2.0"
@@ -61,17 +211,14 @@ class _Item:
         """Yield what the ranks have; raises `ForeignError` where a name is on one side only."""
         found: dict[Path, dict[int, Any]] = {}
         for rank, file in self.files.items():
-            for path, value in walk((self.name,) if self.name in _STATES else (), self._of(file)):
+            is_state = self.name in _STATES
+            state = file.state if is_state else {"extra": {self.name: file.state}}
+            for path, value in walk((self.name,) if is_state else (), state):
                 found.setdefault(path, {})[rank] = value
         for path in sorted({(self.name, *one) for one in self.cuts or ()} - {*found}, key=repr):
             raise ForeignError(f"{self.where}: {_text(path)} is in no file: copy files of one save")
         for path, ranks in found.items():
             yield _Leaf(path, ranks)
-
-    def _of(self, file: TorchFile) -> Any:
-        if self.name in _STATES:
-            return file.state
-        return {"extra": {self.name: file.state}}
 
     @property
     def where(self) -> str:
@@ -132,7 +279,8 @@ def _items(
     files: dict[str, dict[int, str]] = {}
     for match in filter(None, map(_FILE.fullmatch, names)):
         files.setdefault(match[1], {})[int(match[2])] = match[0]
-    listed = {str(name): _listed(place, name, one, metadata) for name, one in _cut(metadata)}
+    cut = (metadata.get("metadata") or {}).items()
+    listed = {str(name): _listed(place, name, one, metadata) for name, one in cut}
     files |= {name: dict(paths) for name, (paths, _) in listed.items()}
     items = list[_Item]()
     for name, ranks in sorted(files.items()):
@@ -147,10 +295,6 @@ def _items(
         raise ForeignError(f"{place} has no <item>_<rank>.pt: copy the whole directory")
     taken = {METADATA, *(one for ranks in files.values() for one in ranks.values())}
     return items, [name for name in names if name not in taken]
-
-
-def _cut(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from (metadata.get("metadata") or {}).items()
 
 
 def _listed(
@@ -218,7 +362,7 @@ def _tensor(item: _Item, leaf: _Leaf, path: Path) -> ForeignTensor:
     assert first is not None  # noqa: S101 - the caller looked
     cuts = _cuts(item, leaf, first)
     dtype, shape = cuts[0].dtype, cuts[0].shape
-    parts: dict[tuple[Path, Path], Part] = {}
+    parts: dict[tuple[Path, Path], ForeignPart] = {}
     for cut in cuts:
         if (cut.dtype, cut.shape) != (dtype, shape):
             raise ForeignError(f"{item.where}: ranks differ on dtype and shape of {_text(path)}")
@@ -254,10 +398,10 @@ def _cuts(item: _Item, leaf: _Leaf, first: TensorRef) -> tuple[Sharding, ...]:
     return (Sharding.whole(first.dtype, first.size, tuple(sorted(leaf.ranks))),)
 
 
-def _part(file: TorchFile, ref: TensorRef, box: Box, path: Path) -> Part:
+def _part(file: TorchFile, ref: TensorRef, box: Box, path: Path) -> ForeignPart:
     where = f"{file.path}: {_text(path)}"
     reader = partial(_box, file, ref, box)
-    return Part(offsets=box.offsets, sizes=box.sizes, where=where, read=reader)
+    return ForeignPart(offsets=box.offsets, sizes=box.sizes, where=where, read=reader)
 
 
 def _box(file: TorchFile, ref: TensorRef, box: Box) -> torch.Tensor:
@@ -267,7 +411,9 @@ def _box(file: TorchFile, ref: TensorRef, box: Box) -> torch.Tensor:
     return values.contiguous()
 
 
-def _alike(item: _Item, refs: Mapping[int, TensorRef], part: Part, path: Path) -> Part:
+def _alike(
+    item: _Item, refs: Mapping[int, TensorRef], part: ForeignPart, path: Path
+) -> ForeignPart:
     """Return a part that compares all ranks' copies: without a resharder only replicas are read."""
 
     def compared() -> torch.Tensor:
@@ -282,7 +428,7 @@ def _alike(item: _Item, refs: Mapping[int, TensorRef], part: Part, path: Path) -
                 )
         return values
 
-    return Part(offsets=part.offsets, sizes=part.sizes, where=part.where, read=compared)
+    return ForeignPart(offsets=part.offsets, sizes=part.sizes, where=part.where, read=compared)
 
 
 def _common(item: _Item, leaf: _Leaf, path: Path) -> Any:

@@ -1,19 +1,58 @@
 """The parts of a training state in what a script of torch has saved: model, optimizer, extras.
 
-Belongs here: which key of the saved mapping is which part, and the names of parameters that an
-optimizer knows by number. Does not belong here: files (`torch_file`, `dcp`), the names below a part
-(`torch_names`).
+Belongs here: which key of the saved mapping is which part, the names of parameters that an
+optimizer knows by number, and the names that a Checkpointer gives what is below a part.
 """
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.foreign import ForeignError
-from holdfast.flash.tools.formats.torch_names import FRAMEWORK, PART
+from holdfast.flash.trainer.leaves import OWN_BUFFERS
+
+PART: Final = re.compile(rf"model|optimizer|extra|{OWN_BUFFERS}|rank_\d+")
+"""First keys of a training state."""
+FRAMEWORK: Final = re.compile(r"deepspeed|megatron")
+"""First keys of what one framework alone knows."""
+_DEEP: Final = len(("state", "parameter", "entry"))
+
+
+def walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield each tensor or value as a Checkpointer would save it, with its keys."""
+    if is_leaf(path) or not isinstance(value, Mapping | list):
+        yield path, value
+        return
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, below in pairs:
+        yield from walk((*path, key), below)
+
+
+def is_leaf(path: Path) -> bool:
+    """Tell whether a path is saved as one: an extra, an optimizer's entry, a module's own state."""
+    match path:
+        case ():
+            return False
+        case ("model", *names):
+            return bool(names) and str(names[-1]).endswith("_extra_state")
+        case ("buffers", *_):
+            return False
+        case ("optimizer", *keys):
+            # One optimizer: ("state", parameter, entry). Several: their name stands before.
+            return len(keys) >= _DEEP and keys[-_DEEP] in ("state", "param_groups")
+        case _:
+            return len(path) == len(("extra", "name"))
+
+
+def is_tensor_place(path: Path) -> bool:
+    """Tell whether a tensor at a path is stored as a tensor; elsewhere it is part of a value."""
+    return path[0] in ("model", "optimizer", OWN_BUFFERS)
+
 
 _MODELS: Final = ("model", "model_state_dict", "state_dict")
 _OPTIMIZERS: Final = ("optimizer", "optimizer_state_dict", "optim", "optimizer_states")
@@ -51,7 +90,7 @@ def keys_of(options: Namespace) -> Keys:
 
 
 @dataclass(slots=True)
-class Parts:
+class StateParts:
     """A state with the first keys of a training state."""
 
     state: dict[str, Any]
@@ -60,18 +99,13 @@ class Parts:
 
 def arrange(
     place: str, saved: Mapping[Any, Any], keys: Keys, shape_of: Callable[[Any], Shape]
-) -> Parts:
+) -> StateParts:
     """Return the parts of a saved mapping; raises `ForeignError` if none is the model.
 
-    What is no part is an extra under its key.
-
-    Args:
-        place: For errors.
-        saved: What a script gave to `torch.save` or `dcp.save`.
-        keys: Of the parts.
-        shape_of: Returns the shape of a tensor in it, None for what is no tensor.
+    What is no part is an extra under its key. place: for errors. shape_of: returns the shape of a
+    tensor in the mapping, None for what is no tensor.
     """
-    rest, parts = dict(saved), Parts({})
+    rest, parts = dict(saved), StateParts({})
     optimizer = _taken(place, rest, "optimizer", keys.optimizer, _OPTIMIZERS, _is_optimizer)
     model = _taken(place, rest, "model", keys.model, _MODELS, lambda one: _has(one, shape_of))
     if model is None:
@@ -173,7 +207,7 @@ def _unwrapped(model: Mapping[Any, Any], notes: list[str]) -> Mapping[Any, Any]:
     return model
 
 
-def _keep(place: str, rest: dict[Any, Any], parts: Parts) -> None:
+def _keep(place: str, rest: dict[Any, Any], parts: StateParts) -> None:
     """Keep what is a part already, and the rest as extras."""
     extra = rest.pop("extra", {})
     own = [key for key in rest if _known(key) and key not in parts.state]

@@ -1,0 +1,4 @@
+"""What all benches share: options and results files, pages and bars, sandboxes and launchers.
+
+Does not belong here: what is measured, and what a page says about it.
+"""

@@ -1,1 +1,0 @@
-"""The systems under test: how each is started, found, hurt and ended."""
