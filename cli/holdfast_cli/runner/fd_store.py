@@ -17,7 +17,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast_wire.fd_messages import ARENA, Freed, Greeting, Held, WordsError, pair, receive, send
+from holdfast_wire.datagrams import DatagramError
+from holdfast_wire.fd_messages import ARENA, Freed, Greeting, Held, pair, receive, send
 
 _log: Final = logging.getLogger(__name__)
 MOST: Final = 64
@@ -84,7 +85,7 @@ class Shelf:
             except (EOFError, OSError):
                 self._hang_up()
                 return False
-            except WordsError as error:
+            except DatagramError as error:
                 self._distrust(str(error))
                 return False
             self._heard(word, fd)
