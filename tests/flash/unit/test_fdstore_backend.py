@@ -21,7 +21,7 @@ from holdfast.flash.memory.fdstore_backend import Stash, StashError
 from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, KeeperError
-from holdfast_agent.checkpoint.places import place_of
+from holdfast_agent.checkpoint.arenas import place_of
 from holdfast_cli.runner.fd_store import Shelf, close_all
 from holdfast_wire import fd_messages
 

@@ -1,7 +1,6 @@
 """Verdicts on one node alone: each figure against its limits, a reference, and its like devices.
 
-Belongs here: what `holdfast check` says of a figure. Does not belong here: the verdict on a node of
-a job, which the master compares with other nodes (its `policies/preflight`).
+A node of a job is compared with others by the master (its `policies/preflight`).
 """
 
 from __future__ import annotations
@@ -10,15 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
 
-from holdfast_wire.resources import (
-    TRAITS,
-    Resource,
-    amount,
-    broken_limit,
-    goodness,
-    margin,
-    share,
-)
+from holdfast_wire.resources import TRAITS, Resource, amount, broken_limit, goodness, margin, share
 
 
 class FigureVerdict(enum.StrEnum):
@@ -52,7 +43,7 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class JudgedFigure:
     """One figure with its verdict."""
 
     resource: Resource
@@ -65,18 +56,19 @@ class Row:
     reason: str
 
 
-def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[Row, ...]:
+def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[JudgedFigure, ...]:
     """Return each figure with its verdict.
 
-    Args:
-        readings: Figures of one node.
-        reference: Figures of a healthy node, by resource and subject. Without one for this subject,
-            the best of the resource counts: another node's disk has another path.
+    readings: Figures of one node.
+    reference: Figures of a healthy node, by resource and subject. Without one for this subject,
+        the best of the resource counts: another node's disk has another path.
     """
-    return tuple(_row(one, readings, reference) for one in readings)
+    return tuple(_judged(one, readings, reference) for one in readings)
 
 
-def _row(reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key, float]) -> Row:
+def _judged(
+    reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key, float]
+) -> JudgedFigure:
     resource, value = reading.resource, reading.value
     if reading.skipped or (value is None and not reading.error):
         return _say(reading, FigureVerdict.NOT_CHECKED, reading.skipped or "it was not measured")
@@ -94,7 +86,7 @@ def _row(reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key,
     return _compared(reading, value, given, what)
 
 
-def _compared(reading: Reading, value: float, given: float, what: str) -> Row:
+def _compared(reading: Reading, value: float, given: float, what: str) -> JudgedFigure:
     resource = reading.resource
     slow = goodness(resource, value) < goodness(resource, given) - margin(resource)
     text = f"{share(resource, value, given):.0%} of {what}"
@@ -114,7 +106,7 @@ def _reference(reading: Reading, reference: Mapping[_Key, float]) -> float | Non
 def _of_like_devices(reading: Reading, readings: Sequence[Reading]) -> float | None:
     """Return the figure that the better quarter of like devices reaches; None without others.
 
-    A fault makes a device slower, never faster. Where most are slow beside that figure, they are
+    A fault makes a device slower, never faster. Where most are slow compared with it, they are
     of different kinds, and nothing is compared.
     """
     resource = reading.resource
@@ -131,8 +123,8 @@ def _of_like_devices(reading: Reading, readings: Sequence[Reading]) -> float | N
 
 def _say(
     reading: Reading, verdict: FigureVerdict, reason: str, reference: float | None = None
-) -> Row:
-    return Row(
+) -> JudgedFigure:
+    return JudgedFigure(
         resource=reading.resource,
         subject=reading.subject,
         value=reading.value,
