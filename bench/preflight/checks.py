@@ -18,10 +18,10 @@ from typing import Any
 
 from holdfast_agent.health.node_check import link
 from holdfast_agent.health.node_check.link import LinkSettings
+from holdfast_agent.health.node_check.measured import Task
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
 from holdfast_agent.health.node_check.runner import (
     CheckResult,
-    Task,
     alone_tasks,
     import_task,
     join_task,
@@ -103,7 +103,7 @@ def _pair(first: Measurer, second: Measurer) -> CheckResult:
 
         thread = threading.Thread(target=join)
         thread.start()
-        served = first.run(serve_task(listener, settings), (listener.fileno(),))
+        served = first.run(serve_task(settings), (listener.fileno(),))
         thread.join()
     ends = time.monotonic() - begin
     return CheckResult(

@@ -15,7 +15,7 @@ from bench.load.herd import Herd, LoadError, Setup
 from bench.load.master import JOB, LoadedMaster, ask, heartbeat_effects
 from bench.load.scenarios import told_all, trains
 from holdfast_agent.master_link import session
-from holdfast_agent.policies import heartbeat_schedule, reconnect
+from holdfast_agent.policies import liveness, schedules
 from holdfast_wire import codec
 from holdfast_wire.messages import DumpStacksRequest, DumpStacksResponse
 from house.repository import ROOT
@@ -90,14 +90,16 @@ def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
     for number, one in enumerate(tries):
         one |= {"rank": 37 * number, "interval": 0.5 * (1 + number % 5), "wall": 1.8e9 + number / 7}
     for one, waits in zip(tries, herd.ask("delays", tries=tries), strict=True):
-        pause = heartbeat_schedule.pause(one["rank"], one["interval"], one["wall"])
+        pause = schedules.heartbeat_pause(one["rank"], one["interval"], one["wall"])
         assert waits.pop("pause") == pytest.approx(pause, abs=1e-5), one
         attempt, share, crowd = one["attempt"], one["share"], one["crowd"]
         assert waits == pytest.approx(
             {
-                "delay": reconnect.delay(attempt, share, refused=one["refused"], crowd=crowd),
-                "connect": reconnect.connect_deadline(crowd, attempt),
-                "welcome": reconnect.welcome_deadline(crowd),
+                "delay": liveness.reconnect_pause(
+                    attempt, share, refused=one["refused"], crowd=crowd
+                ),
+                "connect": liveness.connect_deadline(crowd, attempt),
+                "welcome": liveness.welcome_deadline(crowd),
                 "longer": session.longer(one["patience"]),
             }
         ), one

@@ -48,7 +48,7 @@ VIOLATIONS = {
     "pure": [
         ("holdfast_master/policies/liveness", "import time"),
         ("holdfast_master/policies/failure", "import holdfast_wire.codec"),
-        ("holdfast_agent/policies/lease", "from random import random"),
+        ("holdfast_agent/policies/liveness", "from random import random"),
         ("holdfast/local_sgd/policies/weights", "def f():\n    import torch"),
         ("holdfast/local_sgd/policies/schedule", "import time"),
         ("holdfast/local_sgd/config", "import torch.optim"),
@@ -90,7 +90,7 @@ VIOLATIONS = {
     "agent": [
         ("holdfast_agent/workers/runner", "import holdfast_agent.master_link"),
         ("holdfast_agent/master_link/session", "import holdfast_agent.agent"),
-        ("holdfast_agent/policies/lease", "import holdfast_agent.config"),
+        ("holdfast_agent/policies/liveness", "import holdfast_agent.config"),
     ],
     "operator": [
         ("holdfast_operator/plan/pods", "import holdfast_operator.pods"),

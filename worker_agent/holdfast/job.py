@@ -18,7 +18,8 @@ from typing import Final, SupportsFloat, SupportsIndex
 
 from holdfast.environment import Environment
 from holdfast.page import Page, PageError
-from holdfast.page_layout import Section, StepAnswer
+from holdfast.page_layout import StepAnswer
+from holdfast.page_sample import Section
 from holdfast.page_slot import SlotWriter
 from holdfast.step_log import StepLog
 

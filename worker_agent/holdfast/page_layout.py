@@ -102,17 +102,6 @@ class Word(enum.IntEnum):
     """The first of `TIER_WORDS` words; that of a tier lies at SCHEDULE_EVERY + tier."""
 
 
-class Section(enum.IntEnum):
-    """Work that a rank is doing; the agent learns a time-out for each."""
-
-    INIT = 0
-    FIRST_STEP = 1
-    TRAIN = 2
-    EVAL = 3
-    CHECKPOINT = 4
-    FINISHING = 5
-
-
 class StepAnswer(enum.IntEnum):
     """Answer that a rank gets at the step that it has completed."""
 

@@ -21,13 +21,13 @@ from holdfast.page_layout import (
     SLOT_WORDS,
     TIER_WORDS,
     Header,
-    Section,
     StepAnswer,
     Word,
     barrier_check,
     fence,
     schedule_check,
 )
+from holdfast.page_sample import Section
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 

@@ -11,29 +11,42 @@ import os
 import random
 import secrets
 import signal
+import socket
+import struct
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from holdfast import loop_errors
 from holdfast.page import Page
-from holdfast_agent import failure_summary, runner_watch, signals, zygote
-from holdfast_agent.agent import Agent
+from holdfast_agent import signals
+from holdfast_agent.agent import Agent, AgentParts
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.config import host_address
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import StandaloneError
+from holdfast_agent.health.check_orders import CheckOrders, CheckPlace
 from holdfast_agent.health.node_check.process import Interrupt
-from holdfast_agent.master_link import hello
-from holdfast_agent.master_link.hello import Self
-from holdfast_agent.master_link.peers import PeerServer
-from holdfast_agent.master_link.session import MasterDial
+from holdfast_agent.health.sampler import Sampler
+from holdfast_agent.master_link.commands import Commands
+from holdfast_agent.master_link.peers import MasterlessWatch, PeerServer
+from holdfast_agent.master_link.session import MasterDial, MasterSession
+from holdfast_agent.notices.sources import sources
+from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies.exit_codes import ExitCode, heeded, is_job_over
-from holdfast_agent.shutdown import End
-from holdfast_agent.workers import child_reaper
-from holdfast_agent.workers.context import AgentContext
+from holdfast_agent.shutdown import End, Shutdown
+from holdfast_agent.workers.context import AgentContext, AgentIdentity
+from holdfast_agent.workers.exit_reports import SeenExit
 from holdfast_agent.workers.log_files import LogKeeper
+from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
+from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.workers.store_processes import NodeStores
+from holdfast_agent.workers.zygote_restarts import ZygoteEvents, ZygoteRestarts
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_wire import loopback
-from holdfast_wire.messages import GetRoundResponse
+from holdfast_wire.messages import Fence, GetRoundResponse
 
 if TYPE_CHECKING:
     from holdfast_agent.checkpoint.parts import PartReader
@@ -50,14 +63,14 @@ async def work(
     settings: Settings,
     inherited: Mapping[str, str],
     page: Page,
-    process: zygote.Zygote,
+    process: Zygote,
     logs: LogKeeper,
     own_master: Standalone | None,
 ) -> int:
     """Run one agent; return its exit code."""
     if own_master is not None:
         settings = own_master.settings
-    own_address = await asyncio.to_thread(_address, settings)
+    address = await asyncio.to_thread(_address, settings)
     arenas = Arenas(settings.arena_dir, settings.job_uid, settings.arena_socket)
     measuring = Interrupt()
     tools = AgentContext(
@@ -65,7 +78,6 @@ async def work(
         arenas=arenas,
         page=page,
         process=process,
-        control=zygote.ZygoteControl(process),
         logs=logs,
         inherited=inherited,
         spared=lambda: (*(own_master.pids if own_master else ()), *measuring.pids),
@@ -75,20 +87,19 @@ async def work(
         job_uid=settings.job_uid,
         tls_dir=settings.tls_dir,
     )
-    served: list[Agent] = []
-    peers = PeerServer(lambda: _known(served[0]), arenas)
-    own = Self(
+    session = MasterSession(dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
+    parts = _parts(tools, session, address, measuring)
+    peers = PeerServer(partial(_known, session, parts.runner), arenas)
+    own = AgentIdentity(
         agent_id=secrets.token_hex(8),
-        address=own_address,
-        peer_address=await peers.start(own_address, settings.tls_dir),
-        devices=hello.devices(inherited),
+        address=address,
+        peer_address=await peers.start(address, settings.tls_dir),
+        devices=_devices(inherited),
         unmanaged=settings.standalone,
     )
-    jitter = random.Random(os.urandom(8))  # noqa: S311 - only jitter
-    agent = Agent(tools, own, dial, jitter, measuring)
-    served.append(agent)
-    guard = asyncio.create_task(_keep_master(own_master, agent)) if own_master else None
-    arenas.open(agent.report, lambda: _reader(agent, settings))
+    agent = Agent(tools, own, parts)
+    guard = asyncio.create_task(_keep_master(own_master, parts.shutdown)) if own_master else None
+    arenas.open(session.report, partial(_reader, session))
     over = False
     try:
         end = await _until_end(agent, tools, peers)
@@ -101,35 +112,88 @@ async def work(
         loop_errors.say(log)
 
 
-def _reader(agent: Agent, settings: Settings) -> PartReader:
+def _parts(
+    tools: AgentContext, session: MasterSession, address: str, measuring: Interrupt
+) -> AgentParts:
+    """Make the parts of an agent, each from those before it."""
+    settings, page, report = tools.settings, tools.page, session.report
+    clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
+    runner = RoundRunner(tools, report, lease.resume)
+    stores = NodeStores(tools.process, address, report, runner.on_store_lost)
+    shutdown = Shutdown(
+        runner,
+        managed=not settings.standalone,
+        grace_seconds=settings.grace_seconds,
+        stop_seconds=settings.launch.shutdown_seconds,
+    )
+    restarts = ZygoteRestarts(
+        tools, runner, stores, lease, ending=lambda: shutdown.started, fail=shutdown.fail
+    )
+    sampler = Sampler(runner, report, clock.pause, clock.spread, page)
+    check_place = CheckPlace(address, str(settings.tls_dir), settings.job_uid)
+    notices = NoticeWatch(sources(settings.notices), report, session.statements.withdraw)
+    return AgentParts(
+        session=session,
+        clock=clock,
+        lease=lease,
+        runner=runner,
+        stores=stores,
+        sampler=sampler,
+        watch=PageWatch(page, runner, report, clock, sampler.guess),
+        deaths=DeathWatch(page, lambda: tools.process.pid, runner),
+        commands=Commands(runner, report),
+        checks=CheckOrders(check_place, measuring, report, lambda: runner.alive),
+        shutdown=shutdown,
+        notices=notices,
+        masterless=MasterlessWatch(runner, session, settings.node_rank),
+        restarts=restarts,
+        zygote=ZygoteEvents(tools.process, runner, stores, lease, restarts, report),
+    )
+
+
+def _devices(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of this node's accelerators, without starting a CUDA context."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return ("cpu",)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else map(str, range(torch.cuda.device_count()))
+    return tuple(f"cuda:{name}" for name in names)
+
+
+def _reader(session: MasterSession) -> PartReader:
     """Return the reader of other agents' memory; most agents never need it."""
     from holdfast_agent.checkpoint.parts import PartReader
 
-    return PartReader(agent.accepted_fence, settings.job_uid, settings.tls_dir)
+    def fence(number: int) -> Fence:
+        return session.accepted.fence(number)
+
+    return PartReader(fence, session.dial.job_uid, session.dial.tls_dir)
 
 
-def _known(agent: Agent) -> GetRoundResponse:
+def _known(session: MasterSession, runner: RoundRunner) -> GetRoundResponse:
     """Return the answer for a peer that has no master."""
-    accepted, current = agent.accepted, agent.runner.current
+    accepted, current = session.accepted, runner.current
     return GetRoundResponse(
         fence=accepted.fence(),
-        has_master=agent.session.connected,
+        has_master=session.connected,
         barrier=current.stop_barrier
         if current is not None and current.number == accepted.round
         else None,
     )
 
 
-async def _keep_master(own_master: Standalone, agent: Agent) -> None:
+async def _keep_master(own_master: Standalone, shutdown: Shutdown) -> None:
     """Replace a master that ended on its own; without one the run has failed."""
     while True:
         await _end_of(own_master.pids[0])
-        if agent.ending.begun:
+        if shutdown.started:
             return
         try:
             news = own_master.revive()
         except StandaloneError as error:
-            agent.ending.fail(str(error))
+            shutdown.fail(str(error))
             return
         if news:
             log.warning("%s", news)
@@ -156,41 +220,40 @@ async def _until_end(agent: Agent, tools: AgentContext, peers: PeerServer) -> En
         loop.add_signal_handler(number, agent.on_signal, number)
     loop.add_signal_handler(
         signal.SIGCHLD,
-        lambda: agent.restarts.on_reaped(
-            child_reaper.reap_adopted({tools.process.pid, *tools.spared()})
-        ),
+        lambda: agent.parts.restarts.on_reaped(reap_adopted({tools.process.pid, *tools.spared()})),
     )
-    runner = _watch_runner(agent, tools.settings.arena_socket)
+    runner_fd = _watch_runner(agent.parts.shutdown, tools.settings.arena_socket)
     try:
         end = await agent.run()
     finally:
-        if runner >= 0:
-            loop.remove_reader(runner)
-            os.close(runner)
+        if runner_fd >= 0:
+            loop.remove_reader(runner_fd)
+            os.close(runner_fd)
         await peers.stop()
     if end.code == ExitCode.FAILED:
-        failure_summary.show(agent.runner, end, tools.settings.launch.script)
-    await agent.zygote.close(tools.process, ZYGOTE_END_SECONDS)
+        _show_summary(agent.parts.runner, end, tools.settings.launch.script)
+    await agent.parts.zygote.close(ZYGOTE_END_SECONDS)
     return end
 
 
-def _watch_runner(agent: Agent, arena_socket: int) -> int:
+def _watch_runner(shutdown: Shutdown, arena_socket: int) -> int:
     """End the agent when its local runner ends; return the watched descriptor, or -1."""
     if arena_socket < 0:
         return -1
     try:
-        runner = runner_watch.open_runner(arena_socket)
-    except runner_watch.RunnerGoneError as error:
-        agent.ending.fail(str(error))
+        runner_fd = open_runner(arena_socket)
+    except RunnerGoneError as error:
+        shutdown.fail(str(error))
         return -1
-    if runner >= 0:
-        asyncio.get_running_loop().add_reader(runner, _on_runner_end, agent, runner)
-    return runner
+    loop = asyncio.get_running_loop()
 
+    def on_end() -> None:
+        loop.remove_reader(runner_fd)  # otherwise it stays readable
+        shutdown.fail("the runner has ended: nobody looks after this agent")
 
-def _on_runner_end(agent: Agent, runner: int) -> None:
-    asyncio.get_running_loop().remove_reader(runner)  # otherwise it stays readable
-    agent.ending.fail("the runner has ended: nobody looks after this agent")
+    if runner_fd >= 0:
+        loop.add_reader(runner_fd, on_end)
+    return runner_fd
 
 
 def _address(settings: Settings) -> str:
@@ -198,3 +261,66 @@ def _address(settings: Settings) -> str:
     if launch.local_addr is not None:
         return host_address.of_this_machine(launch.local_addr, launch.source("local_addr"))
     return host_address.towards(settings.master) if settings.master else loopback.address()
+
+
+def _show_summary(runner: RoundRunner, end: End, name: str) -> None:
+    """Write the reason of a failed job to stderr, and the culprit's error to the parent's file."""
+    failures = {seen.message.rank: seen for seen in runner.exits.failures}
+    if failures:
+        sys.stderr.write(f"{_report(name, failures)}\n")
+    sys.stderr.write(f"holdfast-run: the job failed: {end.reason}\n")
+
+
+def _report(name: str, failures: dict[int, SeenExit]) -> str:
+    from torch.distributed.elastic.multiprocessing.errors import (
+        ChildFailedError,
+        ProcessFailure,
+        get_error_handler,
+    )
+
+    error = ChildFailedError(
+        name,
+        {
+            rank: ProcessFailure(
+                local_rank=seen.message.local_rank,
+                pid=seen.message.pid,
+                exitcode=seen.message.exit_code,
+                error_file=seen.error_file,
+            )
+            for rank, seen in failures.items()
+        },
+    )
+    _, first = error.get_first_failure()
+    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.path.isfile(first.error_file):  # noqa: PTH113
+        # A launcher above this one gets the root cause, as from torchrun's @record.
+        get_error_handler().dump_error_file(first.error_file, first.exitcode)
+    return str(error)
+
+
+_CREDENTIALS: Final = struct.Struct("iII")
+"""pid, uid and gid, in SO_PEERCRED's form."""
+
+
+class RunnerGoneError(Exception):
+    """The runner has ended already."""
+
+
+def open_runner(arena_socket: int) -> int:
+    """Return a pidfd of the runner, readable when it has ended; -1: no runner is known.
+
+    arena_socket: Inherited descriptor of HOLDFAST_ARENA_SOCKET; it stays open.
+
+    Raises RunnerGoneError: the runner has ended.
+    """
+    try:
+        with socket.socket(fileno=os.dup(arena_socket)) as other_end:
+            if (other_end.family, other_end.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                return -1  # by now the number is another process's
+            size = _CREDENTIALS.size
+            made_by = other_end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid, _, _ = _CREDENTIALS.unpack(made_by)
+        return os.pidfd_open(pid) if pid not in (0, os.getpid()) else -1
+    except ProcessLookupError as error:
+        raise RunnerGoneError("the runner ended before its agent began") from error
+    except OSError:
+        return -1  # a wrapper has closed it, or it is no socket

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.page import Page
-from holdfast_agent import signals, temporary_directories, zygote
+from holdfast_agent import signals, temporary_directories
 from holdfast_agent.config import settings as agent_settings
 from holdfast_agent.config.flags import PROGRAM
 from holdfast_agent.config.settings import Settings
@@ -23,6 +23,9 @@ from holdfast_agent.errors import AgentError, InputError
 from holdfast_agent.policies.exit_codes import ExitCode, after_signal, heeded
 from holdfast_agent.workers import torchrun_environment
 from holdfast_agent.workers.log_files import LogKeeper
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.preload import ZygoteError, import_torch
+from holdfast_agent.zygote.settings import DEFERRABLE, ZygoteSettings
 
 if TYPE_CHECKING:
     from holdfast_agent.standalone import Standalone
@@ -64,8 +67,7 @@ def _open_standard_streams() -> None:
 def start(argv: Sequence[str]) -> int:
     """Run the agent; return its exit code.
 
-    Raises:
-        SystemExit: From torch's parser, for --help and unknown flags; after an early signal.
+    Raises SystemExit: from torch's parser, for --help and unknown flags; after an early signal.
     """
     inherited = dict(os.environ)
     # Until the event loop takes over. As PID 1 a process without handlers gets no signals at all.
@@ -73,7 +75,7 @@ def start(argv: Sequence[str]) -> int:
         signal.signal(number, _end_early)
     try:
         agent_settings.check(inherited)
-        variables = zygote.import_torch()
+        variables = import_torch()
         settings = _load(argv, inherited)
         for note in (*settings.notes, *signals.notes()):
             sys.stderr.write(f"{PROGRAM}: {note}\n")
@@ -82,7 +84,7 @@ def start(argv: Sequence[str]) -> int:
     except InputError as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return ExitCode.BAD_INPUT
-    except (AgentError, zygote.ZygoteError) as error:
+    except (AgentError, ZygoteError) as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return ExitCode.FAILED
 
@@ -118,7 +120,7 @@ def _run(
     page = Page.create(settings.launch.local_world_size)
     for name in torchrun_environment.WITHHELD:
         os.environ.pop(name, None)
-    process = zygote.Zygote()
+    process = Zygote()
     process.start(_zygote_settings(settings, variables), page)
     code = int(ExitCode.FAILED)
     own_master: Standalone | None = None
@@ -140,15 +142,13 @@ def _run(
     return code
 
 
-def _zygote_settings(
-    settings: Settings, variables: Mapping[str, str | None]
-) -> zygote.ZygoteSettings:
+def _zygote_settings(settings: Settings, variables: Mapping[str, str | None]) -> ZygoteSettings:
     """A run on one node waits for nothing but its own start: it defers what it can.
 
     Under a job's master the imports cost nothing: they end before the other nodes have come.
     """
-    deferred = zygote.DEFERRABLE if settings.standalone else frozenset()
-    return zygote.ZygoteSettings(
+    deferred = DEFERRABLE if settings.standalone else frozenset()
+    return ZygoteSettings(
         local_world_size=settings.launch.local_world_size,
         user_variables=variables,
         preload=tuple(name for name in settings.preload if name not in deferred),

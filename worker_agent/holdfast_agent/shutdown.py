@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 KILL_MARGIN_SECONDS = 5.0
 """Seconds for which the agent waits for processes after SIGKILL: one in the kernel's
-uninterruptible sleep would otherwise hold it for ever."""
+uninterruptible sleep would otherwise never let it end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Shutdown:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """True: the agent is ending and takes no more orders."""
         return self._task is not None or self._done.done()
 

@@ -1,8 +1,4 @@
-"""Signals of this process, as its parent has set them up.
-
-Belongs here: reading dispositions, and the check that SIGTERM reaches the agent of a container.
-Does not belong here: the plan for a signal (`policies.exit_codes`, `shutdown`).
-"""
+"""Signals of this process as its parent has set them up, and the check that SIGTERM reaches it."""
 
 from __future__ import annotations
 
@@ -11,12 +7,12 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from holdfast_agent.zygote.process_tree import catches
+from holdfast_agent.zygote.process_tree import catches, stat_fields
 
 _SHELLS: Final = frozenset({"ash", "bash", "busybox", "dash", "ksh", "mksh", "sh", "zsh"})
 _INIT: Final = 1
 _STAT_TERMINAL: Final = 4
-"""Index in /proc/PID/stat, counted from the field behind the name."""
+"""Index in `stat_fields`."""
 
 
 def ignored() -> frozenset[int]:
@@ -34,8 +30,7 @@ def notes() -> tuple[str, ...]:
     if os.getppid() != _INIT or catches(_INIT, signal.SIGTERM):
         return ()
     name = Path(f"/proc/{_INIT}/comm").read_text().strip()
-    stat = Path(f"/proc/{_INIT}/stat").read_text().rpartition(")")[2].split()
-    if name not in _SHELLS or stat[_STAT_TERMINAL] != "0":
+    if name not in _SHELLS or stat_fields(_INIT)[_STAT_TERMINAL] != "0":
         return ()
     text = (
         f"the first process of this container is {name}, which passes no SIGTERM on: nothing is "

@@ -1,7 +1,6 @@
 """Run without a job master: makes certificates and a master process of its own, for one node.
 
-It starts on the agent's main thread. The master's parent-death signal follows the thread that
-started it, and so ends the master for certain.
+It starts on the agent's main thread: the master's parent-death signal follows that thread.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class Standalone:
 
         Call from the main thread. A successor reads the journal and serves on the same port.
 
-        Raises:
-            StandaloneError: it has ended too often.
+        Raises StandaloneError: it has ended too often.
         """
         code = self._process.poll()
         if code is None:

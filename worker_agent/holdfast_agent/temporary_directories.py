@@ -1,8 +1,6 @@
 """Temporary directories with an owner, so that those of a killed agent can be removed.
 
-Belongs here: making such a directory, keeping it on purpose, removing those of dead agents. Does
-not belong here: the content (`workers.log_files`, `standalone`). No descriptor stays open: the
-zygote, which is started later, must not inherit one.
+No descriptor stays open: the zygote, which is started later, must not inherit one.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from holdfast_agent.zygote.process_tree import stat_fields
 
 PREFIX = "holdfast_"
 OWNER = ".owner"
@@ -151,8 +151,5 @@ def _boot() -> str:
 
 def _start(pid: int) -> int:
     """Return a process's start in clock ticks since boot; -1: it is dead, perhaps a zombie."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return -1
-    return -1 if state in {"Z", "X"} else int(fields[18])
+    fields = stat_fields(pid)
+    return -1 if not fields or fields[0] in {"Z", "X"} else int(fields[19])

@@ -6,7 +6,7 @@ import (
 )
 
 // How long an agent waits before it dials its master again, and from one heartbeat to the next:
-// holdfast_agent.policies.reconnect and beat once more. A test asks both for the same tries.
+// holdfast_agent.policies.liveness and beat once more. A test asks both for the same tries.
 
 const (
 	firstDelay    = 0.05

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from holdfast_wire.fd_messages import ARENA, Freed, Greeting, Held, WordsError, pair, receive, send
+from holdfast_wire.datagrams import DatagramError
+from holdfast_wire.fd_messages import ARENA, Freed, Greeting, Held, pair, receive, send
 
 _log: Final = logging.getLogger(__name__)
 MOST: Final = 64
@@ -90,7 +91,7 @@ class FdStore:
             except (EOFError, OSError):
                 self._hang_up()
                 return False
-            except WordsError as error:
+            except DatagramError as error:
                 self._distrust(str(error))
                 return False
             self._received(word, fd)

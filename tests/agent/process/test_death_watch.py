@@ -18,13 +18,13 @@ from agents.agent_process import eventually
 from agents.page_worker import python
 from holdfast.page import Page
 from holdfast.robust_mark import OWNER_DIED, RobustMark
-from holdfast_agent import zygote
 from holdfast_agent.policies.round_phases import RoundPhase
 from holdfast_agent.workers import rounds
-from holdfast_agent.workers.death_watch import Deaths
 from holdfast_agent.workers.log_files import RankFiles, RoundLogs
+from holdfast_agent.workers.page_watch import DeathWatch
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.zygote.protocol import WorkerExitedEvent
 from holdfast_wire.messages import WorkerExited, WorldAssignment
 
 HOLD = """
@@ -44,7 +44,7 @@ class Node:
     def __init__(self, page: Page, folder: Path) -> None:
         self.page = page
         self.reports: list[WorkerExited] = []
-        tools = SimpleNamespace(page=page, control=SimpleNamespace(kill_round=lambda *_: None))
+        tools = SimpleNamespace(page=page, process=SimpleNamespace(send=lambda _: None))
         self.runner = RoundRunner(
             cast("Any", tools), lambda message, _: self.reports.append(message), lambda: None
         )
@@ -60,7 +60,7 @@ class Node:
             killed_seconds=0.0,
         )
         self.runner.current, self.runner.phase = self.round, RoundPhase.RUNNING
-        self.deaths = Deaths(page, os.getpid, self.runner)
+        self.deaths = DeathWatch(page, os.getpid, self.runner)
 
     def start(self, process: subprocess.Popen[str]) -> None:
         """The worker runs and holds its mark."""
@@ -71,7 +71,7 @@ class Node:
     def told(self, **fields: Any) -> None:
         """The zygote says that the worker is gone."""
         values = {"round": 1, "local_rank": 1, "pid": self.round.pids[1], "mono_ns": 1}
-        self.runner.on_exited(zygote.WorkerExitedEvent(**(values | fields)))
+        self.runner.on_exited(WorkerExitedEvent(**(values | fields)))
 
     async def reported(self) -> list[int]:
         """Return the exit codes that the master has been told of."""

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.agent_process import AgentProcess
-from holdfast_agent.policies import memory_files
-from holdfast_agent.policies.memory_files import GroupMemory
-from holdfast_agent.workers.memory_use import MemoryWatch, group_memory
+from holdfast_agent.workers import memory_use
+from holdfast_agent.workers.memory_use import GroupMemory, MemoryWatch, group_memory
 from holdfast_wire.messages import MemoryUse, WorkerExited
 from masters.scripted_master import ScriptedMaster, assignment
 
@@ -119,7 +118,7 @@ def test_the_memory_of_every_kind_of_control_group_is_read(
 def test_an_odd_file_is_no_number() -> None:
     """Nothing is made up of it."""
     files = {"memory.max": "-5", "memory.current": "many", "memory.events": "oom_kill\noom_kill x"}
-    assert memory_files.read(files, unified=True) == GroupMemory()
+    assert memory_use.read(files, unified=True) == GroupMemory()
 
 
 def test_kills_are_counted_from_the_round_s_start(tmp_path: Path) -> None:

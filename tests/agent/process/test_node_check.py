@@ -20,16 +20,16 @@ import psutil
 import pytest
 
 from holdfast_agent.health.node_check import link, storage
-from holdfast_agent.health.node_check.measured import MeasuredFigures
+from holdfast_agent.health.node_check.measured import Task
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
 from holdfast_agent.health.node_check.runner import (
     CheckResult,
-    Task,
     alone_tasks,
     join_task,
     run,
     serve_task,
 )
+from holdfast_agent.policies.node_check import Reading
 from holdfast_wire import loopback
 from holdfast_wire.identity import Identity
 from holdfast_wire.resources import Resource
@@ -58,7 +58,7 @@ def clock(server: str, seconds: float = 60.0) -> Task:
     return Task(name="clock", resources=resources, seconds=seconds, arguments=arguments)
 
 
-def by_resource(result: CheckResult) -> dict[Resource, MeasuredFigures]:
+def by_resource(result: CheckResult) -> dict[Resource, Reading]:
     """Figures by resource; each has one."""
     found = {one.resource: one for one in result.figures}
     assert len(found) == len(result.figures)
@@ -365,7 +365,7 @@ def test_a_stream_without_the_token_is_cut_off() -> None:
         socket.create_connection((loopback.IPV4, port), 10) as control,
     ):
         talk = link.Conversation(control, 10.0)
-        assert len(str(talk.hear()["token"])) == 64
+        assert len(str(talk.receive()["token"])) == 64
         with socket.create_connection((loopback.IPV4, port), 10) as stranger:
             stranger.sendall(bytes(33))
             assert _is_cut_off(stranger)
@@ -428,7 +428,7 @@ def test_two_nodes_reduce_over_gloo_after_the_link(tmp_path: Path) -> None:
     with link.listen(loopback.IPV4) as listener:
         port = listener.getsockname()[1]
         tasks = (
-            serve_task(listener, settings(agent(tmp_path, 0), deadline_seconds=90.0)),
+            serve_task(settings(agent(tmp_path, 0), deadline_seconds=90.0)),
             join_task(loopback.IPV4, port, settings(agent(tmp_path, 1), deadline_seconds=90.0)),
         )
         results = list[CheckResult | None]([None, None])

@@ -18,9 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from holdfast_agent.config.notice_sources import parse
-from holdfast_agent.notices import http_client
-from holdfast_agent.notices.errors import SourceError
-from holdfast_agent.notices.sources import Source, sources
+from holdfast_agent.notices.sources import Source, SourceError, ask, sources
 from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies.notices import Notice
 from holdfast_wire.messages import NoticeKind, NoticeReceived
@@ -221,7 +219,7 @@ def test_a_service_that_does_not_answer_is_an_error_in_time() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         began = time.monotonic()
         with pytest.raises(SourceError, match=r"GET http://127\.0\.0\.1"):
-            http_client.ask(url, {}, seconds=0.3)
+            ask(url, {}, seconds=0.3)
         assert time.monotonic() - began < 5.0
 
 

@@ -22,7 +22,7 @@ from holdfast_agent.master_link.session import MAX_QUEUE
 from holdfast_agent.policies.master_messages import Accepted, Statements
 from holdfast_agent.text_limits import cut
 from holdfast_agent.workers import exit_reports
-from holdfast_agent.workers.lease import Lease
+from holdfast_agent.workers.page_watch import Lease
 from holdfast_wire import keys
 from holdfast_wire.identity import Identity
 from holdfast_wire.keys import MAX_TEXT_BYTES
@@ -57,9 +57,9 @@ class TestLease:
 
     def test_it_is_renewed_while_the_loop_turns(self, page: Page) -> None:
         """Each tick makes the lease young again."""
-        lease = Lease(page, lambda _: True)
+        lease = Lease(page)
         for now in (1, 2, 5):
-            lease.tick(now * SECOND)
+            lease.tick(now * SECOND, lambda _: True)
             assert page.lease_age_ns(now * SECOND) == 0
 
     def test_after_standing_still_it_is_not_renewed_before_the_workers_are_dead(
@@ -72,14 +72,13 @@ class TestLease:
             told.append(age)
             return True
 
-        lease = Lease(page, on_expired)
-        lease.tick(1 * SECOND)
-        lease.tick(7 * SECOND)
-        lease.tick(8 * SECOND)
+        lease = Lease(page)
+        for now in (1, 7, 8):
+            lease.tick(now * SECOND, on_expired)
         assert told == [6.0]
         assert page.lease_is_stale(8 * SECOND)
         lease.resume()
-        lease.tick(page.words[Header.LEASE_NS] + SECOND)
+        lease.tick(page.words[Header.LEASE_NS] + SECOND, on_expired)
         assert page.lease_age_ns(page.words[Header.LEASE_NS]) == 0
 
     async def test_it_is_renewed_eight_times_before_it_runs_out(self, page: Page) -> None:
@@ -94,7 +93,7 @@ class TestLease:
                 third.set()
             return 0.001
 
-        task = asyncio.create_task(Lease(page, lambda _: True, pause).run())
+        task = asyncio.create_task(Lease(page).run(lambda _: True, pause))
         async with asyncio.timeout(5):
             await third.wait()
         task.cancel()
@@ -102,9 +101,9 @@ class TestLease:
 
     def test_with_nothing_to_kill_it_goes_on(self, page: Page) -> None:
         """An agent without workers that stood still is of use again at once."""
-        lease = Lease(page, lambda _: False)
-        lease.tick(1 * SECOND)
-        lease.tick(9 * SECOND)
+        lease = Lease(page)
+        lease.tick(1 * SECOND, lambda _: False)
+        lease.tick(9 * SECOND, lambda _: False)
         assert not page.lease_is_stale(9 * SECOND)
 
 
@@ -305,7 +304,7 @@ def test_adopted_orphans_are_reaped_and_others_children_are_not() -> None:
     """As PID 1 an agent reaps what is handed to it, and leaves the zygote to its handle."""
     code = """
 import os, time
-from holdfast_agent.workers.child_reaper import reap_adopted
+from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_agent.zygote.process_tree import become_subreaper, children
 become_subreaper()
 own = os.fork()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_agent.config.cpu_limit import cpu_quota, usable_cpus
+from holdfast_agent.config.cgroups import cpu_quota, usable_cpus
 
 V1_MOUNT = Path("/sys/fs/cgroup/cpu")
 V2_MOUNT = Path("/sys/fs/cgroup")
@@ -125,7 +125,7 @@ def test_a_process_in_a_limited_group_knows_its_quota(limited_group: Path) -> No
     """The kernel's own files, of whichever version this machine has."""
     code = (
         "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text('0'); "
-        "from holdfast_agent.config.cpu_limit import cpu_quota, usable_cpus; "
+        "from holdfast_agent.config.cgroups import cpu_quota, usable_cpus; "
         "print(cpu_quota(), usable_cpus())"
     )
     done = subprocess.run(

@@ -23,7 +23,7 @@ from holdfast_agent.health.evidence import (
     TOTAL_SECONDS,
     LocalRank,
     collect,
-    cut,
+    cut_stack,
     tails,
 )
 from holdfast_agent.health.stacks import StackQuestions
@@ -195,7 +195,7 @@ async def test_the_bytes_of_a_thread_that_logs_are_told_apart(
 
 def test_the_end_of_a_long_dump_is_kept() -> None:
     """The main thread stands last in faulthandler's dumps."""
-    kept = cut('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")
+    kept = cut_stack('Thread 0x1:\n  File "ä.py", line 1 in f\n' * 5000 + "Thread 0x2:\n  main")
     assert len(kept.encode()) <= MAX_STACK_BYTES
     assert kept.endswith("Thread 0x2:\n  main")
     assert kept.startswith(("Thread 0x1:\n", "  File"))

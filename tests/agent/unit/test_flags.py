@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_agent.config import cpu_limit, flags
+from holdfast_agent.config import cgroups, flags
 from holdfast_agent.config import settings as agent_settings
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import InputError
-from holdfast_agent.zygote import DEFAULT_PRELOAD
+from holdfast_agent.zygote.settings import DEFAULT_PRELOAD
 from holdfast_operator.pods import command
 
 torch = pytest.importorskip("torch")
@@ -103,7 +103,7 @@ def test_the_operators_process_count_is_the_last_default(script: str, pet: objec
 
 def test_cpu_means_a_process_for_each_usable_core(script: str, pet: object) -> None:
     """--nproc-per-node takes torchrun's words, and no more than the control group's CPUs."""
-    expected = min(torch._utils.cpu_count(), cpu_limit.usable_cpus())
+    expected = min(torch._utils.cpu_count(), cgroups.usable_cpus())
     assert _load("--nproc-per-node=cpu", script).launch.local_world_size == expected
 
 

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast_agent import zygote
 from holdfast_agent.workers.rounds import PendingAssignment
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.store_processes import NodeStores
+from holdfast_agent.zygote.protocol import StoreExited, StoreReady
 from holdfast_wire.messages import StorePrepared, WorkerExited, WorldAssignment
 
 
@@ -23,9 +23,8 @@ class Node:
         self.runner = RoundRunner(
             cast("Any", None), lambda *said: self.told.append(said), lambda: None
         )
-        control = SimpleNamespace(prepare_store=lambda *_: None, release_store=lambda *_: None)
         self.stores = NodeStores(
-            cast("Any", control),
+            cast("Any", SimpleNamespace(send=lambda _: None)),
             "10.0.0.1",
             lambda message: self.told.append((message, 0)),
             self.runner.on_store_lost,
@@ -34,7 +33,7 @@ class Node:
     def prepare(self, store_id: str) -> None:
         """Have a store that waits."""
         self.stores.prepare(store_id)
-        self.stores.on_ready(zygote.StoreReady(store_id, 5000))
+        self.stores.on_ready(StoreReady(store_id, 5000))
 
     def assign(self, number: int, store_id: str) -> bool:
         """Take a round that waits for a zygote; return whether its store lives."""
@@ -53,7 +52,7 @@ class Node:
 
 
 def _alone(stores: NodeStores) -> None:
-    stores.on_exited(zygote.StoreExited("s7", "signal 9"))
+    stores.on_exited(StoreExited("s7", "signal 9"))
 
 
 def _with_its_zygote(stores: NodeStores) -> None:

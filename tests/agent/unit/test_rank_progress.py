@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.page import RankSample, SavingSample, TierSaving
-from holdfast.page_layout import Section
+from holdfast.page_sample import Section
 from holdfast_agent.policies import rank_progress
 from holdfast_agent.policies.rank_progress import FirstStep, Rank
 from holdfast_wire.messages import (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_agent.policies.goodput import SecondsByClass, class_of
 from holdfast_agent.policies.round_phases import (
     TRANSITIONS,
     InvalidRoundTransitionError,
     RoundPhase,
     RoundTrigger,
+    SecondsByClass,
+    class_of,
     follow,
 )
 from holdfast_wire.messages import GoodputClass

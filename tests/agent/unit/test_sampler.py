@@ -11,7 +11,7 @@ import pytest
 
 from holdfast_agent.health import sampler
 from holdfast_agent.health.sampler import Sampler
-from holdfast_agent.policies import sample_schedule
+from holdfast_agent.policies import schedules
 from holdfast_wire.messages import ClockProbe, ClockReply, CollectiveSamples, HealthPolicy
 
 
@@ -19,7 +19,7 @@ def test_a_defect_in_a_sample_is_logged_and_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error that nobody foresaw must not end the agent, and with it the training."""
-    monkeypatch.setattr(sample_schedule, "until_next", lambda *_: 0.01)
+    monkeypatch.setattr(schedules, "until_next_sample", lambda *_: 0.01)
     current = SimpleNamespace(number=1, dead=False, kill_ordered=False, pids={0: 1}, exits={})
     runner = SimpleNamespace(current=current)  # without log files: asking its rank fails
 

@@ -17,6 +17,7 @@ from holdfast_agent.master_link.session import MasterDial, MasterSession
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
+    Fence,
     Heartbeat,
     Hello,
     SessionRequest,
@@ -29,8 +30,8 @@ from masters.served import eventually
 from messages import certificates
 
 JOB = "j1"
-HELLO = SessionRequest(message=Hello(job_uid=JOB))
-WELCOME = SessionResponse(message=Welcome(max_replicas=2))
+FENCE = Fence(epoch=1)
+WELCOME = SessionResponse(fence=FENCE, message=Welcome(max_replicas=2))
 ANOTHER_OUTCOME = b"\x42\x02\x20\x63"
 """A Leave whose outcome is 99."""
 AT_ONCE = 0.3
@@ -42,17 +43,16 @@ class Listener:
     """Notes what the session says."""
 
     def __init__(self) -> None:
-        self.said: list[SessionResponse] = []
+        self.said: list[object] = []
         self.down: list[str] = []
 
-    def hello(self) -> SessionRequest:
+    def hello(self) -> Hello:
         """As `session.Listener`."""
-        return HELLO
+        return Hello(job_uid=JOB)
 
-    def on_response(self, response: SessionResponse) -> bool:
+    def on_message(self, message: object, _: int) -> None:
         """As `session.Listener`."""
-        self.said.append(response)
-        return True
+        self.said.append(message)
 
     def on_down(self, reason: str) -> None:
         """As `session.Listener`."""
@@ -80,8 +80,8 @@ async def served(
     own = certificates.issue(folder, Identity(JOB, "agent", 0))
     listener = Listener()
     dial = MasterDial(endpoint=lambda: f"127.0.0.1:{port}", job_uid=JOB, tls_dir=own)
-    session = MasterSession(dial, listener, random.Random(7))
-    task = asyncio.create_task(session.run())
+    session = MasterSession(dial, random.Random(7))
+    task = asyncio.create_task(session.run(listener))
     try:
         yield session, listener, task
     finally:
@@ -92,17 +92,17 @@ async def served(
 
 async def test_an_agent_whose_stream_broke_is_back_at_once(tmp_path: Path) -> None:
     """It says hello again, and its owner hears of each end; no two agents wait equally long."""
-    hellos: list[SessionRequest] = []
+    hellos: list[Any] = []
 
     async def resets(context: Any) -> None:
-        hellos.append(codec.decode(SessionRequest, await context.read()))
+        hellos.append(codec.decode(SessionRequest, await context.read()).message)
         await context.write(codec.encode(WELCOME))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
 
     async with served(resets, tmp_path) as (session, listener, _):
         await eventually(lambda: listener.down, lambda down: len(down) >= 3)
         pauses = {session.pause(0, refused=False) for _ in range(200)}
-    assert hellos[:3] == [HELLO] * 3
+    assert hellos[:3] == [Hello(job_uid=JOB)] * 3
     assert session.reconnects >= 3
     assert listener.down[0] == "UNAVAILABLE: gone"
     assert len(pauses) > 150
@@ -132,27 +132,29 @@ async def test_a_message_that_cannot_be_sent_does_not_silence_the_agent(tmp_path
 
     async with served(listens, tmp_path) as (session, listener, _):
         await eventually(lambda: listener.said, bool)
-        session.send(SessionRequest(message=Warmed(cold_reason="\ud800")))
-        session.send(SessionRequest(message=Heartbeat(sequence=1)))
+        session.report(Warmed(cold_reason="\ud800"))
+        session.report(Heartbeat(sequence=1))
         await eventually(lambda: heard, bool)
         assert (heard, session.malformed) == ([Heartbeat(sequence=1)], 1)
 
 
 async def test_only_the_first_message_has_to_be_understood(tmp_path: Path) -> None:
     """A newer master's later messages are passed over; its first one opens nothing."""
-    firsts = iter([ANOTHER_OUTCOME, codec.encode(SessionResponse(message=StopRound()))])
+    firsts = iter(
+        [ANOTHER_OUTCOME, codec.encode(SessionResponse(fence=FENCE, message=StopRound()))]
+    )
 
     async def speaks(context: Any) -> None:
         await context.read()
         for data in (
             next(firsts, codec.encode(WELCOME)),
             ANOTHER_OUTCOME,
-            codec.encode(SessionResponse(message=StopRound(command_id=1))),
+            codec.encode(SessionResponse(fence=FENCE, message=StopRound(command_id=1))),
         ):
             await context.write(data)
         await asyncio.Event().wait()
 
     async with served(speaks, tmp_path) as (session, listener, _):
         await eventually(lambda: listener.said, lambda said: len(said) == 2)
-        assert listener.said == [WELCOME, SessionResponse(message=StopRound(command_id=1))]
+        assert listener.said == [WELCOME.message, StopRound(command_id=1)]
         assert (session.malformed, session.reconnects, session.connected) == (2, 0, True)

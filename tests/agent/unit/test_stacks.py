@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from campaigns.looks import look
-from holdfast_agent.health import memory_stacks
-from holdfast_agent.health.memory_stacks import HOLDS_THE_GIL, UnreadableError
-from holdfast_agent.health.stacks import StackQuestions
+from holdfast_agent.health import stacks
+from holdfast_agent.health.stacks import HOLDS_THE_GIL, StackQuestions, UnreadableError
 from holdfast_agent.health.worker_server import NoAnswerError
 
 
@@ -54,8 +53,8 @@ async def test_stacks_that_cannot_be_read_say_what_helps(
 ) -> None:
     """A process that is gone, a program that is missing: each has its text."""
     with pytest.raises(UnreadableError, match=r"needs what ptrace needs"):
-        await memory_stacks.read(2**22 + 1, 5.0)
+        await stacks.read_memory(2**22 + 1, 5.0)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnreadableError, match=r"pip install py-spy"):
-        await memory_stacks.read(os.getpid(), 5.0)
+        await stacks.read_memory(os.getpid(), 5.0)

@@ -6,16 +6,17 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from holdfast.page import Page
-from holdfast_agent.agent import ZygoteEvents
-from holdfast_agent.workers.lease import Lease
 from holdfast_agent.workers.log_files import RoundLogs
+from holdfast_agent.workers.page_watch import Lease
 from holdfast_agent.workers.rounds import PendingAssignment, Round
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.zygote import Event, LeaseExpired, RoundDead, SpawnRound
+from holdfast_agent.workers.zygote_restarts import ZygoteEvents
+from holdfast_agent.zygote.protocol import Command, Event, LeaseExpired, RoundDead, Spawn
 from holdfast_wire.messages import WorldAssignment
 
 SECOND = 1_000_000_000
@@ -28,27 +29,29 @@ class Node:
         self.page = page
         self.spawned: list[tuple[int, bool]] = []
         """(round, whether its lease was stale) of what the zygote was told to start."""
-        self.lease = Lease(page, self._on_stood_still)
-        control = SimpleNamespace(spawn=self._spawn, kill_round=lambda *_: None)
-        tools = SimpleNamespace(page=page, control=control)
+        self.lease = Lease(page)
+        tools = SimpleNamespace(page=page, process=SimpleNamespace(send=self._send))
         self.said: list[object] = []
         """Reports to the master."""
         report = lambda message, _: self.said.append(message)  # noqa: E731
         self.runner = RoundRunner(cast("Any", tools), report, self.lease.resume)
 
-    def _on_stood_still(self, age_seconds: float) -> bool:
-        return self.runner.stood_still(age_seconds)
+    def tick(self, now_ns: int) -> None:
+        """Look at the lease."""
+        self.lease.tick(now_ns, self.runner.stood_still)
 
-    def _spawn(self, order: SpawnRound) -> None:
-        self.spawned.append((order.round, self.page.lease_is_stale(time.monotonic_ns())))
+    def _send(self, command: Command) -> None:
+        if isinstance(command, Spawn):
+            stale = self.page.lease_is_stale(time.monotonic_ns())
+            self.spawned.append((command.round.round, stale))
 
     def hear(self, *events: Event) -> None:
         """Take events of the zygote as the agent does, all in one look."""
-        nothing = SimpleNamespace(on_ready=None, on_exited=None)
-        agent = SimpleNamespace(runner=self.runner, lease=self.lease, stores=nothing)
-        reader = ZygoteEvents(cast("Any", agent))
-        reader._process = cast("Any", SimpleNamespace(receive=lambda: list(events)))
-        reader._read()
+        process, nothing = SimpleNamespace(receive=lambda: list(events)), cast("Any", Mock())
+        report = cast("Any", self.said.append)
+        ZygoteEvents(
+            cast("Any", process), self.runner, nothing, self.lease, nothing, report
+        )._read()
 
     def wait(self, number: int) -> None:
         """Have a round that waits for a zygote."""
@@ -67,16 +70,16 @@ def node() -> Iterator[Node]:
 
 async def test_an_agent_that_stood_still_with_a_waiting_round_renews_its_lease(node: Node) -> None:
     """There is nothing to kill, and the zygote to come would start nothing without a lease."""
-    node.lease.tick(1 * SECOND)
+    node.tick(1 * SECOND)
     node.wait(7)
-    node.lease.tick(9 * SECOND)
+    node.tick(9 * SECOND)
     assert not node.page.lease_is_stale(9 * SECOND)
     assert node.runner.pending is not None
 
 
 async def test_a_waiting_round_starts_under_a_fresh_lease(node: Node) -> None:
     """The zygote's word that it is ready may be heard before the lease is looked at again."""
-    node.lease.tick(time.monotonic_ns() - 9 * SECOND)
+    node.tick(time.monotonic_ns() - 9 * SECOND)
     node.wait(7)
     node.runner.release()
     assert node.spawned == [(7, False)]
@@ -84,7 +87,7 @@ async def test_a_waiting_round_starts_under_a_fresh_lease(node: Node) -> None:
 
 async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
     """The lease is theirs, and stays stale until they are dead."""
-    node.lease.tick(1 * SECOND)
+    node.tick(1 * SECOND)
     node.wait(7)
     node.runner.current = Round(
         number=6,
@@ -95,7 +98,7 @@ async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
         killed_seconds=0.0,
         killed_at=0.0,
     )
-    node.lease.tick(9 * SECOND)
+    node.tick(9 * SECOND)
     assert node.runner.current.lease_expired
     assert node.page.lease_is_stale(9 * SECOND)
 

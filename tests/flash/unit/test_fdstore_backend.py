@@ -21,7 +21,7 @@ from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
 from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
-from holdfast_agent.checkpoint.places import place_of
+from holdfast_agent.checkpoint.arenas import place_of
 from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire import fd_messages
 

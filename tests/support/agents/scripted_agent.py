@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 
 from holdfast_agent.policies import master_messages
-from holdfast_agent.policies.master_messages import Opening
 from holdfast_wire import channel, codec, errors
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
@@ -130,7 +129,7 @@ class ScriptedAgent:
         try:
             for number, data in enumerate(self._call):
                 response = codec.decode(SessionResponse, data)
-                if number == 0 and master_messages.opening(response.message) is Opening.AMISS:
+                if number == 0 and not master_messages.may_open(response.message):
                     self.amiss.append(response.message)
                 self._take(response)
         except grpc.RpcError as error:

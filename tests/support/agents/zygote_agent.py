@@ -14,7 +14,12 @@ import threading
 import time
 
 from holdfast.page import Page
-from holdfast_agent.zygote import Zygote, ZygoteExited, ZygoteSettings, import_torch, protocol
+from holdfast_agent.zygote import protocol
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.preload import import_torch
+from holdfast_agent.zygote.protocol import ZygoteExited
+from holdfast_agent.zygote.settings import ZygoteSettings
+from holdfast_wire.datagrams import encode
 
 RENEW_SECONDS = 0.1
 
@@ -43,7 +48,7 @@ class Agent:
         """Write the zygote's events as lines; False after the last."""
         found = self.zygote.receive()
         for event in found:
-            os.write(self.events, protocol.encode(event) + b"\n")
+            os.write(self.events, encode(event) + b"\n")
         return not any(isinstance(event, ZygoteExited) for event in found)
 
     def pass_commands(self) -> bool:
@@ -56,7 +61,7 @@ class Agent:
             elif line == b"stop-renewing":
                 self.renewing = False
             else:
-                self.zygote._send(protocol.decode(line))  # type: ignore[arg-type]
+                self.zygote.send(protocol.decode(line))  # type: ignore[arg-type]
         return bool(part)
 
 

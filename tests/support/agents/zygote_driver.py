@@ -21,17 +21,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.page import Page
-from holdfast_agent.zygote import (
+from holdfast_agent.zygote import protocol
+from holdfast_agent.zygote.protocol import (
+    Command,
     Event,
+    KillRound,
     Ready,
     RoundDead,
+    Spawn,
     SpawnRank,
     SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
-    protocol,
 )
-from holdfast_agent.zygote.protocol import Command, KillRound, Spawn
+from holdfast_wire.datagrams import encode
 
 AGENT = Path(__file__).with_name("zygote_agent.py")
 MARK = "HOLDFAST_TEST_MARK"
@@ -74,7 +77,7 @@ class Driver:
 
     def send(self, command: Command | str) -> None:
         """Give the agent a command for its zygote, or a word of its own."""
-        line = command.encode() if isinstance(command, str) else protocol.encode(command)
+        line = command.encode() if isinstance(command, str) else encode(command)
         assert self.process.stdin is not None
         self.process.stdin.write(line + b"\n")
         self.process.stdin.flush()

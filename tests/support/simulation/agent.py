@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import (
     exit_codes,
-    exit_rules,
+    liveness,
     master_messages,
-    masterless,
     rank_progress,
+    round_phases,
 )
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_agent.policies.exit_codes import SignalStep
-from holdfast_agent.policies.goodput import SecondsByClass, class_of
 from holdfast_agent.policies.master_messages import FenceVerdict, RoundOrder
+from holdfast_agent.policies.round_phases import SecondsByClass, class_of
 from holdfast_master.inputs import Received
 from holdfast_wire.messages import (
     AssignmentMode,
@@ -117,7 +117,7 @@ class Agent(Line):
         self._account()
         self.said_warm = self.warm
         current = self.workers.current
-        shown = current if current is not None and exit_rules.is_shown(current.orders) else None
+        shown = current if current is not None and round_phases.is_shown(current.orders) else None
         if shown is not None and shown.number != self.accepted.round:
             shown = None
         seen = self.workers.view(shown) if shown else {}
@@ -220,7 +220,7 @@ class Agent(Line):
         if self.frozen:
             self.deferred.append(lambda: self.receive(stream, response))
             return
-        heard = master_messages.hear(self.accepted, response)
+        heard = master_messages.judge(self.accepted, response)
         if heard.verdict is not FenceVerdict.ACCEPT:
             if not stream.welcomed:
                 self._hang_up(stream)
@@ -398,7 +398,7 @@ class Agent(Line):
             current = self.workers.current
             peers = current.assignment.peers if current is not None else ()
             answers = self.job.ask_peers(self, [int(peer.address) for peer in peers])
-            verdict = masterless.judge(
+            verdict = liveness.judge_masterless(
                 silent_seconds=self.now - self.no_master_since,
                 limit_seconds=self.welcome.masterless_limit_seconds,
                 epoch=self.accepted.epoch,

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast_agent.policies import lease, reconnect
-from holdfast_agent.policies.lease import LeaseVerdict
+from holdfast_agent.policies import liveness
+from holdfast_agent.policies.liveness import LeaseVerdict
 from holdfast_agent.policies.master_messages import Accepted, Statements
 from holdfast_master.inputs import Connected, Received
 from holdfast_wire.messages import Hello
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simulation.master import Master
 
 WELCOME_SECONDS = 5.0
-"""holdfast_agent.policies.reconnect.WELCOME_SECONDS."""
+"""holdfast_agent.policies.liveness.WELCOME_SECONDS."""
 LEASE_LIMIT = 4.0
 
 
@@ -111,7 +111,7 @@ class Line:
 
     def _again(self) -> None:
         self.attempt += 1
-        self.later(reconnect.delay(self.attempt, self.luck.random()), self.dial)
+        self.later(liveness.reconnect_pause(self.attempt, self.luck.random()), self.dial)
 
     def _welcome_due(self, stream: Stream) -> None:
         if self.stream is stream and not stream.welcomed:
@@ -191,7 +191,9 @@ class Line:
             return
         self.frozen = False
         age = int((self.job.time.now - self.frozen_at) * 1e9)
-        verdict = lease.judge(held=self.lease_held, age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9))
+        verdict = liveness.judge_lease(
+            held=self.lease_held, age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9)
+        )
         current = self.workers.current
         if verdict is LeaseVerdict.EXPIRED and current is not None and not current.dead:
             self.lease_held = False

@@ -6,17 +6,18 @@ A record, as `holdfast_agent.workers.rounds` has it; what happens to it is `work
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
-from holdfast.page import SavingSample
-from holdfast_agent.policies.exit_rules import Orders
+from holdfast.page_sample import RankSample, SavingSample
 from holdfast_agent.policies.rank_progress import Rank
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import RunningWorker, SetBarrier, WorldAssignment
 from simulation.follower import Follower
 from simulation.training import PACE, Round
 
 TRAIN = 2
-"""holdfast.page_layout's section of a training step: one less than RankSection.TRAIN."""
+"""holdfast.page_sample's section of a training step: one less than RankSection.TRAIN."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -93,7 +94,8 @@ class LocalRound:
 
     def view(self, size: int) -> dict[int, Rank]:
         """All `size` ranks, as the agent samples them."""
-        return {rank: Rank(self.slot, 1000 + rank, 0, self.exits.get(rank)) for rank in range(size)}
+        sample = cast("RankSample", self.slot)
+        return {rank: Rank(sample, 1000 + rank, 0, self.exits.get(rank)) for rank in range(size)}
 
     def running(self, size: int) -> tuple[RunningWorker, ...]:
         """The living of its `size` processes."""

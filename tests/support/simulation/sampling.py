@@ -1,7 +1,7 @@
 """Samples of one node's ranks, the node's Unix clock, and the evidence of ranks that hang.
 
 Belongs here: what `holdfast_agent.health` measures on a real node, taken from the physics. Does not
-belong here: the estimate of the clock's offset (`holdfast_agent.policies.clock_offset`), verdicts
+belong here: the estimate of the clock's offset (`holdfast_agent.policies.schedules`), verdicts
 (the master), what goes wrong (`faults`).
 
 A step has one collective. A rank issues it when its own part of the step is done; all leave it
@@ -16,8 +16,8 @@ import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast_agent.policies import clock_offset
-from holdfast_agent.policies.clock_offset import ClockAnswer, ClockOffset, ClockReading
+from holdfast_agent.policies import schedules
+from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset, ClockReading
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire.messages import (
     ClockProbe,
@@ -47,7 +47,7 @@ _LEVELS = (0.8, 0.98)
 _NOISE = 0.02
 """Of that share."""
 _GROUP = "0"
-_DRIFT = 0.9 * clock_offset.DRIFT
+_DRIFT = 0.9 * schedules.DRIFT
 _OFFSET = 2.0
 """Farthest that a node's clock is off at the start, s."""
 
@@ -72,7 +72,7 @@ class NodeSampling:
         self._reading: ClockReading | None = None
         self._probed = 0
         self._probes: dict[int, float] = {}
-        self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=clock_offset.KEPT)
+        self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=schedules.KEPT)
         if scenario.samples:
             agent.later(self.luck.uniform(0.0, SAMPLE_SECONDS), self._sample)
 
@@ -96,7 +96,7 @@ class NodeSampling:
         current = agent.workers.current
         if agent.connected and agent.ending is None and current is not None and not current.dead:
             self._watch_clock()
-            offset = clock_offset.estimate(tuple(self._answers), self.unix)
+            offset = schedules.estimate(tuple(self._answers), self.unix)
             self._probe()
             stepped = agent.workers.slot_of(current).step > 0
             if stepped:
@@ -111,7 +111,7 @@ class NodeSampling:
     def _watch_clock(self) -> None:
         now = self.clock.reading(self.agent.job.time.now)
         before, self._reading = self._reading, now
-        if before is not None and clock_offset.was_set(before, now):
+        if before is not None and schedules.was_set(before, now):
             self.forget_clock()
 
     def _probe(self) -> None:

@@ -8,9 +8,10 @@ are the agent's own pure functions. Does not belong here: orders (`agent`), phys
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from holdfast_agent.policies import exit_rules, rank_progress
+from holdfast.page_sample import RankSample
+from holdfast_agent.policies import rank_progress, round_phases
 from holdfast_agent.policies.rank_progress import Rank
 from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
 from holdfast_wire.messages import (
@@ -151,7 +152,7 @@ class Workers:
         if current is not self.current or not self.agent.alive:
             return
         self._move(RoundTrigger.DEAD)
-        if exit_rules.tells_stopped(current.orders, next_waits=self.pending is not None):
+        if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
             message = RoundStopped(lease_expired=current.lease_expired)
             self.agent.report(message, current.number)
         self.agent.workers_dead()
@@ -273,9 +274,9 @@ class Workers:
         running = self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING)
         if current is self.current and everyone and running:
             self._move(RoundTrigger.ALL_EXITED)
-        if not exit_rules.is_evidence(code, current.orders):
+        if not round_phases.is_evidence(code, current.orders):
             return
-        barrier = rank_progress.Rank(current.slot, 1, 0, code).ended_at_barrier
+        barrier = rank_progress.Rank(cast("RankSample", current.slot), 1, 0, code).ended_at_barrier
         message = WorkerExited(
             local_rank=local_rank,
             rank=current.assignment.base_rank + local_rank,

@@ -1,7 +1,4 @@
-"""Runs the checkpoint server of this node: on a thread of its own, behind a socket.
-
-Belongs here: the server's life within the agent's, and its connection to the stream to the master.
-Does not belong here: the server itself, and its answers to the messages (`holdfast.flash`).
+"""Runs the checkpoint server of this node (`holdfast.flash`): on its own thread, behind a socket.
 
 An agent whose ranks use no `Checkpointer` has a socket that no process opens, and no thread. Arenas
 lie in memfds that only this process and its ranks hold: they end with them. A backend lets them
@@ -24,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from holdfast import loop_errors
 from holdfast.flash.server.protocol import listen
 from holdfast_agent import temporary_directories
-from holdfast_agent.checkpoint.places import place_of
+from holdfast_agent.errors import ArenasError
 from holdfast_agent.text_limits import cut
 from holdfast_wire.messages import (
     CommitAnnounced,
@@ -37,6 +34,7 @@ from holdfast_wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.flash.memory.recovery import ArenaBackend
     from holdfast.flash.memory.slots import Version
     from holdfast.flash.server.coordinated_commit import CoordinatedCommit
     from holdfast.flash.server.peer_parts import Described, Loan, Peers
@@ -62,18 +60,19 @@ Word = Callable[["CoordinatedCommit"], None]
 
 
 class Arenas:
-    """Checkpoint server of the node; the first trainer starts it. Methods: on the event loop."""
+    """Checkpoint server of the node; the first trainer starts it. Methods: on the event loop.
+
+    It is the server's `Coordinator`: `peers`, `attempt`, `world` and `send` are for its thread.
+    """
 
     def __init__(self, folder: str = "", job: str = "", runner: int = -1) -> None:
         """Make the socket, and open the backend of the arenas, if there is one.
 
-        Args:
-            folder: Directory for the arenas; empty: none.
-            job: The job's uid.
-            runner: Descriptor of the connection to the runner that holds arenas too; -1: none.
+        folder: Directory for the arenas; empty: none.
+        job: The job's uid.
+        runner: Descriptor of the connection to the runner that holds arenas too; -1: none.
 
-        Raises:
-            ArenasError: the directory cannot be used, or another agent has it.
+        Raises ArenasError: the directory cannot be used, or another agent has it.
         """
         self.job = job
         """The job's uid."""
@@ -88,7 +87,9 @@ class Arenas:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._report: Send = lambda *_: None
-        self._peers: Callable[[], Peers] | None = None
+        self._make_peers: Callable[[], Peers] | None = None
+        self.peers: Peers
+        """Connection to other agents, once there is a trainer."""
         self._worlds: dict[int, str] = {}
         self._held: tuple[MemoryCheckpoints, int | None] | None = None
         self._held_timer: asyncio.TimerHandle | None = None
@@ -99,7 +100,7 @@ class Arenas:
 
     def open(self, report: Send, peers: Callable[[], Peers]) -> None:
         """Wait for trainers; report: sends to the master; peers: connects to other agents."""
-        self._report, self._peers = report, peers
+        self._report, self._make_peers = report, peers
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._listener.fileno(), self._begin)
         if self._volume is not None and not self._volume.is_empty:
@@ -131,8 +132,9 @@ class Arenas:
             self._listener.close()  # trainers that wait there get an error
             return
         node = ServerState(ArenaStore(led=True, backend=self._volume))
-        assert self._peers is not None, "open was called"  # noqa: S101
-        self._commit = CoordinatedCommit(node, _Coordinator(self, self._loop, self._peers()))
+        assert self._make_peers is not None, "open was called"  # noqa: S101
+        self.peers = self._make_peers()
+        self._commit = CoordinatedCommit(node, self)
         self._service = service = Service(node, self._commit, self._commit.restore, self._listener)
         while self._untold:
             self.tell(self._untold.popleft())
@@ -141,7 +143,7 @@ class Arenas:
         )
         self._thread.start()
 
-    def hear(self, message: Any, number: int) -> None:
+    def receive(self, message: Any, number: int) -> None:
         """Pass a master's message about a round to the server, once there is a trainer.
 
         It may be a grant for the parts of dead agents.
@@ -214,7 +216,12 @@ class Arenas:
         """Return the name of a round's world; empty: not known. From any thread."""
         return self._worlds.get(number, "")
 
-    def say(self, message: Report, number: int | None) -> None:
+    def send(self, message: Report, round_number: int | None = None) -> None:
+        """Send to the master, from any thread."""
+        if self._loop is not None:
+            _soon(self._loop, self._send, message, round_number)
+
+    def _send(self, message: Report, number: int | None) -> None:
         """Send to the master; of several reports of memory within a moment only the newest."""
         if isinstance(message, MemoryCheckpoints):
             self._held = (message, number)
@@ -293,25 +300,38 @@ def _serve(service: Service) -> None:
         service.arenas.close()
 
 
-class _Coordinator:
-    """Connection to the master; see `holdfast.flash.server.service.Coordinator`."""
-
-    def __init__(self, arenas: Arenas, loop: asyncio.AbstractEventLoop, peers: Peers) -> None:
-        self._arenas, self._loop = arenas, loop
-        self.job, self.peers = arenas.job, peers
-
-    def attempt(self, round_number: int) -> str:
-        return self._arenas.attempt(round_number)
-
-    def world(self, round_number: int) -> str:
-        return self._arenas.world(round_number)
-
-    def send(self, message: Report, round_number: int | None = None) -> None:
-        _soon(self._loop, self._arenas.say, message, round_number)
-
-
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: Any) -> None:
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:  # the agent has ended: the call has no effect any more
         log.debug("the event loop is closed")
+
+
+def place_of(folder: str, job: str, runner: int) -> ArenaBackend | None:
+    """Return the backend; None: arenas in memory that ends with this agent.
+
+    Raises ArenasError: the directory cannot be used, or another agent has it.
+    """
+    if folder:
+        return _volume(folder, job)
+    return _stash(runner, job) if runner >= 0 else None
+
+
+def _volume(folder: str, job: str) -> ArenaBackend:
+    from holdfast.flash.memory.file_backend import FileBackend, FileBackendError
+
+    try:
+        return FileBackend(folder, job)
+    except FileBackendError as error:
+        raise ArenasError(str(error)) from error
+
+
+def _stash(runner: int, job: str) -> ArenaBackend | None:
+    from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
+
+    try:
+        return FdStoreBackend(runner, job)
+    except FdStoreError as error:
+        # A wrapper around this agent may have closed it: the job can train without it.
+        log.warning("checkpoints in memory are lost with this agent: %s", error)
+        return None

@@ -1,7 +1,6 @@
 """Parts of checkpoints between agents: answers to other agents, and reads of their memory.
 
-Belongs here: requests, pieces, deadlines. Does not belong here: the slot of a part, and its loan;
-the needed items, and their hashes (both `holdfast.flash.server.peer_parts`). Imports grpc.
+The slot of a part, its loan, and the hashes are `holdfast.flash.server.peer_parts`'. Imports grpc.
 """
 
 from __future__ import annotations

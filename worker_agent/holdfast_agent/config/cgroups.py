@@ -1,7 +1,6 @@
-"""Directories of this process's control groups, of either version.
+"""Directories of this process's control groups, of either version, and the CPUs that they allow.
 
-Belongs here: finding them, whatever a container sees of the groups outside. Does not belong here:
-the files in them (`cpu_limit`, `workers.memory_use`). Blocks for two small files.
+Groups are found whatever a container sees of those outside. Blocks for a few small files.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ class GroupFolder:
 def folders(root: Path, controller: str) -> Iterator[GroupFolder]:
     """Yield this process's group and all visible groups above it, the nearest first.
 
-    Args:
-        root: Directory with /proc, and with the mounts that /proc names.
-        controller: Name in version 1, for example `cpu`. A group of version 2 has all of them.
+    root: Directory with /proc, and with the mounts that /proc names.
+    controller: Name in version 1, for example `cpu`. A group of version 2 has all of them.
     """
     mounts = list(_mounts(root, controller))
     for line in text(root / "proc/self/cgroup").splitlines():
@@ -69,3 +67,41 @@ def text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def usable_cpus(root: Path = ROOT) -> int:
+    """Return the number of whole CPUs that this process may keep busy, at least 1.
+
+    root: Directory with /proc, and with the mounts that /proc names.
+    """
+    count = len(os.sched_getaffinity(0))
+    quota = cpu_quota(root)
+    return count if quota is None else max(1, min(count, int(quota)))
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Return the CPUs that the control groups above this process allow; None: they set no limit."""
+    limits = [
+        limit
+        for folder in folders(root, "cpu")
+        if (limit := (_read_unified if folder.unified else _read_legacy)(folder.path)) is not None
+    ]
+    return min(limits, default=None)
+
+
+def _read_unified(folder: Path) -> float | None:
+    """Read `cpu.max`: a quota or `max`, and the period, in microseconds."""
+    words = text(folder / "cpu.max").split()
+    return _share(words[0], words[1]) if len(words) == 2 else None
+
+
+def _read_legacy(folder: Path) -> float | None:
+    """Read version 1's files; a quota of -1 means no limit."""
+    quota = text(folder / "cpu.cfs_quota_us").strip()
+    return _share(quota, text(folder / "cpu.cfs_period_us").strip())
+
+
+def _share(quota: str, period: str) -> float | None:
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):
+        return None
+    return int(quota) / int(period)

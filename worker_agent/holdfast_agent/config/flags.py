@@ -1,7 +1,6 @@
 """The command line: torchrun's own parser, with checks, to one frozen value.
 
-Belongs here: flags and PET_* variables, and those that a master makes pointless. The HOLDFAST_*
-variables are in `settings`. Imports torch, inside functions, because the parser is torch's.
+Flags and PET_* variables; HOLDFAST_* ones are in `settings`. Imports torch inside functions.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import importlib.util
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_agent.config import cpu_limit, log_flags
-from holdfast_agent.config.launch import Launch
+from holdfast_agent.config import cgroups
+from holdfast_agent.config.launch import Launch, LogFlags
 from holdfast_agent.errors import InputError
 from holdfast_wire import keys
 
@@ -76,10 +75,9 @@ NEWER: Final[Mapping[str, object]] = {
 def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | None) -> Launch:
     """Return the request in `argv` and the PET_* variables.
 
-    Args:
-        argv: Arguments without the program's name.
-        environ: The environment; torch's parser itself reads os.environ for its defaults.
-        nproc_default: --nproc-per-node, if neither the flag nor PET_NPROC_PER_NODE is given.
+    argv: Arguments without the program's name.
+    environ: The environment; torch's parser itself reads os.environ for its defaults.
+    nproc_default: --nproc-per-node, if neither the flag nor PET_NPROC_PER_NODE is given.
 
     Raises:
         InputError: A value is wrong.
@@ -110,7 +108,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], nproc_default: str | 
 
 
 def _launch(args: argparse.Namespace, environ: Mapping[str, str], given: frozenset[str]) -> Launch:
-    low, high = _nnodes(args.nnodes)
+    low, high = node_range("--nnodes", args.nnodes)
     _check_command(args)
     size = local_world_size(args.nproc_per_node)
     if args.numa_binding is not None and not _has_accelerator():
@@ -140,7 +138,7 @@ def _launch(args: argparse.Namespace, environ: Mapping[str, str], given: frozens
         numa=args.numa_binding,
         worker_server=not args.no_worker_server,
         local_addr=args.local_addr,
-        logs=log_flags.parse(args, environ, size),
+        logs=parse_log_flags(args, environ, size),
         given=given,
     )
 
@@ -148,11 +146,10 @@ def _launch(args: argparse.Namespace, environ: Mapping[str, str], given: frozens
 def notes(launch: Launch, known: Mapping[str, str], *, standalone: bool) -> tuple[str, ...]:
     """Return a line for each flag that has no effect here.
 
-    Args:
-        launch: The parsed flags.
-        known: Values by flag name that need no note, such as the operator's PET_* variables for an
-            unmodified torchrun.
-        standalone: True: there is no master.
+    launch: The parsed flags.
+    known: Values by flag name that need no note, such as the operator's PET_* variables for an
+        unmodified torchrun.
+    standalone: True: there is no master.
     """
     lines = []
     for name, why in SENSELESS.items():
@@ -255,13 +252,14 @@ def _interpreter(environ: Mapping[str, str], *, in_process: bool) -> str | None:
     return name
 
 
-def _nnodes(text: str) -> tuple[int, int]:
+def node_range(name: str, text: str) -> tuple[int, int]:
+    """Return the bounds in a number or MIN:MAX; raises InputError."""
     parts = text.split(":")
     if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-        raise InputError("--nnodes", text, "a number or MIN:MAX, for example 2 or 1:4")
+        raise InputError(name, text, "a number or MIN:MAX, for example 2 or 1:4")
     low, high = int(parts[0]), int(parts[-1])
     if not 1 <= low <= high:
-        raise InputError("--nnodes", text, "MIN:MAX with 1 ≤ MIN ≤ MAX")
+        raise InputError(name, text, "MIN:MAX with 1 ≤ MIN ≤ MAX")
     return low, high
 
 
@@ -281,7 +279,7 @@ def local_world_size(text: str) -> int:
     if size < 1:
         raise InputError(NPROC_FLAG, text, "at least 1 process")
     counts_cpus = text == "cpu" or (text == "auto" and not _has_accelerator())
-    return min(size, cpu_limit.usable_cpus()) if counts_cpus else size
+    return min(size, cgroups.usable_cpus()) if counts_cpus else size
 
 
 def _has_accelerator() -> bool:
@@ -364,3 +362,56 @@ def _makes_its_path(init: str | None) -> bool:
         return "__path__" in Path(init).read_text(errors="replace")
     except OSError:
         return True
+
+
+def parse_log_flags(args: argparse.Namespace, environ: Mapping[str, str], size: int) -> LogFlags:
+    """Return the log flags for a node of `size` processes; raises InputError."""
+    template = args.log_line_prefix_template or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    if args.log_dir and Path(args.log_dir).is_file():
+        raise InputError("--log-dir", args.log_dir, "a directory, this is a file")
+    return LogFlags(
+        log_dir=args.log_dir,
+        redirects=_std("--redirects", args.redirects, size),
+        tee=_std("--tee", args.tee, size),
+        ranks_filter=_ranks_filter(args.local_ranks_filter, size),
+        prefix_template=template,
+        stdout_filters=_words(args.duplicate_stdout_filters),
+        stderr_filters=_words(args.duplicate_stderr_filters),
+        specs=args.logs_specs,
+    )
+
+
+def _std(name: str, text: str, size: int) -> str:
+    from torch.distributed.elastic.multiprocessing import Std
+
+    try:
+        chosen = Std.from_str(text)
+    except ValueError as error:
+        raise InputError(name, text, "0 to 3, or a list such as 0:1,1:3") from error
+    if isinstance(chosen, dict):
+        _check_local_ranks(name, text, chosen, size)
+    return text
+
+
+def _ranks_filter(text: str, size: int) -> frozenset[int] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise InputError("--local-ranks-filter", text, "local ranks, for example 0,2")
+    chosen = frozenset(int(part) for part in parts)
+    _check_local_ranks("--local-ranks-filter", text, chosen, size)
+    return chosen
+
+
+def _check_local_ranks(name: str, text: str, chosen: Iterable[int], size: int) -> None:
+    beyond = sorted(rank for rank in chosen if not 0 <= rank < size)
+    if beyond:
+        span = f"0 to {size - 1}" if size > 1 else "0 only"
+        remedy = f"local ranks of this node, which are {span}; {beyond[0]} is none"
+        raise InputError(name, text, remedy)
+
+
+def _words(value: Sequence[str] | str) -> tuple[str, ...]:
+    # A PET_* default arrives as the plain text, a flag as torch's list.
+    return tuple(value.split(",")) if isinstance(value, str) else tuple(value)

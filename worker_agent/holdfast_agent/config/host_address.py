@@ -40,12 +40,10 @@ def resolve(name: str) -> str:
 def of_this_machine(name: str, source: str) -> str:
     """Return `name` as an IP that this machine can listen on.
 
-    Args:
-        name: A host's name, or an IP.
-        source: Flag or variable that it came from.
+    name: A host's name, or an IP.
+    source: Flag or variable that it came from.
 
-    Raises:
-        InputError: The name is unknown, or is another machine's.
+    Raises InputError: the name is unknown, or is another machine's.
     """
     try:
         address = resolve(name)

@@ -48,8 +48,7 @@ _RANK: Final = "{node_rank}"
 def parse(text: str, node_rank: int = 0) -> tuple[NoticeSource, ...]:
     """Return the sources in a text; an empty one has none.
 
-    Raises:
-        InputError: It names an unknown source, or the same one twice.
+    Raises InputError: it names an unknown source, or the same one twice.
     """
     found = tuple(
         _source(text, item.strip(), node_rank) for item in text.split(",") if item.strip()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast_agent.config import flags, notice_sources
@@ -110,8 +110,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             *flags.variable_notes(environ),
             *environment.unknown(environ),
             *_nnodes_notes(launch, environ, standalone=standalone),
-            *_arena_notes(environ, standalone=standalone),
-            *_source_notes(environ, standalone=standalone),
+            *_pointless(environ, standalone=standalone),
         ),
     )
     return settings if standalone else _with_identity(settings, environ)
@@ -120,13 +119,11 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
 def for_torchrun(environ: Mapping[str, str], endpoint: str, nproc: str | None) -> Settings:
     """Return the settings of a rendezvous handler inside an unmodified torchrun.
 
-    Args:
-        environ: The environment; `endpoint` overrides HOLDFAST_MASTER.
-        endpoint: --rdzv-endpoint, may be empty.
-        nproc: Number of processes of this node as text; None: from the environment, else 1.
+    environ: The environment; `endpoint` overrides HOLDFAST_MASTER.
+    endpoint: --rdzv-endpoint, may be empty.
+    nproc: Number of processes of this node as text; None: from the environment, else 1.
 
-    Raises:
-        InputError: a variable is missing or wrong.
+    Raises InputError: a variable is missing or wrong.
     """
     named = {**environ}
     if endpoint:
@@ -155,8 +152,7 @@ def _local_size(environ: Mapping[str, str], nproc: str | None) -> int:
 def check(environ: Mapping[str, str]) -> None:
     """Refuse wrong values that can be found before the import of torch, which takes seconds.
 
-    Raises:
-        InputError: a variable is missing or wrong.
+    Raises InputError: a variable is missing or wrong.
     """
     _seconds(environ, ENV_GRACE, 30.0)
     _topology(environ.get(ENV_TOPOLOGY, ""))
@@ -197,18 +193,14 @@ def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
     )
 
 
-def _arena_notes(environ: Mapping[str, str], *, standalone: bool) -> tuple[str, ...]:
-    if not standalone or not environ.get(keys.ENV_ARENA_DIR):
-        return ()
-    # Each run is a job of its own: its arenas would be of no use to the next.
-    return (f"{keys.ENV_ARENA_DIR} has no effect without {keys.ENV_MASTER}",)
+def _pointless(environ: Mapping[str, str], *, standalone: bool) -> Iterator[str]:
+    """Yield a note for each variable that only a job with a master can use.
 
-
-def _source_notes(environ: Mapping[str, str], *, standalone: bool) -> tuple[str, ...]:
-    if not standalone or not environ.get(ENV_NOTICES):
-        return ()
-    # There is no other node that the work could move to.
-    return (f"{ENV_NOTICES} has no effect without {keys.ENV_MASTER}",)
+    A standalone run is a job of its own, and has no other node that its work could move to.
+    """
+    for name in (keys.ENV_ARENA_DIR, ENV_NOTICES):
+        if standalone and environ.get(name):
+            yield f"{name} has no effect without {keys.ENV_MASTER}"
 
 
 def _arena_dir(environ: Mapping[str, str]) -> str:
@@ -229,7 +221,7 @@ def _nnodes_notes(
     text = environ.get(keys.ENV_NNODES, "")
     if not text:
         return ()
-    low, high = _range(keys.ENV_NNODES, text)
+    low, high = flags.node_range(keys.ENV_NNODES, text)
     if launch.nnodes_given and (low, high) != (launch.min_nodes, launch.max_nodes):
         asked = f"{launch.min_nodes}:{launch.max_nodes}"
         return (f"--nnodes={asked} has no effect: the job says {low}:{high}",)
@@ -269,13 +261,6 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     if not text.isdecimal() or int(text) >= 2**32:
         raise InputError(name, text, "a whole number, 0 or more")
     return int(text)
-
-
-def _range(name: str, text: str) -> tuple[int, int]:
-    parts = text.split(":")
-    if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-        raise InputError(name, text, "a number or MIN:MAX")
-    return int(parts[0]), int(parts[-1])
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -1,8 +1,5 @@
 """Orders of the master to measure this node, while no rank runs on it.
 
-Belongs here: one order at a time, its answer, its end when ranks are to start. Does not belong
-here: a measurement (`node_check`), a verdict (the master's `policies/preflight`).
-
 A measurement has a thread and a child process of its own; the connection to the master never waits
 for it. The process stays for the next round, which then need not import torch again. An order that
 comes again, after a lost stream, gets the answer that it had.
@@ -21,17 +18,17 @@ from typing import Any, Final
 
 from holdfast_agent.health.node_check import link
 from holdfast_agent.health.node_check.link import LinkSettings
-from holdfast_agent.health.node_check.measured import MeasuredFigures
+from holdfast_agent.health.node_check.measured import Task
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess
 from holdfast_agent.health.node_check.runner import (
     CheckResult,
-    Task,
     alone_tasks,
     import_task,
     join_task,
     run,
     serve_task,
 )
+from holdfast_agent.policies.node_check import Reading
 from holdfast_wire.messages import (
     CheckFigure,
     CheckListening,
@@ -137,7 +134,7 @@ class CheckOrders:
             self._dropping = asyncio.create_task(asyncio.to_thread(self._kept.drop))
 
     def _let_wait(self) -> None:
-        """Have the process wait for the next round; not for ever, nor beside ranks."""
+        """Have the process wait for the next round; not without end, nor while ranks run."""
         self._waits = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._drop)
         if self._interrupt.is_set():
             self._drop()
@@ -201,13 +198,13 @@ class CheckOrders:
             port = listener.getsockname()[1]
             self._listening = CheckListening(round=current, host=self._place.address, port=port)
             self._report(self._listening)
-            task = serve_task(listener, self._settings(seconds))
+            task = serve_task(self._settings(seconds))
             return await self._run([task], (listener.fileno(),), seconds)
 
     def _tasks(self, order: CheckNode, seconds: float) -> list[Task]:
         if order.role is CheckRole.JOIN:
             return [join_task(order.host, order.port, self._settings(seconds))]
-        # What a node reaches with itself is compared with nobody.
+        # No other node's figures are compared with what a node reaches with itself.
         return alone_tasks(loopback=False)
 
     async def _run(
@@ -230,7 +227,7 @@ class CheckOrders:
         )
 
 
-def _figure(measured: MeasuredFigures) -> CheckFigure | None:
+def _figure(measured: Reading) -> CheckFigure | None:
     """Return the figure for the master; None: nothing was measured, for no fault of the node."""
     if measured.error:
         return CheckFigure(

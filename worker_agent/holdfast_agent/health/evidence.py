@@ -1,10 +1,8 @@
 """Collects what is known of local ranks that make no progress, before anything is ended.
 
-Belongs here: the kernel's view of each process, the answers of its worker server, its stack. Does
-not belong here: the conclusion (the master's `policies/hang`), how stacks are had (`stacks`).
-
-All ranks are asked side by side, in threads, each call with a deadline: a rank that is stopped,
-gone or stuck in the kernel costs no more time than one that answers.
+The conclusion is the master's (`policies/hang`). All ranks are asked side by side, in threads, each
+call with a deadline: a rank that is stopped, gone or stuck in the kernel costs no more time than
+one that answers.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from holdfast_agent.health import memory_stacks, proc_samples
-from holdfast_agent.health.memory_stacks import UnreadableError
+from holdfast_agent.health import proc_samples, stacks
 from holdfast_agent.health.proc_samples import ProcessSample
-from holdfast_agent.health.stacks import StackQuestions, scripts_own
+from holdfast_agent.health.stacks import StackQuestions, UnreadableError, scripts_own
 from holdfast_agent.health.worker_server import (
     FlightEntry,
     FlightRecord,
@@ -31,6 +28,7 @@ from holdfast_agent.health.worker_server import (
     WorkerServer,
     WorkerServerError,
 )
+from holdfast_agent.text_limits import cut
 from holdfast_wire.messages import GroupTail, RankEvidence
 
 log = logging.getLogger(__name__)
@@ -99,10 +97,9 @@ async def collect(
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
 
-    Args:
-        ranks: The local ranks of the round.
-        world_size: Number of ranks of the world, which the default process group has.
-        questions: For stacks, those of earlier collections that are not answered yet.
+    ranks: The local ranks of the round.
+    world_size: Number of ranks of the world, which the default process group has.
+    questions: For stacks, those of earlier collections that are not answered yet.
     """
     started = time.monotonic()
     executor = ThreadPoolExecutor(max(1, 2 * len(ranks)), thread_name_prefix="evidence")
@@ -137,7 +134,7 @@ async def _from_memory(pid: int, seconds: float) -> str:
     if not pid:
         return ""
     try:
-        return await memory_stacks.read(pid, seconds)
+        return await stacks.read_memory(pid, seconds)
     except UnreadableError as error:
         log.info("the stacks of process %d are not known: %s", pid, error)
         return ""
@@ -148,14 +145,14 @@ def _with_stack(process: ProcessSample, stack: str) -> ProcessSample:
     if not stack:
         return process
     first, *others = process.children
-    known = dataclasses.replace(first, stack=cut(stack, MAX_LATER_BYTES))
+    known = dataclasses.replace(first, stack=cut_stack(stack, MAX_LATER_BYTES))
     return dataclasses.replace(process, children=(known, *others))
 
 
 def _evidence(
     item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
-    stack = cut(scripts_own(said.stack or read))
+    stack = cut_stack(scripts_own(said.stack or read))
     moved = max(0, process.moved_bytes - said.moved_bytes)
     # The worker server's thread has moved the dumps.
     awaited = process.moved_bytes - process.moved_beside_bytes
@@ -173,7 +170,7 @@ def _evidence(
         stack=stack,
         groups=tails(said.record, *world) if said.record else (),
         later_stacks=tuple(
-            cut(own, MAX_LATER_BYTES)
+            cut_stack(own, MAX_LATER_BYTES)
             for own in map(scripts_own, said.later)
             if own not in {"", stack}
         ),
@@ -243,10 +240,9 @@ def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool,
 def tails(record: FlightRecord, world_size: int, now_ns: int) -> tuple[GroupTail, ...]:
     """Return the newest collective of each process group, in the order of the groups' names.
 
-    Args:
-        record: The flight record of one rank.
-        world_size: Number of ranks of the default group.
-        now_ns: Unix time of this node, ns.
+    record: The flight record of one rank.
+    world_size: Number of ranks of the default group.
+    now_ns: Unix time of this node, ns.
     """
     # The newest entry, not the highest number: a group that was made anew counts from 1 again.
     newest = {entry.group: entry for entry in record.entries if not entry.is_p2p}
@@ -270,10 +266,6 @@ def _members(entry: FlightEntry, record: FlightRecord, world_size: int) -> tuple
     return tuple(ranks) if len(ranks) <= MAX_MEMBERS else ()
 
 
-def cut(text: str, most: int = MAX_STACK_BYTES) -> str:
+def cut_stack(text: str, limit: int = MAX_STACK_BYTES) -> str:
     """Keep the end of a long dump: faulthandler writes the main thread last."""
-    data = text.encode(errors="replace")
-    if len(data) <= most:
-        return data.decode()
-    kept = data[-most:].decode(errors="ignore")
-    return kept[kept.find("\n") + 1 :]
+    return cut(text, limit, whole_lines=True)

@@ -1,7 +1,5 @@
 """Samples of a process by the kernel over a second: its state, what it moves, what is below it.
 
-Belongs here: /proc. Does not belong here: the worker server, stacks (`evidence`).
-
 /proc answers for any state of a process. No file of its own is touched: a look at one on storage
 that is away would hang as the process does.
 """
@@ -17,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast_agent.zygote.process_tree import command_line, descendants
+from holdfast_agent.zygote.process_tree import command_line, descendants, stat_fields
 from holdfast_wire.messages import ChildEvidence
 
 SAMPLES: Final = 5
@@ -27,7 +25,7 @@ MOST_CHILDREN: Final = 8
 _MOST_TREE: Final = 256
 """Processes below a rank that are looked at."""
 _STAT_STATE, _STAT_USER, _STAT_SYSTEM = 0, 11, 12
-"""Indices in /proc/PID/stat, counted from the field behind the name."""
+"""Indices in `stat_fields`."""
 _LETTERS: Final = {"t": "T", "X": "", "x": ""}
 """Traced and stopped are alike: it does not run. A dead one is gone."""
 _MOVED: Final = frozenset({b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:"})
@@ -35,7 +33,7 @@ _MOVED: Final = frozenset({b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ProcStat:
     """One look at one process."""
 
     state: str
@@ -161,21 +159,16 @@ def usual(values: Sequence[str]) -> str:
     )
 
 
-def sample(pid: int) -> Sample | None:
+def sample(pid: int) -> ProcStat | None:
     """Look at a process once; None: there is none."""
     if pid <= 0:
         return None
-    folder = Path("/proc") / str(pid)
-    try:
-        # The name, in brackets, may contain anything.
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE])
+    folder, fields = Path("/proc") / str(pid), stat_fields(pid)
+    state = _LETTERS.get(fields[_STAT_STATE], fields[_STAT_STATE]) if fields else ""
     if not state:
         return None
     ticks = int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])
-    return Sample(
+    return ProcStat(
         state=state,
         kernel_function=_kernel_function(folder),
         cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),

@@ -1,9 +1,4 @@
-"""Samples the collectives of the local ranks for the master, at a cost that is measured.
-
-Belongs here: the schedule, the questions to the ranks, what has been sent already, clock probes.
-Does not belong here: one question (`worker_server`), guessed steps (`policies.collective_steps`),
-a judgement about a rank (the master).
-"""
+"""Samples the collectives of the local ranks for the master, at a cost that is measured."""
 
 from __future__ import annotations
 
@@ -28,9 +23,9 @@ from holdfast_agent.health.worker_server import (
     WorkerServerError,
     parse_flight_record,
 )
-from holdfast_agent.policies import clock_offset, collective_steps, sample_schedule
-from holdfast_agent.policies.clock_offset import ClockAnswer, ClockOffset, ClockReading
+from holdfast_agent.policies import collective_steps, schedules
 from holdfast_agent.policies.collective_steps import GroupWindow, StepGuess, StepMark
+from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset, ClockReading
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire.messages import (
@@ -47,7 +42,7 @@ log = logging.getLogger(__name__)
 COST_SHARE: Final = 0.0015
 """Share of a step that samples may take. XPUTimer, the best of the field, states 0.43 %."""
 _COSTS_KEPT: Final = 8
-"""Newest answers of a rank of which the fastest tells the cost: the others waited for a CPU."""
+"""Newest answers of a rank: the fastest of them is the cost, the others waited for a CPU."""
 LOOKS_IN_LIMIT: Final = 4
 """Samples in the shortest time without progress that counts as a hang."""
 ANSWER_SECONDS: Final = 2.0
@@ -83,20 +78,19 @@ class Sampler:
         spread: Callable[[], float] = lambda: 0.0,
         page: Page | None = None,
     ) -> None:
-        """Ask nobody yet.
+        """Ask no rank yet.
 
-        Args:
-            runner: Has the round.
-            report: Sends (message, round) to the master.
-            pause: Returns the time to the next work of a period, both in s.
-            spread: Returns the time that a message waits, s, so that those of thousands of nodes
-                do not reach the master at once.
-            page: Has the steps of ranks that report them; None: nobody does.
+        runner: Has the round.
+        report: Sends (message, round) to the master.
+        pause: Returns the time to the next work of a period, both in s.
+        spread: Returns the time that a message waits, s, so that those of thousands of nodes
+            do not reach the master at once.
+        page: Has the steps of ranks that report them; None: none does.
         """
         self._page = page
         self._runner, self._report, self._pause, self._spread = runner, report, pause, spread
         self.policy: HealthPolicy | None = None
-        """The job's; None: the master judges nobody, so nothing is sampled."""
+        """The job's; None: the master judges no rank, so nothing is sampled."""
         self.ranks: dict[int, RankSamples] = {}
         self._round = 0
         self._due = 0.0
@@ -105,7 +99,7 @@ class Sampler:
         """CPU time of this process for each of the newest samples, s."""
         self._probe_ids = itertools.count(1)
         self._probes: dict[int, float] = {}
-        self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=clock_offset.KEPT)
+        self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=schedules.KEPT)
         self._reading: ClockReading | None = None
         """The clocks at the last sample."""
 
@@ -144,15 +138,15 @@ class Sampler:
 
     def _rest(self, due: float) -> float:
         """Return the time to sleep, s: to the next sample, or until a new round is looked for."""
-        rest, look = due - time.monotonic(), self._pause(sample_schedule.SHORTEST_SECONDS)
+        rest, look = due - time.monotonic(), self._pause(schedules.SHORTEST_SECONDS)
         return min(rest, look) if rest > 0 else look
 
     def _until_next(self) -> float:
         """Return the time to the next sample of this round, s."""
-        period = sample_schedule.period(self._cost() / COST_SHARE, self._longest())
-        offset = clock_offset.estimate(tuple(self._answers), time.time())
+        period = schedules.sample_period(self._cost() / COST_SHARE, self._longest())
+        offset = schedules.estimate(tuple(self._answers), time.time())
         ahead = offset.seconds if offset is not None else 0.0
-        return sample_schedule.until_next(period, time.time() + ahead)
+        return schedules.until_next_sample(period, time.time() + ahead)
 
     def _longest(self) -> float:
         """Return the longest pause, s: a hang must be seen within its own limit."""
@@ -190,14 +184,14 @@ class Sampler:
         self._due = time.monotonic() + self._until_next()
         await asyncio.sleep(self._spread())
         # The master may be another one by now.
-        offset = clock_offset.estimate(tuple(self._answers), time.time())
+        offset = schedules.estimate(tuple(self._answers), time.time())
         if offset is not None and self._round == current.number:
             self._send(offset, [one for one in news if one.groups])
 
     def _watch_clock(self) -> None:
         """Notice that the clock was set: what was issued since the last sample has two times."""
         before, self._reading = self._reading, ClockReading(time.time(), time.monotonic())
-        if before is not None and clock_offset.was_set(before, self._reading):
+        if before is not None and schedules.was_set(before, self._reading):
             log.info("this node's clock was set; a sample is left out")
             self._forget_clock()
 

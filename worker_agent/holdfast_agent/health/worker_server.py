@@ -1,7 +1,4 @@
-"""Client of the worker server that torch runs in each rank, over its Unix socket.
-
-Belongs here: one request, its deadline, and the flight recorder's answer as values. Does not belong
-here: asyncio, a schedule, conclusions. Calls block: asyncio code makes them in threads.
+"""Client of the worker server that torch runs in each rank, over its Unix socket. Calls block.
 
 The server lives in the user's process, so its answers are not trusted: they are bounded in size,
 parsed as JSON, and each value is checked. It answers only POST, on a thread without the GIL. A
@@ -20,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdfast_agent.socket_paths import short_path
+from holdfast_wire.datagrams import short_path
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 """Longest accepted answer. 2,000 entries, torch's default, are 950 KB."""
@@ -93,22 +90,18 @@ class WorkerServer:
     def ping(self, seconds: float) -> None:
         """Ask whether it answers at all.
 
-        Args:
-            seconds: Longest wait, s.
+        seconds: Longest wait, s.
 
-        Raises:
-            WorkerServerError: It does not, or not within `seconds`.
+        Raises WorkerServerError: it does not, or not within `seconds`.
         """
         self._post("ping", seconds)
 
     def flight_record(self, seconds: float) -> FlightRecord:
         """Return the newest operations of the rank; the GIL is not needed.
 
-        Args:
-            seconds: Longest wait, s.
+        seconds: Longest wait, s.
 
-        Raises:
-            WorkerServerError: No usable answer came within `seconds`.
+        Raises WorkerServerError: no usable answer came within `seconds`.
         """
         body = self.flight_trace(seconds)
         try:
@@ -119,11 +112,9 @@ class WorkerServer:
     def flight_trace(self, seconds: float) -> bytes:
         """Return what `parse_flight_record` reads; the GIL is not needed.
 
-        Args:
-            seconds: Longest wait, s.
+        seconds: Longest wait, s.
 
-        Raises:
-            WorkerServerError: No usable answer came within `seconds`.
+        Raises WorkerServerError: no usable answer came within `seconds`.
         """
         return self._post("fr_trace_json", seconds)
 
@@ -132,9 +123,8 @@ class WorkerServer:
     ) -> str:
         """Return Python's stacks of all threads, in faulthandler's format; needs the GIL.
 
-        Args:
-            seconds: Longest wait, s.
-            keep: Takes the connection where no answer came in time: one may still come.
+        seconds: Longest wait, s.
+        keep: Takes the connection where no answer came in time: one may still come.
 
         Raises:
             NoAnswerError: None came within `seconds`: perhaps a thread never frees the GIL.
@@ -212,8 +202,7 @@ def _pairs(fields: list[str]) -> Iterator[tuple[str, str, str]]:
 def parse_flight_record(body: bytes) -> FlightRecord:
     """Parse the answer of `fr_trace_json`.
 
-    Raises:
-        AnswerError: It is no JSON, or a value is missing or of another type.
+    Raises AnswerError: it is no JSON, or a value is missing or of another type.
     """
     try:
         document = json.loads(body)

@@ -107,7 +107,7 @@ class Commands:
                 local_rank=one.local_rank,
                 rank=one.rank,
                 pid=one.pid,
-                text=evidence.cut(text, share),
+                text=evidence.cut_stack(text, share),
             )
             for one, text in zip(ranks, texts, strict=True)
         )

@@ -1,13 +1,13 @@
 """Calls between agents: answers about the round here, questions while there is no master.
 
-Does not belong here: the decision from the answers (`policies.masterless`), parts of checkpoints
-(`checkpoint.parts`, imported at the first use). Imports grpc.
+Parts of checkpoints are in `checkpoint.parts`, imported at the first use. Imports grpc.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ import grpc
 
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.errors import AgentError
+from holdfast_agent.master_link.session import MasterSession
+from holdfast_agent.policies import liveness
+from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire import channel, codec, keys
-from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
+from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress, SetBarrier
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -43,8 +46,7 @@ class PeerServer(peer_pb2_grpc.PeerServiceServicer):
     async def start(self, address: str, tls_dir: Path) -> str:
         """Listen, and return the host:port at which others reach it.
 
-        Raises:
-            AgentError: The address or the certificates cannot be used.
+        Raises AgentError: the address or the certificates cannot be used.
         """
         host = f"[{address}]" if ":" in address else address
         server = grpc.aio.server(options=channel.SERVER_OPTIONS)
@@ -126,4 +128,38 @@ async def _ask_one(
     except (grpc.RpcError, OSError, codec.WireError, channel.CredentialsError) as error:
         code = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
         log.info("peer %d at %s did not answer: %s", peer.node_rank, peer.address, code)
+        return None
+
+
+class MasterlessWatch:
+    """Watches the workers while there is no master; the rule is `policies.liveness`'."""
+
+    def __init__(self, runner: RoundRunner, session: MasterSession, node_rank: int) -> None:
+        """Watch `runner`'s workers; `session` tells if there is a master, and how peers are met."""
+        self._runner, self._session, self._node_rank = runner, session, node_rank
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """Note that the master is lost from now on."""
+        self._since = time.monotonic()
+
+    async def look(self, limit_seconds: float) -> SetBarrier | None:
+        """Ask the peers once; end the workers, or return a barrier that only peers have had yet."""
+        session, current = self._session, self._runner.current
+        members = current.assignment.peers if current is not None else ()
+        request = GetRoundRequest(node_rank=self._node_rank, fence=session.accepted.fence())
+        answers = await ask(members, request, session.dial.job_uid, session.dial.tls_dir)
+        if session.connected:
+            return None
+        verdict = liveness.judge_masterless(
+            silent_seconds=time.monotonic() - self._since,
+            limit_seconds=limit_seconds,
+            epoch=session.accepted.epoch,
+            own_round=session.accepted.round,
+            answers=answers,
+        )
+        if verdict.kill:
+            self._runner.kill(verdict.reason)
+        elif verdict.barrier is not None and current is not None:
+            return verdict.barrier if verdict.barrier.barrier_id > current.armed else None
         return None

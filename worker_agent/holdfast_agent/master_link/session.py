@@ -1,7 +1,6 @@
-"""The stream to the master: sends the hello, carries messages, judges the stream's end.
+"""The stream to the master: fences of both directions, repeated reports, the stream's end.
 
-Does not belong here: opening and renewing the stream (`holdfast_wire.stream`), the meaning of a
-message (`agent`). Imports grpc, so it must not be imported before the zygote runs.
+The meaning of a message is `agent`'s. Imports grpc: not to be imported before the zygote runs.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from holdfast_agent.errors import AgentRefusedError
-from holdfast_agent.policies import master_messages, reconnect
-from holdfast_agent.policies.master_messages import Opening
+from holdfast_agent.policies import liveness, master_messages
+from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Statements
 from holdfast_wire import channel, codec, stream
-from holdfast_wire.messages import Heartbeat, SessionRequest, SessionResponse, Welcome
+from holdfast_wire.messages import Heartbeat, Hello, SessionRequest, SessionResponse, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +37,14 @@ PERMANENT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSI
 class Listener(Protocol):
     """User of the stream."""
 
-    def hello(self) -> SessionRequest:
+    def hello(self) -> Hello:
         """Return the first message of a stream."""
 
-    def on_response(self, response: SessionResponse) -> bool:
-        """Take a message (first a Welcome, or a Leave); return True if it was accepted."""
+    def on_message(self, message: Any, round_number: int) -> None:
+        """Act on a message that its fence allows (first a Welcome, or a Leave).
+
+        round_number: for an assignment, the newest round before it; for others, their fence's.
+        """
 
     def on_down(self, reason: str) -> None:
         """Note the end of a stream that had a Welcome."""
@@ -61,16 +63,19 @@ class MasterDial:
 class MasterSession:
     """One agent's stream, renewed until `close`."""
 
-    def __init__(self, dial: MasterDial, listener: Listener, jitter: random.Random) -> None:
+    def __init__(self, dial: MasterDial, jitter: random.Random) -> None:
         """Connect to `dial`; `jitter` spreads reconnects."""
-        self._listener = listener
+        self.dial = dial
+        self.accepted = Accepted()
+        self.statements = Statements()
+        self._listener: Listener | None = None
         self._jitter = jitter
         self._complained = ("", 0.0)
         self.connected = False
         """True: a Welcome (or a Leave in its place) came and the stream has not ended since."""
         self.reconnects = 0
         """Streams that ended after a Welcome."""
-        self._patience = reconnect.WELCOME_SECONDS
+        self._patience = liveness.WELCOME_SECONDS
         self._crowd = 1
         """Largest number of agents of the job, as the last master said."""
         self.malformed = 0
@@ -87,17 +92,33 @@ class MasterSession:
         """True: `close` was called."""
         return self._stream.closing
 
-    def send(self, request: SessionRequest) -> None:
-        """Queue a message; without a stream it is dropped (the next hello has the state)."""
+    def report(self, message: Any, round_number: int | None = None) -> None:
+        """Send a message; `round_number`: the round that it is about, if it is about workers.
+
+        Without a stream it is dropped: the next hello has the state, and what would be missing
+        there is repeated.
+        """
+        self.statements.note(message, round_number or 0, time.monotonic())
+        self._send(SessionRequest(fence=self.accepted.fence(round_number), message=message))
+
+    def repeat(self, *, ending: int = 0) -> None:
+        """Send what a master that has just welcomed this agent may not know.
+
+        ending: round of which a process has ended, see `Statements.again`.
+        """
+        for request in self.statements.again(self.accepted, time.monotonic(), ending=ending):
+            self._send(request)
+
+    def _send(self, request: SessionRequest) -> None:
         if not self._stream.send(request):
             log.warning("%d messages wait for the master: starting a new stream", MAX_QUEUE)
 
-    async def run(self) -> None:
+    async def run(self, listener: Listener) -> None:
         """Connect again and again until `close`.
 
-        Raises:
-            RefusedError: the master refused this agent for good.
+        Raises AgentRefusedError: the master refused this agent for good.
         """
+        self._listener = listener
         await self._stream.run()
 
     async def close(self, timeout_seconds: float) -> None:
@@ -108,23 +129,40 @@ class MasterSession:
 
     def opening(self) -> list[SessionRequest]:
         """Return the hello."""
-        return [self._listener.hello()]
+        return [SessionRequest(fence=self.accepted.fence(), message=self._user.hello())]
+
+    @property
+    def _user(self) -> Listener:
+        if self._listener is None:
+            raise RuntimeError("a stream has opened before `run`")
+        return self._listener
 
     def received(self, response: SessionResponse) -> bool:
         """Hand a message on; the first one must open the stream."""
         if self.connected:
-            self._listener.on_response(response)
+            self._take(response)
             return True
         message = response.message
-        if master_messages.opening(message) is Opening.AMISS:
+        if not master_messages.may_open(message):
             raise ConnectionError(f"the master's first message is a {type(message).__name__}")
         if isinstance(message, Welcome):
             self._crowd = message.max_replicas
-            self._patience = reconnect.welcome_deadline(self._crowd)
+            self._patience = liveness.welcome_deadline(self._crowd)
         self.connected = True
-        if not self._listener.on_response(response):
+        if not self._take(response):
             self.connected = False
             raise ConnectionError("its first message was not accepted (an older master?)")
+        return True
+
+    def _take(self, response: SessionResponse) -> bool:
+        """Hand a message on if its fence allows; return whether it does."""
+        judged = master_messages.judge(self.accepted, response)
+        if judged.verdict is not FenceVerdict.ACCEPT:
+            name, why = type(response.message).__name__, judged.verdict.value
+            log.warning("%s of the master dropped: %s", name, why)
+            return False
+        self.accepted = judged.accepted
+        self._user.on_message(response.message, judged.round)
         return True
 
     def unreadable(self, error: codec.WireError) -> None:
@@ -140,13 +178,13 @@ class MasterSession:
         log.error("the master is not told: %s", error)
 
     def ended(self, end: stream.StreamEnding) -> None:
-        """Note the end of a stream; raises RefusedError if another try would be in vain."""
+        """Note the end of a stream; raises AgentRefusedError if another try would be in vain."""
         if end.code in PERMANENT:
             raise AgentRefusedError(end.reason) from end.error
         if self.connected:
             self.connected = False
             self.reconnects += 1
-            self._listener.on_down(end.reason)
+            self._user.on_down(end.reason)
             return
         reason = end.reason
         if isinstance(end.error, stream.SilentError):
@@ -159,7 +197,7 @@ class MasterSession:
 
     def connect_seconds(self, attempt: int) -> float:
         """Return the longest time for an attempt to connect, s."""
-        return reconnect.connect_deadline(self._crowd, attempt)
+        return liveness.connect_deadline(self._crowd, attempt)
 
     def greeting_seconds(self) -> float:
         """Return the longest time until the Welcome, s."""
@@ -168,7 +206,7 @@ class MasterSession:
     def pause(self, attempt: int, *, refused: bool) -> float:
         """Return the time until the next try, s."""
         share = self._jitter.random()
-        return reconnect.delay(attempt, share, refused=refused, crowd=self._crowd)
+        return liveness.reconnect_pause(attempt, share, refused=refused, crowd=self._crowd)
 
     def _complain(self, endpoint: str, reason: str) -> None:
         known, said_at = self._complained

@@ -1,25 +1,108 @@
-"""The sources: which address is asked, with which headers, and how often.
+"""Sources of notices: which address is asked, with which headers, and how often.
 
-Belongs here: one class for each service. Does not belong here: HTTP (`http_client`), the meaning of
-an answer (`policies.notices`), threads (`watch`).
+The services are link-local: no proxy of the environment is asked, and no redirect followed. Reads
+block, never longer than their deadline.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import http
+import http.client
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
 from holdfast_agent.config.notice_sources import NoticeService, NoticeSource
-from holdfast_agent.notices import http_client
-from holdfast_agent.notices.errors import SourceError
-from holdfast_agent.notices.http_client import HttpAnswer
 from holdfast_agent.policies import notices
 from holdfast_agent.policies.notices import Notice
+
+
+class SourceError(Exception):
+    """A source did not answer, or not in a form that is documented; the text has its address."""
+
+
+CONNECT_SECONDS: Final = 2.0
+"""Deadline of an answer that need not wait for a change: the services are on the same machine."""
+_MOST_BYTES: Final = 256 * 1024
+_CHUNK: Final = 16 * 1024
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """An answer of any status."""
+
+    status: int
+    body: str
+    headers: Mapping[str, str]
+    """Names in small letters."""
+
+    @property
+    def ok(self) -> bool:
+        """True: the status is 200."""
+        return self.status == http.HTTPStatus.OK
+
+
+def ask(
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    method: str = "GET",
+    seconds: float = CONNECT_SECONDS,
+) -> HttpAnswer:
+    """Send a request.
+
+    url: Address, http or https.
+    headers: Headers of the request.
+    method: HTTP method; no request has a body.
+    seconds: Deadline of the whole answer, s.
+
+    Raises SourceError: there was no answer in time, or none of HTTP.
+    """
+    request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - checked
+    until = time.monotonic() + seconds
+    try:
+        try:
+            response = _OPENER.open(request, timeout=seconds)
+        except urllib.error.HTTPError as error:
+            response = error
+        with response:
+            body = _read(response, url, until)
+            told = {name.lower(): value for name, value in response.headers.items()}
+            return HttpAnswer(response.status or 0, body, told)
+    except (OSError, http.client.HTTPException) as error:
+        raise SourceError(f"{method} {url}: {_reason(error)}") from error
+
+
+def _read(
+    response: http.client.HTTPResponse | urllib.error.HTTPError, url: str, until: float
+) -> str:
+    parts: list[bytes] = []
+    while chunk := response.read1(_CHUNK):
+        parts.append(chunk)
+        if time.monotonic() > until:
+            raise SourceError(f"{url}: the answer took too long")
+        if len(parts) * _CHUNK > _MOST_BYTES:
+            raise SourceError(f"{url}: the answer is longer than {_MOST_BYTES} bytes")
+    return b"".join(parts).decode(errors="replace")
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", "") or error) or type(error).__name__
+
 
 Parse = Callable[[str], Notice | None]
 
@@ -71,12 +154,12 @@ class GceKey:
 
     def read(self) -> Notice | None:
         """Return the notice: at once the first time, then when it has changed, or after a while."""
-        url, seconds = self._url, http_client.CONNECT_SECONDS
+        url, seconds = self._url, CONNECT_SECONDS
         if self._tag:
             wait = f"wait_for_change=true&timeout_sec={_GCE_WAIT_SECONDS:.0f}"
             url, seconds = f"{url}?{wait}&last_etag={quote(self._tag)}", seconds + _GCE_WAIT_SECONDS
         tag, self._tag = self._tag, ""  # after a failure the value is asked for at once
-        answer = _checked(http_client.ask(url, _GCE, seconds=seconds), url)
+        answer = _checked(ask(url, _GCE, seconds=seconds), url)
         # Whatever answers at a borrowed address, only the real server says so.
         if answer.headers.get("metadata-flavor") != "Google":
             raise SourceError(f"{self._url}: no metadata server of GCE answers there")
@@ -114,9 +197,9 @@ class AwsPath:
         if not self._token or time.monotonic() >= self._renew_at:
             url = f"{self._base}/latest/api/token"
             lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_SECONDS)}
-            self._token = _checked(http_client.ask(url, lifetime, method="PUT"), url).body.strip()
+            self._token = _checked(ask(url, lifetime, method="PUT"), url).body.strip()
             self._renew_at = time.monotonic() + _AWS_TOKEN_SECONDS / 2
-        return http_client.ask(self._url, {"X-aws-ec2-metadata-token": self._token})
+        return ask(self._url, {"X-aws-ec2-metadata-token": self._token})
 
 
 class AzureEvents:
@@ -137,7 +220,7 @@ class AzureEvents:
         return notices.azure_events(self._get(_AZURE_EVENTS), self._vm)
 
     def _get(self, path: str) -> str:
-        return _checked(http_client.ask(f"{self._base}{path}", _AZURE), f"{self._base}{path}").body
+        return _checked(ask(f"{self._base}{path}", _AZURE), f"{self._base}{path}").body
 
 
 class NoticeFile:

@@ -1,8 +1,4 @@
-"""Threads that ask the sources of notices, and tell the event loop of news.
-
-Belongs here: threads, the pause after a failure, and the log of it. Does not belong here: what is
-asked (`sources`), which answers are news (`policies.notices`).
-"""
+"""Threads that ask the sources of notices, one each, and tell the event loop of news."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from holdfast import loop_errors
-from holdfast_agent.notices.errors import SourceError
-from holdfast_agent.notices.sources import Source
+from holdfast_agent.notices.sources import Source, SourceError
 from holdfast_agent.policies import notices
 from holdfast_agent.policies.notices import Notice, NoticeNews
 from holdfast_wire.messages import NoticeReceived
@@ -37,10 +32,9 @@ class NoticeWatch:
     ) -> None:
         """Prepare; nothing is asked yet.
 
-        Args:
-            sources: The sources to ask.
-            announced: Called in the event loop with each new notice.
-            withdrawn: Called there with the name of a source whose notice is gone.
+        sources: The sources to ask.
+        announced: Called in the event loop with each new notice.
+        withdrawn: Called there with the name of a source whose notice is gone.
         """
         self._sources = tuple(sources)
         self._announced = announced
@@ -83,10 +77,10 @@ class NoticeWatch:
                     log.info("%s answers", source.name)
                 failures = 0
                 with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._hear, source.name, found)
+                    loop.call_soon_threadsafe(self._receive, source.name, found)
             self._stopping.wait(notices.pause(failures) if failures else source.pause_seconds)
 
-    def _hear(self, source: str, found: Notice | None) -> None:
+    def _receive(self, source: str, found: Notice | None) -> None:
         if self._stopping.is_set():
             return
         news = notices.compare(self._known.get(source), found)

@@ -1,8 +1,5 @@
 """Steps of a script that reports none, guessed from its collectives; decisions only.
 
-Belongs here: the period of a sequence of signatures, the count of periods. Does not belong here:
-asking a rank (`health.sampler`), lags between ranks (the master's `policies.collectives`).
-
 A training step issues the same collectives in the same order, so their sequence is periodic. A
 model of equal layers repeats itself within a step as well: there the step is the longer period, at
 whose end the script pauses. Where a rank reports its steps, the collectives of a step are counted

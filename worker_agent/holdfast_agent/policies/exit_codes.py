@@ -68,10 +68,9 @@ def heeded(
     SIGINT and SIGQUIT are the exception: a shell ignores both for every command of a script that
     ends with `&`, and Ctrl-C must still end the nodes that a script starts side by side.
 
-    Args:
-        numbers: Signals that would end the agent.
-        ignored: Signals that were ignored when the agent started.
-        asked_for: True: the user named `numbers`, so all of them count.
+    numbers: Signals that would end the agent.
+    ignored: Signals that were ignored when the agent started.
+    asked_for: True: the user named `numbers`, so all of them count.
     """
     return tuple(n for n in numbers if asked_for or n in _OF_SHELLS or n not in ignored)
 
@@ -87,7 +86,7 @@ class SignalStep(enum.Enum):
     """SIGKILL the workers and end."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class SignalPlan:
     """Plan of the agent after a signal."""
 
@@ -115,30 +114,12 @@ def on_signal(
     stop_seconds: signal to SIGKILL for the workers of a standalone run, s.
     """
     if earlier > 0:
-        return SignalPlan(
-            step=SignalStep.NOW,
-            leave_wait_seconds=0.0,
-            stop_grace_seconds=0.0,
-            reason="it is the second signal",
-        )
+        return SignalPlan(SignalStep.NOW, 0.0, 0.0, "it is the second signal")
     if not managed:
-        return SignalPlan(
-            step=SignalStep.FORWARD,
-            leave_wait_seconds=0.0,
-            stop_grace_seconds=stop_seconds,
-            reason="the run ends with its only node",
-        )
+        reason = "the run ends with its only node"
+        return SignalPlan(SignalStep.FORWARD, 0.0, stop_seconds, reason)
     share = min(MAX_STOP_SHARE_SECONDS, grace_seconds / 2)
     if not connected:
-        return SignalPlan(
-            step=SignalStep.FORWARD,
-            leave_wait_seconds=0.0,
-            stop_grace_seconds=share,
-            reason="there is no master to tell",
-        )
-    return SignalPlan(
-        step=SignalStep.NOTICE,
-        leave_wait_seconds=grace_seconds - share,
-        stop_grace_seconds=share,
-        reason="the master may save and move the work",
-    )
+        return SignalPlan(SignalStep.FORWARD, 0.0, share, "there is no master to tell")
+    reason = "the master may save and move the work"
+    return SignalPlan(SignalStep.NOTICE, grace_seconds - share, share, reason)

@@ -1,9 +1,5 @@
 """Messages between agent and master: which are accepted, what an order means, what is said again.
 
-Belongs here: the fence that rejects messages of a master that is too old to act on; the meaning of
-accepted orders for the round that runs here; reports that the master may not have received. Does
-not belong here: killing and starting processes (`workers`), the stream (`master_link`).
-
 A stream has no acknowledgements: its last messages may be lost with it. The hello has the present
 state; events (exits, barriers) are repeated from here. The master accepts repeats.
 """
@@ -112,18 +108,8 @@ _RECONFIGURE = AssignmentMode.RECONFIGURE
 """Mode of an assignment that begins no round."""
 
 
-class Opening(enum.Enum):
-    """Meaning of the first message of a stream."""
-
-    WELCOMED = "welcomed"
-    SENT_AWAY = "sent away"
-    """A newer agent has taken this one's place: no message follows."""
-    AMISS = "amiss"
-    """The master violates the protocol: the stream is given up."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
-class Heard:
+class JudgedMessage:
     """A message judged by its fence."""
 
     verdict: FenceVerdict
@@ -134,15 +120,15 @@ class Heard:
     fence."""
 
 
-def hear(known: Accepted, response: SessionResponse) -> Heard:
+def judge(known: Accepted, response: SessionResponse) -> JudgedMessage:
     """Judge a message; unless the verdict is ACCEPT, the message has no effect."""
     got, message = response.fence, response.message
     verdict = judge_fence(known, got, about_round=isinstance(message, ABOUT_ROUND))
     if verdict is not FenceVerdict.ACCEPT or got is None:
-        return Heard(verdict, known, 0)
+        return JudgedMessage(verdict, known, 0)
     assigned = isinstance(message, WorldAssignment) and message.mode is not _RECONFIGURE
     accepted = accept_fence(known, got, about_round=assigned)
-    return Heard(verdict, accepted, known.round if assigned else got.round)
+    return JudgedMessage(verdict, accepted, known.round if assigned else got.round)
 
 
 def concerns_ending(message: object) -> bool:
@@ -156,11 +142,12 @@ def concerns_ending(message: object) -> bool:
     return isinstance(message, (Welcome, *ABOUT_CHECKPOINTS))
 
 
-def opening(first: object) -> Opening:
-    """Judge the first message of a stream by its kind."""
-    if isinstance(first, Welcome):
-        return Opening.WELCOMED
-    return Opening.SENT_AWAY if isinstance(first, Leave) else Opening.AMISS
+def may_open(first: object) -> bool:
+    """Return whether a stream may begin with this message.
+
+    A Leave says that a newer agent has taken this one's place; no message follows.
+    """
+    return isinstance(first, (Welcome, Leave))
 
 
 def newer_digest(known: StateDigest | None, got: StateDigest) -> bool:
@@ -307,12 +294,11 @@ class Statements:
     def again(self, accepted: Accepted, now: float, *, ending: int = 0) -> list[SessionRequest]:
         """Return the kept reports, in order, with present age and fence.
 
-        Args:
-            accepted: epoch and incarnation that the fences bear.
-            now: monotonic time, s.
-            ending: round of which a process has ended. Its start is not reported again: the hello
-                has shown since which processes run, and the master waits for the others' reasons.
-                0: none.
+        accepted: epoch and incarnation that the fences bear.
+        now: monotonic time, s.
+        ending: round of which a process has ended. Its start is not reported again: the hello
+            has shown since which processes run, and the master waits for the others' reasons.
+            0: none.
         """
         return [
             SessionRequest(

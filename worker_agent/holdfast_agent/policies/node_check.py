@@ -1,7 +1,6 @@
 """Verdicts on one node alone: each figure against its limits, a reference, and its like devices.
 
-Belongs here: what `holdfast check` says of a figure. Does not belong here: the verdict on a node of
-a job, which the master compares with other nodes (its `policies/preflight`).
+A node of a job is compared with others by the master (its `policies/preflight`).
 """
 
 from __future__ import annotations
@@ -69,15 +68,14 @@ class JudgedFigure:
 def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[JudgedFigure, ...]:
     """Return each figure with its verdict.
 
-    Args:
-        readings: Figures of one node.
-        reference: Figures of a healthy node, by resource and subject. Without one for this subject,
-            the best of the resource counts: another node's disk has another path.
+    readings: Figures of one node.
+    reference: Figures of a healthy node, by resource and subject. Without one for this subject,
+        the best of the resource counts: another node's disk has another path.
     """
-    return tuple(_row(one, readings, reference) for one in readings)
+    return tuple(_judged(one, readings, reference) for one in readings)
 
 
-def _row(
+def _judged(
     reading: Reading, readings: Sequence[Reading], reference: Mapping[_Key, float]
 ) -> JudgedFigure:
     resource, value = reading.resource, reading.value
@@ -117,7 +115,8 @@ def _reference(reading: Reading, reference: Mapping[_Key, float]) -> float | Non
 def _of_like_devices(reading: Reading, readings: Sequence[Reading]) -> float | None:
     """Return the figure that the better quarter of like devices reaches; None without others.
 
-    Where most are slow compared with it, they are of different kinds, and nothing is compared.
+    A fault makes a device slower, never faster. Where most are slow compared with it, they are
+    of different kinds, and nothing is compared.
     """
     resource = reading.resource
     values = [one.value for one in readings if one.resource is resource and one.value is not None]

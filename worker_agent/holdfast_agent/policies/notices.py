@@ -1,8 +1,6 @@
 """Notices about this node's end: the meaning of the services' answers, and which of them are news.
 
-Belongs here: reading an answer of GCE, AWS or Azure, and a notice file; comparing it with what was
-announced before; the pause after a failure. Does not belong here: asking (`notices`), the
-consequences for the job (the master's).
+The consequences for the job are the master's decision.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ class NoticeNews(enum.Enum):
 def compare(known: Notice | None, found: Notice | None) -> NoticeNews:
     """Return the news in an answer. A new text or time alone is none: nobody would act otherwise.
 
-    Args:
-        known: Notice in the answer before it; None: there was none.
-        found: Notice in the new answer; None: there is none.
+    known: Notice in the answer before it; None: there was none.
+    found: Notice in the new answer; None: there is none.
     """
     if found is None:
         return NoticeNews.NOTHING if known is None else NoticeNews.WITHDRAWN
@@ -70,11 +67,7 @@ _ENDS: Final = "TERMINATE_ON_HOST_MAINTENANCE"
 
 
 def gce_preempted(body: str) -> Notice | None:
-    """Read `instance/preempted`.
-
-    Raises:
-        ValueError: It is neither TRUE nor FALSE.
-    """
+    """Read `instance/preempted`. Raises ValueError: it is neither TRUE nor FALSE."""
     said = body.strip()
     if said not in ("TRUE", "FALSE"):
         raise ValueError(f"{said[:80]!r} is neither TRUE nor FALSE")
@@ -102,8 +95,7 @@ def gce_maintenance(body: str) -> Notice | None:
 def aws_instance_action(body: str) -> Notice | None:
     """Read `spot/instance-action`; terminate, stop and hibernate all end the node.
 
-    Raises:
-        ValueError: It is no JSON object with an action.
+    Raises ValueError: it is no JSON object with an action.
     """
     said = _object(body)
     action = said.get("action")
@@ -119,8 +111,7 @@ def aws_instance_action(body: str) -> Notice | None:
 def aws_rebalance(body: str) -> Notice | None:
     """Read `events/recommendations/rebalance`: the risk is higher, and the node may well stay.
 
-    Raises:
-        ValueError: It is no JSON object.
+    Raises ValueError: it is no JSON object.
     """
     noticed = _object(body).get("noticeTime", "")
     text = f"rebalance recommendation of {noticed}"
@@ -143,12 +134,10 @@ _PENDING: Final = ("Scheduled", "Started")
 def azure_events(body: str, name: str) -> Notice | None:
     """Read the Scheduled Events of a VM; of several, the one with the gravest consequence.
 
-    Args:
-        body: The answer. It names events of every VM of a scale set or availability set.
-        name: Name of this VM.
+    body: The answer. It names events of every VM of a scale set or availability set.
+    name: Name of this VM.
 
-    Raises:
-        ValueError: It is no JSON object with a list of events.
+    Raises ValueError: it is no JSON object with a list of events.
     """
     events = _object(body).get("Events")
     if not isinstance(events, list):
@@ -194,14 +183,12 @@ def file_notice(body: str, written: float, began: float) -> Notice | None:
 
     An empty file means preemption, so that `touch FILE` is enough.
 
-    Args:
-        body: The file's text.
-        written: When it was written, Unix time, s.
-        began: When this agent began. An older file is about an agent before it: the next agent of
-            the node would otherwise leave as soon as it has come, again and again.
+    body: The file's text.
+    written: When it was written, Unix time, s.
+    began: When this agent began. An older file is about an agent before it: the next agent of
+        the node would otherwise leave as soon as it has come, again and again.
 
-    Raises:
-        ValueError: The first word is none of the four.
+    Raises ValueError: the first word is none of the four.
     """
     if written < began:
         return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
+from holdfast.page_sample import RankSample, SavingSample, TierSaving
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_wire.messages import (
     BarrierAck,
@@ -17,7 +17,6 @@ from holdfast_wire.messages import (
     RankSection,
     SavingReport,
     StepSource,
-    Tier,
     TierCost,
 )
 from holdfast_wire.tiers import TIERS
@@ -25,74 +24,11 @@ from holdfast_wire.tiers import TIERS
 NS = 1e-9
 
 
-class TierSaving(Protocol):
-    """Costs of one rank's saves to one tier: `holdfast.page.TierSaving`, times in ns."""
-
-    @property
-    def stop_ns(self) -> int: ...  # noqa: D102
-    @property
-    def durable_ns(self) -> int: ...  # noqa: D102
-    @property
-    def every(self) -> int | None: ...  # noqa: D102
-
-
-class Saving(Protocol):
-    """Report of one rank on its saves: `holdfast.page.SavingSample`, times in ns."""
-
-    @property
-    def step_ns(self) -> int: ...  # noqa: D102
-    @property
-    def tiers(self) -> Mapping[Tier, TierSaving]: ...  # noqa: D102
-    @property
-    def seen_id(self) -> int: ...  # noqa: D102
-    @property
-    def seen_step(self) -> int: ...  # noqa: D102
-
-
-class Sample(Protocol):
-    """Sample of one rank's slot: `holdfast.page.RankSample`, times in ns."""
-
-    @property
-    def round(self) -> int: ...  # noqa: D102 - fields of the protocol are the sample's own
-    @property
-    def attached(self) -> bool: ...  # noqa: D102
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def step_ns(self) -> int: ...  # noqa: D102
-    @property
-    def step_duration_ns(self) -> int: ...  # noqa: D102
-    @property
-    def samples(self) -> int: ...  # noqa: D102
-    @property
-    def loss(self) -> float | None: ...  # noqa: D102
-    @property
-    def section(self) -> int: ...  # noqa: D102
-    @property
-    def section_ns(self) -> int: ...  # noqa: D102
-    @property
-    def first_step(self) -> int: ...  # noqa: D102
-    @property
-    def first_step_ns(self) -> int: ...  # noqa: D102
-    @property
-    def ack_id(self) -> int: ...  # noqa: D102
-    @property
-    def ack_step(self) -> int: ...  # noqa: D102
-    @property
-    def answered_id(self) -> int: ...  # noqa: D102
-    @property
-    def answered_step(self) -> int: ...  # noqa: D102
-    @property
-    def barrier_complete(self) -> bool: ...  # noqa: D102
-    @property
-    def saving(self) -> Saving | None: ...  # noqa: D102
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rank:
     """One local rank of the running round."""
 
-    sample: Sample
+    sample: RankSample
     pid: int
     """Process of the rank; 0: not started."""
     started_ns: int
@@ -202,7 +138,7 @@ def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
     )
 
 
-def _costs(told: Sequence[Saving]) -> tuple[TierCost, ...]:
+def _costs(told: Sequence[SavingSample]) -> tuple[TierCost, ...]:
     found: list[TierCost] = []
     for tier in TIERS:
         costs = [one.tiers[tier] for one in told if tier in one.tiers]

@@ -1,9 +1,16 @@
-"""Life of one round on this node: its phases and the table of its transitions."""
+"""Life of one round on this node: its phases, the exits that count, the goodput class of its time.
+
+The cause of an exit decides whether the master must know; the consequence is the master's decision.
+The sums by class are a coarse account for a master without memory: its own is finer and wins.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
+
+from holdfast_wire.messages import ClassSeconds
 
 
 class RoundPhase(enum.Enum):
@@ -43,20 +50,8 @@ class InvalidRoundTransitionError(Exception):
     """The table has no such transition: a defect; the text names phase and event."""
 
 
-_KILL = dict.fromkeys(
-    (
-        RoundPhase.IDLE,
-        RoundPhase.KILLING,
-        RoundPhase.STARTING,
-        RoundPhase.RUNNING,
-        RoundPhase.STOPPING,
-        RoundPhase.ENDED,
-    ),
-    RoundPhase.KILLING,
-)
-
 TRANSITIONS: Mapping[tuple[RoundPhase, RoundTrigger], RoundPhase] = {
-    **{(phase, RoundTrigger.KILL): target for phase, target in _KILL.items()},
+    **{(phase, RoundTrigger.KILL): RoundPhase.KILLING for phase in RoundPhase},
     **{(phase, RoundTrigger.DEAD): RoundPhase.IDLE for phase in RoundPhase},
     (RoundPhase.IDLE, RoundTrigger.SPAWN): RoundPhase.STARTING,
     (RoundPhase.STARTING, RoundTrigger.FIRST_STEP): RoundPhase.RUNNING,
@@ -78,10 +73,100 @@ TRANSITIONS: Mapping[tuple[RoundPhase, RoundTrigger], RoundPhase] = {
 def follow(phase: RoundPhase, happening: RoundTrigger) -> RoundPhase:
     """Return the phase after `happening`.
 
-    Raises:
-        InvalidRoundTransitionError: The table has no such transition.
+    Raises InvalidRoundTransitionError: the table has no such transition.
     """
     target = TRANSITIONS.get((phase, happening))
     if target is None:
         raise InvalidRoundTransitionError(f"{happening.value!r} in phase {phase.value!r}")
     return target
+
+
+SIGKILL = 9
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """Actions of this agent against a round."""
+
+    killed: bool
+    """The agent sent SIGKILL."""
+    stopped: bool
+    """The agent sent SIGTERM, so no exit is evidence."""
+    lease_expired: bool
+    """The lease ran out: the zygote killed everything."""
+
+
+def is_evidence(exit_code: int, orders: Orders) -> bool:
+    """Return True if the master must know of a worker's exit (-N: signal N)."""
+    if orders.stopped or orders.lease_expired:
+        return False
+    return not (orders.killed and exit_code == -SIGKILL)
+
+
+def is_early_news(exit_code: int, orders: Orders, *, lease_is_stale: bool) -> bool:
+    """Return True if a worker that is still being taken down is reported as ended already.
+
+    lease_is_stale: workers kill themselves now, which is no failure, and the zygote is about to
+        report the expired lease.
+
+    Only a failure is worth the haste. For an exit code of 0 the agent waits for the process's real
+    end, because a main thread that ended alone looks the same; so it does after an order of its
+    own.
+    """
+    if exit_code == 0 or lease_is_stale:
+        return False
+    return not (orders.killed or orders.stopped or orders.lease_expired)
+
+
+def tells_stopped(orders: Orders, *, next_waits: bool) -> bool:
+    """Return True if the master must be told that no process of the round lives.
+
+    next_waits: the next round is assigned, so the master knows. An expired lease is always
+    reported.
+    """
+    ended = orders.killed or orders.stopped or orders.lease_expired
+    return ended and (orders.lease_expired or not next_waits)
+
+
+def is_shown(orders: Orders) -> bool:
+    """Return True if a hello names the round: this agent has not ended it."""
+    return not (orders.killed or orders.stopped)
+
+
+PRODUCTIVE = "PRODUCTIVE"
+CHECKPOINT = "CHECKPOINT"
+RESTART = "RESTART"
+WAITING = "WAITING"
+
+_CLASS = {
+    RoundPhase.IDLE: WAITING,
+    RoundPhase.KILLING: RESTART,
+    RoundPhase.STARTING: RESTART,
+    RoundPhase.RUNNING: PRODUCTIVE,
+    RoundPhase.STOPPING: CHECKPOINT,
+    RoundPhase.ENDED: WAITING,
+}
+
+
+def class_of(phase: RoundPhase, *, saving: bool) -> str:
+    """Return the class of time spent in `phase`; saving: a rank writes a checkpoint."""
+    if phase is RoundPhase.RUNNING and saving:
+        return CHECKPOINT
+    return _CLASS[phase]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SecondsByClass:
+    """Seconds by class since the agent started."""
+
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> SecondsByClass:
+        """Return the sums with `seconds` more of a class."""
+        return SecondsByClass({**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
+
+    def entries(self) -> tuple[ClassSeconds, ...]:
+        """Return the sums for a hello."""
+        return tuple(
+            ClassSeconds(name=name, seconds=self.seconds[name]) for name in sorted(self.seconds)
+        )

@@ -1,7 +1,7 @@
 """Session of an unmodified torchrun: hello, assignments and stores, without zygote and page.
 
-It runs in a thread of its own inside torchrun's process; `handler` is torchrun's interface. Workers
-belong to torchrun here, so nothing is killed and no lease is kept. Imports grpc.
+It runs in a thread of its own inside torchrun's process. Workers belong to torchrun: nothing is
+killed here, and no lease is kept. Imports grpc.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.master_link.commands import MAX_DONE
 from holdfast_agent.master_link.session import MasterDial, MasterSession
-from holdfast_agent.policies import heartbeat_schedule, master_messages
-from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Statements
+from holdfast_agent.policies import schedules
 from holdfast_wire import __version__
 from holdfast_wire.messages import (
     CommandDone,
@@ -33,8 +32,6 @@ from holdfast_wire.messages import (
     Hello,
     Leave,
     PrepareStore,
-    SessionRequest,
-    SessionResponse,
     StopRound,
     StorePrepared,
     Welcome,
@@ -73,21 +70,19 @@ class TorchrunNode:
         self.left: Leave | None = None
         self.fault = ""
         """Reason why no session is possible any more."""
-        self.accepted = Accepted()
         self._store: StorePrepared | None = None
         self._done: list[int] = []
-        self._statements = Statements()
         self._interval = FIRST_HEARTBEAT_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._session: MasterSession | None = None
         self._thread = threading.Thread(target=self._live, name="holdfast", daemon=True)
-        self._handlers: Mapping[type[Any], Callable[[Any, int], None]] = {
+        self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
             Welcome: self._on_welcome,
             WorldAssignment: self._on_assignment,
             PrepareStore: self._on_prepare,
-            StopRound: lambda order, _: self._done_with(order.command_id, ok=True),
-            DumpStacks: lambda order, _: self._done_with(order.command_id, ok=False),
+            StopRound: lambda order: self._done_with(order.command_id, ok=True),
+            DumpStacks: lambda order: self._done_with(order.command_id, ok=False),
             Leave: self._on_leave,
         }
 
@@ -135,10 +130,10 @@ class TorchrunNode:
             endpoint=lambda: settings.master, job_uid=settings.job_uid, tls_dir=settings.tls_dir
         )
         self._loop = asyncio.get_running_loop()
-        self._session = MasterSession(dial, self, random.Random())  # noqa: S311 - only jitter
+        self._session = session = MasterSession(dial, random.Random())  # noqa: S311 - only jitter
         beats = asyncio.create_task(self._beat())
         try:
-            await self._session.run()
+            await session.run(self)
         finally:
             for task in (beats, *self._tasks):
                 task.cancel()
@@ -146,21 +141,20 @@ class TorchrunNode:
     async def _beat(self) -> None:
         sequence = 0
         while True:
-            pause = heartbeat_schedule.pause(self._settings.node_rank, self._interval, time.time())
+            pause = schedules.heartbeat_pause(self._settings.node_rank, self._interval, time.time())
             await asyncio.sleep(pause)
             sequence += 1
-            self._report(Heartbeat(sequence=sequence), self.accepted.round)
+            self._report(Heartbeat(sequence=sequence))
 
-    def _report(self, message: Any, round_number: int) -> None:
-        self._statements.note(message, round_number, time.monotonic())
+    def _report(self, message: Any, round_number: int | None = None) -> None:
+        """Send a message about a round; None: the newest."""
         if self._session is not None:
-            request = SessionRequest(fence=self.accepted.fence(round_number), message=message)
-            self._session.send(request)
+            self._session.report(message, round_number)
 
-    def hello(self) -> SessionRequest:
+    def hello(self) -> Hello:
         """Return the first message of a stream."""
         settings, place = self._settings, self.place
-        message = Hello(
+        return Hello(
             job_uid=settings.job_uid,
             node_rank=settings.node_rank,
             pod_uid=settings.pod_uid or self._agent_id,
@@ -178,35 +172,29 @@ class TorchrunNode:
             unmanaged=True,
             max_restarts=settings.launch.max_restarts,
         )
-        return SessionRequest(fence=self.accepted.fence(), message=message)
 
     def on_down(self, reason: str) -> None:
         """Note the end of the stream: torchrun's workers go on."""
         if self._session is not None and not self._session.closing:
             log.warning("lost the job master: %s", reason)
 
-    def on_response(self, response: SessionResponse) -> bool:
-        """Act on a message of the master, if its fence allows."""
-        message = response.message
-        heard = master_messages.hear(self.accepted, response)
-        if heard.verdict is not FenceVerdict.ACCEPT:
-            log.warning("%s of the master dropped: %s", type(message).__name__, heard.verdict.value)
-            return False
-        self.accepted = heard.accepted
+    def on_message(self, message: Any, _: int) -> None:
+        """Act on a message of the master that its fence allows."""
         handler = self._handlers.get(type(message))
         if handler is not None:
-            handler(message, heard.accepted.round)
-        return True
+            handler(message)
 
-    def _on_welcome(self, welcome: Welcome, _: int) -> None:
+    def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.heartbeat_seconds > 0:
             self._interval = welcome.heartbeat_seconds
-        for request in self._statements.again(self.accepted, time.monotonic()):
-            if self._session is not None:
-                self._session.send(request)
+        if self._session is not None:
+            self._session.repeat()
 
-    def _on_assignment(self, assignment: WorldAssignment, number: int) -> None:
-        self._statements.forget_before(number - 1)
+    def _on_assignment(self, assignment: WorldAssignment) -> None:
+        if self._session is None:
+            return
+        number = self._session.accepted.round
+        self._session.statements.forget_before(number - 1)
         if self._store is not None and self._store.store_id == assignment.store_id:
             self._store = None
         with self.changed:
@@ -214,7 +202,7 @@ class TorchrunNode:
                 self.place = RoundAssignment(number, assignment)
                 self.changed.notify_all()
 
-    def _on_leave(self, order: Leave, _: int) -> None:
+    def _on_leave(self, order: Leave) -> None:
         with self.changed:
             self.left = order
             self.changed.notify_all()
@@ -223,9 +211,9 @@ class TorchrunNode:
     def _done_with(self, command_id: int, *, ok: bool) -> None:
         self._done = [*self._done, command_id][-MAX_DONE:]
         text = "" if ok else "not under torchrun"
-        self._report(CommandDone(command_id=command_id, ok=ok, text=text), self.accepted.round)
+        self._report(CommandDone(command_id=command_id, ok=ok, text=text))
 
-    def _on_prepare(self, order: PrepareStore, _: int) -> None:
+    def _on_prepare(self, order: PrepareStore) -> None:
         task = asyncio.create_task(self._prepare(order.store_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

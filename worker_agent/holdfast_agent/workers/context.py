@@ -1,4 +1,4 @@
-"""Context of the agent's parts: settings, page, zygote, log files. Values, no behaviour."""
+"""Context of the agent's parts, and its identity: values, no behaviour."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from holdfast.page import Page
-from holdfast_agent import zygote
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.workers.log_files import LogKeeper
+from holdfast_agent.zygote.handle import Zygote
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +18,22 @@ class AgentContext:
 
     settings: Settings
     page: Page
-    process: zygote.Zygote
-    control: zygote.ZygoteControl
+    process: Zygote
     logs: LogKeeper
     arenas: Arenas
     inherited: Mapping[str, str]
     """The agent's own environment, with the user's thread counts."""
     spared: Callable[[], Collection[int]] = tuple
     """Returns the agent's children that belong to no round (a standalone run's master)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AgentIdentity:
+    """Properties of this agent process that never change."""
+
+    agent_id: str
+    address: str
+    """IP at which other nodes reach this one."""
+    peer_address: str
+    devices: tuple[str, ...]
+    unmanaged: bool

@@ -1,9 +1,4 @@
-"""Reports of workers' exits: reads the evidence on a thread, then reports to the master once.
-
-Belongs here: a dead worker's error file, the end of its standard error, the rules that match them.
-Does not belong here: the choice of exits that are evidence (`policies.exit_rules`), and their
-meaning and the blame (the master's).
-"""
+"""Reports of workers' exits: reads the evidence on a thread, then reports to the master once."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.page import Page
-from holdfast_agent.policies import exit_rules
+from holdfast_agent.policies import round_phases
 from holdfast_agent.policies.master_messages import renumbered
 from holdfast_agent.text_limits import cut
 from holdfast_agent.workers.memory_use import MemoryWatch
@@ -169,7 +164,7 @@ class ExitReporter:
         cause: reason of the exit, if the script did not cause it.
         """
         code = current.exits[local_rank]
-        if not exit_rules.is_evidence(code, current.orders):
+        if not round_phases.is_evidence(code, current.orders):
             return
         rank = current.rank(page, local_rank)
         message = WorkerExited(

@@ -1,18 +1,75 @@
-"""Host memory of the container, read at a round's start and after a failure.
-
-Belongs here: reading the files, and the kills since a round began. Does not belong here: their
-meaning (`policies.memory_files`), finding the groups (`config.cgroups`). Blocks for small files.
-"""
+"""Host memory of the container, read at a round's start and after a failure. Blocks shortly."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from holdfast_agent.config.cgroups import ROOT, folders, text
-from holdfast_agent.policies import memory_files
-from holdfast_agent.policies.memory_files import LEGACY, UNIFIED, GroupMemory
 from holdfast_wire.messages import MemoryUse
+
+UNIFIED: Final = ("memory.max", "memory.peak", "memory.current", "memory.events")
+LEGACY: Final = (
+    "memory.limit_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.usage_in_bytes",
+    "memory.oom_control",
+)
+"""Names of the files with limit, peak, present use and kills, in this order."""
+_NO_LIMIT: Final = 1 << 62
+"""Version 1 writes the largest number of pages where there is no limit."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMemory:
+    """Memory of one control group. None: the group does not say."""
+
+    limit: int | None = None
+    """bytes; None also where there is no limit."""
+    peak: int | None = None
+    current: int | None = None
+    oom_kills: int | None = None
+    """Processes that the kernel ended for lack of memory, since the group was made."""
+
+
+def read(files: Mapping[str, str], *, unified: bool) -> GroupMemory:
+    """Return the numbers in a group's files.
+
+    files: Texts by the name of the file; a missing file is empty or absent.
+    unified: True: version 2.
+    """
+    limit, peak, current, kills = UNIFIED if unified else LEGACY
+    bound = _number(files.get(limit, ""))
+    return GroupMemory(
+        limit=None if bound is None or bound >= _NO_LIMIT else bound,
+        peak=_number(files.get(peak, "")),
+        current=_number(files.get(current, "")),
+        oom_kills=_count(files.get(kills, "")),
+    )
+
+
+def effective(groups: Sequence[GroupMemory]) -> GroupMemory:
+    """Return the memory of the first group under the tightest limit of all of them.
+
+    groups: A process's group and those above it, the nearest first.
+    """
+    own = next((group for group in groups if group.current is not None), GroupMemory())
+    limits = [group.limit for group in groups if group.limit is not None]
+    return dataclasses.replace(own, limit=min(limits, default=None))
+
+
+def _number(text: str) -> int | None:
+    word = text.strip()
+    return int(word) if word.isascii() and word.isdecimal() else None
+
+
+def _count(text: str) -> int | None:
+    """Return the number in the line `oom_kill N`; the line is missing before Linux 4.13."""
+    words = (line.split() for line in text.splitlines())
+    return next((_number(two[1]) for two in words if len(two) == 2 and two[0] == "oom_kill"), None)
+
 
 _KEPT_ROUNDS: Final = 4
 """An end may be reported after the next round has begun."""
@@ -21,17 +78,16 @@ _KEPT_ROUNDS: Final = 4
 def group_memory(root: Path = ROOT) -> GroupMemory:
     """Return the memory of this process's control group.
 
-    Args:
-        root: Directory with /proc, and with the mounts that /proc names.
+    root: Directory with /proc, and with the mounts that /proc names.
     """
     groups = [
-        memory_files.read(
+        read(
             {name: text(folder.path / name) for name in (UNIFIED if folder.unified else LEGACY)},
             unified=folder.unified,
         )
         for folder in folders(root, "memory")
     ]
-    return memory_files.effective(groups)
+    return effective(groups)
 
 
 class MemoryWatch:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast.page import Page
-from holdfast_agent.policies.exit_rules import Orders
 from holdfast_agent.policies.rank_progress import Rank
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_wire.messages import RoundStarted, RunningWorker, SetBarrier, WorldAssignment
 

@@ -1,7 +1,6 @@
 """Carries out orders about rounds: kill, start, stop; and reports the outcome.
 
-Owns the newest round of this node and its phase, and talks to the zygote and the page. Does not
-belong here: the decisions, the destination of reports. One thread: the event loop.
+Owns the newest round of this node and its phase. One thread: the event loop.
 """
 
 from __future__ import annotations
@@ -13,23 +12,25 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from holdfast_agent import zygote
-from holdfast_agent.policies import exit_rules
+from holdfast_agent.policies import round_phases
 from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
 from holdfast_agent.workers import torchrun_environment
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
-from holdfast_agent.workers.roster_file import RosterFile
+from holdfast_agent.workers.replica_files import RosterFile, SyncChoices
 from holdfast_agent.workers.rounds import PendingAssignment, Round
-from holdfast_agent.workers.sync_choices import SyncChoices
-from holdfast_wire import keys
-from holdfast_wire.messages import (
-    FailureRule,
-    RoundStopped,
-    WorkerExited,
-    WorldAssignment,
+from holdfast_agent.zygote.protocol import (
+    Failure,
+    KillRound,
+    Spawn,
+    SpawnRank,
+    SpawnRound,
+    WorkerExitedEvent,
+    WorkerStarted,
 )
+from holdfast_wire import keys
+from holdfast_wire.messages import FailureRule, RoundStopped, WorkerExited, WorldAssignment
 
 log = logging.getLogger(__name__)
 
@@ -45,11 +46,10 @@ class RoundRunner:
     ) -> None:
         """Start without a round.
 
-        Args:
-            tools: Has the zygote, the page and the log files.
-            report: Sends to the master.
-            renew_lease: Called before a round starts, while no process of another one lives: this
-                process may have stood still, and the zygote starts nothing under a stale lease.
+        tools: Has the zygote, the page and the log files.
+        report: Sends to the master.
+        renew_lease: Called before a round starts, while no process of another one lives: this
+            process may have stood still, and the zygote starts nothing under a stale lease.
         """
         self._tools = tools
         self._report, self._renew_lease = report, renew_lease
@@ -130,7 +130,7 @@ class RoundRunner:
             return
         current.stop_ordered = True
         self._move(RoundTrigger.STOP)
-        self._tools.control.kill_round(current.number, sig, grace_seconds)
+        self._tools.process.send(KillRound(current.number, int(sig), grace_seconds))
 
     def compare(self, rules: tuple[FailureRule, ...]) -> None:
         """Compare exits with these rules; standard error is kept from the next round on."""
@@ -148,7 +148,7 @@ class RoundRunner:
 
     # --- events of the zygote -----------------------------------------------------------------
 
-    def on_started(self, event: zygote.WorkerStarted) -> None:
+    def on_started(self, event: WorkerStarted) -> None:
         """Note that a worker process exists."""
         current = self.current
         if current is None or event.round != current.number:
@@ -160,7 +160,7 @@ class RoundRunner:
             current.started_reported = True
             self._report(current.started(self.cold_reason), current.number)
 
-    def on_exited(self, event: zygote.WorkerExitedEvent) -> None:
+    def on_exited(self, event: WorkerExitedEvent) -> None:
         """Note that a worker process is gone."""
         current = self.current
         if current is None or event.round != current.number:
@@ -203,7 +203,7 @@ class RoundRunner:
         self._move(RoundTrigger.DEAD)
         self.died.set()
         self._spawn_task(asyncio.to_thread(current.logs.stop))
-        if exit_rules.tells_stopped(current.orders, next_waits=self.pending is not None):
+        if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
             self._report_stopped(current)
         self._try_spawn()
 
@@ -231,9 +231,8 @@ class RoundRunner:
     def zygote_lost(self, codes: Mapping[int, int], cause: str) -> None:
         """Note that the zygote is gone, and that all of its descendants are gone and reaped.
 
-        Args:
-            codes: Exit codes of its workers by pid, as far as this process has seen them.
-            cause: Reason for workers that got SIGKILL because of it, or never ran.
+        codes: Exit codes of its workers by pid, as far as this process has seen them.
+        cause: Reason for workers that got SIGKILL because of it, or never ran.
         """
         current = self.current
         if current is None or current.dead:
@@ -255,7 +254,7 @@ class RoundRunner:
             self._drop_pending()
             self._report_unstartable(pending, "StoreLost", f"its store has ended: {reason}")
 
-    def on_failure(self, event: zygote.Failure) -> None:
+    def on_failure(self, event: Failure) -> None:
         """Note that the zygote could not carry out a command."""
         log.error("zygote: %s", event.text)
         current = self.current
@@ -278,7 +277,7 @@ class RoundRunner:
         if current.killed_at is None:
             current.killed_at = time.monotonic()
         self._move(RoundTrigger.KILL)
-        self._tools.control.kill_round(current.number)
+        self._tools.process.send(KillRound(current.number))
 
     def _give_up_pending(self) -> None:
         """Drop an assigned round that will not be started: no process of it lives."""
@@ -337,14 +336,14 @@ class RoundRunner:
             self._tools.page.reset(rank, pending.number)
         ranks = tuple(self._rank(current, rank, env) for rank, env in pending.envs.items())
         self._renew_lease()
-        self._tools.control.spawn(zygote.SpawnRound(round=pending.number, ranks=ranks))
+        self._tools.process.send(Spawn(SpawnRound(round=pending.number, ranks=ranks)))
         self.changed.set()
 
-    def _rank(self, current: Round, rank: int, env: Mapping[str, str]) -> zygote.SpawnRank:
+    def _rank(self, current: Round, rank: int, env: Mapping[str, str]) -> SpawnRank:
         launch = self._tools.settings.launch
         mode, argv = torchrun_environment.arguments(launch, rank)
         files = current.logs.files[rank]
-        return zygote.SpawnRank(
+        return SpawnRank(
             local_rank=rank,
             slot=rank,
             argv=argv,

@@ -1,8 +1,4 @@
-"""Store processes of this node: one that waits for a round, and one of the running round.
-
-Does not belong here: the store process itself (`zygote.store_process`), the decision to start one
-(the master's).
-"""
+"""Store processes of this node: one that waits for a round, and one of the running round."""
 
 from __future__ import annotations
 
@@ -12,7 +8,13 @@ import logging
 import time
 from collections.abc import Callable
 
-from holdfast_agent import zygote
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.protocol import (
+    PrepareStoreCommand,
+    ReleaseStore,
+    StoreExited,
+    StoreReady,
+)
 from holdfast_wire.messages import StorePrepared
 
 log = logging.getLogger(__name__)
@@ -37,20 +39,19 @@ class NodeStores:
 
     def __init__(
         self,
-        control: zygote.ZygoteControl,
+        process: Zygote,
         host: str,
         report: Callable[[StorePrepared], None],
         lost: Callable[[str, str], None],
     ) -> None:
         """Let stores listen on the IP `host`.
 
-        Args:
-            control: Takes the commands.
-            host: IP of this node.
-            report: Tells the master.
-            lost: Called with the id of a store that ended by itself, and the reason.
+        process: Takes the commands.
+        host: IP of this node.
+        report: Tells the master.
+        lost: Called with the id of a store that ended by itself, and the reason.
         """
-        self._control = control
+        self._process = process
         self._host = host
         self._report, self._lost = report, lost
         self._waiting: Store | None = None
@@ -75,7 +76,7 @@ class NodeStores:
             asked_at = asked_at if waiting.prepared else waiting.asked_at
         self._waiting = Store(store_id, None, asked_at)
         if self._has_zygote:
-            self._control.prepare_store(store_id, self._host)
+            self._process.send(PrepareStoreCommand(store_id, self._host))
 
     def use(self, store_id: str, linger_seconds: float) -> bool:
         """Begin a round on this store; release the store of the round before a little later.
@@ -102,22 +103,22 @@ class NodeStores:
 
     def _release(self, store_id: str) -> None:
         if self._has_zygote:
-            self._control.release_store(store_id)
+            self._process.send(ReleaseStore(store_id))
 
     def on_zygote_lost(self, reason: str) -> None:
         """Note that the zygote is gone with its stores; a store that was ordered is still owed."""
         self._has_zygote = False
         for store in (self._waiting, self._used):
             if store is not None and store.prepared is not None:
-                self.on_exited(zygote.StoreExited(store.store_id, reason))
+                self.on_exited(StoreExited(store.store_id, reason))
 
     def on_zygote_restarted(self) -> None:
         """Note that another zygote takes commands."""
         self._has_zygote = True
         if self._waiting is not None:
-            self._control.prepare_store(self._waiting.store_id, self._host)
+            self._process.send(PrepareStoreCommand(self._waiting.store_id, self._host))
 
-    def on_ready(self, event: zygote.StoreReady) -> None:
+    def on_ready(self, event: StoreReady) -> None:
         """Note that a store process listens."""
         waiting = self._waiting
         if waiting is None or waiting.store_id != event.store_id:
@@ -125,7 +126,7 @@ class NodeStores:
         waiting.prepared = StorePrepared(store_id=event.store_id, host=self._host, port=event.port)
         self._report(waiting.prepared)
 
-    def on_exited(self, event: zygote.StoreExited) -> None:
+    def on_exited(self, event: StoreExited) -> None:
         """Note that a store process is gone; report it with its reason, unless it was released."""
         if event.reason:
             log.error("store %s ended: %s", event.store_id, event.reason)

@@ -11,7 +11,7 @@ from string import Template
 
 from holdfast_agent.config.launch import Launch
 from holdfast_agent.config.settings import Settings
-from holdfast_agent.zygote import ScriptMode
+from holdfast_agent.zygote.protocol import ScriptMode
 from holdfast_wire import keys
 from holdfast_wire.messages import WorldAssignment
 from holdfast_wire.proto_json import to_json
@@ -35,11 +35,10 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables that one worker gets over the inherited environment.
 
-    Args:
-        settings: Settings of the agent.
-        assignment: The world; all of its nodes have the same role.
-        local_rank: 0 to `assignment.local_world_size` - 1.
-        inherited: Environment of the agent.
+    settings: Settings of the agent.
+    assignment: The world; all of its nodes have the same role.
+    local_rank: 0 to `assignment.local_world_size` - 1.
+    inherited: Environment of the agent.
     """
     launch = settings.launch
     rank, size = str(assignment.base_rank + local_rank), str(assignment.world_size)

@@ -1,8 +1,4 @@
-"""Restart of a zygote that has ended: reap its processes, report its round, start another.
-
-Belongs here: that order, and ending a zygote that does nothing any more. Does not belong here: the
-decision to try another one (`policies.zygote_restarts`), its start (`zygote.handle`).
-"""
+"""The zygote inside the event loop: its events, its end, the start of another one."""
 
 from __future__ import annotations
 
@@ -13,17 +9,32 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast import loop_errors
-from holdfast_agent import zygote
-from holdfast_agent.policies import zygote_restarts
-from holdfast_agent.policies.zygote_restarts import ZygoteHistory
-from holdfast_agent.workers import child_reaper
+from holdfast_agent.policies import liveness
+from holdfast_agent.policies.liveness import ZygoteHistory
 from holdfast_agent.workers.context import AgentContext
+from holdfast_agent.workers.page_watch import Lease
 from holdfast_agent.workers.rounds import DYING_SECONDS, STUCK_SECONDS
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.store_processes import NodeStores
+from holdfast_agent.zygote import process_tree
+from holdfast_agent.zygote.handle import Zygote
 from holdfast_agent.zygote.process_tree import kill_below
+from holdfast_agent.zygote.protocol import (
+    Failure,
+    ForkDisabled,
+    LeaseExpired,
+    Ready,
+    RoundDead,
+    StoreExited,
+    StoreReady,
+    WorkerExitedEvent,
+    WorkerStarted,
+    ZygoteExited,
+)
+from holdfast_wire.messages import Warmed
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +53,22 @@ class ZygoteRestarts:
         tools: AgentContext,
         runner: RoundRunner,
         stores: NodeStores,
+        lease: Lease,
         *,
-        reaped: Callable[[], None],
-        restarted: Callable[[], None],
         ending: Callable[[], bool],
         fail: Callable[[str], None],
     ) -> None:
         """Wait for the first end.
 
-        Args:
-            tools: Has the zygote, and the agent's children that belong to no round.
-            runner: Has the round of the zygote.
-            stores: Has the store processes that the zygote has, or has to start.
-            reaped: Called when no process of the zygote lives any more.
-            restarted: Called when another zygote takes commands.
-            ending: Returns True if the agent is ending, so that nothing is started any more.
-            fail: Ends the agent, with the reason.
+        tools: Has the zygote, and the agent's children that belong to no round.
+        runner: Has the round of the zygote.
+        stores: Has the store processes that the zygote has, or has to start.
+        lease: Begins again when no process of the zygote lives any more.
+        ending: Returns True if the agent is ending, so that nothing is started any more.
+        fail: Ends the agent, with the reason.
         """
         self._tools, self._runner, self._stores = tools, runner, stores
-        self._reaped, self._restarted = reaped, restarted
+        self._lease = lease
         self._ending, self._fail = ending, fail
         self._history = ZygoteHistory()
         self._codes: dict[int, int] = {}
@@ -93,12 +101,15 @@ class ZygoteRestarts:
             ours = set(current.pids.values())
             self._codes.update((pid, code) for pid, code in codes.items() if pid in ours)
 
-    def on_exited(self, event: zygote.ZygoteExited) -> None:
-        """Restart an ended zygote; its workers have SIGKILL and become children of this process."""
+    def on_exited(self, event: ZygoteExited, restarted: Callable[[], None]) -> None:
+        """Restart an ended zygote; its workers have SIGKILL and become children of this process.
+
+        restarted: called when another zygote takes commands.
+        """
         if self._closed:
             return  # the agent itself ends, and leaves nothing behind
         self._runner.hold()
-        self._task = asyncio.create_task(self._work(self._reason(event)))
+        self._task = asyncio.create_task(self._work(self._reason(event), restarted))
 
     def look(self, now: float) -> None:
         """Kill a zygote that does not carry out its commands (`now`: monotonic, s)."""
@@ -126,7 +137,7 @@ class ZygoteRestarts:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _reason(self, event: zygote.ZygoteExited) -> str:
+    def _reason(self, event: ZygoteExited) -> str:
         how = f"exit code {event.exit_code}"
         if event.signal is not None:
             names = [f" ({one.name})" for one in signal.Signals if one == event.signal]
@@ -134,48 +145,50 @@ class ZygoteRestarts:
         why = f" (it was killed: {self._killed_for})" if self._killed_for else ""
         return f"the zygote ended with {how}{why}"
 
-    async def _work(self, reason: str) -> None:
+    async def _work(self, reason: str, restarted: Callable[[], None]) -> None:
         try:
-            await self._restart(reason)
+            if await self._restart(reason):
+                self._started_at = time.monotonic()
+                restarted()
+                self._stores.on_zygote_restarted()
         except Exception as error:  # the top of the task
             log.exception("no zygote is started (fault %d)", loop_errors.count(__name__))
             self._fail(f"{reason}; {type(error).__name__}: {error}")
 
-    async def _restart(self, reason: str) -> None:
+    async def _restart(self, reason: str) -> bool:
+        """Take leave of the zygote, and start another; return True if there is one."""
         limit = DYING_SECONDS if self._killed_at is None else STUCK_SECONDS
         ready_seconds = None if self._ready_at is None else time.monotonic() - self._ready_at
         self._started_at = self._ready_at = self._killed_at = None
         self._killed_for = ""
         if not await self._reap(limit):
             self._fail(f"{reason}; its processes survive SIGKILL (uninterruptible sleep?)")
-            return
+            return False
         self._runner.zygote_lost(self._codes, f"{reason}, and its ranks with it; {REMEDY}")
         self._codes.clear()
         self._stores.on_zygote_lost(reason)
-        self._reaped()
-        await self._start(reason, ready_seconds)
+        self._lease.resume()
+        return await self._start(reason, ready_seconds)
 
-    async def _start(self, reason: str, ready_seconds: float | None) -> None:
+    async def _start(self, reason: str, ready_seconds: float | None) -> bool:
         """Start another one; ready_seconds: time for which the last one was ready, None: never."""
         while not self._ending():
             self._history = self._history.ended(ready_seconds)
-            verdict = zygote_restarts.judge(self._history)
+            verdict = liveness.judge_restart(self._history)
             if not verdict.restart:
                 self._fail(f"{reason}; {verdict.reason}")
-                return
+                break
             log.error("%s: another is started in %.0f s; %s", reason, verdict.pause_seconds, REMEDY)
             await asyncio.sleep(verdict.pause_seconds)
             if self._ending():
-                return
+                break
             try:
                 self._tools.process.restart()
             except OSError as error:
                 reason, ready_seconds = f"no zygote can be started: {error}", None
             else:
-                self._started_at = time.monotonic()
-                self._restarted()
-                self._stores.on_zygote_restarted()
-                return
+                return True
+        return False
 
     async def _reap(self, limit_seconds: float) -> bool:
         """Kill and reap the processes that the zygote left; return True if all are gone.
@@ -186,8 +199,112 @@ class ZygoteRestarts:
         until = time.monotonic() + limit_seconds
         older = self._tools.process.older_children
         while kill_below(os.getpid(), {*older, *self._tools.spared()}):
-            self.on_reaped(child_reaper.reap_adopted(self._tools.spared()))
+            self.on_reaped(process_tree.reap_adopted(self._tools.spared()))
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(LOOK_SECONDS)
         return True
+
+
+class ZygoteEvents:
+    """Reads the zygote's events inside the event loop, and gives each to the parts it concerns."""
+
+    def __init__(
+        self,
+        process: Zygote,
+        runner: RoundRunner,
+        stores: NodeStores,
+        lease: Lease,
+        restarts: ZygoteRestarts,
+        report: Callable[[Any], None],
+    ) -> None:
+        """Give the events of `process` to the other parts; `report` sends to the master."""
+        self._process = process
+        self._runner, self._lease, self._restarts = runner, lease, restarts
+        self._report = report
+        self._descriptor = -1
+        """Descriptor of the events; kept because the zygote closes its own at its end."""
+        self._gone = asyncio.Event()
+        self._is_ready = False
+        """It may have processes: before, all commands wait for it."""
+        self.warm = False
+        """True: the zygote is ready, or cannot fork any more."""
+        self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
+            Ready: self._on_ready,
+            ForkDisabled: self._on_fork_disabled,
+            WorkerStarted: runner.on_started,
+            WorkerExitedEvent: runner.on_exited,
+            RoundDead: self._on_dead,
+            StoreReady: stores.on_ready,
+            StoreExited: stores.on_exited,
+            LeaseExpired: self._on_lease_expired,
+            Failure: runner.on_failure,
+            ZygoteExited: self._on_exited,
+        }
+
+    def listen(self) -> None:
+        """Begin to read the events of a started zygote."""
+        self._gone.clear()
+        self._is_ready = False
+        self._descriptor = self._process.fileno()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+
+    async def close(self, timeout_seconds: float) -> None:
+        """End the zygote and wait for it; one that does not react (SIGSTOP) is killed.
+
+        So is one that still imports: it reads no command and has no processes.
+        """
+        self._process.shutdown()
+        if not self._gone.is_set() and not self._is_ready:
+            os.kill(self._process.pid, signal.SIGKILL)
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._gone.wait()
+                return
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        events = self._process.receive()
+        # Workers that see a stale lease kill themselves: with the event first, that is no failure.
+        events.sort(key=lambda event: not isinstance(event, LeaseExpired))
+        for event in events:
+            self._handlers[type(event)](event)
+
+    def _on_ready(self, event: Ready) -> None:
+        self._is_ready = True
+        if not event.fork_ok:
+            log.warning("workers are started cold: %s", event.reason)
+        self._runner.cold_reason = event.reason
+        self._restarts.on_ready()
+        log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
+        self._become_warm(event.seconds)
+
+    def _on_fork_disabled(self, event: ForkDisabled) -> None:
+        log.warning("workers are started cold from now on: %s", event.reason)
+        self._runner.cold_reason = event.reason
+        self._become_warm(0.0)
+
+    def _become_warm(self, seconds: float) -> None:
+        self.warm = True
+        self._report(Warmed(seconds=seconds, cold_reason=self._runner.cold_reason))
+
+    def _on_dead(self, event: RoundDead) -> None:
+        self._runner.on_dead(event.round)
+        if self._runner.died.is_set():
+            self._lease.resume()
+
+    def _on_lease_expired(self, event: LeaseExpired) -> None:
+        runner = self._runner
+        # The lease may have run out while nothing lived, and a round have been started since.
+        if runner.current is not None and runner.current.number in event.rounds:
+            runner.stood_still(event.age_s)
+        if not runner.has_processes:
+            self._lease.resume()
+
+    def _on_exited(self, event: ZygoteExited) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._gone.set()
+        self.warm = False
+        self._restarts.on_exited(event, self.listen)

@@ -18,6 +18,7 @@ from holdfast_agent.zygote.child import run_fresh
 from holdfast_agent.zygote.process_tree import die_with_parent
 from holdfast_agent.zygote.protocol import Channel
 from holdfast_agent.zygote.settings import FreshZygote
+from holdfast_wire.datagrams import decode
 
 
 def _be_worker(body: bytes, arguments: Sequence[str]) -> NoReturn:
@@ -25,7 +26,7 @@ def _be_worker(body: bytes, arguments: Sequence[str]) -> NoReturn:
 
 
 def _be_zygote(body: bytes, _: Sequence[str]) -> NoReturn:
-    fresh = FreshZygote.decode(body)
+    fresh = decode(body, (FreshZygote,))
     die_with_parent(fresh.agent)
     sys.path[:] = fresh.path
     if fresh.torch:

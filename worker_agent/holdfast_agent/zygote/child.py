@@ -1,7 +1,6 @@
 """Steps of a worker between its fork and the user's first line.
 
 Everything that differs between a child of a zygote and a freshly started process is put right here.
-Does not belong here: running the script (`script`), the zygote's own loop (`loop`).
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from holdfast_agent.zygote import (
     preload,
     protocol,
     script,
-    threads,
     worker_server,
 )
+from holdfast_agent.zygote.import_time_variables import VariableWatch
 from holdfast_agent.zygote.process_tree import allow_reading, die_with_parent, name_process
 from holdfast_agent.zygote.protocol import ScriptMode, Spawn, SpawnRank, SpawnRound
 from holdfast_agent.zygote.settings import bootstrap_command
-from holdfast_agent.zygote.variable_watch import VariableWatch
+from holdfast_wire.datagrams import encode
 from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
 
 _STATUS = {errno.ENOENT: 127, errno.EACCES: 126}
@@ -59,7 +58,7 @@ class Worker:
     modules: frozenset[str] = frozenset()
     """Names of the modules that are imported at the fork."""
     openblas: Callable[[int], object] | None = None
-    """Sets OpenBLAS's thread count, see `threads.openblas_setter`."""
+    """Sets OpenBLAS's thread count, see `import_time_variables.openblas_setter`."""
 
 
 def worker_environment(
@@ -138,7 +137,7 @@ def _found(program: str, environment: Mapping[str, str]) -> str:
 
 def _bootstrap_command(worker: Worker) -> list[str]:
     """Return the command of a fresh interpreter that continues with `run_fresh`."""
-    body = protocol.encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
+    body = encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
     fd = os.memfd_create("holdfast-worker", 0)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(body)
@@ -151,11 +150,11 @@ def _run_here(worker: Worker) -> NoReturn:
     os.environ.clear()
     os.environ.update(worker.environment)
     _forget_the_agent()
-    threads.apply(os.environ, worker.openblas)
+    import_time_variables.apply_thread_counts(os.environ, worker.openblas)
     _reseed()
     watch = VariableWatch(worker.environment, worker.page, worker.rank.slot)
-    sys.addaudithook(watch.hear)
-    atexit.register(watch.tell_the_unset)
+    sys.addaudithook(watch.on_audit)
+    atexit.register(watch.warn_of_unset)
     _run(worker.rank, worker.round, worker.page, worker.agent_pid, worker.modules)
 
 

@@ -1,46 +1,24 @@
-"""The agent's handle on its zygote: start, commands, events.
-
-Nothing here waits: a command is one datagram, and events are read when `fileno()` is readable.
-`ZygoteControl` has the commands for code inside the event loop, where a lost zygote must not raise.
-Does not belong here: the work on a command (`loop`), the messages (`protocol`).
-"""
+"""The agent's handle on its zygote: start, commands, events. Nothing here waits."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from holdfast.page import Page
 from holdfast_agent.zygote import loop, protocol
-from holdfast_agent.zygote.errors import ZygoteError
-from holdfast_agent.zygote.process_tree import (
-    become_subreaper,
-    children,
-    kill_and_reap,
-    task_count,
-)
-from holdfast_agent.zygote.protocol import (
-    Command,
-    Event,
-    ForkDisabled,
-    KillRound,
-    PrepareStoreCommand,
-    ReleaseStore,
-    Shutdown,
-    Spawn,
-    SpawnRound,
-    ZygoteExited,
-)
+from holdfast_agent.zygote.preload import ZygoteError
+from holdfast_agent.zygote.process_tree import become_subreaper, children, kill_and_reap, task_count
+from holdfast_agent.zygote.protocol import Command, EndZygote, Event, ForkDisabled, ZygoteExited
 from holdfast_agent.zygote.rounds import flush_streams
 from holdfast_agent.zygote.settings import FreshZygote, ZygoteSettings, bootstrap_command
+from holdfast_wire.datagrams import encode
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +41,7 @@ class Zygote:
 
     Life: `start` once, from the agent's main thread, before grpc is imported and before an event
     loop exists; then `loop.add_reader(zygote.fileno(), …)` and `receive()` in its callback;
-    `restart` after `ZygoteExited`, any number of times; `shutdown()` at the end. Commands raise
-    `ZygoteError` when the zygote is gone.
+    `restart` after `ZygoteExited`, any number of times; `shutdown()` at the end.
     """
 
     def __init__(self) -> None:
@@ -146,7 +123,7 @@ class Zygote:
             settings=origin.settings,
         )
         with os.fdopen(os.memfd_create("holdfast-zygote"), "wb", buffering=0) as file:
-            file.write(fresh.encode())
+            file.write(encode(fresh))
             # The agent's own arguments only tell a person in `ps` whose ranks are forked here.
             shown = sys.argv[1:]
             return subprocess.Popen(
@@ -157,7 +134,9 @@ class Zygote:
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `receive` has something."""
-        return self._open().fileno()
+        if self._channel is None or self._channel.closed:
+            raise ZygoteError("there is no zygote")
+        return self._channel.fileno()
 
     def receive(self) -> list[Event]:
         """Return all events that have arrived, without waiting; `ZygoteExited` is the last ever.
@@ -187,42 +166,23 @@ class Zygote:
                 return ZygoteExited(None, None)
         return ZygoteExited(None, -code) if code < 0 else ZygoteExited(code, None)
 
-    def spawn(self, spawn_round: SpawnRound) -> None:
-        """Start the workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
+    def send(self, command: Command) -> None:
+        """Give a command; one that meets no living zygote is logged and dropped.
 
-        The page's slots must have been reset for this round, and `RoundDead` of the round before
-        received (or no round spawned yet). Without ranks: `RoundDead` at once.
+        The loss itself arrives as `ZygoteExited`, and another zygote follows.
         """
-        self._send(Spawn(spawn_round))
-
-    def kill_round(
-        self, round_number: int, sig: int = signal.SIGKILL, grace_s: float = 0.0
-    ) -> None:
-        """End a round → `WorkerExited` each, then `RoundDead`.
-
-        SIGKILL goes to every process of the round at once. Any other signal goes to the workers'
-        process groups, and SIGKILL follows to the rest after `grace_s` seconds. It may be repeated:
-        a later SIGKILL cuts a grace short. It may also follow the exit of all workers, to end the
-        processes that they left behind. A round that is dead or unknown: `RoundDead`.
-        """
-        self._send(KillRound(round_number, int(sig), grace_s))
-
-    def prepare_store(self, store_id: str, host: str) -> None:
-        """Start a process whose TCPStore listens on the IP `host` → `StoreReady` | `StoreExited`.
-
-        It belongs to no round and lives until `release_store`, `shutdown`, a stale lease or the
-        zygote's end.
-        """
-        self._send(PrepareStoreCommand(store_id, host))
-
-    def release_store(self, store_id: str) -> None:
-        """End a store process → `StoreExited` (nothing for an unknown one)."""
-        self._send(ReleaseStore(store_id))
+        channel = self._channel
+        if channel is not None and not channel.closed:
+            channel.send(command)
+        if channel is None or channel.closed or channel.broken:
+            log.warning("%s: the zygote (pid %d) is gone", type(command).__name__, self.pid)
+        elif channel.waiting:
+            log.warning("the zygote (pid %d) takes no commands: is it stopped?", self.pid)
 
     def shutdown(self) -> None:
         """Kill every descendant of the zygote and end it → … `ZygoteExited`. Idempotent."""
         if self._channel is not None and not self._channel.closed:
-            self._channel.send(Shutdown())
+            self._channel.send(EndZygote())
 
     def kill_orphans(self, spare: Collection[int]) -> int:
         """After `ZygoteExited`: SIGKILL and reap children of this process except `spare`'s trees.
@@ -232,62 +192,3 @@ class Zygote:
         milliseconds.
         """
         return kill_and_reap({*spare, *self.older_children, self.pid}, _ORPHANS_DEADLINE_SECONDS)
-
-    def _open(self) -> protocol.Channel:
-        if self._channel is None:
-            raise ZygoteError("the zygote has not been started")
-        if self._channel.closed:
-            raise ZygoteError(f"the zygote (pid {self.pid}) is gone")
-        return self._channel
-
-    def _send(self, command: Command) -> None:
-        control = self._open()
-        control.send(command)
-        if control.broken:
-            raise ZygoteError(f"the zygote (pid {self.pid}) is gone")
-        if control.waiting:
-            raise ZygoteError(f"the zygote (pid {self.pid}) takes no commands: is it stopped?")
-
-
-class ZygoteControl:
-    """The zygote's commands, without ZygoteError.
-
-    The loss itself arrives as a `ZygoteExited` event, and another zygote follows. A command that
-    crosses it is logged and dropped here, in one place.
-    """
-
-    def __init__(self, process: Zygote) -> None:
-        """Wrap a started zygote."""
-        self._process = process
-        self.dropped = 0
-        """Commands that were dropped because the zygote was gone."""
-
-    def spawn(self, spawn_round: SpawnRound) -> None:
-        """Start a round's workers."""
-        with self._guard("spawn"):
-            self._process.spawn(spawn_round)
-
-    def kill_round(
-        self, number: int, sig: int = signal.SIGKILL, grace_seconds: float = 0.0
-    ) -> None:
-        """End a round's processes."""
-        with self._guard("kill"):
-            self._process.kill_round(number, sig, grace_seconds)
-
-    def prepare_store(self, store_id: str, host: str) -> None:
-        """Start a store process."""
-        with self._guard("prepare store"):
-            self._process.prepare_store(store_id, host)
-
-    def release_store(self, store_id: str) -> None:
-        """End a store process."""
-        with self._guard("release store"):
-            self._process.release_store(store_id)
-
-    @contextlib.contextmanager
-    def _guard(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except ZygoteError as error:
-            self.dropped += 1
-            log.warning("%s: no zygote: %s", what, error)

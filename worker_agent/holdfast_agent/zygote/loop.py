@@ -1,7 +1,6 @@
 """The zygote's own loop: handles commands, children and the agent's end; watches the lease.
 
-It is single-threaded and never blocks on another process. Does not belong here: rounds and the
-start of their workers (`rounds`), stores (`store_processes`).
+It is single-threaded and never blocks on another process.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from holdfast_agent.zygote.process_tree import (
 )
 from holdfast_agent.zygote.protocol import (
     Channel,
+    EndZygote,
     Failure,
     KillRound,
     LeaseExpired,
@@ -32,7 +32,6 @@ from holdfast_agent.zygote.protocol import (
     Ready,
     ReleaseStore,
     RoundDead,
-    Shutdown,
     Spawn,
     SpawnRank,
     SpawnRound,
@@ -44,6 +43,9 @@ from holdfast_agent.zygote.store_processes import StoreProcesses
 
 _NO_LEASE = "the agent's lease has expired"
 _EXIT_DEFECT = 70  # EX_SOFTWARE
+_LEASE_CHECK_SECONDS = 0.05
+"""Least time between looks at the agent's lease: it adds ≤ 1.3 % to the 4 s of the lease. There is
+no look while it cannot be stale yet. Workers read the limit in the page, too."""
 
 
 def live(
@@ -92,7 +94,6 @@ class ZygoteLoop:
         name_process("hf-zygote")
         self._channel, self._page, self._settings = channel, page, settings
         preload.close_unknown(known=(channel.fileno(),))
-        self._log_fd = _open_log(settings.log_path)
         self._agent, self._agent_pid = os.pidfd_open(agent), agent
         self._stop = False
         self._lease_lost = False
@@ -125,9 +126,9 @@ class ZygoteLoop:
             self.log("SIGTERM is ignored: a zygote ends with its agent")
 
     def log(self, text: str) -> None:
-        """Write a line to the log, or the agent's stderr."""
+        """Write a line to the agent's stderr."""
         with suppress(OSError):  # the reader may be gone: no reason to end
-            os.write(self._log_fd, f"holdfast zygote: {text}\n".encode())
+            os.write(2, f"holdfast zygote: {text}\n".encode())
 
     def prepare(self, problem: str, started: float) -> None:
         """Import the modules that workers need, and report `Ready`."""
@@ -139,8 +140,8 @@ class ZygoteLoop:
 
     def _descriptors(self) -> list[int]:
         """Return the descriptors that the loop itself has open."""
-        own = (self._channel.fileno(), self._log_fd, self._agent)
-        return [*own, self._wakeup, self._wakeup_writer, *self.stores.reports()]
+        own = (self._channel.fileno(), self._agent, self._wakeup, self._wakeup_writer)
+        return [*own, *self.stores.reports()]
 
     # --- turns ------------------------------------------------------------------------------
 
@@ -202,11 +203,10 @@ class ZygoteLoop:
 
     def _lease_left_s(self) -> float:
         """Return the time for which the lease cannot become stale: no check is needed before."""
-        least = self._settings.lease_check_s
         age_ns = self._page.lease_age_ns(time.monotonic_ns())
         if age_ns is None or self._lease_lost:
-            return least
-        return max(least, (self._page.lease_limit_ns - age_ns) * 1e-9)
+            return _LEASE_CHECK_SECONDS
+        return max(_LEASE_CHECK_SECONDS, (self._page.lease_limit_ns - age_ns) * 1e-9)
 
     def _prepare_more(self) -> None:
         """Import the next deferred module when it is due; orders come between two of them."""
@@ -273,7 +273,7 @@ class ZygoteLoop:
             self._prepare_store(command)
         elif isinstance(command, ReleaseStore):
             self.stores.release(command.store_id)
-        elif isinstance(command, Shutdown):
+        elif isinstance(command, EndZygote):
             self._stop = True
 
     def _spawn(self, wanted: SpawnRound) -> None:
@@ -303,9 +303,3 @@ class ZygoteLoop:
             self._channel.send(StoreExited(command.store_id, _NO_LEASE))
         else:
             self.stores.prepare(command.store_id, command.host)
-
-
-def _open_log(path: str | None) -> int:
-    if path is None:
-        return 2
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

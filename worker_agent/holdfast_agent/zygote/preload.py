@@ -1,7 +1,6 @@
 """Imports torch and the preload list so that the process stays forkable, and checks that.
 
-Forkable means: one thread, no CUDA, no unknown descriptors. Does not belong here: the reaction to a
-process that is not forkable (`loop`).
+Forkable means: one thread, no CUDA, no unknown descriptors.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Final
 
 from holdfast.page_layout import MEMFD_NAME
 from holdfast_agent.zygote import import_time_variables
-from holdfast_agent.zygote.errors import ZygoteError
 from holdfast_agent.zygote.process_tree import task_count
 
 THREAD_VARIABLES: Final = (
@@ -27,6 +25,10 @@ THREAD_VARIABLES: Final = (
 )
 """Read once when OpenMP and OpenBLAS load. Above 1, numpy starts a thread at import, and a
 parallel operation before a fork makes every child hang in its first one."""
+
+
+class ZygoteError(Exception):
+    """The zygote cannot be started or no longer takes commands."""
 
 
 def import_torch() -> dict[str, str | None]:

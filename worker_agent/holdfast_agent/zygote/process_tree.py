@@ -2,7 +2,7 @@
 
 Process groups and the parent-death signal both miss grandchildren. So killing follows parentage
 under a subreaper: a process that a worker leaves behind becomes a child of the zygote (after that,
-of the agent), and is found. Nothing here knows about rounds.
+of the agent), and is found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_PTRACER: Final = 0x59616D61
 _PF_EXITING: Final = 4
 _STAT_PARENT, _STAT_FLAGS, _STAT_EXIT = 1, 6, 49
-"""Indices in /proc/PID/stat, counted from the field behind the name."""
+"""Indices in `stat_fields`."""
 _MOST_COMMAND: Final = 200
 """Characters of a command in a message."""
 _CHILDREN_FILES: Final = Path("/proc/thread-self/children").exists()
@@ -79,12 +79,18 @@ def children(pid: int) -> list[int]:
 
 def _parents() -> dict[int, int]:
     """Return each process's parent, for kernels built without CONFIG_PROC_CHILDREN."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            # The name, in brackets, may contain spaces and brackets itself.
-            found[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    return found
+    pids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    stats = ((pid, stat_fields(pid)) for pid in pids)
+    return {pid: int(fields[_STAT_PARENT]) for pid, fields in stats if fields}
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()  # the name, in brackets, may contain anything
 
 
 def descendants(roots: Iterable[int]) -> list[int]:
@@ -140,6 +146,21 @@ def kill_and_reap(spare: Collection[int], deadline_s: float) -> int:
     return reaped
 
 
+def reap_adopted(others: Collection[int]) -> dict[int, int]:
+    """Reap ended children except `others`, which other code waits for.
+
+    Returns their exit codes by pid, -N for signal N.
+    """
+    reaped = {}
+    for pid in children(os.getpid()):
+        if pid not in others:
+            with suppress(ChildProcessError):
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found == pid:
+                    reaped[pid] = os.waitstatus_to_exitcode(status)
+    return reaped
+
+
 def task_count() -> int:
     """Return the number of threads of this process, in the kernel's view."""
     return len(list(Path("/proc/self/task").iterdir()))
@@ -152,12 +173,10 @@ def end_of_dying(pid: int, parent: int) -> int | None:
     another parent, which only reuses the number. A process that calls `exec` on a thread, or whose
     main thread alone ends, may look like one that ends with 0.
     """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = stat_fields(pid)
+    if not fields or int(fields[_STAT_PARENT]) != parent:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name, in brackets, may contain anything
-    if int(fields[_STAT_PARENT]) != parent or not int(fields[_STAT_FLAGS]) & _PF_EXITING:
+    if not int(fields[_STAT_FLAGS]) & _PF_EXITING:
         return None
     return os.waitstatus_to_exitcode(int(fields[_STAT_EXIT]))
 

@@ -1,22 +1,19 @@
-"""Protocol between an agent and its zygote: messages, their JSON form, their channel.
+"""Messages between an agent and its zygote, and their channel.
 
-Belongs here: the messages as values, the framing as datagrams on a socket pair. Does not belong
-here: the work on a command (`loop`), the handle of the agent (`handle`). Both ends are of one
-release, so the form carries no version, and a malformed message is a defect, not an input. Nothing
-here ever waits, because each side must go on when the other is stopped. A body that is too long for
-a datagram travels in a memfd.
+Nothing here ever waits, because each side must go on when the other is stopped.
 """
 
 from __future__ import annotations
 
 import enum
-import json
-import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from signal import SIGKILL
+from typing import Final, get_args
+
+from holdfast_wire import datagrams
 
 
 class ScriptMode(enum.Enum):
@@ -66,23 +63,36 @@ class SpawnRound:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start the workers of a round."""
+    """Start the workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
+
+    The page's slots must have been reset for this round, and `RoundDead` of the round before
+    received (or no round spawned yet). Without ranks: `RoundDead` at once.
+    """
 
     round: SpawnRound
 
 
 @dataclass(frozen=True, slots=True)
 class KillRound:
-    """Signal the workers of a round; SIGKILL everything of it after `grace_s` seconds."""
+    """End a round → `WorkerExitedEvent` each, then `RoundDead`.
+
+    SIGKILL goes to every process of the round at once. Any other signal goes to the workers'
+    process groups, and SIGKILL follows to the rest after the grace. It may be repeated: a later
+    SIGKILL cuts a grace short. It may also follow the exit of all workers, to end the processes
+    that they left behind. A round that is dead or unknown: `RoundDead`.
+    """
 
     round: int
-    signal: int
-    grace_s: float
+    signal: int = SIGKILL
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareStoreCommand:
-    """Start a store process."""
+    """Start a process whose TCPStore listens on the IP `host` → `StoreReady` | `StoreExited`.
+
+    It belongs to no round and lives until `ReleaseStore`, the zygote's end or a stale lease.
+    """
 
     store_id: str
     host: str
@@ -90,14 +100,14 @@ class PrepareStoreCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStore:
-    """End a store process."""
+    """End a store process → `StoreExited` (nothing for an unknown one)."""
 
     store_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown:
-    """Kill every descendant and exit."""
+class EndZygote:
+    """Kill every descendant and exit → … `ZygoteExited`."""
 
 
 # --- events, zygote → agent ------------------------------------------------------------------
@@ -170,7 +180,7 @@ class StoreExited:
 
     store_id: str
     reason: str
-    """Empty after `release_store` or `shutdown`."""
+    """Empty after `ReleaseStore` or `EndZygote`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +212,7 @@ class ZygoteExited:
     signal: int | None
 
 
-Command = Spawn | KillRound | PrepareStoreCommand | ReleaseStore | Shutdown
+Command = Spawn | KillRound | PrepareStoreCommand | ReleaseStore | EndZygote
 Event = (
     Ready
     | ForkDisabled
@@ -217,47 +227,18 @@ Event = (
 )
 Message = Command | Event
 
-_CLASSES: Final[Mapping[str, Callable[..., Message]]] = {
-    kind.__name__: kind for kind in get_args(Message)
-}
-"""Every class of a message by the name that stands for it in the JSON form."""
-_DATAGRAM_LIMIT: Final = 32_768
-"""Bytes; well below the kernel's smallest socket buffer, so a few dozen always fit."""
-
-
-def encode(message: Message) -> bytes:
-    """Return the message as JSON."""
-    fields = asdict(message)
-    return json.dumps({"kind": type(message).__name__, **fields}, default=_plain).encode()
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, ScriptMode):
-        return value.value
-    raise TypeError(f"{value!r} has no place in a message")
+_KINDS: Final = get_args(Message)
 
 
 def decode(body: bytes) -> Message:
-    """Return the message that `encode` made these bytes from."""
-    fields = json.loads(body)
-    kind = fields.pop("kind")
-    if kind == "Spawn":
-        return Spawn(_round(fields["round"]))
-    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return _CLASSES[kind](**(fields | lists))
-
-
-def _round(fields: dict[str, Any]) -> SpawnRound:
-    ranks = tuple(
-        SpawnRank(**(rank | {"argv": tuple(rank["argv"]), "mode": ScriptMode(rank["mode"])}))
-        for rank in fields["ranks"]
-    )
-    return SpawnRound(round=fields["round"], ranks=ranks)
+    """Return the message that `datagrams.encode` made these bytes from; raises DatagramError."""
+    message: Message = datagrams.decode(body, _KINDS)
+    return message
 
 
 def pair() -> tuple[Channel, Channel]:
     """Return two connected channels."""
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    left, right = datagrams.pair()
     return Channel(left), Channel(right)
 
 
@@ -285,14 +266,14 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send now if the other side has room, otherwise keep the message in order."""
-        self._outbox.append(encode(message))
+        self._outbox.append(datagrams.encode(message))
         self.flush()
 
     def flush(self) -> None:
         """Send the kept messages, as far as there is room."""
         while self._outbox and not self.closed:
             try:
-                _send(self._socket, self._outbox[0])
+                datagrams.send(self._socket, self._outbox[0])
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
@@ -307,19 +288,13 @@ class Channel:
         found: list[Message] = []
         while not self.closed:
             try:
-                body, descriptors, _, _ = socket.recv_fds(
-                    self._socket, _DATAGRAM_LIMIT, 1, socket.MSG_CMSG_CLOEXEC
-                )
+                body, _ = datagrams.receive(self._socket)
             except BlockingIOError:
                 break
-            except ConnectionResetError:
-                continue  # the other end went without reading all; said once, before what it sent
-            if descriptors:
-                body = _drain(descriptors[0])
-            if body:
-                found.append(decode(body))
-            else:
+            except EOFError:
                 self.closed = True
+            else:
+                found.append(decode(body))
         return found
 
     def abandon(self) -> None:
@@ -331,22 +306,3 @@ class Channel:
         """Close the descriptor; kept messages are dropped."""
         self.closed = True
         self._socket.close()
-
-
-def _send(sock: socket.socket, body: bytes) -> None:
-    if len(body) <= _DATAGRAM_LIMIT:
-        sock.send(body, socket.MSG_NOSIGNAL)
-        return
-    fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
-    try:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(body)
-        socket.send_fds(sock, [b"memfd"], [fd], socket.MSG_NOSIGNAL)
-    finally:
-        os.close(fd)
-
-
-def _drain(fd: int) -> bytes:
-    with os.fdopen(fd, "rb") as file:
-        file.seek(0)
-        return file.read()

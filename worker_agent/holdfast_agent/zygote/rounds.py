@@ -1,27 +1,33 @@
 """Processes of one round: their start, the living ones, the planned kill, the end of the last one.
 
 A zygote has at most one round at a time. So every child that it did not fork itself (an orphan that
-a worker left behind) belongs to that round. Belongs here: forking out of the zygote's loop, the
-reason for not forking. Does not belong here: the work of a worker (`child`), stores
-(`store_processes`).
+a worker left behind) belongs to that round.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
+import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from holdfast.page import Page
-from holdfast_agent.zygote import import_time_variables, preload, threads
+from holdfast_agent.zygote import import_time_variables, preload
 from holdfast_agent.zygote.child import Worker, become, worker_environment
-from holdfast_agent.zygote.numa import NumaError, cpu_sets
-from holdfast_agent.zygote.process_tree import children, command_line, kill_below, signal_each
+from holdfast_agent.zygote.process_tree import (
+    children,
+    command_line,
+    die_with_parent,
+    kill_below,
+    signal_each,
+)
 from holdfast_agent.zygote.protocol import (
     Event,
     Failure,
@@ -97,7 +103,7 @@ class LiveRound:
     """Signal sent to the workers before SIGKILL; the processes that they leave get it too."""
     end_at: float = 0.0
     """time.monotonic at which the processes left behind get it."""
-    told: set[int] = field(default_factory=set)
+    signalled: set[int] = field(default_factory=set)
     """Processes left behind that have got it."""
     succeeded: bool = True
     """True: no worker has ended with another status than 0."""
@@ -201,8 +207,8 @@ class Rounds:
 
         So the program behind a worker that was a shell gets the signal too: the shell ends first.
         """
-        fresh = set(self._orphans()) - current.told
-        current.told |= fresh
+        fresh = set(self._orphans()) - current.signalled
+        current.signalled |= fresh
         signal_each(fresh, sig)
 
     def _name_the_left(self, current: LiveRound, sig: str) -> None:
@@ -267,7 +273,7 @@ class Spawner:
         """Import modules; return the reason why this process must not fork afterwards, or ""."""
         for line in preload.import_all(names):
             self._log(line)
-        self._openblas = threads.openblas_setter()
+        self._openblas = import_time_variables.openblas_setter()
         problem = preload.why_not_forkable(known_descriptors)
         preload.settle()
         return problem
@@ -333,3 +339,59 @@ class Spawner:
             for local_rank, cpus in cpu_sets(rank.numa, ranks).items():
                 self._cpus[rank.numa, local_rank] = cpus
         return self._cpus[key]
+
+
+_PATIENCE_SECONDS = 30.0
+"""Deadline, s; initialising CUDA for eight devices takes a few seconds on a busy machine."""
+
+
+class NumaError(Exception):
+    """The CPUs to bind to cannot be found; the text says why."""
+
+
+def cpu_sets(mode: str, local_ranks: Iterable[int]) -> dict[int, frozenset[int]]:
+    """Return the CPUs of each local rank. Forks, and blocks for seconds: before workers exist."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    asker = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(asker)
+        _answer(mode, list(local_ranks), writer)
+    os.close(writer)
+    try:
+        return _collect(reader)
+    finally:
+        os.close(reader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _answer(mode: str, local_ranks: list[int], writer: int) -> None:
+    """Write the sets, or the reason for none, as JSON; then exit."""
+    try:
+        from torch.numa import binding
+
+        options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
+        cpus_of: Any = binding._get_logical_cpus_to_bind_to  # noqa: SLF001 - the answer without the act
+        names = inspect.signature(cpus_of).parameters
+        device = "device_index" if "device_index" in names else "gpu_index"  # before torch 2.10
+        found: object = {
+            rank: sorted(cpus_of(**{device: rank, "numa_options": options})) for rank in local_ranks
+        }
+    except Exception as error:  # noqa: BLE001 - becomes the text of a NumaError
+        found = f"{type(error).__name__}: {error}"
+    os.write(writer, json.dumps(found).encode())
+    os._exit(0)
+
+
+def _collect(reader: int) -> dict[int, frozenset[int]]:
+    body = b""
+    while select.select([reader], [], [], _PATIENCE_SECONDS)[0]:
+        part = os.read(reader, 65536)
+        body += part
+        if not part:
+            break
+    found = json.loads(body) if body else f"no answer from torch within {_PATIENCE_SECONDS:.0f} s"
+    if isinstance(found, str):
+        raise NumaError(found)
+    return {int(rank): frozenset(cpus) for rank, cpus in found.items()}

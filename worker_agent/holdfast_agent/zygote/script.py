@@ -1,7 +1,6 @@
 """Runs a user's script as `python script.py` or `python -m module` would, and ends like it.
 
-It works in a forked child and in a fresh interpreter. Belongs here: `__main__`, exit status, error
-file, and the order of the end. Does not belong here: descriptors, signals, threads (`child`).
+It works in a forked child and in a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -9,22 +8,24 @@ from __future__ import annotations
 import atexit
 import builtins
 import importlib.machinery
+import json
 import os
+import pkgutil
 import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
-from holdfast.page_layout import Section
+from holdfast.page_sample import Section
 from holdfast.page_slot import SlotWriter
-from holdfast_agent.zygote import shadows
-from holdfast_agent.zygote.error_file import write_error_file
 from holdfast_agent.zygote.files import flush_files
 from holdfast_agent.zygote.protocol import ScriptMode
 from holdfast_agent.zygote.teardown import has_unfinished_files, tear_down
@@ -130,7 +131,7 @@ def _first_path(entry: Path) -> None:
     """Put `entry` in sys.path at the place of the script's folder, instead of the launcher's."""
     if not sys.flags.safe_path:
         sys.path[:1] = [str(entry)]
-        shadows.drop_shadowed(str(entry))
+        drop_shadowed(str(entry))
 
 
 def _status_of(body: Callable[[], None]) -> int:
@@ -168,3 +169,102 @@ def _show(error: BaseException) -> None:
         sys.excepthook(type(error), error, trace)
     except BaseException:  # noqa: BLE001 - a broken hook must not hide the error
         sys.__excepthook__(type(error), error, trace)
+
+
+ERROR_FILE_VARIABLE: Final = "TORCHELASTIC_ERROR_FILE"
+
+
+_MOST: Final = 64 * 1024
+"""Characters of a message, and of a call stack, in the file: readers refuse larger ones."""
+
+
+def _message(error: BaseException) -> str:
+    """Return type and text of an exception; for a group also of its first plain exception."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception as broken:  # noqa: BLE001 - a script's `__str__` can raise anything
+        text = f"{type(error).__name__}: <its __str__ raised {type(broken).__name__}>"
+    first = error
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return text if first is error else f"{text}; the first is {_message(first)}"
+
+
+def error_document(error: BaseException, now_s: float) -> dict[str, object]:
+    """Return the content of the file; `now_s` is seconds since the epoch."""
+    return {
+        "message": {
+            "message": _message(error)[:_MOST],
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(error))[-_MOST:],
+                "timestamp": str(int(now_s)),
+            },
+        }
+    }
+
+
+def write_error_file(error: BaseException) -> None:
+    """Write the error file named by the environment, unless `@record` has done so already."""
+    name = os.environ.get(ERROR_FILE_VARIABLE)
+    if not name:
+        return
+    path = Path(name)
+    with suppress(OSError):  # the traceback is on stderr in any case
+        if not (path.exists() and path.stat().st_size):
+            path.write_text(json.dumps(error_document(error, time.time())))
+
+
+_AT_START: Final = frozenset({"__main__", "__mp_main__", "encodings"})
+"""Imported before any script, so no folder shadows them. The other modules of python's own start
+are built in or frozen."""
+
+
+def drop_shadowed(folder: str) -> None:
+    """Forget imported modules for which `folder`, first in sys.path, has modules of its own.
+
+    folder: a folder or a zip archive. Code that imported them before keeps its references.
+    """
+    finder: Any = pkgutil.get_importer(folder)
+    if finder is None:
+        return
+    # Names of the folder are looked up among the modules, not the other way round: a look at a
+    # module costs a forked process a copy of its memory.
+    candidates = {name for name in _names(folder) if name in sys.modules} - _AT_START
+    shadowed = {name for name in candidates if _shadows(finder, name)}
+    if shadowed:
+        for name in list(sys.modules):
+            if name.partition(".")[0] in shadowed:
+                del sys.modules[name]
+
+
+def _names(folder: str) -> set[str]:
+    """Return the possible names of modules in a folder or archive."""
+    try:
+        return {entry.partition(".")[0] for entry in os.listdir(folder)}  # noqa: PTH208 - no objects
+    except NotADirectoryError:
+        return {module.name for module in pkgutil.iter_modules([folder])}
+    except OSError:
+        return set()
+
+
+def _shadows(finder: Any, name: str) -> bool:
+    """Return True if python would import the folder's module, and another of its name is loaded."""
+    if name in sys.builtin_module_names:
+        return False
+    found = finder.find_spec(name)
+    if found is None or found.loader is None:  # a folder without __init__ loses to a module
+        return False
+    if importlib.machinery.FrozenImporter.find_spec(name) is not None:
+        return False
+    return not _same(found.origin, _origin(sys.modules[name]))
+
+
+def _origin(module: Any) -> str | None:
+    spec = getattr(module, "__spec__", None)
+    return getattr(spec, "origin", None) or getattr(module, "__file__", None)
+
+
+def _same(one: str | None, other: str | None) -> bool:
+    if one is None or other is None:
+        return False
+    return os.path.realpath(one) == os.path.realpath(other)

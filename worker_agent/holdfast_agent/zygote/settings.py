@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 BOOTSTRAP: Final = str(Path(__file__).with_name("bootstrap.py"))
 """Entry of a fresh interpreter, run as a file: `-m` would search the user's working directory for
@@ -21,9 +19,8 @@ def bootstrap_command(*arguments: str, flags: Sequence[str] = ()) -> list[str]:
 
     It has the flags of this interpreter (`-O`, `-W`, `-X`, …), as a forked process has.
 
-    Args:
-        *arguments: Of BOOTSTRAP.
-        flags: More flags of python.
+    *arguments: Of BOOTSTRAP.
+    flags: More flags of python.
     """
     own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
     known = {flag.partition("=")[0] for flag in own}
@@ -74,11 +71,6 @@ class ZygoteSettings:
     which need the same CPUs."""
     fork: bool = True
     """False: always start fresh interpreters (slow, for debugging imports)."""
-    lease_check_s: float = 0.05
-    """Least seconds between looks at the agent's lease; 50 ms adds ≤ 1.3 % to the 4 s of the lease.
-    There is no look while it cannot be stale yet. Workers read the limit in the page, too."""
-    log_path: str | None = None
-    """File for the zygote's own few lines; None: the agent's stderr."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +90,3 @@ class FreshZygote:
     problem: str
     """Reason for not forking workers; empty: they may be forked."""
     settings: ZygoteSettings
-
-    def encode(self) -> bytes:
-        """Return the description as JSON."""
-        return json.dumps(dataclasses.asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, body: bytes) -> FreshZygote:
-        """Return the description that `encode` made these bytes from."""
-        fields: dict[str, Any] = json.loads(body)
-        settings = fields.pop("settings")
-        for name in ("preload", "deferred_preload"):
-            settings[name] = tuple(settings[name])
-        path = tuple(fields.pop("path"))
-        return cls(**fields, path=path, settings=ZygoteSettings(**settings))

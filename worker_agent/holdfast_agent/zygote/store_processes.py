@@ -1,14 +1,21 @@
-"""Store processes of a zygote: started and ended on command, apart from all rounds."""
+"""Store processes of a zygote: TCPStores that survive a frozen or dead agent or worker.
+
+They start and end on command, apart from all rounds. Agent and master decide which round uses one.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
+import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NoReturn
 
-from holdfast_agent.zygote import preload, store_process
+from holdfast_agent.zygote import preload
 from holdfast_agent.zygote.process_tree import die_with_parent, name_process, signal_each
 from holdfast_agent.zygote.protocol import Event, StoreExited, StoreReady
 
@@ -39,7 +46,7 @@ class StoreProcesses:
 
     def prepare(self, store_id: str, host: str) -> None:
         """Start a store; a living one of the same id stays."""
-        problem = store_process.check_host(host)
+        problem = check_host(host)
         if problem or any(live.store_id == store_id for live in self.live.values()):
             self._send(StoreExited(store_id, problem or f"store {store_id!r} exists already"))
             return
@@ -110,4 +117,63 @@ def _become_store(host: str, report: int, zygote: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     preload.close_unknown(known=(report,))
-    store_process.serve(host, report)
+    serve(host, report)
+
+
+_CLIENT_TIMEOUT = timedelta(seconds=30)
+"""Time-out of the store's own connection to itself; the ranks' clients have their own."""
+
+
+def check_host(host: str) -> str:
+    """Return the reason why a host cannot be listened on, or "": only addresses, no names."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return f"store host {host!r}: expected an IP address"
+    return ""
+
+
+def listen(host: str) -> socket.socket:
+    """Bind a listening socket to a free port of exactly this address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(4096)  # a whole world connects at once; the kernel caps it at somaxconn
+    return listener
+
+
+def serve(host: str, report: int) -> NoReturn:
+    """Serve a TCPStore on `host` until killed; write its port to `report` when it listens.
+
+    On an error it writes the reason instead, and exits with status 1.
+    """
+    try:
+        port = _start(host)
+    except Exception as error:  # noqa: BLE001 - reported to the agent, whatever it is
+        os.write(report, f"{type(error).__name__}: {error}".encode())
+        os._exit(1)
+    os.write(report, str(port).encode())
+    os.close(report)
+    while True:
+        signal.pause()
+
+
+_store: object = None
+
+
+def _start(host: str) -> int:
+    global _store  # noqa: PLW0603 - must live as long as the process
+    from torch.distributed import TCPStore
+
+    listener = listen(host)
+    port: int = listener.getsockname()[1]
+    _store = TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_CLIENT_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
+    sys.stdout.flush()
+    return port

@@ -1,10 +1,7 @@
-"""Start of torch's worker server in a rank: it answers what the rank's collectives and threads do.
-
-Belongs here: the start beside a script that knows nothing of it. Does not belong here: the agent's
-side, which asks (`holdfast_agent.health.worker_server`).
+"""Start of torch's worker server in a rank, beside a script that knows nothing of it.
 
 The server is torch's own, with a thread of its own in C++: it answers even while a call holds the
-GIL. It ends with the process.
+GIL. It ends with the process. `holdfast_agent.health.worker_server` asks it.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final
 
-from holdfast_agent.socket_paths import short_path
+from holdfast_wire.datagrams import short_path
 
 MODULE: Final = "torch.distributed.distributed_c10d"
 """Once it is imported there is a server to start."""

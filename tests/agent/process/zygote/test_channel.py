@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from holdfast_agent.zygote import protocol
 from holdfast_agent.zygote.protocol import (
     Command,
+    EndZygote,
     Event,
     Failure,
     RoundDead,
     ScriptMode,
-    Shutdown,
     Spawn,
     SpawnRank,
     SpawnRound,
     WorkerExitedEvent,
 )
+from holdfast_wire.datagrams import DatagramError, encode
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=50)
 RANKS = st.builds(
@@ -46,12 +47,12 @@ def test_a_message_survives_its_encoding(message: protocol.Message) -> None:
     """A message of any kind equals itself after encoding and decoding."""
     if any(value != value for value in dataclasses.asdict(message).values()):  # noqa: PLR0124
         return  # NaN equals nothing
-    assert protocol.decode(protocol.encode(message)) == message
+    assert protocol.decode(encode(message)) == message
 
 
 def test_a_name_that_is_no_message_is_refused() -> None:
     """Only a class of the table is made, not whatever bears that name in the module."""
-    with pytest.raises(KeyError, match="Channel"):
+    with pytest.raises(DatagramError, match="Channel"):
         protocol.decode(b'{"kind": "Channel", "sock": 1}')
 
 
@@ -89,7 +90,7 @@ def test_sending_to_nobody_is_noticed() -> None:
     """A closed other end is a state, not an exception."""
     left, right = protocol.pair()
     right.close()
-    left.send(Shutdown())
+    left.send(EndZygote())
     assert left.broken
     assert left.waiting == 0
     assert left.receive() == []
@@ -103,7 +104,7 @@ def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> N
     """Also after a send that failed, and if it had not read all that it was sent."""
     left, right = protocol.pair()
     for _ in range(unread):
-        left.send(Shutdown())
+        left.send(EndZygote())
     sent: list[protocol.Message] = [
         WorkerExitedEvent(round=1, local_rank=0, pid=7, exit_code=0, signal=None, mono_ns=1),
         RoundDead(1),
@@ -112,7 +113,7 @@ def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> N
         right.send(message)
     right.close()
     for _ in range(late):
-        left.send(Shutdown())
+        left.send(EndZygote())
     assert left.receive() == sent
     assert left.closed
     left.close()
@@ -121,4 +122,4 @@ def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> N
 def test_only_messages_can_be_encoded() -> None:
     """A value without a form is refused where it is sent."""
     with pytest.raises(TypeError, match="has no place in a message"):
-        protocol.encode(Failure(b"bytes"))  # type: ignore[arg-type]
+        encode(Failure(b"bytes"))  # type: ignore[arg-type]

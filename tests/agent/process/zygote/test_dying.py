@@ -15,8 +15,14 @@ import pytest
 
 from agents.zygote_driver import PATIENCE_SECONDS, Driver, agent
 from holdfast.robust_mark import OWNER_DIED, WAITERS, RobustMark
-from holdfast_agent.zygote import Ready, RoundDead, ScriptMode, WorkerExitedEvent, WorkerStarted
 from holdfast_agent.zygote.process_tree import end_of_dying
+from holdfast_agent.zygote.protocol import (
+    Ready,
+    RoundDead,
+    ScriptMode,
+    WorkerExitedEvent,
+    WorkerStarted,
+)
 
 WAIT_FOR_FILE = """
 import os, pathlib, sys, threading, time

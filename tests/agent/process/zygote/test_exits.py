@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver
-from holdfast_agent.zygote import RoundDead, ScriptMode, SpawnRound, WorkerExitedEvent
-from holdfast_agent.zygote.protocol import Spawn
+from holdfast_agent.zygote.protocol import (
+    RoundDead,
+    ScriptMode,
+    Spawn,
+    SpawnRound,
+    WorkerExitedEvent,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import agent, ready
-from holdfast_agent.zygote import Failure, RoundDead, SpawnRound
-from holdfast_agent.zygote.protocol import Spawn
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
 
 BINDING = """
 import enum, os, dataclasses

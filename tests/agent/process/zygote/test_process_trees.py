@@ -12,16 +12,19 @@ import pytest
 
 from agents.daemons import DAEMON, DAEMONS, STAY
 from agents.zygote_driver import Driver
-from holdfast_agent.zygote import (
+from holdfast_agent.zygote import process_tree
+from holdfast_agent.zygote.protocol import (
+    EndZygote,
     Failure,
+    KillRound,
     RoundDead,
     ScriptMode,
+    Spawn,
     SpawnRank,
+    SpawnRound,
     WorkerExitedEvent,
     ZygoteExited,
-    process_tree,
 )
-from holdfast_agent.zygote.protocol import KillRound, Shutdown, Spawn, SpawnRound
 
 
 def test_a_killed_round_takes_its_daemons_along(driver: Driver) -> None:
@@ -120,7 +123,9 @@ def test_workers_die_with_a_killed_zygote(driver: Driver) -> None:
 ORPHANS = """
 import os, select, signal, sys, time
 from holdfast.page import Page
-from holdfast_agent.zygote import *
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.protocol import Ready, Spawn, SpawnRank, SpawnRound, ZygoteExited
+from holdfast_agent.zygote.settings import ZygoteSettings
 page = Page.create(1)
 zygote = Zygote()
 zygote.start(ZygoteSettings(local_world_size=1, preload=()), page)
@@ -132,8 +137,8 @@ def wait(kind):
             return
 wait(Ready)
 out = sys.argv[2]
-zygote.spawn(SpawnRound(round=0, ranks=(
-    SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],), stdout=out),)))
+zygote.send(Spawn(SpawnRound(round=0, ranks=(
+    SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],), stdout=out),))))
 while not os.path.exists(out) or "up" not in open(out).read():
     time.sleep(0.01)
 os.kill(zygote.pid, signal.SIGKILL)
@@ -164,7 +169,7 @@ def test_the_agent_kills_what_a_killed_zygote_left(driver: Driver) -> None:
 def test_shutdown_leaves_nothing_and_says_so(driver: Driver) -> None:
     """Exits are reported, then the zygote's own."""
     driver.start(STAY)
-    driver.send(Shutdown())
+    driver.send(EndZygote())
     assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
     driver.wait(RoundDead)
     assert driver.wait(ZygoteExited).exit_code == 0

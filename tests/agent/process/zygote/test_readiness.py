@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from agents.zygote_driver import Driver, agent
-from holdfast_agent.zygote import ForkDisabled, Ready, RoundDead, WorkerExitedEvent, WorkerStarted
+from holdfast_agent.zygote.protocol import (
+    ForkDisabled,
+    Ready,
+    RoundDead,
+    WorkerExitedEvent,
+    WorkerStarted,
+)
 
 PRELOADS = {
     "a thread": (
@@ -143,7 +149,9 @@ def test_a_zygote_is_started_once_and_from_the_main_thread() -> None:
     code = """
 import threading
 from holdfast.page import Page
-from holdfast_agent.zygote import *
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.preload import ZygoteError
+from holdfast_agent.zygote.settings import ZygoteSettings
 page, errors = Page.create(1), []
 def start(zygote):
     try:

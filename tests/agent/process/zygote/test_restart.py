@@ -13,7 +13,10 @@ from agents.zygote_driver import Driver
 RESTART = """
 import os, select, signal, sys
 from holdfast.page import Page
-from holdfast_agent.zygote import *
+from holdfast_agent.zygote.handle import Zygote
+from holdfast_agent.zygote.preload import ZygoteError
+from holdfast_agent.zygote.protocol import *
+from holdfast_agent.zygote.settings import ZygoteSettings
 page = Page.create(1)
 zygote = Zygote()
 os.environ["GIVEN"] = "before"
@@ -28,8 +31,8 @@ def wait(kind):
                 return event
 def run(number):
     page.reset(0, number)
-    zygote.spawn(SpawnRound(round=number, ranks=(SpawnRank(
-        local_rank=0, slot=0, argv=tuple(sys.argv[1:]), stdout=f"{sys.argv[1]}.{number}"),)))
+    zygote.send(Spawn(SpawnRound(round=number, ranks=(SpawnRank(
+        local_rank=0, slot=0, argv=tuple(sys.argv[1:]), stdout=f"{sys.argv[1]}.{number}"),))))
     forked = wait(WorkerStarted).forked
     wait(RoundDead)
     return forked

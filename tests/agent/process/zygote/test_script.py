@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agents.zygote_driver import Driver, agent
-from holdfast_agent.zygote import ScriptMode
+from holdfast_agent.zygote.protocol import ScriptMode
 
 LOOK = """
 import __main__, json, os, signal, sys

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver
-from holdfast_agent.zygote import (
+from holdfast_agent.zygote.protocol import (
+    PrepareStoreCommand,
+    ReleaseStore,
     RoundDead,
     StoreExited,
     StoreReady,
     WorkerExitedEvent,
 )
-from holdfast_agent.zygote.protocol import PrepareStoreCommand, ReleaseStore
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 

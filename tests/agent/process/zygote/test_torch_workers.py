@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver, agent, ready
-from holdfast_agent.zygote import (
-    Failure,
-    RoundDead,
-)
-from holdfast_agent.zygote.protocol import Spawn, SpawnRound
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver, agent
-from holdfast_agent.socket_paths import short_path
-from holdfast_agent.zygote import Ready
+from holdfast_agent.zygote.protocol import Ready
+from holdfast_wire.datagrams import short_path
 
 pytestmark = pytest.mark.train
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.page_layout import Section
+from holdfast.page_sample import Section
 from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire import messages as wire

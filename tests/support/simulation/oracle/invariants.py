@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.flash.schedule import SaveEvery
 from holdfast_agent.policies import master_messages
-from holdfast_agent.policies.master_messages import Accepted, Opening
+from holdfast_agent.policies.master_messages import Accepted
 from holdfast_master.instructions import Instruction, Send, SendToOperator, StepDown
 from holdfast_master.job.state.job_state import JobState
 from holdfast_operator.plan.view import KnownMaster
@@ -58,7 +58,7 @@ def require(holds: object, invariant: str, text: str) -> None:
 def opened(agent_id: str, first: object) -> None:
     """A stream begins with a Welcome, or with a Leave to an agent whose place is taken."""
     text = f"the first message to {agent_id} is a {type(first).__name__}: it would hang up"
-    require(master_messages.opening(first) is not Opening.AMISS, "stream_opened", text)
+    require(master_messages.may_open(first), "stream_opened", text)
 
 
 def world_bounds(fact: WorldDecided, spec: MasterSpec | None) -> None:

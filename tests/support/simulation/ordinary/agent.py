@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from holdfast.page_layout import Section
+from holdfast.page_sample import Section
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_wire.messages import (
     CollectEvidence,

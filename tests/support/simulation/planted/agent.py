@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_agent.policies import lease, master_messages, masterless
-from holdfast_agent.policies.lease import LeaseVerdict
+from holdfast_agent.policies import liveness, master_messages
+from holdfast_agent.policies.liveness import LeaseVerdict, MasterlessVerdict
 from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, OrderVerdict, RoundOrder
-from holdfast_agent.policies.masterless import MasterlessVerdict
 from holdfast_master import core
 from holdfast_master.job.state import outgoing_batch
 from holdfast_operator.plan.view import KnownMaster
@@ -67,23 +66,25 @@ def old_round_obeyed() -> list[Patch]:
 
 def masterless_for_ever() -> list[Patch]:
     """Workers without a master never die."""
-    return [(masterless, "judge", lambda **_: MasterlessVerdict(kill=False, reason="never"))]
+    return [
+        (liveness, "judge_masterless", lambda **_: MasterlessVerdict(kill=False, reason="never"))
+    ]
 
 
 def peers_ignored() -> list[Patch]:
     """An agent without a master does not believe its peers that there is a newer round."""
-    right = masterless.judge
+    right = liveness.judge_masterless
 
     def judge(*, answers: Any, **more: Any) -> MasterlessVerdict:
         del answers
         return right(answers=(), **more)
 
-    return [(masterless, "judge", judge)]
+    return [(liveness, "judge_masterless", judge)]
 
 
 def lease_ignored() -> list[Patch]:
     """A lease that ran out is renewed as if nothing had been."""
-    return [(lease, "judge", lambda **_: LeaseVerdict.RENEW)]
+    return [(liveness, "judge_lease", lambda **_: LeaseVerdict.RENEW)]
 
 
 def operator_obeys_zombie() -> list[Patch]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_agent.policies import clock_offset
+from holdfast_agent.policies import schedules
 from holdfast_master.job.health import hangs, samples, stragglers
 from holdfast_master.policies import hang, hang_limit
 from holdfast_master.policies.straggler import collectives, verdict, votes
@@ -16,7 +16,7 @@ from simulation.planted.agent import Patch
 
 
 def _set_unnoticed() -> list[Patch]:
-    return [(clock_offset, "was_set", lambda *_: False)]
+    return [(schedules, "was_set", lambda *_: False)]
 
 
 def _offsets_ignored() -> list[Patch]:

@@ -22,7 +22,8 @@ from typing import Final
 from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import ArenaError, Geometry, in_memory
 from holdfast.flash.memory.recovery import PATIENCE_SECONDS, BackendError, Taken, take_over
-from holdfast_wire.fd_messages import Freed, Greeting, Held, Message, WordsError, receive, send
+from holdfast_wire.datagrams import DatagramError
+from holdfast_wire.fd_messages import Freed, Greeting, Held, Message, receive, send
 
 log: Final = logging.getLogger(__name__)
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -54,7 +55,7 @@ class FdStoreBackend:
         self._unpack(self._socket)
 
     def _unpack(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError, EOFError, WordsError):
+        with contextlib.suppress(BlockingIOError, EOFError, DatagramError):
             while True:  # the runner sent all of it before this process began: no waiting
                 word, fd = receive(sock)
                 if not isinstance(word, Held):
@@ -171,7 +172,7 @@ def _connection(fd: int) -> socket.socket:
             raise FdStoreError(f"descriptor {fd} is another kind of socket")
         if receive(sock) != (Greeting(), None):
             raise FdStoreError(f"descriptor {fd} leads to somebody else")
-    except (OSError, EOFError, WordsError) as error:
+    except (OSError, EOFError, DatagramError) as error:
         sock.detach()
         raise FdStoreError(f"descriptor {fd} leads to no runner: {error!r}") from error
     except FdStoreError:

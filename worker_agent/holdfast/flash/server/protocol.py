@@ -1,8 +1,8 @@
 """Protocol between trainer and checkpoint server: JSON datagrams with descriptors.
 
-Belongs here: the socket, the framing and the messages; the server's end of a connection, with the
-messages that it has not acted on (`Member`). Does not belong here: the reactions to a message
-(`service`, `trainer.client`). A body that is too long for a datagram travels in a memfd.
+Belongs here: the socket and the messages; the server's end of a connection, with the messages that
+it has not acted on (`Member`). Does not belong here: the form of a message
+(`holdfast_wire.datagrams`), the reactions to one (`service`, `trainer.client`).
 Ownership of a slot never depends on a message: it stands in the slot's header, and a message only
 wakes the other side.
 """
@@ -11,30 +11,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import json
 import os
 import select
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 from holdfast.flash.ids import unique
-from holdfast.flash.memory.shard_table import Needs, needs_of
+from holdfast.flash.memory.shard_table import Needs
 from holdfast.flash.memory.slots import Version
-from holdfast_wire.fd_passing import receive_fds, send_fds
+from holdfast_wire import datagrams
+from holdfast_wire.datagrams import MOST_DESCRIPTORS, DatagramError
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
-from holdfast_wire.proto_json import from_json, to_json
-
-_DATAGRAM: Final = 32_768
-_MOST_DESCRIPTORS: Final = 250
-"""Descriptors in one message; the kernel's limit is 253."""
 
 
 class LinkError(Exception):
@@ -181,7 +174,7 @@ Message = (
 )
 Heard = tuple[Message, tuple[int, ...]]
 """A message with its descriptors."""
-_KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: Final = get_args(Message)
 
 
 class Link:
@@ -205,28 +198,12 @@ class Link:
 
         Each side is always reading, so this waits only for the other side's next read.
         """
-        if len(descriptors) > _MOST_DESCRIPTORS:
+        if len(descriptors) > MOST_DESCRIPTORS:
             raise LinkError(f"{len(descriptors)} descriptors do not fit a message")
-        fields = dataclasses.asdict(message)
-        if isinstance(message, TrainerHello):
-            fields["policy"] = to_json(message.policy)
-        body = json.dumps({"kind": type(message).__name__, **fields}).encode()
         try:
-            if len(body) <= _DATAGRAM:
-                send_fds(self._socket, body, descriptors)
-            else:
-                self._send_long(body, descriptors)
+            datagrams.send(self._socket, datagrams.encode(message), descriptors)
         except (BrokenPipeError, ConnectionResetError):
             self.closed = True
-
-    def _send_long(self, body: bytes, descriptors: tuple[int, ...]) -> None:
-        fd = os.memfd_create("holdfast-message", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(os.dup(fd), "wb") as file:
-                file.write(body)
-            send_fds(self._socket, b"memfd", [fd, *descriptors])
-        finally:
-            os.close(fd)
 
     def receive(self, timeout_s: float) -> tuple[Message, tuple[int, ...]] | None:
         """Return the next message and its descriptors; None at a timeout or at the end.
@@ -236,17 +213,13 @@ class Link:
         if self.closed or not self._readable(timeout_s):
             return None
         try:
-            body, found, _ = receive_fds(self._socket, _DATAGRAM, _MOST_DESCRIPTORS)
-        except ConnectionResetError:
-            body, found = b"", []
-        if not body:
+            body, found = datagrams.receive(self._socket)
+            return datagrams.decode(body, _KINDS), tuple(found)
+        except EOFError:
             self.closed = True
             return None
-        if body == b"memfd":
-            with os.fdopen(found.pop(0), "rb") as file:
-                file.seek(0)
-                body = file.read()
-        return _decode(body), tuple(found)
+        except DatagramError as error:
+            raise LinkError(str(error)) from error
 
     def _readable(self, timeout_s: float) -> bool:
         poll = select.poll()
@@ -279,23 +252,6 @@ class Link:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-
-def _decode(body: bytes) -> Message:
-    try:
-        fields = json.loads(body)
-        kind = _KINDS[fields.pop("kind")]
-        lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        if kind is TrainerHello:
-            fields["policy"] = from_json(CheckpointPolicy, fields["policy"])
-        if kind is Restore:
-            fields["needs"] = needs_of(fields.get("needs", {}))
-        if "tier" in fields:
-            fields["tier"] = Tier(fields["tier"])
-        message: Message = kind(**(fields | lists))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise LinkError(f"{len(body)} bytes are no message: {error!r}") from error
-    return message
 
 
 @dataclass(eq=False, slots=True)
@@ -387,12 +343,12 @@ def listen(path: str) -> socket.socket:
     """Return a listening socket at `path`, which must not exist; only this user may connect."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _folder_of(path) as (folder, name):
-            private = f"{folder}/.{unique()}"
-            listener.bind(private)
-            os.chmod(private, 0o600)  # noqa: PTH101
-            listener.listen()
-            os.rename(private, f"{folder}/{name}")  # noqa: PTH104 - not found before it is private
+        private = Path(path).with_name(f".{unique()}")
+        with datagrams.short_path(private) as place:
+            listener.bind(place)
+        private.chmod(0o600)
+        listener.listen()
+        private.rename(path)  # not found before it is private
     except OSError:
         listener.close()
         raise
@@ -403,23 +359,9 @@ def connect(path: str) -> Link:
     """Return a connection to the checkpoint server that listens at `path`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with _folder_of(path) as (folder, name):
-            sock.connect(f"{folder}/{name}")
+        with datagrams.short_path(path) as place:
+            sock.connect(place)
     except OSError:
         sock.close()
         raise
     return Link(sock)
-
-
-@contextmanager
-def _folder_of(path: str) -> Iterator[tuple[str, str]]:
-    """Yield a short path of the directory, and the name in it.
-
-    The kernel allows 107 bytes for a socket's path, and a temporary directory may be deeper.
-    """
-    parent, name = Path(path).absolute().parent, Path(path).name
-    fd = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}", name
-    finally:
-        os.close(fd)

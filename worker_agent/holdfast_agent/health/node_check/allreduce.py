@@ -1,8 +1,7 @@
 """All-reduce over gloo between two ranks: of a pair of nodes, or of one node with itself.
 
 The connections are those that a training script gets: gloo chooses the interface by
-GLOO_SOCKET_IFNAME, or by the host's name. Belongs here: gloo alone. Does not belong here: raw TCP
-(`link`).
+GLOO_SOCKET_IFNAME, or by the host's name.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ def join_store(host: str, port: int) -> Any:
 def bytes_per_second(store: Any, rank: int) -> float:
     """Return the bytes of the tensor that two ranks reduce in a second.
 
-    Args:
-        store: One store for both ranks.
-        rank: 0 or 1.
+    store: One store for both ranks.
+    rank: 0 or 1.
     """
     import torch
     from torch.distributed import ProcessGroupGloo

@@ -1,8 +1,6 @@
 """Offset of the clock from a reference clock, by SNTP (RFC 4330).
 
 There is no offset without a reference: a node cannot tell by itself that its clock is wrong.
-Belongs here: the request and its arithmetic. Does not belong here: the offset between agent and
-master.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ _CLIENT_V4 = 0x23
 def measure(report: FigureReporter, server: str) -> None:
     """Report the offset in s, without its sign and less the error that the way there allows.
 
-    Args:
-        report: Takes the figure.
-        server: HOST or HOST:PORT of an NTP server.
+    report: Takes the figure.
+    server: HOST or HOST:PORT of an NTP server.
     """
     with report.measures(Resource.CLOCK_OFFSET, server):
         host, port = split(server)

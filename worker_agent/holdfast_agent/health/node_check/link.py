@@ -3,11 +3,9 @@
 One connection carries the conversation, under mutual TLS with the job's certificates. It hands the
 partner a token, and several plain connections that begin with this token carry the bytes that are
 measured. They are plain on purpose: the bytes mean nothing and are thrown away, and encryption
-would measure a CPU of each node. Training's own traffic (gloo, NCCL) is plain as well. A connection
-without the token is closed. Without certificates (`tls_dir` "") the conversation is plain too: that
-is for a node alone, over its loopback address, where both ends are one process.
-
-Belongs here: raw TCP. Does not belong here: gloo over the same pair (`allreduce`).
+would measure a CPU of each node. Training's own traffic (gloo, NCCL) is plain as well. Without
+certificates (`tls_dir` "") the conversation is plain too: that is for a node alone, over its
+loopback address, where both ends are one process.
 """
 
 from __future__ import annotations
@@ -115,8 +113,8 @@ class Conversation:
         self._connection.settimeout(self._deadline)
         self._connection.sendall(json.dumps(words).encode() + b"\n")
 
-    def hear(self) -> Mapping[str, Any]:
-        """Return the partner's next line; raises LinkError if there is none in time."""
+    def receive(self) -> Mapping[str, Any]:
+        """Return the partner's next line; raises LinkCheckError if there is none in time."""
         deadline = time.monotonic() + self._deadline
         while b"\n" not in self._read:
             left = deadline - time.monotonic()
@@ -137,8 +135,8 @@ class Conversation:
         return words
 
     def number(self, name: str) -> float:
-        """Return a number of the partner's next line; raises LinkError if there is none."""
-        value = self.hear().get(name)
+        """Return a number of the partner's next line; raises LinkCheckError if there is none."""
+        value = self.receive().get(name)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise LinkCheckError(f"the partner sent {name}={value!r}, which is no number")
         return float(value)
@@ -150,8 +148,7 @@ def serve(
 ) -> Iterator[tuple[Conversation, Callable[[], LinkFigures]]]:
     """Wait for the partner; yield the conversation and the measurement, to be called once.
 
-    Raises:
-        LinkError: It did not come in time.
+    Raises LinkCheckError: it did not come in time.
     """
     deadline = time.monotonic() + settings.deadline_seconds
     token = secrets.token_bytes(_TOKEN_BYTES)
@@ -169,7 +166,7 @@ def serve(
             talk.send(go="up")
             up = _receive(streams[UP], settings)
             talk.send(up=up)
-            talk.hear()
+            talk.receive()
             _send(streams[DOWN], settings)
             return LinkFigures(latency_us=latency, up_bytes=up, down_bytes=talk.number("down"))
 
@@ -182,13 +179,12 @@ def join(
 ) -> Iterator[tuple[Conversation, Callable[[], LinkFigures]]]:
     """Connect to the partner; yield the conversation and the measurement, to be called once.
 
-    Raises:
-        LinkError: It does not answer, or its certificate is not one of this job.
+    Raises LinkCheckError: it does not answer, or its certificate is not one of this job.
     """
     with contextlib.ExitStack() as opened:
         control = opened.enter_context(_secured(_connect(host, port, settings), settings))
         talk = Conversation(control, settings.deadline_seconds)
-        token = bytes.fromhex(str(talk.hear().get("token")))
+        token = bytes.fromhex(str(talk.receive().get("token")))
         streams = {
             way: [opened.enter_context(_connect(host, port, settings)) for _ in range(STREAMS)]
             for way in (UP, DOWN)
@@ -200,7 +196,7 @@ def join(
         def measured() -> LinkFigures:
             latency = _ping(streams[DOWN][0], settings)
             talk.send(latency_us=latency)
-            talk.hear()
+            talk.receive()
             _send(streams[UP], settings)
             up = talk.number("up")
             talk.send(go="down")

@@ -47,8 +47,7 @@ NO_REFERENCE = Reference(kind="", figures={})
 def check_folder(path: str) -> str:
     """Return the absolute path of the option --storage.
 
-    Raises:
-        BadInputError: It is no folder that this user may write.
+    Raises CheckInputError: it is no folder that this user may write.
     """
     if not path:
         return ""
@@ -62,7 +61,7 @@ def check_folder(path: str) -> str:
 
 
 def check_server(server: str) -> str:
-    """Return the option --ntp; raises BadInputError if it is no HOST or HOST:PORT."""
+    """Return the option --ntp; raises CheckInputError if it is no HOST or HOST:PORT."""
     try:
         host, _ = clock.split(server) if server else ("-", 0)
     except ValueError as error:
@@ -75,8 +74,7 @@ def check_server(server: str) -> str:
 def read_reference(path: str) -> Reference:
     """Return the figures of the option --reference.
 
-    Raises:
-        BadInputError: The file is not the output of `holdfast check -o json`.
+    Raises CheckInputError: the file is not the output of `holdfast check -o json`.
     """
     if not path:
         return NO_REFERENCE
@@ -137,11 +135,10 @@ def _absent(storage: str, ntp: str) -> list[Reading]:
 
 
 def check(storage: str, reference: str, ntp: str) -> dict[str, Any]:
-    """Return the answer for these options; raises BadInputError before anything is measured."""
+    """Return the answer for these options; raises CheckInputError before anything is measured."""
     folder, given, server = check_folder(storage), read_reference(reference), check_server(ntp)
     result = run(alone_tasks(storage=folder, ntp=server))
-    readings = [Reading(**dataclasses.asdict(one)) for one in result.figures]
-    rows = judge([*readings, *_absent(folder, server)], given.figures)
+    rows = judge([*result.figures, *_absent(folder, server)], given.figures)
     return to_plain(result, given, rows)
 
 

@@ -1,17 +1,18 @@
-"""One figure of a node check, and how a child process reports it.
+"""What the measuring process is told, and what it tells: tasks and figures, one datagram each.
 
-Belongs here: values, and the lines between child and runner. Does not belong here: a measurement.
+Does not belong here: a measurement, deadlines (`runner`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from holdfast_agent.policies.node_check import Reading
+from holdfast_wire import datagrams
 from holdfast_wire.resources import Resource
 
 
@@ -20,56 +21,83 @@ class NotMeasurableError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredFigures:
-    """The figure of a resource, or the reason why there is none."""
+class Task:
+    """One task for the process."""
+
+    name: str
+    """A name of `program.TASKS`."""
+    resources: tuple[Resource, ...]
+    """The figures that it has, in order."""
+    seconds: float = 10.0
+    """Longest time for each figure, s. A figure that takes longer counts as a hang."""
+    torch: bool = False
+    """It needs torch."""
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Of its function. `descriptor` is an index into those that come with the order."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Order:
+    """To the process: tasks, one after another; with the descriptors that they use."""
+
+    tasks: tuple[Task, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskBegun:
+    """From the process: a task of the order begins, by its index."""
+
+    at: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """From the process: the task is done; most memory that was resident so far."""
+
+    at: int
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measuring:
+    """From the process: what is measured from now on; a hang is blamed on it."""
 
     resource: Resource
-    value: float | None = None
-    """In the resource's unit; None: there is none."""
     subject: str = ""
-    """Device, folder or partner that was measured."""
-    error: str = ""
-    """The measurement failed or hung: that is a result."""
-    skipped: str = ""
-    """It was not made, for a reason that is not the node's fault."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return it in JSON's types."""
-        return dataclasses.asdict(self)
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> MeasuredFigures:
-        """Return what `to_plain` made; raises ValueError or KeyError for anything else."""
-        value = plain.get("value")
-        return cls(
-            resource=Resource(plain["resource"]),
-            value=None if value is None else float(value),
-            subject=str(plain.get("subject", "")),
-            error=str(plain.get("error", "")),
-            skipped=str(plain.get("skipped", "")),
-        )
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceFound:
+    """From the process: an accelerator, by its model."""
+
+    model: str
+
+
+REPORTS = (TaskBegun, TaskEnded, Measuring, DeviceFound, Reading)
 
 
 class FigureReporter:
-    """Writes figures to the runner, one line of JSON each, as soon as they are there."""
+    """Sends figures to the runner as soon as they are there."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._current: tuple[Resource, str] | None = None
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._current: Measuring | None = None
 
-    def say(self, **line: Any) -> None:
-        """Write one line."""
-        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+    def send(self, report: TaskBegun | TaskEnded | Measuring | DeviceFound | Reading) -> None:
+        """Send one report."""
+        datagrams.send(self._socket, datagrams.encode(report))
 
     def begins(self, resource: Resource, subject: str = "") -> None:
-        """Tell what is measured from now on: a hang is blamed on it."""
-        self._current = (resource, subject)
-        self.say(now=resource.value, subject=subject)
+        """Tell what is measured from now on."""
+        self._current = Measuring(resource, subject)
+        self.send(self._current)
 
     def figure(self, value: float) -> None:
         """Report the figure of what is being measured."""
-        resource, subject = self._current_one()
-        self._tell(MeasuredFigures(resource=resource, subject=subject, value=value))
+        if self._current is None:
+            raise RuntimeError("a figure was reported before `begins` named its resource")
+        resource, subject = self._current.resource, self._current.subject
+        self.send(Reading(resource=resource, subject=subject, value=value))
 
     @contextlib.contextmanager
     def measures(self, resource: Resource, subject: str = "") -> Iterator[None]:
@@ -78,15 +106,7 @@ class FigureReporter:
         try:
             yield
         except NotMeasurableError as error:
-            self._tell(MeasuredFigures(resource=resource, subject=subject, skipped=str(error)))
+            self.send(Reading(resource=resource, subject=subject, skipped=str(error)))
         except (OSError, RuntimeError, ValueError, MemoryError) as error:
             text = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._tell(MeasuredFigures(resource=resource, subject=subject, error=text))
-
-    def _current_one(self) -> tuple[Resource, str]:
-        if self._current is None:
-            raise RuntimeError("a figure was reported before `begins` named its resource")
-        return self._current
-
-    def _tell(self, measured: MeasuredFigures) -> None:
-        self.say(figure=measured.to_plain())
+            self.send(Reading(resource=resource, subject=subject, error=text))

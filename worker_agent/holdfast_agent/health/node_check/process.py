@@ -1,23 +1,21 @@
 """The process that measures, as the agent sees it: started, given tasks, ended for certain.
 
-Belongs here: its life, from one order to the next. Does not belong here: deadlines and what it
-tells (`runner`), what it does (`program`).
-
 A process that is kept has imported torch already. So the rounds of a check pay for that once.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import IO, Any
+
+from holdfast_agent.health.node_check.measured import REPORTS, Order, Task
+from holdfast_wire import datagrams
 
 _PROGRAM = "holdfast_agent.health.node_check.program"
 _KILL_SECONDS = 2.0
@@ -60,29 +58,34 @@ class MeasuringProcess:
     def __init__(self, interrupt: Interrupt) -> None:
         """Start it; the kernel ends it with the thread that calls this."""
         self._interrupt = interrupt
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, theirs = datagrams.pair()
+        """Readable when `receive` has a report."""
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _PROGRAM, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
             )
         interrupt.pids.add(self._process.pid)
 
     @property
-    def pipes(self) -> tuple[IO[bytes], ...]:
-        """Standard output, which has its lines, and standard error."""
-        process = self._process
-        return tuple(pipe for pipe in (process.stdout, process.stderr) if pipe is not None)
+    def output(self) -> IO[bytes]:
+        """What it, and the libraries in it, write to standard output and standard error."""
+        assert self._process.stdout is not None, "it is a pipe"  # noqa: S101
+        return self._process.stdout
 
-    def order(self, tasks: Sequence[Mapping[str, Any]], descriptors: Collection[int]) -> None:
-        """Give it tasks, and descriptors that they name by these numbers."""
-        words = json.dumps({"tasks": tasks, "descriptors": list(descriptors)}).encode()
-        # It has just ended: the end of its standard output tells more.
+    def order(self, tasks: Sequence[Task], descriptors: Collection[int]) -> None:
+        """Give it tasks, and the descriptors that they use."""
+        # It has just ended: the end of its output tells more.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._orders, [words], list(descriptors))
+            body = datagrams.encode(Order(tuple(tasks)))
+            datagrams.send(self.socket, body, list(descriptors))
+
+    def receive(self) -> Any:
+        """Return its next report, one of `REPORTS`; raises EOFError at its end."""
+        return datagrams.decode(datagrams.receive(self.socket)[0], REPORTS)
 
     def lives(self) -> bool:
         """Tell whether it runs."""
@@ -108,9 +111,8 @@ class MeasuringProcess:
         """End it and give everything back."""
         self.end()
         self._interrupt.pids.discard(self._process.pid)
-        self._orders.close()
-        for pipe in self.pipes:
-            pipe.close()
+        self.socket.close()
+        self.output.close()
 
 
 class KeptProcess:

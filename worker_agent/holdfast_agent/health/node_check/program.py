@@ -1,14 +1,11 @@
 """The child process of a node check: carries out tasks, one after another.
 
-`process` starts it, and it waits for orders until their socket is closed. Belongs here: the table
-of tasks, the import of torch, the order of a pair's measurements. Does not belong here: deadlines
-(`runner`).
+`process` starts it, and it waits for orders until their socket is closed; deadlines are `runner`'s.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import socket
 import sys
@@ -16,63 +13,52 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast_agent.health.node_check import (
-    allreduce,
-    clock,
-    cuda,
-    link,
-    matmul,
-    memory,
-    storage,
-)
+from holdfast_agent.health.node_check import allreduce, clock, compute, link, storage
+from holdfast_agent.health.node_check.link import LinkSettings
 from holdfast_agent.health.node_check.measured import (
     FigureReporter,
-    MeasuredFigures,
     NotMeasurableError,
+    Order,
+    TaskBegun,
+    TaskEnded,
 )
+from holdfast_agent.policies.node_check import Reading
 from holdfast_agent.zygote.process_tree import die_with_parent
+from holdfast_wire import datagrams
 from holdfast_wire.resources import Resource
 
 IMPORT_OF_TORCH = "import of torch"
 """Subject while torch is imported, which has a deadline of its own."""
 LOOPBACK = "loopback"
-_MOST_ORDER = 1 << 16
-_MOST_DESCRIPTORS = 4
-_Arguments = Mapping[str, Any]
 
 
 def main(words: Sequence[str]) -> None:
     """Carry out one order after another; the words are the parent's pid and their socket."""
     die_with_parent(int(words[0]))
-    # Libraries may print. Standard output is for the runner alone.
-    report = FigureReporter(os.dup(1))
-    os.dup2(2, 1)
     with socket.socket(fileno=int(words[1])) as orders:
-        while (order := _next(orders)) is not None:
-            _carry_out(report, *order)
+        report = FigureReporter(orders)
+        while (found := _next(orders)) is not None:
+            _carry_out(report, *found)
 
 
-def _next(orders: socket.socket) -> tuple[Sequence[_Arguments], Mapping[int, int]] | None:
-    """Return the tasks of the next order, and its descriptors by the parent's numbers for them."""
-    data, received, _, _ = socket.recv_fds(orders, _MOST_ORDER, _MOST_DESCRIPTORS)
-    if not data:
+def _next(orders: socket.socket) -> tuple[Order, list[int]] | None:
+    """Return the next order with its descriptors; None: there will be none."""
+    try:
+        body, descriptors = datagrams.receive(orders)
+    except EOFError:
         return None
-    order = json.loads(data)
-    return order["tasks"], dict(zip(order["descriptors"], received, strict=True))
+    return datagrams.decode(body, (Order,)), descriptors
 
 
-def _carry_out(
-    report: FigureReporter, tasks: Sequence[_Arguments], descriptors: Mapping[int, int]
-) -> None:
-    for at, task in enumerate(tasks):
-        report.say(begin=at)
-        first = [Resource(name) for name in task["resources"]]
-        arguments = dict(task["arguments"])
+def _carry_out(report: FigureReporter, order: Order, descriptors: Sequence[int]) -> None:
+    for at, task in enumerate(order.tasks):
+        report.send(TaskBegun(at))
+        arguments = dict(task.arguments)
         if "descriptor" in arguments:
             arguments["descriptor"] = descriptors[arguments["descriptor"]]
-        if not task["torch"] or _has_torch(report, first):
-            TASKS[task["name"]](report, arguments)
-        report.say(end=at, peak=_peak_bytes())
+        if not task.torch or _has_torch(report, task.resources):
+            TASKS[task.name](report, **arguments)
+        report.send(TaskEnded(at, _peak_bytes()))
 
 
 def _peak_bytes() -> int:
@@ -92,33 +78,16 @@ def _has_torch(report: FigureReporter, resources: Sequence[Resource]) -> bool:
         importlib.import_module("torch")
     except ModuleNotFoundError:
         for one in resources:
-            skipped = MeasuredFigures(resource=one, skipped="torch is not installed in this Python")
-            report.say(figure=skipped.to_plain())
+            report.send(Reading(resource=one, skipped="torch is not installed in this Python"))
         return False
     except (ImportError, OSError, RuntimeError) as error:
         text = f"{IMPORT_OF_TORCH} failed: {type(error).__name__}: {error}"
-        report.say(figure=MeasuredFigures(resource=resources[0], error=text).to_plain())
+        report.send(Reading(resource=resources[0], error=text))
         return False
     return True
 
 
-def _memory(report: FigureReporter, _: _Arguments) -> None:
-    memory.measure(report)
-
-
-def _shm(report: FigureReporter, _: _Arguments) -> None:
-    storage.measure_shm(report)
-
-
-def _disk(report: FigureReporter, arguments: _Arguments) -> None:
-    storage.measure_disk(report, str(arguments["folder"]))
-
-
-def _clock(report: FigureReporter, arguments: _Arguments) -> None:
-    clock.measure(report, str(arguments["server"]))
-
-
-def _loopback(report: FigureReporter, _: _Arguments) -> None:
+def _loopback(report: FigureReporter) -> None:
     with report.measures(Resource.LINK_BANDWIDTH, LOOPBACK):
         found = link.over_loopback()
         report.figure(found.gigabits)
@@ -126,56 +95,38 @@ def _loopback(report: FigureReporter, _: _Arguments) -> None:
         report.figure(found.latency_us)
 
 
-def _nothing(_: FigureReporter, __: _Arguments) -> None:
-    """Measure nothing: torch is imported before each task that needs it."""
-
-
-def _matmul(report: FigureReporter, _: _Arguments) -> None:
-    matmul.measure(report)
-
-
-def _allreduce(report: FigureReporter, _: _Arguments) -> None:
+def _allreduce(report: FigureReporter) -> None:
     with report.measures(Resource.ALLREDUCE, LOOPBACK):
         report.figure(allreduce.with_itself() / 1e9)
 
 
-def _cuda(report: FigureReporter, _: _Arguments) -> None:
-    cuda.measure(report)
+def _serve(report: FigureReporter, descriptor: int, settings: Mapping[str, Any]) -> None:
+    with (
+        report.measures(Resource.LINK_BANDWIDTH),
+        socket.socket(fileno=descriptor) as listener,
+        link.serve(listener, LinkSettings(**settings)) as (talk, measure),
+    ):
+        _pair(report, talk, measure(), serves=True)
 
 
-def _serve(report: FigureReporter, arguments: _Arguments) -> None:
-    with report.measures(Resource.LINK_BANDWIDTH):
-        listener = socket.socket(fileno=int(arguments["descriptor"]))
-        with listener, link.serve(listener, _settings(arguments)) as (talk, measure):
-            _pair(report, talk, measure(), gloo=arguments["gloo"], serves=True)
-
-
-def _join(report: FigureReporter, arguments: _Arguments) -> None:
-    with report.measures(Resource.LINK_BANDWIDTH):
-        host, port = str(arguments["host"]), int(arguments["port"])
-        with link.join(host, port, _settings(arguments)) as (talk, measure):
-            _pair(report, talk, measure(), gloo=arguments["gloo"], serves=False)
-
-
-def _settings(arguments: _Arguments) -> link.LinkSettings:
-    return link.LinkSettings(**arguments["settings"])
+def _join(report: FigureReporter, host: str, port: int, settings: Mapping[str, Any]) -> None:
+    with (
+        report.measures(Resource.LINK_BANDWIDTH),
+        link.join(host, port, LinkSettings(**settings)) as (talk, measure),
+    ):
+        _pair(report, talk, measure(), serves=False)
 
 
 def _pair(
-    report: FigureReporter,
-    talk: link.Conversation,
-    found: link.LinkFigures,
-    *,
-    gloo: bool,
-    serves: bool,
+    report: FigureReporter, talk: link.Conversation, found: link.LinkFigures, *, serves: bool
 ) -> None:
     report.figure(found.gigabits)
     report.begins(Resource.LINK_LATENCY)
     report.figure(found.latency_us)
     with report.measures(Resource.ALLREDUCE):
-        lacks = _lacks_gloo() if gloo else "it was not asked for"
+        lacks = _lacks_gloo()
         talk.send(lacks=lacks)
-        if reason := lacks or str(talk.hear().get("lacks")):
+        if reason := lacks or str(talk.receive().get("lacks")):
             raise NotMeasurableError(reason)
         report.figure(_reduce(talk, serves=serves) / 1e9)
 
@@ -199,23 +150,25 @@ def _reduce(talk: link.Conversation, *, serves: bool) -> float:
     found = allreduce.bytes_per_second(store, 0 if serves else 1)
     # The store must live until the partner has read from it for the last time.
     talk.send(done=True)
-    talk.hear()
+    talk.receive()
     return found
 
 
-TASKS: Mapping[str, Callable[[FigureReporter, _Arguments], None]] = {
-    "import": _nothing,
-    "memory": _memory,
-    "shm": _shm,
-    "disk": _disk,
-    "clock": _clock,
+TASKS: Mapping[str, Callable[..., None]] = {
+    # Torch is imported before each task that needs it: this one measures nothing.
+    "import": lambda _: None,
+    "memory": compute.measure_memory,
+    "shm": storage.measure_shm,
+    "disk": storage.measure_disk,
+    "clock": clock.measure,
     "loopback": _loopback,
-    "matmul": _matmul,
+    "matmul": compute.measure_cpu,
     "allreduce": _allreduce,
-    "cuda": _cuda,
+    "cuda": compute.measure_devices,
     "serve": _serve,
     "join": _join,
 }
+"""Functions by the names of tasks; each takes the reporter, and the task's arguments."""
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,29 +1,33 @@
 """Runs the tasks of a node check in a child process, with a deadline for each figure.
 
-Belongs here: tasks, deadlines, what a child tells, hardware of the node. Does not belong here: a
-measurement, the child's life (`process`). `run` blocks: call it in a thread. The child dies with
-that thread, and `Interrupt.set` from another thread ends it at once.
+`run` blocks: call it in a thread. The child dies with that thread, and `Interrupt.set` from another
+thread ends it at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import selectors
-import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast_agent.config.cpu_limit import usable_cpus
+from holdfast_agent.config.cgroups import usable_cpus
 from holdfast_agent.health.node_check.link import LinkSettings
-from holdfast_agent.health.node_check.measured import MeasuredFigures
+from holdfast_agent.health.node_check.measured import (
+    DeviceFound,
+    Measuring,
+    Task,
+    TaskBegun,
+    TaskEnded,
+)
 from holdfast_agent.health.node_check.process import Interrupt, KeptProcess, MeasuringProcess
 from holdfast_agent.health.node_check.program import IMPORT_OF_TORCH
+from holdfast_agent.policies.node_check import Reading
 from holdfast_wire.resources import Resource, label
 
 _START_SECONDS = 30.0
@@ -37,25 +41,10 @@ _MOST_WORDS = 2000
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One task for the child."""
-
-    name: str
-    """A name of `program.TASKS`."""
-    resources: tuple[Resource, ...]
-    """The figures that it has, in order."""
-    seconds: float = 10.0
-    """Longest time for each figure, s. A figure that takes longer counts as a hang."""
-    torch: bool = False
-    """It needs torch."""
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """Figures of a node, as its tasks gave them."""
 
-    figures: tuple[MeasuredFigures, ...]
+    figures: tuple[Reading, ...]
     kind: str
     """Hardware: nodes of one kind are comparable."""
     seconds: float
@@ -66,10 +55,9 @@ class CheckResult:
 def alone_tasks(*, storage: str = "", ntp: str = "", loopback: bool = True) -> list[Task]:
     """Return the tasks of a node without a partner.
 
-    Args:
-        storage: Folder whose room and speed are measured; "": none.
-        ntp: HOST or HOST:PORT of a reference clock; "": the clock is not measured.
-        loopback: Measure the network of the node with itself, too.
+    storage: Folder whose room and speed are measured; "": none.
+    ntp: HOST or HOST:PORT of a reference clock; "": the clock is not measured.
+    loopback: Measure the network of the node with itself, too.
     """
     disk = (Resource.DISK_ROOM, Resource.DISK_WRITE, Resource.DISK_READ)
     devices = (Resource.DEVICE_MATMUL,)
@@ -102,20 +90,17 @@ _PAIR_SECONDS = 60.0
 """For the partner to come and for each figure, s; both may have to import torch."""
 
 
-def serve_task(listener: socket.socket, settings: LinkSettings, *, gloo: bool = True) -> Task:
-    """Return the task of the node that listens; pass the listener's descriptor to `run`, too.
+def serve_task(settings: LinkSettings) -> Task:
+    """Return the task of the node that listens; pass the listener's descriptor to `run`.
 
-    Args:
-        listener: From `link.listen`; its port goes to the partner.
-        settings: Bounds and certificates, alike on both nodes.
-        gloo: False: only raw TCP is measured.
+    settings: bounds and certificates, alike on both nodes.
     """
-    return _pair_task("serve", settings, {"descriptor": listener.fileno(), "gloo": gloo})
+    return _pair_task("serve", settings, {"descriptor": 0})
 
 
-def join_task(host: str, port: int, settings: LinkSettings, *, gloo: bool = True) -> Task:
+def join_task(host: str, port: int, settings: LinkSettings) -> Task:
     """Return the task of the node that connects to the partner's listener; see `serve_task`."""
-    return _pair_task("join", settings, {"host": host, "port": port, "gloo": gloo})
+    return _pair_task("join", settings, {"host": host, "port": port})
 
 
 def _pair_task(name: str, settings: LinkSettings, arguments: Mapping[str, Any]) -> Task:
@@ -133,19 +118,18 @@ def run(
 ) -> CheckResult:
     """Carry out tasks and return their figures; a task that hangs or crashes is one of them.
 
-    Args:
-        tasks: The tasks, in order.
-        pass_fds: Descriptors that they use.
-        seconds: Longest time for all of them, s. What is not measured by then is left out: that is
-            no fault of its resource.
-        interrupt: Ends the run before that.
-        kept: With `interrupt`: has the child of the run before, and gets this one's if that did
-            all of its tasks.
+    tasks: The tasks, in order.
+    pass_fds: Descriptors that they use.
+    seconds: Longest time for all of them, s. What is not measured by then is left out: that is
+        no fault of its resource.
+    interrupt: Ends the run before that.
+    kept: With `interrupt`: has the child of the run before, and gets this one's if that did
+        all of its tasks.
     """
     if interrupt is None:
         with contextlib.closing(Interrupt()) as own:
             return run(tasks, pass_fds, seconds=seconds, interrupt=own)
-    begin, left, figures = time.monotonic(), list(tasks), list[MeasuredFigures]()
+    begin, left, figures = time.monotonic(), list(tasks), list[Reading]()
     peak, devices = 0, list[str]()
     while left:
         child = _carry_out(left, pass_fds, begin + seconds, interrupt, kept)
@@ -185,7 +169,7 @@ def _carry_out(
     with contextlib.ExitStack() as ends:
         ends.callback(process.close)
         child = _Child(tasks, process, interrupt)
-        process.order([_plain(task) for task in tasks], pass_fds)
+        process.order(tasks, pass_fds)
         child.work(latest)
         if child.whole and kept is not None:
             ends.pop_all()
@@ -202,7 +186,7 @@ class _Child:
         self._tasks = tasks
         self._process = process
         self._interrupt = interrupt
-        self.figures: list[MeasuredFigures] = []
+        self.figures: list[Reading] = []
         self.devices: list[str] = []
         self.peak_bytes = 0
         self.finished = 0
@@ -210,20 +194,18 @@ class _Child:
         self.whole = False
         """It did all tasks and waits for others."""
         self._running: int | None = None
-        self._now: tuple[Resource, str] | None = None
+        self._now: Measuring | None = None
         self._deadline = time.monotonic() + _START_SECONDS
         self._allowed = _START_SECONDS
-        self._tail = self._lines = b""
+        self._tail = b""
 
     def work(self, latest: float) -> None:
         """Take in what the child tells until all is done, or until a deadline has passed.
 
-        Args:
-            latest: Monotonic time at which all tasks are over, done or not.
+        latest: Monotonic time at which all tasks are over, done or not.
         """
-        output, errors = self._process.pipes
         with selectors.DefaultSelector() as selector:
-            for source in (self._interrupt, output, errors):
+            for source in (self._interrupt, self._process.socket, self._process.output):
                 selector.register(source, selectors.EVENT_READ)
             while self.finished < len(self._tasks) and len(selector.get_map()) > 1:
                 until = min(self._deadline, latest)
@@ -237,41 +219,43 @@ class _Child:
                     self._broken(f"no result in {self._allowed:g} s: it hangs{end}")
                     return
                 for key in ready:
-                    if not self._hear(key.fd, lines=key.fileobj is output):
+                    if not self._take_in(key.fileobj):
                         selector.unregister(key.fileobj)
         self.whole = self.finished == len(self._tasks)
         if not self.whole:
             self._process.end(_CRASH_SECONDS)
             self._broken(self._how_it_ended())
 
-    def _hear(self, descriptor: int, *, lines: bool) -> bool:
-        """Take in what a pipe of the child has; False: it is at its end."""
-        data = os.read(descriptor, 1 << 16)
-        if not lines:
+    def _take_in(self, source: object) -> bool:
+        """Take in what the child has sent or written; False: this is its end."""
+        if source is self._process.output:
+            data = os.read(self._process.output.fileno(), 1 << 16)
             self._tail = (self._tail + data)[-_MOST_WORDS:]
             return bool(data)
-        *whole, self._lines = (self._lines + data).split(b"\n")
-        for line in whole:
-            self._take(json.loads(line))
-        return bool(data)
+        try:
+            self._take(self._process.receive())
+        except EOFError:
+            return False
+        return True
 
-    def _take(self, line: Mapping[str, Any]) -> None:
-        if "begin" in line:
-            self._running, self._now = line["begin"], None
-        elif "now" in line:
-            self._now = Resource(line["now"]), str(line["subject"])
-        elif "figure" in line:
-            self.figures.append(MeasuredFigures.from_plain(line["figure"]))
-        elif "device" in line:
-            self.devices.append(str(line["name"]))
-        elif "end" in line:
-            self.finished, self._running, self._now = line["end"] + 1, None, None
-            self.peak_bytes = max(self.peak_bytes, line["peak"])
+    def _take(self, report: object) -> None:
+        match report:
+            case TaskBegun(at):
+                self._running, self._now = at, None
+            case Measuring():
+                self._now = report
+            case Reading():
+                self.figures.append(report)
+            case DeviceFound(model):
+                self.devices.append(model)
+            case TaskEnded(at, peak):
+                self.finished, self._running, self._now = at + 1, None, None
+                self.peak_bytes = max(self.peak_bytes, peak)
         self._allowed = self._seconds()
         self._deadline = time.monotonic() + self._allowed
 
     def _seconds(self) -> float:
-        if self._now is not None and self._now[1] == IMPORT_OF_TORCH:
+        if self._now is not None and self._now.subject == IMPORT_OF_TORCH:
             return _IMPORT_SECONDS
         return _START_SECONDS if self._running is None else self._tasks[self._running].seconds
 
@@ -279,25 +263,17 @@ class _Child:
         """Blame the resource that was being measured; its task is over, the others are not."""
         at = self.finished if self._running is None else self._running
         task = self._tasks[at]
-        resource, subject = self._now or (task.resources[0], "")
-        self.figures.append(MeasuredFigures(resource=resource, subject=subject, error=error))
+        now = self._now or Measuring(task.resources[0])
+        resource, subject = now.resource, now.subject
+        self.figures.append(Reading(resource=resource, subject=subject, error=error))
         told = {one.resource for one in self.figures}
         for one in task.resources:
             if one not in told:
                 reason = f"{label(resource)} came first and did not end"
-                self.figures.append(MeasuredFigures(resource=one, subject=subject, skipped=reason))
+                self.figures.append(Reading(resource=one, subject=subject, skipped=reason))
         self.finished = at + 1
 
     def _how_it_ended(self) -> str:
         words = self._tail.decode(errors="replace").strip().splitlines()
         how = self._process.end_text()
         return f"its process ended by {how}" + (f": {words[-1]}" if words else "")
-
-
-def _plain(task: Task) -> dict[str, Any]:
-    return {
-        "name": task.name,
-        "resources": list(task.resources),
-        "torch": task.torch,
-        "arguments": dict(task.arguments),
-    }

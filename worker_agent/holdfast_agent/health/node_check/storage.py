@@ -1,7 +1,6 @@
 """Room and speed of a folder: storage, and /dev/shm.
 
-The file that is written loses its name before its first byte, so nothing is left when the process
-is killed. Belongs here: files. Does not belong here: the meaning of a figure.
+The file that is written loses its name before its first byte: nothing is left by a killed process.
 """
 
 from __future__ import annotations

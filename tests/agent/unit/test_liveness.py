@@ -1,10 +1,17 @@
-"""Workers of an agent that has no master."""
+"""Workers of an agent that has no master; what follows a zygote's end."""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast_agent.policies import masterless
+from holdfast_agent.policies import liveness
+from holdfast_agent.policies.liveness import (
+    LONGEST_PAUSE_SECONDS,
+    MAX_FAILED_STARTS,
+    SETTLED_SECONDS,
+    ZygoteHistory,
+    judge_restart,
+)
 from holdfast_wire.messages import Fence, GetRoundResponse, SetBarrier
 
 
@@ -31,7 +38,7 @@ def test_workers_without_a_master_train_on_until_a_peer_or_the_limit_says_no(
     *, silent: float, answers: list[GetRoundResponse], kill: bool, why: str
 ) -> None:
     """Only a newer round among the peers, or the declared limit, kills the workers."""
-    verdict = masterless.judge(
+    verdict = liveness.judge_masterless(
         silent_seconds=silent, limit_seconds=600.0, epoch=2, own_round=5, answers=answers
     )
     assert verdict.kill is kill
@@ -49,8 +56,48 @@ def test_a_stop_that_reached_a_peer_is_meant_for_all() -> None:
         )
 
     answers = [said(2, 5, 3), said(2, 5, 4), said(2, 4, 9), said(1, 5, 8), _answer(2, 5)]
-    verdict = masterless.judge(
+    verdict = liveness.judge_masterless(
         silent_seconds=0.0, limit_seconds=600.0, epoch=2, own_round=5, answers=answers
     )
     assert not verdict.kill
     assert verdict.barrier == SetBarrier(barrier_id=4, step=40)
+
+
+def _after(*ready_seconds: float | None) -> ZygoteHistory:
+    history = ZygoteHistory()
+    for seconds in ready_seconds:
+        history = history.ended(seconds)
+    return history
+
+
+def test_one_that_was_never_ready_ends_the_agent_at_once() -> None:
+    """A zygote that was never ready is not restarted. It would import the same at every try."""
+    verdict = judge_restart(_after(None))
+    assert not verdict.restart
+    assert verdict.reason == "it ended before it was ready"
+
+
+@pytest.mark.parametrize("tries", range(1, MAX_FAILED_STARTS + 2))
+def test_later_ones_may_fail_to_start_a_few_times(tries: int) -> None:
+    """Memory may be short for a moment; three in a row are no accident."""
+    verdict = judge_restart(_after(100.0, *[None] * tries))
+    assert verdict.restart is (tries < MAX_FAILED_STARTS)
+    assert verdict.restart or verdict.reason == f"{tries} in a row ended before they were ready"
+
+
+def test_one_that_was_ready_begins_the_count_of_failed_starts_anew() -> None:
+    """In a row means without a success between."""
+    assert judge_restart(_after(1.0, None, None, 1.0, None, None)).restart
+
+
+def test_pauses_grow_while_ends_follow_each_other() -> None:
+    """The first end costs no pause; ends of ready zygotes are never too many."""
+    pauses = [judge_restart(_after(*[1.0] * ends)).pause_seconds for ends in range(1, 9)]
+    assert pauses == [0, 1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert judge_restart(_after(*[1.0] * 10_000)).pause_seconds == LONGEST_PAUSE_SECONDS
+
+
+def test_one_that_worked_for_long_is_followed_at_once() -> None:
+    """Its end has nothing to do with those before."""
+    assert judge_restart(_after(*[1.0] * 5, SETTLED_SECONDS)).pause_seconds == 0
+    assert judge_restart(_after(*[1.0] * 5, SETTLED_SECONDS, 1.0)).pause_seconds == 0

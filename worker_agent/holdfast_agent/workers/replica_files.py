@@ -1,22 +1,28 @@
-"""The roster of replicas, as the ranks of this node read it, and what they say of it.
+"""Files by which the ranks of replicas and their agent speak (local SGD); no change ends a process.
 
-Belongs here: the roster's file, which is replaced whole; the files by which ranks say that they are
-ready, or could not meet. Does not belong here: who is in a roster (the master decides), and what
-ranks do then (`holdfast.local_sgd.members.members`). A change of the roster ends no process.
+The master decides who is in a roster, and `holdfast.local_sgd` what ranks do then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast_agent.policies import roster_text
 from holdfast_wire import keys
-from holdfast_wire.messages import OuterRoster, ReplicaReady, RosterFailed, WorldAssignment
+from holdfast_wire.messages import (
+    OuterRoster,
+    ReplicaReady,
+    RosterFailed,
+    SyncChosen,
+    WorldAssignment,
+)
+from holdfast_wire.proto_json import JsonError, from_json
 
 log: Final = logging.getLogger(__name__)
 FAST_SECONDS: Final = 0.02
@@ -31,9 +37,8 @@ class RosterFile:
     def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
         """Start without a replica.
 
-        Args:
-            folder: Returns a folder that exists while the agent lives.
-            report: Sends (message, round) to the master.
+        folder: Returns a folder that exists while the agent lives.
+        report: Sends (message, round) to the master.
         """
         self._folder, self._report = folder, report
         self._assignment = WorldAssignment()
@@ -117,7 +122,7 @@ class RosterFile:
 def _replace(path: Path, roster: OuterRoster) -> None:
     """Replace the file whole: a rank reads the old roster or the new one. Blocks."""
     fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(roster_text.write(roster), encoding="utf-8")
+    fresh.write_text(write(roster), encoding="utf-8")
     fresh.replace(path)
 
 
@@ -135,3 +140,81 @@ def _epoch(path: Path) -> int:
     except OSError:
         return 0
     return int(text) if text.isdecimal() else 0
+
+
+def write(roster: OuterRoster) -> str:
+    """Return a roster of the wire as one line of JSON."""
+    host = f"[{roster.store_host}]" if ":" in roster.store_host else roster.store_host
+    return json.dumps(
+        {
+            "epoch": roster.epoch,
+            "replicas": list(roster.replicas),
+            "store": f"{host}:{roster.store_port}",
+            "since": list(roster.since),
+        }
+    )
+
+
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at the file, s: people read of a choice, and no rank waits."""
+MOST_BYTES: Final = 64 * 1024
+"""Read of what was appended since the last look: some hundred choices."""
+
+
+class SyncChoices:
+    """What the ranks of the newest round here have chosen."""
+
+    def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
+        """Start without a round.
+
+        folder: Returns a folder that exists while the agent lives.
+        report: Sends (message, round) to the master.
+        """
+        self._folder, self._report = folder, report
+        self._round = 0
+        self._read = 0
+        """Bytes of the round's file that have been read."""
+
+    def begin(self, round_number: int) -> dict[str, str]:
+        """Look at the file of a new round; return the variable that its ranks find it by."""
+        self._round, self._read = round_number, 0
+        return {keys.ENV_SYNC_CHOICES: str(self._path(round_number))}
+
+    async def run(self) -> None:
+        """Look at the file until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._round:
+                await self.look()
+
+    async def look(self) -> None:
+        """Report what was appended since the last look."""
+        number, begin = self._round, self._read
+        text = await asyncio.to_thread(_appended, self._path(number), begin)
+        if number != self._round or not text:
+            return
+        self._read = begin + len(text)
+        for line in text.decode(errors="replace").splitlines():
+            try:
+                chosen = from_json(SyncChosen, line)
+            except JsonError as error:
+                log.warning("a rank's choice of syncs is dropped: %s: %s", line[:200], error)
+                continue
+            self._report(dataclasses.replace(chosen, round=number), number)
+
+    def _path(self, number: int) -> Path:
+        return self._folder() / f"sync-choices-{number}"
+
+
+def _appended(path: Path, begin: int) -> bytes:
+    """Return the whole lines from a byte on; empty: there are none. Blocks."""
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            text = file.read(MOST_BYTES)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:  # people read of a choice later, and training needs nobody to
+        log.warning("choices of syncs cannot be read: %s", error)
+        return b""
+    return text[: text.rfind(b"\n") + 1]

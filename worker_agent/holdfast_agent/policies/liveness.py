@@ -1,0 +1,205 @@
+"""What the agent does while the master, its zygote or this process is silent; decisions only.
+
+A lease that ran out is not renewed while workers may live. An agent without a master asks the peers
+of its world: a newer round among them means that its own workers are outdated, and a barrier that a
+peer received in time is meant for all. Clocks, calls and kills are in `workers` and `master_link`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+
+from holdfast_wire.messages import GetRoundResponse, SetBarrier
+
+
+class LeaseVerdict(enum.Enum):
+    """Action for the lease at this moment."""
+
+    RENEW = "renew"
+    EXPIRED = "expired"
+    """It ran out while this process stood still: none of its workers may live."""
+    WITHHOLD = "withhold"
+    """It ran out before, and the workers are not known to be dead yet."""
+
+
+def judge_lease(*, held: bool, age_ns: int, limit_ns: int) -> LeaseVerdict:
+    """Decide on a lease that was renewed `age_ns` ago and lasts `limit_ns`.
+
+    A lease that ran out is not simply renewed. If agent and zygote stood still together, the
+    workers were not killed yet, and a newer world may run elsewhere. held: False once the lease ran
+    out, until the workers are known to be dead.
+    """
+    if not held:
+        return LeaseVerdict.WITHHOLD
+    return LeaseVerdict.EXPIRED if age_ns > limit_ns else LeaseVerdict.RENEW
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MasterlessVerdict:
+    """Verdict on workers without a master: kill them or let them train, and why."""
+
+    kill: bool
+    reason: str
+    barrier: SetBarrier | None = None
+    """Newest barrier that a peer in the same round knows; None: no peer knows one."""
+
+
+def judge_masterless(
+    *,
+    silent_seconds: float,
+    limit_seconds: float,
+    epoch: int,
+    own_round: int,
+    answers: Sequence[GetRoundResponse],
+) -> MasterlessVerdict:
+    """Decide on the workers of `own_round`.
+
+    silent_seconds: time since the stream to the master ended, s.
+    limit_seconds: longest training without a master (from Welcome), s.
+    epoch: newest master epoch accepted here.
+    answers: answers of the peers this time; peers without an answer are absent.
+    """
+    newer = [
+        answer.fence
+        for answer in answers
+        if answer.fence is not None
+        and answer.fence.epoch >= epoch
+        and answer.fence.round > own_round
+    ]
+    if newer:
+        found = max(fence.round for fence in newer)
+        return MasterlessVerdict(True, f"a peer is in round {found}, this node in {own_round}")
+    if silent_seconds >= limit_seconds:
+        return MasterlessVerdict(
+            True, f"no master for {silent_seconds:.0f} s, the limit is {limit_seconds:.0f} s"
+        )
+    barriers = [
+        answer.barrier
+        for answer in answers
+        if answer.barrier is not None
+        and answer.fence is not None
+        and answer.fence.round == own_round
+        and answer.fence.epoch >= epoch
+    ]
+    return MasterlessVerdict(
+        False,
+        f"no master for {silent_seconds:.1f} s, no peer is in a newer round",
+        max(barriers, key=lambda barrier: barrier.barrier_id, default=None),
+    )
+
+
+FIRST_DELAY_SECONDS = 0.05
+MAX_DELAY_SECONDS = 1.0
+SECONDS_PER_AGENT = 0.004
+"""Delay per agent after a refusal, s: a master that has just come back needs about this long for
+one handshake. If more agents come at once than it can serve, each waits until it gives up, and the
+master's work is lost."""
+FIRST_CONNECT_SECONDS = 1.5
+"""Deadline of the first attempts to connect, s, with the handshake; a refusal comes at once. An
+attempt to a node that is gone leads nowhere, and the next one to the master's successor. TCP sends
+a second packet after 1 s."""
+FIRST_CONNECTS = 2
+"""Number of first attempts; each later one may take twice as long as the one before."""
+CONNECT_SECONDS = 10.0
+"""Longest deadline of an attempt, s, for a slow master."""
+WELCOME_SECONDS = 5.0
+"""Deadline from the connection to the Welcome, s: a master that does not answer is given up."""
+TURNS = 2
+"""Handshakes that a member of a crowd waits for, per agent: a first try and a second."""
+_MOST_DOUBLINGS = 8
+
+
+def reconnect_pause(attempt: int, share: float, *, refused: bool = False, crowd: int = 1) -> float:
+    """Return the pause before the next try, s.
+
+    attempt: failed tries since the last Welcome.
+    share: 0 to 1, drawn anew each time, so that a crowd does not come back at once.
+    refused: there was no master to connect to, so all other agents look for it as well. An agent
+        whose own stream broke must not wait: it would count as lost.
+    crowd: largest number of agents of the job.
+    """
+    doubled = FIRST_DELAY_SECONDS * (1 << min(attempt, _MOST_DOUBLINGS))
+    alone = min(MAX_DELAY_SECONDS, doubled) * (1 + share) / 2
+    spread = crowd * SECONDS_PER_AGENT
+    return share * spread if refused and spread > MAX_DELAY_SECONDS else alone
+
+
+def connect_deadline(crowd: int, attempt: int = 0) -> float:
+    """Return the longest time for an attempt to connect, s.
+
+    In a crowd of thousands a handshake waits for its turn, and an attempt that is given up too
+    early only adds to the crowd. Arguments as for `reconnect_pause`.
+    """
+    doublings = min(max(0, attempt - FIRST_CONNECTS + 1), _MOST_DOUBLINGS)
+    alone = min(CONNECT_SECONDS, FIRST_CONNECT_SECONDS * (1 << doublings))
+    turns = TURNS * crowd * SECONDS_PER_AGENT
+    return max(alone, turns)
+
+
+def welcome_deadline(crowd: int) -> float:
+    """Return the longest time from the connection to a Welcome, s."""
+    return max(WELCOME_SECONDS, crowd * SECONDS_PER_AGENT)
+
+
+MAX_FAILED_STARTS = 3
+"""Zygotes in a row that end before they are ready: the next one would end in the same way."""
+SETTLED_SECONDS = 60.0
+"""A zygote that was ready for this long worked: its end is independent of the end before."""
+LONGEST_PAUSE_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteHistory:
+    """History of the zygotes that have ended."""
+
+    was_ready: bool = False
+    """True: one of them was ready once."""
+    failed_starts: int = 0
+    """Number of the last ones, without a gap, that ended before they were ready."""
+    short_lives: int = 0
+    """Number of the last ones, without a gap, that ended before they had settled."""
+
+    def ended(self, ready_seconds: float | None) -> ZygoteHistory:
+        """Return the history after another end.
+
+        ready_seconds: time for which it was ready, s; None: it never was.
+        """
+        ready = ready_seconds is not None
+        settled = ready_seconds is not None and ready_seconds >= SETTLED_SECONDS
+        return ZygoteHistory(
+            was_ready=self.was_ready or ready,
+            failed_starts=0 if ready else self.failed_starts + 1,
+            short_lives=0 if settled else self.short_lives + 1,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestartVerdict:
+    """Verdict on another zygote: start it or not, the pause, and the reason."""
+
+    restart: bool
+    pause_seconds: float
+    reason: str
+
+
+def judge_restart(history: ZygoteHistory) -> RestartVerdict:
+    """Decide after an end that is in `history`.
+
+    A zygote that never became ready shows a fault of the installation or of an imported module: it
+    ends the agent at once. Ends of ready ones are bounded by the job's failure budget alone.
+    """
+    if not history.was_ready:
+        return RestartVerdict(False, 0.0, "it ended before it was ready")
+    if history.failed_starts >= MAX_FAILED_STARTS:
+        reason = f"{history.failed_starts} in a row ended before they were ready"
+        return RestartVerdict(False, 0.0, reason)
+    return RestartVerdict(True, _restart_pause(history.short_lives), "one was ready before")
+
+
+def _restart_pause(short_lives: int) -> float:
+    """Return 0, 0, 1, 2, 4, … s: a first end is no reason to wait."""
+    if short_lives < 2:
+        return 0.0
+    return min(LONGEST_PAUSE_SECONDS, 2.0 ** min(short_lives - 2, 10))

@@ -1,5 +1,0 @@
-"""Errors of the zygote's handle."""
-
-
-class ZygoteError(Exception):
-    """The zygote cannot be started or no longer takes commands."""
