@@ -15,7 +15,6 @@ import pytest
 
 from house.repository import PACKAGES, ROOT, python_files, tracked_files
 
-MAX_LINES = 500
 MAX_MODULES = 25
 SHARED = ROOT / "tests" / "support"
 
@@ -30,14 +29,6 @@ def _tests_in(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             "test_"
         ):
             yield node
-
-
-def test_no_python_file_is_longer_than_the_limit() -> None:
-    """A file over 500 lines holds a second subject."""
-    lengths = {
-        _name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in python_files()
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_no_folder_of_shared_tests_holds_more_modules_than_the_limit() -> None:

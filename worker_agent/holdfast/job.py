@@ -7,6 +7,7 @@ report travels (`holdfast.page_slot`), and what the agent concludes from it.
 from __future__ import annotations
 
 import enum
+import json
 import multiprocessing
 import operator
 import os
@@ -21,7 +22,6 @@ from holdfast.page import Page, PageError
 from holdfast.page_layout import StepAnswer
 from holdfast.page_sample import Section
 from holdfast.page_slot import SlotWriter
-from holdfast.step_log import StepLog
 
 _STEP_LIMIT: Final = 2**63
 _SAMPLES_LIMIT: Final = 2**40
@@ -283,3 +283,35 @@ def _attach(round_number: int) -> SlotWriter | None:
         if multiprocessing.parent_process() is None:  # a helper is no rank: nothing to say
             warnings.warn(f"holdfast runs without its agent: {error}", RuntimeWarning, stacklevel=3)
         return None
+
+
+class StepLog:
+    """A line of `rank-N.jsonl` for each step of this rank, for comparing two runs.
+
+    Written only where HOLDFAST_STEP_LOG names a directory. Each line is one `write` on an O_APPEND
+    descriptor: a rank that is killed leaves whole lines, and its successor appends to them.
+    """
+
+    def __init__(self, directory: Path, environment: Environment) -> None:
+        """Open the rank's file.
+
+        Raises:
+            OSError: the directory cannot be made or written to.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"rank-{environment.rank}.jsonl"
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fixed = {
+            "rank": environment.rank,
+            "round": environment.round,
+            "world_size": environment.world_size,
+        }
+
+    def write(
+        self, step: int, samples: int, loss: float | None, fingerprint: SupportsIndex | None
+    ) -> None:
+        """Append one line."""
+        figures: dict[str, object] = {"step": step, "samples": samples, "loss": loss}
+        if fingerprint is not None:
+            figures["fingerprint"] = fingerprint
+        os.write(self._fd, json.dumps({**figures, **self._fixed}).encode() + b"\n")

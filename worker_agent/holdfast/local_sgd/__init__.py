@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         members_of_environment,
         mesh_of,
     )
-    from holdfast.local_sgd.presets import edit_settings
+    from holdfast.local_sgd.sync.configured import edit_settings
 
 __all__ = [
     "GTAConfig",
@@ -67,7 +67,7 @@ _MODULES = {
     "RosterMembers": "members.members",
     "StatefulPostLocalSGDOptimizer": "frameworks.ddp_optimizer",
     "StaticMembers": "members.members",
-    "edit_settings": "presets",
+    "edit_settings": "sync.configured",
     "load_local_sgd_state_dict": "files",
     "local_sgd_args_provider": "megatron",
     "local_sgd_under_ddp": "frameworks.ddp_optimizer",

@@ -30,7 +30,7 @@ from holdfast.integrations.deepspeed.shards import EngineShards
 from holdfast.job import Action
 
 
-class Checkpointer(checkpointer.Checkpointer):
+class EngineCheckpointer(checkpointer.Checkpointer):
     """Saves a DeepSpeed engine to memory and storage, and restores it.
 
     ```python
@@ -146,7 +146,7 @@ class PluggedIn:
         self._engine, self._options = engine, dict(options)
         self._own_load: Callable[..., Any] = engine.load_checkpoint
         self._client: dict[str, Any] = {"client_state": {}}
-        self._flash: Checkpointer | None = None
+        self._flash: EngineCheckpointer | None = None
         self._folder = ""
         self._bound = False
         """True: a step of the folder was loaded or saved."""
@@ -286,7 +286,7 @@ class PluggedIn:
         """Return rank 0's number: files may show themselves to another rank a moment later."""
         return from_rank_0(number, Environment.read().world_size)
 
-    def _checkpointer(self, folder: str | os.PathLike[str]) -> Checkpointer:
+    def _checkpointer(self, folder: str | os.PathLike[str]) -> EngineCheckpointer:
         path = _absolute(folder)
         if path != self._folder and self._bound:
             raise ValueError(
@@ -298,7 +298,9 @@ class PluggedIn:
             self._started = False
         if self._flash is None:
             # The extra's values are read at each save: the mapping stays the same.
-            self._flash = Checkpointer(path, self._engine, extra=self._client, **self._options)
+            self._flash = EngineCheckpointer(
+                path, self._engine, extra=self._client, **self._options
+            )
             self._folder = path
         return self._flash
 

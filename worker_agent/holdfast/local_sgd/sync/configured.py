@@ -1,13 +1,13 @@
 """Parts of a sync, made from a user's settings.
 
-Belongs here: which setting becomes which part. Does not belong here: which settings contradict each
-other (`holdfast.local_sgd.config`).
+Belongs here: which setting becomes which part, and the settings of EDiT's paper. Does not belong
+here: which settings contradict each other (`holdfast.local_sgd.config`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDConfigError
@@ -20,6 +20,15 @@ from holdfast.local_sgd.sync.units import Outer
 
 if TYPE_CHECKING:
     import torch
+
+_EDIT: Final = {
+    "local_sgd_sync_interval": 128,
+    "local_sgd_warmup_steps": 1000,
+    "pseudo_gradnorm_reduce": True,
+    "skip_anomaly": True,
+    "clip_pseudo_grad": 10.0,
+}
+_OUTER: Final = {"lr": 0.8, "momentum": 0.85, "nesterov": True}
 
 
 def unit_sync_of(
@@ -105,3 +114,22 @@ def _refuse_unfit(
             f"outer_optim_kwargs={dict(outer.outer_optim_kwargs)}: {name} does not take them "
             f"({error}); give what {name} takes beside the parameters"
         ) from error
+
+
+def edit_settings(**changes: Any) -> tuple[LocalSGDConfig, OuterOptimizerConfig]:
+    """Return the settings of EDiT's paper (arXiv 2412.07210, section 4).
+
+    `LocalSGDConfig()` alone is plain averaging after each step. Here replicas weigh by their norms,
+    anomalies are left out, the mean is clipped at 10, and SGD with Nesterov's momentum steps along
+    it; 1000 steps of warm-up, then a round each 128.
+
+    Args:
+        changes: Fields of `LocalSGDConfig` that are to have other values.
+
+    Raises:
+        LocalSGDConfigError: a value is not valid.
+    """
+    import torch
+
+    config = LocalSGDConfig(**{**_EDIT, **changes})
+    return config, OuterOptimizerConfig(torch.optim.SGD, dict(_OUTER))
