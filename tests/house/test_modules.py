@@ -97,7 +97,7 @@ def test_no_class_has_a_base_that_is_there_for_its_length_alone() -> None:
     places, bases, named = dict[str, str](), Counter[str](), Counter[str]()
     for name, path in _source().items():
         own = {one.name for one in _classes(path)}
-        places |= {one: name for one in own}
+        places |= dict.fromkeys(own, name)
         for one in _classes(path):
             bases.update(base.id for base in one.bases if isinstance(base, ast.Name))
         for node in ast.walk(_tree(path)):
