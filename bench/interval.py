@@ -201,7 +201,7 @@ def learned(job: Job, mean: float, seed: int, number: int = 5) -> Rates:
 
 
 def automatic(job: Job, rates: Rates) -> Every:
-    """Return what a master sets."""
+    """Return the intervals that a master sets."""
     return decide(job.costs, rates, BEFORE, fixed=NO_WISH).every
 
 

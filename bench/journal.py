@@ -111,7 +111,7 @@ def week(nodes: int) -> list[JournalRecord]:
 
 
 def fold(records: list[JournalRecord]) -> JobState:
-    """Return what records come to."""
+    """Return the state that records come to."""
     state = JobState(event_limit=10_000, incident_limit=1_000)
     for item in records:
         apply(state, item)

@@ -164,7 +164,7 @@ def _row(case: str, system: str, ours: str, results: Sequence[SaveResult]) -> li
 
 
 def _also(found: Sequence[Mapping[str, float]]) -> str:
-    """Return what else is known of a system."""
+    """Return further figures of a system, in words."""
     units = {
         "warm_up_gb_s": "made ready at {:.1f} GB/s",
         "durable_s": "on disk after {:.1f} s",

@@ -86,7 +86,7 @@ class Figures:
 
 
 def figures(results: Sequence[SaveResult], case: str, system: str) -> Figures | None:
-    """Return what all rounds of a system in a case have found; None where nothing was."""
+    """Return the figures of all rounds of a system in a case; None where there are none."""
     found = [one for one in results if (one.case, one.system) == (case, system) and one.seconds]
     if not found:
         return None

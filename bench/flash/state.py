@@ -78,5 +78,5 @@ def leaves(state: Any) -> list[Any]:
 
 
 def local(tensor: Any) -> Any:
-    """Return what this rank has of a tensor."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

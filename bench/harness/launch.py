@@ -73,7 +73,7 @@ def dlrover_master(python: str, nodes: int, port: int, *options: str) -> list[st
 
 
 def dlrover_variables(node: int, nodes: int, port: int) -> dict[str, str]:
-    """Return what DLRover's operator writes into a worker pod."""
+    """Return the variables that DLRover's operator writes into a worker pod."""
     return {
         "DLROVER_MASTER_ADDR": f"127.0.0.1:{port}",
         "ELASTIC_JOB_NAME": _DLROVER_JOB,

@@ -48,7 +48,7 @@ def words(
 
 
 def sentence(facts: Mapping[str, Any]) -> str:
-    """Return what a page says of a run's date, code and machine."""
+    """Return a page's sentence about a run's date, code and machine."""
     return f"{words(facts)}."
 
 

@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def slow(self) -> bool:
-        """Tell if the rank is slow in this step, in a run that has a slow rank."""
+        """Return True if the rank is slow in this step, in a run that has a slow rank."""
         return self.rank == SLOW_RANK and self.step >= SLOW_FROM
 
 
@@ -72,7 +72,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def recorded(path: str) -> bytes:
-    """Return what the flight recorder holds, as JSON."""
+    """Return the content of the flight recorder, as JSON."""
     connection = _Connection(path)
     connection.request("POST", "/handler/fr_trace_json")
     answer = connection.getresponse().read()

@@ -80,7 +80,7 @@ class LoadedMaster:
             self._process.wait(timeout=30)
 
     def look(self) -> Usage:
-        """Return what it uses."""
+        """Return its usage."""
         if self._process is None:
             raise LoadError("the master was not started")
         return usage.look(self._process.pid)

@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def variant(self) -> str:
-        """Return what sets this plan apart from the ordinary one of its size."""
+        """Return the difference from the ordinary plan of its size."""
         words = [f"{self.ranks} ranks each"] if self.ranks != 1 else []
         words += [f"a heartbeat per {self.interval_s:g} s"] if self.interval_s else []
         return ", ".join(words)

@@ -35,7 +35,7 @@ Values = dict[str, float]
 
 
 def run(**scenario: Any) -> Told:
-    """Return what the control plane did, and what each rank wrote down.
+    """Return the acts of the control plane, and the lines of each rank.
 
     Roster and logs lie in memory: no rank waits for a disk on which others write.
 
@@ -156,7 +156,7 @@ def _span(rows: list[dict[str, Any]]) -> float:
 
 
 def _kinds(told: Told) -> dict[int, str]:
-    """Return what each epoch is for."""
+    """Return the change that each epoch is for."""
     found, kind = {}, "join"
     for one in told["done"]:
         _, what = one.split(" ", 1)

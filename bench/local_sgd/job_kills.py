@@ -138,7 +138,7 @@ def _newest(events: Sequence[Event]) -> list[int]:
 
 
 def figures(events: Sequence[Event], begin: float, end: float) -> dict[str, float]:
-    """Return what remained of the steps in a window.
+    """Return the figures of the steps that remained in a window.
 
     A step counts once, with as many ranks as made it: one that is repeated after a restart, or made
     by fewer ranks, is no gain. Goodput: those, as a share of what all ranks make at the pace of two
@@ -166,7 +166,7 @@ def figures(events: Sequence[Event], begin: float, end: float) -> dict[str, floa
 
 
 def figures_of_replicas(events: Sequence[Event], begin: float, end: float) -> dict[str, float]:
-    """Return what replicas made in a window; each of their steps counts once.
+    """Return the figures of replicas in a window; each of their steps counts once.
 
     Goodput: those, as a share of what all make at the pace of rounds without a change, the median
     of this run. What a killed replica had not yet brought to the others counts too: it is at most a

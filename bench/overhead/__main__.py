@@ -62,7 +62,7 @@ def _promises(costs: Sequence[SdkCost], runs: Sequence[TrainingRun]) -> str:
 
 
 def overhead(costs: Sequence[SdkCost], runs: Sequence[TrainingRun]) -> float:
-    """Return what agent, zygote, the SDK's calls and samples take of a step."""
+    """Return the share of a step that agent, zygote, the SDK's calls and samples take."""
     ours = [run for run in runs if run.launcher == HOLDFAST]
     call_us = max(cost.median for cost in costs) / 1000
     return statistics.median(

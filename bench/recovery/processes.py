@@ -11,7 +11,7 @@ import psutil
 
 
 def alive(pid: int) -> bool:
-    """Tell whether ``pid`` exists and is not a zombie."""
+    """Return True if ``pid`` exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

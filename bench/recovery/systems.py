@@ -156,7 +156,7 @@ class AgentPair(System):
         """Return the command line of the agent of ``node``, script included."""
 
     def agent_environment(self, node: int) -> Mapping[str, str]:
-        """Return what the agent of ``node`` needs in its environment."""
+        """Return the variables that the agent of ``node`` needs."""
         return {}
 
     def start(self) -> None:
@@ -254,7 +254,7 @@ class Dlrover(AgentPair):
         return [*command, str(self.setting.script), *self.setting.script_arguments()]
 
     def agent_environment(self, node: int) -> Mapping[str, str]:
-        """Return what DLRover's operator writes into a worker pod."""
+        """Return the variables that DLRover's operator writes into a worker pod."""
         return launch.dlrover_variables(node, NODES, self._port)
 
 
