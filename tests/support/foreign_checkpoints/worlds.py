@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,8 +47,12 @@ def main() -> None:
         import torch.distributed as dist
 
         given = {key: one for key, one in world.items() if key not in ("job", "call", "world")}
-        getattr(module, world["call"])(**given)
-        dist.barrier()
+        try:
+            getattr(module, world["call"])(**given)
+            dist.barrier()
+        finally:
+            for child in multiprocessing.active_children():
+                child.kill()  # Megatron's, which would keep the pipe to the test open
 
     serve({"write": write})
 

@@ -306,7 +306,7 @@ class ArenaSlot:
         return layout_id(words.tobytes() + self.lengths.tobytes())
 
     def fault(self, table: ShardTable, layout: int) -> str:
-        """Return what is wrong with the header of a VALID slot; empty: nothing."""
+        """Return the fault in the header of a VALID slot; empty: none."""
         words = self.words
         if words[SlotWord.MAGIC] != SLOT_MAGIC or words[SlotWord.CHECK] != self._check():
             return "its header is damaged"

@@ -1,12 +1,11 @@
 """The border between the flash checkpoint and frameworks: boxes of named tensors, and values.
 
-Whoever implements `Shards` gets saves without a gather, restores from memory, and resharding to any
-other world and layout. docs/contributing/a-framework.md shows how, with an example.
+A class that implements `Shards` gets saves without a gather, restores from memory, and resharding
+to any other world and layout. docs/contributing/a-framework.md shows how, with an example.
 
 Belongs here too: the state of one replica of several that differ. Replica 0 has torch's plain
-names, so that whoever knows nothing of replicas reads its weights. What replica 2 has differs and
-is named `replicas.2.model.<parameter>`. Buffers and a module's own state are of the ranks, as
-everywhere.
+names, so that a reader that knows nothing of replicas finds its weights. Those of replica 2 are
+`replicas.2.model.<parameter>`. Buffers and a module's own state are of the ranks, as everywhere.
 """
 
 from __future__ import annotations

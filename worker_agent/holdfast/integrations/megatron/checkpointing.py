@@ -297,7 +297,7 @@ def _from(
 
 
 def _objects(progress: TrainingPosition, scheduler: Any) -> dict[str, Stateful]:
-    """Return what is saved beside model and optimizer."""
+    """Return the values saved beside model and optimizer."""
     found: dict[str, Stateful] = {_PROGRESS: progress}
     return found if scheduler is None else {**found, _SCHEDULER: scheduler}
 

@@ -189,7 +189,7 @@ class ModelFiles:
             )
 
     def values(self) -> dict[Path, Any]:
-        """Return what the engine keeps beside model and optimizer."""
+        """Return the engine's state beside model and optimizer."""
         state = self.of(0).state
         return {
             ("deepspeed", str(name)): value

@@ -406,7 +406,7 @@ def _settings(found: Directory, common: Mapping[str, Any]) -> dict[Path, Any]:
 
 
 def _values(common: Mapping[str, Any]) -> dict[Path, Any]:
-    """Return what Megatron alone knows, under `megatron`."""
+    """Return the settings of Megatron alone, under `megatron`."""
     found = dict[Path, Any]()
     args = common.get("args")
     if isinstance(args, Opaque) and isinstance(args.state, Mapping):
