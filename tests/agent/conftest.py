@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from agents.agent_process import AgentProcess, environment
-from masters.scripted_master import AgentStream, Identities, ScriptedMaster
-
-StartAgent = Callable[..., AgentProcess]
+from agents.agent_process import (
+    AgentProcess,
+    Script,
+    StartAgent,
+    clean_environment,
+    environment,
+)
+from masters.scripted_master import Identities, ScriptedMaster
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +74,26 @@ def start_agent(
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
+def start_alone(tmp_path: Path) -> Iterator[StartAgent]:
+    """Start holdfast-run without a master; its temporary files lie in tmp_path/tmp.
+
+    It begins with torch imported, as a fork, unless a test says `forked=False`.
+    """
+    (tmp_path / "tmp").mkdir()
+    started: list[AgentProcess] = []
+
+    def start(*args: str, forked: bool = True) -> AgentProcess:
+        env = {**clean_environment(), "TMPDIR": str(tmp_path / "tmp")}
+        started.append(AgentProcess(args, env, tmp_path, forked=forked))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.end()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
     """Write a training script and return its path."""
 
     def write(text: str, name: str = "train.py") -> str:
@@ -93,10 +116,3 @@ def managed(tmp_path: Path) -> dict[str, str]:
         "HOLDFAST_NODE_RANK": "3",
         "HOLDFAST_TLS_DIR": str(tmp_path),
     }
-
-
-async def begin(master: ScriptedMaster, number: int = 0) -> AgentStream:
-    """Return an agent's stream once it is warm."""
-    stream = await master.stream(number)
-    await stream.warm()
-    return stream

@@ -75,8 +75,7 @@ async def test_a_big_ranks_death_is_told_while_its_memory_is_given_back(
 ) -> None:
     """Its peer dies at the master's word before it does; the next round waits for both."""
     start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("one")), 1)
     small, big = await _pids(stream, 1)
     second = await stream.prepare_store("two")

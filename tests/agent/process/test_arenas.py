@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, wait_gone
+from agents.agent_process import AgentProcess, StartAgent, wait_gone
 from checkpoints.lone_peers import nobody
 from holdfast_agent.checkpoint.arenas import Arenas
 
@@ -54,40 +52,20 @@ say("end", dist.get_rank())
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(start_alone: StartAgent, tmp_path: Path) -> Start:
     """Start a standalone agent with two ranks; checkpoints go to tmp_path/checkpoints."""
-    (tmp_path / "tmp").mkdir()
     (tmp_path / "train.py").write_text(TRAIN)
-    started: list[AgentProcess] = []
 
     def begin(steps: int, killed_at: int = 0, *, forked: bool = True) -> AgentProcess:
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
-        }
         args = ("train.py", "checkpoints", str(steps), str(killed_at))
-        env["TMPDIR"] = str(tmp_path / "tmp")
-        agent = AgentProcess(("--nproc-per-node=2", *args), env, tmp_path, forked=forked)
-        started.append(agent)
-        return agent
+        return start_alone("--nproc-per-node=2", *args, forked=forked)
 
-    yield begin
-    for agent in started:
-        agent.end()
+    return begin
 
 
 def _said(agent: AgentProcess, word: str) -> list[list[str]]:
     lines = agent.output().replace(";", "").splitlines()
     return [line.split()[1:] for line in lines if line.startswith(f"{word} ")]
-
-
-def _until(look: Callable[[], object], agent: AgentProcess, within: float = 90.0) -> None:
-    deadline = time.monotonic() + within
-    while not look():
-        assert time.monotonic() < deadline, agent.errors()
-        assert agent.process.poll() is None, agent.errors()
-        time.sleep(0.02)
 
 
 def _arenas(pids: list[int]) -> set[int]:
@@ -152,7 +130,7 @@ def test_a_step_that_only_one_rank_saved_is_gone_when_the_job_has_ended(
 def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:
     """The arenas that ranks and agent held are nobody's afterwards."""
     agent = start(4000)
-    _until(lambda: len(_said(agent, "step")) > 20, agent)
+    agent.until(lambda: len(_said(agent, "step")) > 20)
     everybody = [agent.pid, *(process.pid for process in agent.family())]
     held = _arenas(everybody)
     assert len(held) == 2, "an arena for each rank"
@@ -164,7 +142,7 @@ def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:
 def test_no_byte_is_left_when_the_agent_is_killed(start: Start, tmp_path: Path) -> None:
     """Its memory goes with it and its ranks; the next agent removes the socket."""
     agent = start(4000, forked=False)
-    _until(lambda: len(_said(agent, "step")) > 20, agent)
+    agent.until(lambda: len(_said(agent, "step")) > 20)
     family = agent.family()
     held = _arenas([agent.pid, *(process.pid for process in family)])
     assert len(held) == 2

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, eventually
+from agents.agent_process import AgentProcess, Script, StartAgent, eventually
 from holdfast_wire.messages import (
     CheckListening,
     CheckNode,
@@ -28,8 +27,6 @@ from masters.scripted_master import AgentStream, ScriptedMaster, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
-StartAgent = Callable[..., AgentProcess]
-Script = Callable[[str], str]
 
 WAIT = "import time; time.sleep(600)"
 PROGRAM = "holdfast_agent.health.node_check.program"
@@ -64,8 +61,7 @@ async def test_a_node_measures_itself_beside_its_connection(
 ) -> None:
     """Every figure comes, heartbeats go on, and the same order again has the same answer."""
     start_agent(script(WAIT))
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     before = len(stream.all(Heartbeat))
     stream.send(alone(0))
     answer = await answered(stream, 0)
@@ -85,8 +81,7 @@ async def test_the_process_that_measures_stays_for_the_next_round(
 ) -> None:
     """Torch is imported once for a check, and ranks start beside no such process."""
     agent = start_agent(script(WAIT))
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(alone(0))
     await answered(stream, 0)
     before = measuring(agent)
@@ -122,8 +117,7 @@ async def test_a_measurement_that_dies_is_the_nodes_figure(
 ) -> None:
     """The resource is named, although the agent reaps every child that is not known."""
     agent = start_agent(script(WAIT))
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(alone(0))
     await eventually(lambda: bool(measuring(agent)), within=60)
     os.kill(measuring(agent)[0].pid, signal.SIGKILL)
@@ -165,8 +159,7 @@ async def test_ranks_come_before_measurements(
 ) -> None:
     """An assignment ends a measurement, and none begins while ranks run."""
     agent = start_agent(script(WAIT))
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(alone(0))
     await eventually(lambda: bool(measuring(agent)), within=60)
     store = await stream.prepare_store("s1")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from agents import control_groups
 from agents.agent_process import AgentProcess
 from holdfast_agent.workers import memory_use
 from holdfast_agent.workers.memory_use import GroupMemory, MemoryWatch, group_memory
@@ -23,18 +22,6 @@ MOUNTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 UNIFIED = "29 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate"
 LEGACY = "33 31 0:30 {top} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
 MIB = 1 << 20
-
-
-def _tree(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
-    """Make what a kernel shows of control groups below `root`."""
-    (root / "proc/self").mkdir(parents=True, exist_ok=True)
-    (root / "proc/self/cgroup").write_text(groups)
-    (root / "proc/self/mountinfo").write_text(mounts)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 def _v2(folder: str = "", limit: str = "max", peak: str = "700", kills: int = 0) -> dict[str, str]:
@@ -112,7 +99,7 @@ def test_the_memory_of_every_kind_of_control_group_is_read(
     tmp_path: Path, groups: str, mounts: str, files: dict[str, str], expected: GroupMemory
 ) -> None:
     """Version 1, 2 and both; the tightest limit that can be seen, the use of the own group."""
-    assert group_memory(_tree(tmp_path, groups, mounts, files)) == expected
+    assert group_memory(control_groups.tree(tmp_path, groups, mounts, files)) == expected
 
 
 def test_an_odd_file_is_no_number() -> None:
@@ -123,13 +110,13 @@ def test_an_odd_file_is_no_number() -> None:
 
 def test_kills_are_counted_from_the_round_s_start(tmp_path: Path) -> None:
     """A kill of an earlier round is not this one's."""
-    root = _tree(tmp_path, "0::/\n", UNIFIED, _v2(limit="1000", kills=2))
+    root = control_groups.tree(tmp_path, "0::/\n", UNIFIED, _v2(limit="1000", kills=2))
     watch = MemoryWatch(root)
     unknown = watch.use(1)
     assert unknown is not None
     assert unknown.oom_kills == 0, "nobody knows when they were"
     watch.begin(1)
-    _tree(tmp_path, "0::/\n", UNIFIED, _v2(limit="1000", kills=3))
+    control_groups.tree(tmp_path, "0::/\n", UNIFIED, _v2(limit="1000", kills=3))
     watch.begin(2)
     assert watch.use(1) == MemoryUse(
         limit_bytes=1000, peak_bytes=700, current_bytes=500, oom_kills=1
@@ -141,7 +128,7 @@ def test_kills_are_counted_from_the_round_s_start(tmp_path: Path) -> None:
 
 def test_a_node_without_control_groups_says_nothing(tmp_path: Path) -> None:
     """No figures are better than made-up ones."""
-    watch = MemoryWatch(_tree(tmp_path, "", "", {}))
+    watch = MemoryWatch(control_groups.tree(tmp_path, "", "", {}))
     watch.begin(1)
     assert watch.use(1) is None
 
@@ -149,43 +136,13 @@ def test_a_node_without_control_groups_says_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
     """A real control group with 768 MiB of memory, where this machine lets the test make one."""
-    for mount, names in zip(
-        MOUNTS,
-        (("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), ("memory.max",)),
-        strict=True,
-    ):
-        folder = mount / f"holdfast-test-{uuid.uuid4().hex[:8]}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / names[0]).write_text(str(768 * MIB))
-            for swap in names[1:]:
-                if (folder / swap).exists():
-                    (folder / swap).write_text(str(768 * MIB))
-            yield folder
-        except OSError:
-            continue
-        else:
-            return
-        finally:
-            _remove(folder)
-    pytest.skip("no control group with a memory limit can be made here")
-
-
-def _remove(folder: Path) -> None:
-    """Remove a group once its last process, which may be dying, has left it."""
-    until = time.monotonic() + 20.0
-    while True:
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
-        else:
-            return
+    limit = str(768 * MIB)
+    kinds = (
+        (MOUNTS[0], {"memory.limit_in_bytes": limit, "memory.memsw.limit_in_bytes": limit}),
+        (MOUNTS[1], {"memory.max": limit}),
+    )
+    with control_groups.limited(kinds) as folder:
+        yield folder
 
 
 _MEASURE = """
@@ -250,8 +207,7 @@ async def test_a_failure_is_reported_with_the_container_s_memory(
         env={"HOLDFAST_PRELOAD": "-torch"},
         wrap=("sh", "-c", join, "x"),
     )
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s"), nproc=1), 1)
     exited = await stream.wait(WorkerExited)
     assert exited.exit_code == exit_code

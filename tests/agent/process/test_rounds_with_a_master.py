@@ -6,13 +6,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, eventually, is_alive, wait_gone
+from agents.agent_process import Script, StartAgent, eventually, is_alive, wait_gone
 from holdfast_wire.messages import (
     BarrierAck,
     BarrierReached,
@@ -36,8 +35,6 @@ from masters.scripted_master import AgentStream, Identities, ScriptedMaster, ass
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
-StartAgent = Callable[..., AgentProcess]
-Script = Callable[[str], str]
 
 TRAIN = """
 import time
@@ -48,12 +45,6 @@ for n in range(1, 100_000):
     if job.step(n, samples=8, loss=1.0 / n) is holdfast.SAVE_AND_STOP:
         break
 """
-
-
-async def _warm(master: ScriptedMaster, number: int = 0) -> AgentStream:
-    stream = await master.stream(number, within=90)
-    await stream.warm()
-    return stream
 
 
 async def _train(stream: AgentStream, number: int, nproc: int = 2) -> RoundStarted:
@@ -84,7 +75,7 @@ async def test_a_round_runs_from_hello_to_restart(
 ) -> None:
     """Hello, warm, store, assignment, first step, heartbeats, and all of it again."""
     agent = start_agent("--nproc-per-node=2", "--max-restarts=7", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     hello = stream.hello
     assert (hello.node_rank, hello.local_world_size, hello.max_restarts) == (0, 2, 7)
     assert (hello.round, hello.workers, hello.assignment) == (0, (), None)
@@ -117,7 +108,7 @@ async def test_a_barrier_loses_no_step(
 ) -> None:
     """A barrier is echoed, all ranks end at its step, and the node says so once."""
     agent = start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 1)
     stream.send(SetBarrier(barrier_id=1, step=60, reason="test"), 1)
     ack = await stream.wait(BarrierAck)
@@ -156,7 +147,7 @@ time.sleep(0.5)
 os.kill(os.getpid(), signal.SIGSEGV)
 """)
     agent = start_agent("--nproc-per-node=2", path)
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s")), 1)
     raised = await stream.wait(WorkerExited, lambda m: m.rank == 0)
     assert (raised.exit_code, raised.error_type) == (1, "ValueError")
@@ -184,7 +175,7 @@ async def test_old_and_foreign_orders_are_dropped(
 ) -> None:
     """An older epoch, a twin of the same epoch, an older round and a repeat change nothing."""
     start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 5, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
     pid = beat.ranks[0].pid
@@ -214,7 +205,7 @@ def stuck_here():
 stuck_here()
 """)
     start_agent("--nproc-per-node=2", path)
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s")), 1)
     await stream.wait(RoundStarted)
     await asyncio.sleep(0.5)  # into the script: nothing tells when it is inside the function
@@ -245,7 +236,7 @@ while True:
     time.sleep(0.1)
 """)
     agent = start_agent("--nproc-per-node=2", path)
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s")), 1)
     await stream.wait(RoundStarted)
     await eventually(lambda: agent.output().count("ready") == 2)
@@ -265,7 +256,7 @@ async def test_a_blip_changes_nothing_and_everything_is_told_again(
     """After a lost stream the hello tells the truth, evidence is repeated, workers train on."""
     path = script(TRAIN)
     start_agent("--nproc-per-node=2", path)
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     stream.send(StateDigest(fence=None, sequence=4))
     await _train(stream, 1)
     waiting = await stream.prepare_store("waiting")
@@ -295,7 +286,7 @@ async def test_workers_of_a_round_that_the_master_does_not_know_are_killed(
 ) -> None:
     """Welcome.round differs: the workers belong to the past."""
     start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 1, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
     master.welcome_round = lambda _: 2
@@ -316,7 +307,7 @@ async def test_an_older_master_is_not_obeyed(
     """A zombie of an older epoch gets no hello answered twice; its successor does."""
     master.epoch = 5
     start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 1, nproc=1)
     port = master.port
     await master.stop()
@@ -335,18 +326,16 @@ async def test_an_older_master_is_not_obeyed(
         await successor.stop()
 
 
-def _zygote(agent: AgentProcess) -> int:
-    return next(process.pid for process in agent.family() if process.name() == "hf-zygote")
-
-
 async def test_a_lost_store_is_told_and_another_prepared(
     master: ScriptedMaster, start_agent: StartAgent, script: Script
 ) -> None:
     """A store process that dies before its round is news; the next one works."""
     agent = start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await stream.prepare_store("one")
-    (store,) = psutil.Process(_zygote(agent)).children()
+    zygote = agent.zygote()
+    assert zygote is not None
+    (store,) = zygote.children()
     store.kill()
     gone = await stream.wait(StorePrepared, lambda m: m.store_id == "one" and m.port == 0)
     assert gone.error
@@ -358,7 +347,7 @@ async def test_standing_still_costs_the_workers_their_lives(
 ) -> None:
     """A frozen agent's workers are dead within the lease; later it says so and is of use again."""
     agent = start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 1)
     beat = await stream.wait(Heartbeat, _all_run)
     workers = [psutil.Process(rank.pid) for rank in beat.ranks]
@@ -378,7 +367,7 @@ async def test_a_whole_node_that_stood_still_does_not_train_on(
 ) -> None:
     """Agent, zygote and workers frozen together: after SIGCONT no old step is completed."""
     agent = start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _train(stream, 1, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
     everyone = [psutil.Process(agent.pid), *agent.family()]

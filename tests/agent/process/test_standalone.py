@@ -7,18 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, is_alive, wait_gone
+from agents.agent_process import AgentProcess, StartAgent, is_alive, wait_gone
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
-
-Start = Callable[..., AgentProcess]
 
 TRAIN = """
 import os, sys, time
@@ -40,37 +37,10 @@ say("end")
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start holdfast-run in a clean environment; its temporary files lie in tmp_path/tmp.
-
-    It begins with torch imported, as a fork, unless a test says `forked=False`.
-    """
-    (tmp_path / "tmp").mkdir()
+def start(start_alone: StartAgent, tmp_path: Path) -> StartAgent:
+    """Start a standalone agent, beside the script."""
     (tmp_path / "train.py").write_text(TRAIN)
-    started: list[AgentProcess] = []
-
-    def begin(*args: str, forked: bool = True) -> AgentProcess:
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
-        }
-        env["TMPDIR"] = str(tmp_path / "tmp")
-        agent = AgentProcess(args, env, tmp_path, forked=forked)
-        started.append(agent)
-        return agent
-
-    yield begin
-    for agent in started:
-        agent.end()
-
-
-def _until(look: Callable[[], object], agent: AgentProcess, within: float = 90.0) -> None:
-    deadline = time.monotonic() + within
-    while not look():
-        assert time.monotonic() < deadline, agent.errors()
-        assert agent.process.poll() is None, agent.errors()
-        time.sleep(0.02)
+    return start_alone
 
 
 def _workers(agent: AgentProcess) -> list[psutil.Process]:
@@ -83,7 +53,7 @@ def _master(agent: AgentProcess) -> psutil.Process:
     return next(p for p in agent.family() if "holdfast_master.main" in " ".join(p.cmdline()))
 
 
-def test_a_run_ends_with_0_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
+def test_a_run_ends_with_0_and_leaves_nothing(start: StartAgent, tmp_path: Path) -> None:
     """Success is exit code 0, with no process, no temporary file and not a word."""
     agent = start("--nproc-per-node=2", "train.py", "10", forked=False)
     assert agent.wait(120) == 0
@@ -108,7 +78,7 @@ def test_an_agent_started_with_closed_streams_opens_none_of_its_own_there(tmp_pa
 
 @pytest.mark.parametrize("restarts", [0, 1, 2])
 def test_a_script_that_always_fails_is_started_as_often_as_by_torchrun(
-    restarts: int, start: Start
+    restarts: int, start: StartAgent
 ) -> None:
     """--max-restarts=N means N restarts, then exit code 1 with the culprit's traceback."""
     agent = start("--nproc-per-node=2", f"--max-restarts={restarts}", "train.py", "10", "1")
@@ -121,12 +91,12 @@ def test_a_script_that_always_fails_is_started_as_often_as_by_torchrun(
     assert f"failures allows {restarts}" in errors
 
 
-def test_a_failure_is_survived(start: Start) -> None:
+def test_a_failure_is_survived(start: StartAgent) -> None:
     """Without --max-restarts the run goes on after a failure, with equal restart counts."""
     agent = start("--nproc-per-node=2", "train.py", "2000")
-    _until(lambda: agent.output().count("start") == 2, agent)
+    agent.until(lambda: agent.output().count("start") == 2)
     _workers(agent)[0].kill()
-    _until(lambda: agent.output().count("start") == 4, agent)
+    agent.until(lambda: agent.output().count("start") == 4)
     assert "start 0 1" in agent.output()
     assert "start 1 1" in agent.output()
 
@@ -137,11 +107,11 @@ def test_a_failure_is_survived(start: Start) -> None:
     ids=["int", "term", "hup"],
 )
 def test_a_signal_ends_the_run_and_everything(
-    number: signal.Signals, code: int, start: Start, tmp_path: Path
+    number: signal.Signals, code: int, start: StartAgent, tmp_path: Path
 ) -> None:
     """Ctrl-C: workers, zygote, store and master are gone, and so are the temporary files."""
     agent = start("--nproc-per-node=2", "train.py", "5000")
-    _until(lambda: agent.output().count("start") == 2, agent)
+    agent.until(lambda: agent.output().count("start") == 2)
     family = agent.family()
     agent.send(number)
     assert agent.wait(20) == code
@@ -149,14 +119,14 @@ def test_a_signal_ends_the_run_and_everything(
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 
-def test_under_nohup_a_hangup_ends_neither_the_run_nor_its_ranks(start: Start) -> None:
+def test_under_nohup_a_hangup_ends_neither_the_run_nor_its_ranks(start: StartAgent) -> None:
     """A signal ignored at the start stays ignored. SIGTERM ends the run all the same."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         agent = start("--nproc-per-node=2", "train.py", "5000", forked=False)
     finally:
         signal.signal(signal.SIGHUP, before)
-    _until(lambda: agent.output().count("start") == 2, agent)
+    agent.until(lambda: agent.output().count("start") == 2)
     workers = _workers(agent)
     for process in (psutil.Process(agent.pid), *workers):
         process.send_signal(signal.SIGHUP)
@@ -238,7 +208,7 @@ def test_runs_side_by_side_do_not_take_each_others_ports(tmp_path: Path) -> None
     assert said.count("sum 2.0") == 6, said
 
 
-def test_a_run_bears_any_character_in_its_paths(start: Start, tmp_path: Path) -> None:
+def test_a_run_bears_any_character_in_its_paths(start: StartAgent, tmp_path: Path) -> None:
     """Nothing of a name is a pattern, a template, a format or a shell's word."""
     odd = "a [b] {c} %s $HOME ${local_rank} 'd' \"e\" #1"
     (tmp_path / f"{odd}.py").write_text("import sys; print(sys.argv[1:], flush=True)")
@@ -282,10 +252,10 @@ def test_a_shell_that_keeps_the_containers_sigterm_is_told(
     assert ("passes no SIGTERM on" in done.stderr) == told, done.stderr
 
 
-def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> None:
+def test_a_killed_agent_takes_its_master_along(start: StartAgent, tmp_path: Path) -> None:
     """After kill -9 the master does not serve on, and the next agent removes what is left."""
     agent = start("--nproc-per-node=1", "train.py", "5000", forked=False)
-    _until(lambda: "start" in agent.output(), agent)
+    agent.until(lambda: "start" in agent.output())
     family = agent.family()
     assert _master(agent) in family
     agent.send(signal.SIGKILL)
@@ -300,19 +270,19 @@ def test_a_killed_agent_takes_its_master_along(start: Start, tmp_path: Path) -> 
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 
-def test_a_killed_master_has_a_successor_and_training_goes_on(start: Start) -> None:
+def test_a_killed_master_has_a_successor_and_training_goes_on(start: StartAgent) -> None:
     """The workers do not notice; the run still ends with 0."""
     agent = start("--nproc-per-node=2", "train.py", "400")
-    _until(lambda: agent.output().count("start") == 2, agent)
+    agent.until(lambda: agent.output().count("start") == 2)
     workers = _workers(agent)
     _master(agent).kill()
-    _until(lambda: "the master of epoch 2" in agent.errors(), agent)
+    agent.until(lambda: "the master of epoch 2" in agent.errors())
     assert [is_alive(worker) for worker in workers] == [True, True]
     assert agent.wait(120) == 0
     assert agent.output().count("start") == 2
 
 
-def test_workers_may_end_at_different_times(start: Start, tmp_path: Path) -> None:
+def test_workers_may_end_at_different_times(start: StartAgent, tmp_path: Path) -> None:
     """A rank that ends seconds before another does not end the run."""
     (tmp_path / "uneven.py").write_text(
         "import os, time; time.sleep(3 * int(os.environ['RANK'])); print('end', flush=True)"
@@ -329,14 +299,14 @@ def test_workers_may_end_at_different_times(start: Start, tmp_path: Path) -> Non
         "agent/process/test_rounds_with_a_master.py::test_a_whole_node_that_stood_still_does_not_train_on",
     ],
 )
-def test_a_run_that_stood_still_goes_on_afterwards(start: Start) -> None:
+def test_a_run_that_stood_still_goes_on_afterwards(start: StartAgent) -> None:
     """Frozen for longer than the lease: the workers die, and a new round follows when it wakes."""
     agent = start("--nproc-per-node=2", "train.py", "300")
-    _until(lambda: agent.output().count("start") == 2, agent)
+    agent.until(lambda: agent.output().count("start") == 2)
     workers = _workers(agent)
     agent.send(signal.SIGSTOP)
     assert wait_gone(workers, 6.0) == []
     time.sleep(2.0)  # the master gives up on the node meanwhile
     agent.send(signal.SIGCONT)
-    _until(lambda: agent.output().count("start") == 4, agent)
+    agent.until(lambda: agent.output().count("start") == 4)
     assert agent.wait(120) == 0

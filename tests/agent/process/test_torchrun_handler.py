@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agents.agent_process import clean_environment
 from holdfast_agent.config.launch import Launch
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.torchrun import handler as torchrun_handler
@@ -55,11 +56,7 @@ class Torchrun:
 
     def __init__(self, folder: Path, node_rank: int, port: int, *args: str) -> None:
         self.output = folder / f"torchrun-{node_rank}.log"
-        env = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
-        } | {
+        env = clean_environment() | {
             keys.ENV_JOB: "job",
             keys.ENV_JOB_UID: JOB,
             keys.ENV_NODE_RANK: str(node_rank),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, eventually, wait_gone
+from agents.agent_process import AgentProcess, Script, StartAgent, eventually, wait_gone
 from holdfast_wire import keys
 from holdfast_wire.messages import (
     DumpStacks,
@@ -29,8 +28,6 @@ from masters.scripted_master import AgentStream, Identities, ScriptedMaster, ass
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
-StartAgent = Callable[..., AgentProcess]
-Script = Callable[[str], str]
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -71,8 +68,7 @@ async def _run(
     master: ScriptedMaster, agent: AgentProcess, **fields: Any
 ) -> tuple[AgentStream, list[psutil.Process]]:
     """Start one worker; return the stream and the agent's whole family."""
-    stream = await master.stream(0, within=90)
-    await stream.warm()
+    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s"), nproc=1, **fields), 1)
     await stream.wait(RoundStarted)
     await eventually(lambda: "ready" in agent.output())
@@ -286,7 +282,8 @@ async def test_a_stopped_zygote_does_not_hold_the_agent(
     """A zygote that takes no commands any more is killed at the end, and its workers with it."""
     agent = start_agent(script(FAMILY))
     stream, family = await _run(master, agent)
-    zygote = next(process for process in family if process.name() == "hf-zygote")
+    zygote = agent.zygote()
+    assert zygote is not None
     zygote.suspend()
     stream.send(Leave(grace_seconds=0.5, outcome=LeaveOutcome.SUCCEEDED, reason="done"))
     assert await asyncio.to_thread(agent.wait) == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, eventually, is_alive, wait_gone
+from agents.agent_process import AgentProcess, Script, StartAgent, eventually, is_alive, wait_gone
 from holdfast_wire.messages import (
     DumpStacks,
     Goodbye,
@@ -30,8 +30,6 @@ from masters.scripted_master import AgentStream, ScriptedMaster, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
-StartAgent = Callable[..., AgentProcess]
-Script = Callable[[str], str]
 
 FAMILY = """
 import os, signal, time
@@ -57,15 +55,11 @@ sys.exit(int(os.environ["RANK"]) * 3)
 """
 
 
-def _zygote(agent: AgentProcess) -> psutil.Process | None:
-    return next((one for one in agent.family() if one.name() == "hf-zygote"), None)
-
-
 async def _another(agent: AgentProcess, than: psutil.Process) -> psutil.Process:
     """Wait for the next zygote."""
 
     def look() -> psutil.Process | None:
-        found = _zygote(agent)
+        found = agent.zygote()
         return found if found is not None and found.pid != than.pid else None
 
     found: psutil.Process = await eventually(look)
@@ -74,7 +68,7 @@ async def _another(agent: AgentProcess, than: psutil.Process) -> psutil.Process:
 
 async def _killed(agent: AgentProcess) -> psutil.Process:
     """Kill the zygote and wait until the agent has seen it."""
-    found: psutil.Process = await eventually(lambda: _zygote(agent))
+    found: psutil.Process = await eventually(agent.zygote)
     ends = agent.errors().count("the zygote ended")
     found.kill()
     await eventually(lambda: agent.errors().count("the zygote ended") > ends)
@@ -92,12 +86,6 @@ async def _run(
     return stream.all(RoundStarted)[-1]
 
 
-async def _warm(master: ScriptedMaster) -> AgentStream:
-    stream = await master.stream(0, within=90)
-    await stream.warm()
-    return stream
-
-
 async def _leave(stream: AgentStream, agent: AgentProcess) -> None:
     """End the agent in order; nothing is left."""
     family = agent.family()
@@ -111,7 +99,7 @@ async def test_a_killed_zygote_fails_its_ranks_and_the_next_round_runs(
 ) -> None:
     """The ranks are told of with the reason, all that they left dies, and orders are not lost."""
     agent = start_agent("--nproc-per-node=2", script(FAMILY))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent)
     waiting = await stream.prepare_store("waits")
     before = agent.family()
@@ -137,7 +125,7 @@ async def test_what_a_shell_had_started_before_it_became_the_agent_lives_on(
     """An entry point may begin `node_exporter & exec holdfast-run`: not the agent's to end."""
     entry = ("sh", "-c", 'sleep 4322 & exec "$@"', "sh")
     agent = start_agent("--nproc-per-node=1", script(FAMILY), wrap=entry)
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent, nproc=1)
     [helper] = [one for one in agent.family() if one.cmdline() == ["sleep", "4322"]]
     try:
@@ -157,9 +145,9 @@ async def test_what_ranks_had_ended_with_is_not_laid_to_the_zygote(
 ) -> None:
     """A rank that was at its very end has finished, or failed by itself."""
     agent = start_agent("--nproc-per-node=2", script(PARTING))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent)
-    zygote = _zygote(agent)
+    zygote = agent.zygote()
     assert zygote is not None
     ranks = [one for one in zygote.children() if one.name().startswith("hf-rank")]
     zygote.suspend()  # it tells of no end any more
@@ -183,7 +171,7 @@ async def test_zygotes_that_end_one_after_another_are_followed_by_another(
 ) -> None:
     """Between rounds, at once when it is ready, and while it imports: a store is still made."""
     agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     first = await _killed(agent)
     stream.send(PrepareStore(store_id="owed"))
     await eventually(lambda: "fresh zygote is ready" in agent.errors())
@@ -216,9 +204,9 @@ async def test_sigterm_to_all_processes_leaves_the_ranks_their_grace(
 ) -> None:
     """A supervisor may signal every process of a service: the agent alone ends the ranks."""
     agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent, nproc=1)
-    zygote = _zygote(agent)
+    zygote = agent.zygote()
     assert zygote is not None
     zygote.terminate()
     await eventually(lambda: "SIGTERM is ignored" in agent.errors())
@@ -233,7 +221,7 @@ async def test_a_zygote_that_is_killed_in_the_ranks_grace_ends_the_wait_for_them
 ) -> None:
     """The agent reports the stopped rank as killed and not as failed. It waits out no grace."""
     agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent, nproc=1)
     stream.send(StopRound(command_id=1, grace_seconds=120.0, reason="test"), 1)
     await eventually(lambda: "term" in agent.output())
@@ -249,10 +237,10 @@ async def test_a_stopped_zygote_is_killed_when_it_does_not_obey(
 ) -> None:
     """SIGSTOP is no matter while ranks train; an order that is not carried out in 15 s is."""
     agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await _warm(master)
+    stream = await master.warm_stream()
     await _run(stream, agent, nproc=1)
     store = await stream.prepare_store("next")
-    zygote = _zygote(agent)
+    zygote = agent.zygote()
     assert zygote is not None
     zygote.suspend()
     stream.send(assignment(store, nproc=1), 2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agents import control_groups
 from holdfast_agent.config.cgroups import cpu_quota, usable_cpus
 
 V1_MOUNT = Path("/sys/fs/cgroup/cpu")
@@ -18,18 +18,6 @@ V2_MOUNT = Path("/sys/fs/cgroup")
 UNIFIED = "29 23 0:26 {top} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw,nsdelegate"
 LEGACY = "33 31 0:30 {top} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
 HYBRID = "34 31 0:31 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
-
-
-def _tree(root: Path, groups: str, mounts: str, files: dict[str, str]) -> Path:
-    """Make what a kernel shows of control groups below `root`."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(groups)
-    (root / "proc/self/mountinfo").write_text(mounts)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.mark.parametrize(
@@ -91,7 +79,7 @@ def test_the_quota_of_every_kind_of_control_group_is_read(
     tmp_path: Path, groups: str, mounts: str, files: dict[str, str], quota: float | None
 ) -> None:
     """Version 1, 2 and both; the tightest of the groups that can be seen."""
-    root = _tree(tmp_path, groups, mounts, files)
+    root = control_groups.tree(tmp_path, groups, mounts, files)
     assert cpu_quota(root) == quota
     affinity = len(os.sched_getaffinity(0))
     assert usable_cpus(root) == (affinity if quota is None else max(1, min(affinity, int(quota))))
@@ -100,25 +88,12 @@ def test_the_quota_of_every_kind_of_control_group_is_read(
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
     """A real control group of one CPU and a half, where this machine lets the test make one."""
-    for mount, file, text in (
-        (V1_MOUNT, "cpu.cfs_quota_us", "150000"),
-        (V2_MOUNT, "cpu.max", "150000 100000"),
-    ):
-        folder = mount / f"holdfast-test-{uuid.uuid4().hex[:8]}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / file).write_text(text)
-            yield folder
-        except OSError:
-            continue
-        else:
-            return
-        finally:
-            folder.rmdir()
-    pytest.skip("no control group with a CPU limit can be made here")
+    kinds = (
+        (V1_MOUNT, {"cpu.cfs_quota_us": "150000"}),
+        (V2_MOUNT, {"cpu.max": "150000 100000"}),
+    )
+    with control_groups.limited(kinds) as folder:
+        yield folder
 
 
 def test_a_process_in_a_limited_group_knows_its_quota(limited_group: Path) -> None:

@@ -1,4 +1,4 @@
-"""Workers of an agent that has no master; what follows a zygote's end."""
+"""Leases, reconnects, workers of an agent that has no master, and what follows a zygote's end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,55 @@ from holdfast_agent.policies.liveness import (
     LONGEST_PAUSE_SECONDS,
     MAX_FAILED_STARTS,
     SETTLED_SECONDS,
+    LeaseVerdict,
     ZygoteHistory,
     judge_restart,
 )
 from holdfast_wire.messages import Fence, GetRoundResponse, SetBarrier
+
+
+@pytest.mark.parametrize(
+    ("held", "age", "verdict"),
+    [
+        (True, 4, LeaseVerdict.RENEW),
+        (True, 5, LeaseVerdict.EXPIRED),
+        (False, 1, LeaseVerdict.WITHHOLD),
+        (False, 9, LeaseVerdict.WITHHOLD),
+    ],
+)
+def test_a_lease_that_ran_out_is_not_renewed(
+    *, held: bool, age: int, verdict: LeaseVerdict
+) -> None:
+    """Not before the workers are known to be dead."""
+    assert liveness.judge_lease(held=held, age_ns=age, limit_ns=4) is verdict
+
+
+def test_reconnects_slow_down_to_a_second() -> None:
+    """50 ms, doubled, at most 1 s."""
+    assert [liveness.reconnect_pause(n, 1.0) for n in (0, 1, 4, 5, 99)] == [
+        0.05,
+        0.1,
+        0.8,
+        1.0,
+        1.0,
+    ]
+    assert liveness.reconnect_pause(0, 0.0) == 0.025
+
+
+def test_a_crowd_without_a_master_comes_back_at_the_rate_it_can_take() -> None:
+    """A refusal meets everybody; an agent whose own stream broke dials again soon."""
+    assert liveness.reconnect_pause(1, 0.5, refused=True, crowd=10_000) == 20.0
+    assert liveness.reconnect_pause(1, 0.0, refused=True, crowd=10_000) == 0.0
+    assert liveness.reconnect_pause(1, 0.5, refused=False, crowd=10_000) < 0.1
+    assert liveness.reconnect_pause(1, 0.5, refused=True, crowd=250) < 0.1
+    assert liveness.connect_deadline(10_000) == 80.0, "no attempt is given up while others wait"
+    assert liveness.welcome_deadline(10_000) == 40.0
+
+
+def test_an_attempt_that_leads_nowhere_is_soon_followed_by_another() -> None:
+    """A master's successor has another address; one that is slow gets its time all the same."""
+    deadlines = [liveness.connect_deadline(1, attempt) for attempt in (0, 1, 2, 3, 4, 99)]
+    assert deadlines == [1.5, 1.5, 3.0, 6.0, 10.0, 10.0]
 
 
 def _answer(epoch: int, round_number: int) -> GetRoundResponse:

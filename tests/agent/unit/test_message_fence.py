@@ -1,15 +1,20 @@
-"""Pure rules of the agent for a master's messages, its own lease, exits and reconnects."""
+"""Rules of the agent for a master's messages: which it hears, and what they have it do."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_agent.policies import liveness, master_messages, round_phases
-from holdfast_agent.policies.liveness import LeaseVerdict
-from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, RoundOrder
-from holdfast_agent.policies.round_phases import Orders
+from holdfast_agent.policies import master_messages
+from holdfast_agent.policies.master_messages import (
+    Accepted,
+    FenceVerdict,
+    JudgedMessage,
+    RoundOrder,
+)
 from holdfast_wire.messages import (
     CommitGrant,
     Fence,
@@ -26,32 +31,67 @@ from holdfast_wire.messages import (
 KNOWN = Accepted(epoch=3, incarnation="m", round=5)
 
 
-def response(message: object, epoch: int = 3, who: str = "m", number: int = 5) -> SessionResponse:
-    """A message of a master."""
-    fence = Fence(epoch=epoch, incarnation=who, round=number)
-    return SessionResponse(fence=fence, message=message)  # type: ignore[arg-type]
+def _fence(epoch: int = 3, who: str = "m", number: int = 5) -> Fence:
+    return Fence(epoch=epoch, incarnation=who, round=number)
+
+
+def _judged(message: Any, fence: Fence | None) -> JudgedMessage:
+    return master_messages.judge(KNOWN, SessionResponse(fence=fence, message=message))
 
 
 @pytest.mark.parametrize(
-    ("got", "verdict"),
+    ("message", "fence", "verdict"),
     [
-        (response(Welcome(), epoch=2), FenceVerdict.OLDER_EPOCH),
-        (response(Welcome(), who="twin"), FenceVerdict.OTHER_INCARNATION),
-        (response(WorldAssignment(), number=4), FenceVerdict.OLDER_ROUND),
-        (response(StopRound(), number=4), FenceVerdict.OLDER_ROUND),
-        (response(SetBarrier(), number=4), FenceVerdict.OLDER_ROUND),
-        (response(PrepareStore(), number=0), FenceVerdict.ACCEPT),
-        (response(Welcome(), epoch=4, who="next", number=0), FenceVerdict.ACCEPT),
-        (SessionResponse(message=Welcome()), FenceVerdict.NO_FENCE),
+        pytest.param(Welcome(), None, FenceVerdict.NO_FENCE, id="absent"),
+        pytest.param(Welcome(), Fence(), FenceVerdict.NO_FENCE, id="empty"),
+        pytest.param(Welcome(), _fence(2), FenceVerdict.OLDER_EPOCH, id="older-epoch"),
+        pytest.param(SetBarrier(), _fence(2, number=9), FenceVerdict.OLDER_EPOCH, id="zombie"),
+        pytest.param(Welcome(), _fence(who="twin"), FenceVerdict.OTHER_INCARNATION, id="twin"),
+        pytest.param(Welcome(), _fence(4, "next", 0), FenceVerdict.ACCEPT, id="successor"),
+        pytest.param(WorldAssignment(), _fence(number=4), FenceVerdict.OLDER_ROUND, id="assigned"),
+        pytest.param(StopRound(), _fence(number=4), FenceVerdict.OLDER_ROUND, id="stopped"),
+        pytest.param(SetBarrier(), _fence(number=4), FenceVerdict.OLDER_ROUND, id="barrier"),
+        pytest.param(PrepareStore(), _fence(number=0), FenceVerdict.ACCEPT, id="about-no-round"),
+        pytest.param(SetBarrier(), _fence(), FenceVerdict.ACCEPT, id="same-round"),
+        pytest.param(SetBarrier(), _fence(number=6), FenceVerdict.ACCEPT, id="newer-round"),
     ],
 )
-def test_only_what_the_fence_allows_is_heard(got: SessionResponse, verdict: FenceVerdict) -> None:
+def test_only_what_the_fence_allows_is_heard(
+    message: object, fence: Fence | None, verdict: FenceVerdict
+) -> None:
     """A refused message teaches nothing, not even its epoch."""
-    heard = master_messages.judge(KNOWN, got)
+    heard = _judged(message, fence)
     assert heard.verdict is verdict
     assert (heard.accepted == KNOWN) is (heard.accepted.epoch == 3)
     if verdict is not FenceVerdict.ACCEPT:
         assert heard.accepted is KNOWN
+
+
+@given(
+    st.lists(
+        st.builds(
+            SessionResponse,
+            fence=st.builds(_fence, st.integers(1, 4), st.sampled_from("ab"), st.integers(0, 5)),
+            message=st.sampled_from((Welcome(), WorldAssignment())),
+        ),
+        max_size=20,
+    )
+)
+def test_epoch_and_round_never_go_back(stream: list[SessionResponse]) -> None:
+    """Whatever arrives in whatever order, from the first master on what is accepted only grows."""
+    known = Accepted()
+    for number, got in enumerate(stream):
+        heard = master_messages.judge(known, got)
+        assert number or heard.verdict is FenceVerdict.ACCEPT
+        assert heard.accepted.epoch >= known.epoch
+        assert heard.accepted.round >= known.round
+        known = heard.accepted
+
+
+def test_a_report_carries_the_round_that_it_is_about() -> None:
+    """Evidence about an older round is labelled with that round."""
+    assert KNOWN.fence() == _fence()
+    assert KNOWN.fence(4) == _fence(number=4)
 
 
 @pytest.mark.parametrize(
@@ -82,9 +122,9 @@ def test_a_stream_begins_with_a_welcome_or_a_leave(first: object, *, opens: bool
 
 def test_only_an_assignment_moves_the_round() -> None:
     """A stop of a newer round is about a round that never started here."""
-    assigned = master_messages.judge(KNOWN, response(WorldAssignment(), number=8))
+    assigned = _judged(WorldAssignment(), _fence(number=8))
     assert (assigned.accepted.round, assigned.round) == (8, 5)
-    stopped = master_messages.judge(KNOWN, response(StopRound(), number=8))
+    stopped = _judged(StopRound(), _fence(number=8))
     assert (stopped.accepted.round, stopped.round) == (5, 8)
 
 
@@ -96,100 +136,6 @@ def test_the_newer_digest_is_kept() -> None:
     assert master_messages.newer_digest(old, new)
     assert not master_messages.newer_digest(new, old)
     assert not master_messages.newer_digest(new, new)
-
-
-@pytest.mark.parametrize(
-    ("held", "age", "verdict"),
-    [
-        (True, 4, LeaseVerdict.RENEW),
-        (True, 5, LeaseVerdict.EXPIRED),
-        (False, 1, LeaseVerdict.WITHHOLD),
-        (False, 9, LeaseVerdict.WITHHOLD),
-    ],
-)
-def test_a_lease_that_ran_out_is_not_renewed(
-    *, held: bool, age: int, verdict: LeaseVerdict
-) -> None:
-    """Not before the workers are known to be dead."""
-    assert liveness.judge_lease(held=held, age_ns=age, limit_ns=4) is verdict
-
-
-NOTHING = Orders(killed=False, stopped=False, lease_expired=False)
-KILLED = Orders(killed=True, stopped=False, lease_expired=False)
-STOPPED = Orders(killed=False, stopped=True, lease_expired=False)
-EXPIRED = Orders(killed=True, stopped=False, lease_expired=True)
-
-
-@pytest.mark.parametrize(
-    ("code", "orders", "evidence"),
-    [
-        (-9, NOTHING, True),
-        (0, NOTHING, True),
-        (-9, KILLED, False),
-        (1, KILLED, True),
-        (1, STOPPED, False),
-        (1, EXPIRED, False),
-    ],
-)
-def test_what_the_agent_caused_is_no_evidence(*, code: int, orders: Orders, evidence: bool) -> None:
-    """A rank that raised before its SIGKILL came is evidence; the SIGKILL is not."""
-    assert round_phases.is_evidence(code, orders) is evidence
-
-
-@pytest.mark.parametrize(
-    ("code", "orders", "stale", "early"),
-    [
-        (-9, NOTHING, False, True),
-        (1, NOTHING, False, True),
-        (0, NOTHING, False, False),
-        (-9, NOTHING, True, False),
-        (1, KILLED, False, False),
-        (1, STOPPED, False, False),
-        (1, EXPIRED, False, False),
-    ],
-)
-def test_only_a_failure_of_the_workers_own_is_told_before_it_is_gone(
-    *, code: int, orders: Orders, stale: bool, early: bool
-) -> None:
-    """Everything else waits for the process's end, where more is known."""
-    assert round_phases.is_early_news(code, orders, lease_is_stale=stale) is early
-
-
-def test_the_master_is_told_of_ends_that_it_does_not_know() -> None:
-    """Not of a round that its own assignment ended; of an expired lease always."""
-    assert round_phases.tells_stopped(KILLED, next_waits=False)
-    assert not round_phases.tells_stopped(KILLED, next_waits=True)
-    assert round_phases.tells_stopped(EXPIRED, next_waits=True)
-    assert not round_phases.tells_stopped(NOTHING, next_waits=False)
-    assert [round_phases.is_shown(o) for o in (NOTHING, KILLED, STOPPED)] == [True, False, False]
-
-
-def test_reconnects_slow_down_to_a_second() -> None:
-    """50 ms, doubled, at most 1 s."""
-    assert [liveness.reconnect_pause(n, 1.0) for n in (0, 1, 4, 5, 99)] == [
-        0.05,
-        0.1,
-        0.8,
-        1.0,
-        1.0,
-    ]
-    assert liveness.reconnect_pause(0, 0.0) == 0.025
-
-
-def test_a_crowd_without_a_master_comes_back_at_the_rate_it_can_take() -> None:
-    """A refusal meets everybody; an agent whose own stream broke dials again soon."""
-    assert liveness.reconnect_pause(1, 0.5, refused=True, crowd=10_000) == 20.0
-    assert liveness.reconnect_pause(1, 0.0, refused=True, crowd=10_000) == 0.0
-    assert liveness.reconnect_pause(1, 0.5, refused=False, crowd=10_000) < 0.1
-    assert liveness.reconnect_pause(1, 0.5, refused=True, crowd=250) < 0.1
-    assert liveness.connect_deadline(10_000) == 80.0, "no attempt is given up while others wait"
-    assert liveness.welcome_deadline(10_000) == 40.0
-
-
-def test_an_attempt_that_leads_nowhere_is_soon_followed_by_another() -> None:
-    """A master's successor has another address; one that is slow gets its time all the same."""
-    deadlines = [liveness.connect_deadline(1, attempt) for attempt in (0, 1, 2, 3, 4, 99)]
-    assert deadlines == [1.5, 1.5, 3.0, 6.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize(
@@ -206,71 +152,6 @@ def test_a_master_hears_that_an_agent_is_ready(
 ) -> None:
     """Also where its zygote became ready between hello and Welcome, when nothing can be sent."""
     assert master_messages.warmth_unknown(warm=warm, said=said, cold_reason=cold) is unknown
-
-
-HERE = Accepted(epoch=3, incarnation="a", group=0, round=7)
-
-
-def _fence(epoch: int = 3, incarnation: str = "a", round_number: int = 7) -> Fence:
-    return Fence(epoch=epoch, incarnation=incarnation, round=round_number)
-
-
-@pytest.mark.parametrize(
-    ("got", "about_round", "verdict"),
-    [
-        pytest.param(None, True, FenceVerdict.NO_FENCE, id="absent"),
-        pytest.param(Fence(), True, FenceVerdict.NO_FENCE, id="empty"),
-        pytest.param(_fence(epoch=2), False, FenceVerdict.OLDER_EPOCH, id="older-epoch"),
-        pytest.param(_fence(epoch=2, round_number=9), True, FenceVerdict.OLDER_EPOCH, id="zombie"),
-        pytest.param(_fence(incarnation="b"), False, FenceVerdict.OTHER_INCARNATION, id="twin"),
-        pytest.param(_fence(epoch=4, incarnation="b"), False, FenceVerdict.ACCEPT, id="successor"),
-        pytest.param(_fence(round_number=6), True, FenceVerdict.OLDER_ROUND, id="older-round"),
-        pytest.param(_fence(round_number=6), False, FenceVerdict.ACCEPT, id="not-about-a-round"),
-        pytest.param(_fence(), True, FenceVerdict.ACCEPT, id="same-round"),
-        pytest.param(_fence(round_number=8), True, FenceVerdict.ACCEPT, id="newer-round"),
-    ],
-)
-def test_a_message_is_judged_by_its_fence(
-    *, got: Fence | None, about_round: bool, verdict: FenceVerdict
-) -> None:
-    """Older masters, twins of the same epoch and older rounds are dropped, each by its name."""
-    assert master_messages.judge_fence(HERE, got, about_round=about_round) is verdict
-
-
-def test_a_first_master_is_accepted() -> None:
-    """An agent that knows nothing accepts any master."""
-    assert (
-        master_messages.judge_fence(Accepted(), _fence(), about_round=False) is FenceVerdict.ACCEPT
-    )
-
-
-def test_a_report_carries_the_round_that_it_is_about() -> None:
-    """Evidence about an older round is labelled with that round."""
-    assert HERE.fence() == _fence()
-    assert HERE.fence(6) == _fence(round_number=6)
-
-
-fences = st.builds(
-    Fence,
-    epoch=st.integers(1, 4),
-    incarnation=st.sampled_from("ab"),
-    round=st.integers(0, 5),
-)
-
-
-@given(st.lists(st.tuples(fences, st.booleans()), max_size=20))
-def test_epoch_and_round_never_go_back(stream: list[tuple[Fence, bool]]) -> None:
-    """Whatever arrives in whatever order, what is accepted only grows."""
-    known = Accepted()
-    for got, about_round in stream:
-        if (
-            master_messages.judge_fence(known, got, about_round=about_round)
-            is not FenceVerdict.ACCEPT
-        ):
-            continue
-        after = master_messages.accept_fence(known, got, about_round=about_round)
-        assert (after.epoch, after.round) >= (known.epoch, known.round)
-        known = after
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""The life of a round on a node, and the time account drawn from it."""
+"""The life of a round on a node, what of its ends is told, and the time account drawn from it."""
 
 from __future__ import annotations
 
 import pytest
 
+from holdfast_agent.policies import round_phases
 from holdfast_agent.policies.round_phases import (
     TRANSITIONS,
     InvalidRoundTransitionError,
+    Orders,
     RoundPhase,
     RoundTrigger,
     SecondsByClass,
@@ -101,3 +103,53 @@ def test_the_ledger_sums_by_class() -> None:
         ("PRODUCTIVE", 1.0),
         ("WAITING", 2.5),
     ]
+
+
+NOTHING = Orders(killed=False, stopped=False, lease_expired=False)
+KILLED = Orders(killed=True, stopped=False, lease_expired=False)
+STOPPED = Orders(killed=False, stopped=True, lease_expired=False)
+EXPIRED = Orders(killed=True, stopped=False, lease_expired=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "orders", "evidence"),
+    [
+        (-9, NOTHING, True),
+        (0, NOTHING, True),
+        (-9, KILLED, False),
+        (1, KILLED, True),
+        (1, STOPPED, False),
+        (1, EXPIRED, False),
+    ],
+)
+def test_what_the_agent_caused_is_no_evidence(*, code: int, orders: Orders, evidence: bool) -> None:
+    """A rank that raised before its SIGKILL came is evidence; the SIGKILL is not."""
+    assert round_phases.is_evidence(code, orders) is evidence
+
+
+@pytest.mark.parametrize(
+    ("code", "orders", "stale", "early"),
+    [
+        (-9, NOTHING, False, True),
+        (1, NOTHING, False, True),
+        (0, NOTHING, False, False),
+        (-9, NOTHING, True, False),
+        (1, KILLED, False, False),
+        (1, STOPPED, False, False),
+        (1, EXPIRED, False, False),
+    ],
+)
+def test_only_a_failure_of_the_workers_own_is_told_before_it_is_gone(
+    *, code: int, orders: Orders, stale: bool, early: bool
+) -> None:
+    """Everything else waits for the process's end, where more is known."""
+    assert round_phases.is_early_news(code, orders, lease_is_stale=stale) is early
+
+
+def test_the_master_is_told_of_ends_that_it_does_not_know() -> None:
+    """Not of a round that its own assignment ended; of an expired lease always."""
+    assert round_phases.tells_stopped(KILLED, next_waits=False)
+    assert not round_phases.tells_stopped(KILLED, next_waits=True)
+    assert round_phases.tells_stopped(EXPIRED, next_waits=True)
+    assert not round_phases.tells_stopped(NOTHING, next_waits=False)
+    assert [round_phases.is_shown(o) for o in (NOTHING, KILLED, STOPPED)] == [True, False, False]

@@ -66,11 +66,10 @@ def test_a_labour_counts_what_its_work_and_its_results_raise() -> None:
 def test_a_message_that_a_keeper_stumbles_over_is_counted_and_refused(tmp_path: Path) -> None:
     """One trainer's fault is not the others'."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
-        wrong: Any = 5
-        rank.link.send(Layout(table=wrong, bytes_room=4096, slots=3))
+        rank.link.send(Layout(table="\ud800", bytes_room=4096, slots=3))
         refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
         assert isinstance(refused, RequestRefused)
-        assert "AttributeError" in refused.error
+        assert "UnicodeEncodeError" in refused.error
         assert loop_errors.counts() == {SERVICE: 1}
         rank.save(Version(1, 1))
         rank.link.send(Restore())

@@ -26,12 +26,27 @@ RUN = (sys.executable, "-c", _MAIN, str(os.getpid()))
 """holdfast-run without needing the console script on PATH; it dies with the test run."""
 
 
+StartAgent = Callable[..., "AgentProcess"]
+"""Starts an agent, see the fixtures of tests/agent."""
+Script = Callable[[str], str]
+"""Writes a training script and returns its path."""
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without the variables of a launcher."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_"))
+    }
+
+
 def environment(identities: Identities, endpoint: str, node_rank: int = 0) -> dict[str, str]:
     """Return the environment that an operator gives an agent."""
     clean = {
         name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HOLDFAST_", "PET_", "TORCHELASTIC_", "COVERAGE_"))
+        for name, value in clean_environment().items()
+        if not name.startswith("COVERAGE_")
         and name not in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE")
     }
     return {
@@ -102,6 +117,18 @@ class AgentProcess:
             return psutil.Process(self.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+    def zygote(self) -> psutil.Process | None:
+        """Return its zygote; None: it has none now."""
+        return next((one for one in self.family() if one.name() == "hf-zygote"), None)
+
+    def until(self, look: Callable[[], object], within: float = 90.0) -> None:
+        """Wait for what a running agent does; fail, with its stderr, if it ends before."""
+        deadline = time.monotonic() + within
+        while not look():
+            assert time.monotonic() < deadline, self.errors()
+            assert self.process.poll() is None, self.errors()
+            time.sleep(0.02)
 
     def send(self, sig: int) -> None:
         """Signal the agent."""

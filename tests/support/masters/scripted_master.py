@@ -174,6 +174,12 @@ class ScriptedMaster(agent_pb2_grpc.AgentServiceServicer):
                 await self._joined.wait()
         return self.streams[number]
 
+    async def warm_stream(self, number: int = 0, within: float = 90.0) -> AgentStream:
+        """Return the n-th stream once its agent's zygote is ready."""
+        stream = await self.stream(number, within)
+        await stream.warm()
+        return stream
+
     async def Session(  # type: ignore[override]  # writes by its context
         self, request_iterator: Any, context: Any
     ) -> None:

@@ -88,16 +88,6 @@ def judge_fence(known: Accepted, got: Fence | None, *, about_round: bool) -> Fen
     return FenceVerdict.ACCEPT
 
 
-def accept_fence(known: Accepted, got: Fence, *, about_round: bool) -> Accepted:
-    """Return the newest fence after an accepted message."""
-    return Accepted(
-        epoch=got.epoch,
-        incarnation=got.incarnation,
-        group=got.group,
-        round=max(known.round, got.round) if about_round else known.round,
-    )
-
-
 ABOUT_ROUND = (WorldAssignment, StopRound, SetBarrier, RestorePlan, ReleaseCheckpoints, SetSchedule)
 """Messages that an older round in the fence makes void."""
 ABOUT_CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoints, FlushToStorage)
@@ -127,7 +117,12 @@ def judge(known: Accepted, response: SessionResponse) -> JudgedMessage:
     if verdict is not FenceVerdict.ACCEPT or got is None:
         return JudgedMessage(verdict, known, 0)
     assigned = isinstance(message, WorldAssignment) and message.mode is not _RECONFIGURE
-    accepted = accept_fence(known, got, about_round=assigned)
+    accepted = Accepted(
+        epoch=got.epoch,
+        incarnation=got.incarnation,
+        group=got.group,
+        round=max(known.round, got.round) if assigned else known.round,
+    )
     return JudgedMessage(verdict, accepted, known.round if assigned else got.round)
 
 
