@@ -1,19 +1,26 @@
 """The child process of a node check: carries out tasks, one after another.
 
 `process` starts it, and it waits for orders until their socket is closed; deadlines are `runner`'s.
+
+The all-reduce over gloo runs between two ranks, of a pair of nodes or of one node with itself. Its
+connections are those that a training script gets: gloo chooses the interface by
+GLOO_SOCKET_IFNAME, or by the host's name.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast_agent.health.node_check import allreduce, clock, compute, link, storage
+from holdfast_agent.health.node_check import clock, compute, link, storage
 from holdfast_agent.health.node_check.link import LinkSettings
 from holdfast_agent.health.node_check.measured import (
     FigureReporter,
@@ -30,6 +37,12 @@ from holdfast_wire.resources import Resource
 IMPORT_OF_TORCH = "import of torch"
 """Subject while torch is imported, which has a deadline of its own."""
 LOOPBACK = "loopback"
+_ELEMENTS = 4 << 20
+"""Elements of the float32 tensor, 16 MiB: one bucket of DDP has 25."""
+_SECONDS = 0.3
+_MOST_REPEATS = 50
+_TIMEOUT = dt.timedelta(seconds=10)
+"""For the connection of both ranks, and for one all-reduce."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -97,7 +110,7 @@ def _loopback(report: FigureReporter) -> None:
 
 def _allreduce(report: FigureReporter) -> None:
     with report.measures(Resource.ALLREDUCE, LOOPBACK):
-        report.figure(allreduce.with_itself() / 1e9)
+        report.figure(_with_itself() / 1e9)
 
 
 def _serve(report: FigureReporter, descriptor: int, settings: Mapping[str, Any]) -> None:
@@ -135,7 +148,7 @@ def _lacks_gloo() -> str:
     """Return the reason why this node cannot take part in an all-reduce, or ""."""
     try:
         importlib.import_module("torch")
-        allreduce.require_gloo()
+        _require_gloo()
     except (ImportError, NotMeasurableError) as error:
         return str(error)
     return ""
@@ -143,15 +156,92 @@ def _lacks_gloo() -> str:
 
 def _reduce(talk: link.Conversation, *, serves: bool) -> float:
     if serves:
-        store, port = allreduce.host_store(talk.local_host)
+        store, port = _host_store(talk.local_host)
         talk.send(store=port)
     else:
-        store = allreduce.join_store(talk.partner_host, int(talk.number("store")))
-    found = allreduce.bytes_per_second(store, 0 if serves else 1)
+        store = _join_store(talk.partner_host, int(talk.number("store")))
+    found = _bytes_per_second(store, 0 if serves else 1)
     # The store must live until the partner has read from it for the last time.
     talk.send(done=True)
     talk.receive()
     return found
+
+
+def _host_store(host: str) -> tuple[Any, int]:
+    """Return a TCPStore that is served here, and its port."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    return store, int(store.port)
+
+
+def _join_store(host: str, port: int) -> Any:
+    """Return the partner's TCPStore."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
+
+
+def _bytes_per_second(store: Any, rank: int) -> float:
+    """Return the bytes of the tensor that two ranks reduce in a second.
+
+    store: One store for both ranks.
+    rank: 0 or 1.
+    """
+    import torch
+    from torch.distributed import ProcessGroupGloo
+
+    group: Any = ProcessGroupGloo(store, rank, 2, _TIMEOUT)
+    tensor = torch.ones(_ELEMENTS)
+    group.allreduce([tensor]).wait()
+    begin = time.monotonic()
+    group.allreduce([tensor]).wait()
+    # Both ranks must make as many calls: rank 0 says how many fit.
+    if rank == 0:
+        once = max(time.monotonic() - begin, 1e-6)
+        store.set("repeats", str(max(1, min(_MOST_REPEATS, int(_SECONDS / once)))))
+    repeats = int(store.get("repeats"))
+    tensor.fill_(1.0)
+    begin = time.monotonic()
+    for _ in range(repeats):
+        group.allreduce([tensor]).wait()
+    passed = time.monotonic() - begin
+    expected = 2.0**repeats
+    if not bool(torch.isclose(tensor[[0, -1]], torch.tensor(expected)).all()):
+        raise RuntimeError(f"the sum is {tensor[0].item()}, and {expected} is right")
+    return tensor.nbytes * repeats / passed
+
+
+def _with_itself() -> float:
+    """Return the bytes per second of two ranks in this process, over the node's own addresses."""
+    _require_gloo()
+    from torch.distributed import HashStore
+
+    store, results = HashStore(), dict[int, float | Exception]()
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = _bytes_per_second(store, rank)
+        except RuntimeError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results.values():
+        if isinstance(result, Exception):
+            raise result
+    return min(float(result) for result in results.values() if not isinstance(result, Exception))
+
+
+def _require_gloo() -> None:
+    """Raise NotMeasurableError where this torch has no gloo."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        raise NotMeasurableError("this torch has no gloo")
 
 
 TASKS: Mapping[str, Callable[..., None]] = {
