@@ -31,7 +31,7 @@ def measured(*, step: float, memory: float, storage: float, durable: float) -> C
 
 NO_WISH = pair(0, 0)
 BEFORE = pair(1, 100)
-"""What ranks do before anything was measured."""
+"""The ranks' act before any measurement."""
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 MEANS = (10 * MINUTE, HOUR, 6 * HOUR, DAY, 7 * DAY, 30 * DAY)
 """s: mean time between failures of the job."""

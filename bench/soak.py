@@ -84,7 +84,7 @@ first and of their last third:
 Things = dict[str, set[Any]]
 """The things that a job could leave behind on this machine, by kind."""
 ENDED_AT_ONCE = ("processes", "ports")
-"""What no sweep takes away: it is looked for before."""
+"""Leftovers that no sweep takes away: they are looked for before."""
 
 
 def things(home: Path) -> Things:

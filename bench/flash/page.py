@@ -13,7 +13,7 @@ from bench.harness import machine, page
 from bench.harness.page import Verdict, at_most, judged, load_range, table
 
 SIGNATURE_SECONDS: Final = 0.015
-"""What comparing 20,000 tensors with those that were planned for may take."""
+"""Seconds for comparing 20,000 tensors with those that were planned for."""
 RESPAWN_SECONDS: Final = 0.35
 _INTRO = """\
 # What a flash checkpoint costs, beside torch's and DLRover's

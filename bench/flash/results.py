@@ -54,7 +54,7 @@ class SaveResult:
     tensors: int = 0
     """On one rank."""
     seconds: list[float] = field(default_factory=list)
-    """What the trainer waited, each time, on the slowest rank; without the first of the process."""
+    """The trainer's waits on the slowest rank; without the first of the process."""
     copies: list[float] = field(default_factory=list)
     """The plain copy of the same bytes just before."""
     cpu: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Saves:
     system: str
     rounds: int = 2
     seconds: float = 30.0
-    """What one round takes at 2 GiB on an idle machine of two cores, start included."""
+    """Seconds of one round at 2 GiB on an idle machine of two cores, start included."""
     share: float = 1.0
     """Of the size that was asked for, so that a whole run takes no longer than 20 minutes."""
 

@@ -50,7 +50,7 @@ class Hung:
     limit: float
     """For how long it was watched, s."""
     by: str
-    """What noticed it, in its own words."""
+    """The part that noticed it, in its own words."""
     named: bool
     """Whether those words name the rank that hangs."""
 

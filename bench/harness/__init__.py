@@ -1,4 +1,4 @@
-"""What all benches share: options and results files, pages and bars, sandboxes and launchers.
+"""Parts that all benches share: options and results files, pages and bars, sandboxes, launchers.
 
 Does not belong here: what is measured, and what a page says about it.
 """

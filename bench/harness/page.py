@@ -86,7 +86,7 @@ class Verdict:
     times: int = 0
     """How often it was measured."""
     state: str = ""
-    """What was measured, where a promise is about several things."""
+    """The measured thing, where a promise is about several."""
 
 
 def judged(

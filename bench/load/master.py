@@ -29,7 +29,7 @@ JOB = "load"
 START_SECONDS = 30.0
 PROBES_PER_SECOND = 20
 TOLD = '"agents are told"'
-"""What the master logs once gRPC has taken the last of many messages."""
+"""The master's log line once gRPC has taken the last of many messages."""
 _BUDGETS = ("FAILURES", "PREEMPTIONS", "RESCALES", "NO_PROGRESS")
 
 
@@ -86,7 +86,7 @@ class LoadedMaster:
         return usage.look(self._process.pid)
 
     def said(self, text: str) -> bool:
-        """Return whether its log holds ``text``."""
+        """Return True if its log holds ``text``."""
         return text in self.log.read_text()
 
     def own_part(self, reason: str) -> float | None:

@@ -26,7 +26,7 @@ class LoadResult:
     scenario: str
     clients: int
     variant: str = ""
-    """What else is different: the interval, the transport, the message."""
+    """Other differences: the interval, the transport, the message."""
     figures: dict[str, float] = field(default_factory=dict)
     """By name; the unit is the name's ending (_s, _ms, _us, _mb, _cores), a count has none."""
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -34,4 +34,4 @@ class LoadResult:
     load: float = 0.0
     """The machine's load average over a minute when the measurement began."""
     limits: str = ""
-    """What kept it from what was asked for; empty: nothing."""
+    """The obstacle to what was asked for; empty: none."""

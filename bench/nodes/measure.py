@@ -29,7 +29,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bed:
-    """What a measurement needs."""
+    """Inputs of a measurement."""
 
     job: Job
     nodes: RealNodes

@@ -48,7 +48,7 @@ FAULTS: Mapping[str, Callable[[random.Random], Fault]] = {
     "slow network": lambda draw: Fault(NETWORK, draw.uniform(0.05, 0.3)),
     "dead": lambda draw: Fault(dead_from=draw.choice([0, 1])),
 }
-"""What is left of the speed, or the round from which the node says nothing."""
+"""The rest of the speed, or the round from which the node is silent."""
 Line = dict[str, Any]
 
 

@@ -31,7 +31,7 @@ class Recovery:
     total_s: float
     """Fault (or start of the newcomer) → next step."""
     restore_s: float
-    """What the script itself spent on loading its checkpoint: the slowest rank."""
+    """Seconds that the slowest rank's script itself spent on loading its checkpoint."""
     pause_s: float
     """The longest gap between two steps that count, from the fault to the next step."""
     save_s: float

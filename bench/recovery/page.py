@@ -33,7 +33,7 @@ class _Section:
     title: str
     text: str
     figure: Callable[[Recovery], float]
-    """What the ratio is about."""
+    """The subject of the ratio."""
     by_target: bool
     """Which rank is hit makes a difference, so ranks have rows of their own."""
 

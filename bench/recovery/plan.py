@@ -32,7 +32,7 @@ class Trials:
     restore: str = "torch"
     limit_s: float = TUNED_LIMIT_SECONDS
     seconds: float = 20.0
-    """What one trial takes on an idle machine of two cores, start included; for the estimate."""
+    """Seconds of one trial on an idle machine of two cores, start included; for the estimate."""
 
     def case(self, repetition: int) -> Case:
         """Return the trial of this ``repetition``."""

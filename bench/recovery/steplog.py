@@ -30,7 +30,7 @@ class Event:
     step: int | None = None
     """Steps done (step), or the step that a checkpoint holds (restored, saved)."""
     seconds: float | None = None
-    """What restoring or saving took."""
+    """Seconds of restoring or saving."""
     last: bool = False
     """This checkpoint is the last act of its process (a rescale at a step boundary)."""
 

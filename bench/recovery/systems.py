@@ -81,7 +81,7 @@ class Setting:
     restore: str
     """"torch" or "dcp"; "flash": Holdfast's own, with a script of its own."""
     collective_timeout_s: float | None
-    """What the tuned script gives its collectives, seconds; None: torch's 30 min."""
+    """Deadline of the tuned script's collectives, seconds; None: torch's 30 min."""
 
     @property
     def log_directory(self) -> Path:

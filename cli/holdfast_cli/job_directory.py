@@ -153,7 +153,7 @@ def process_started(pid: int) -> int | None:
 
 
 def is_running(record: JobRecord) -> bool:
-    """Return whether the job's runner is alive."""
+    """Return True if the job's runner is alive."""
     return process_started(record.runner_pid) == record.runner_started
 
 

@@ -67,7 +67,7 @@ def _incident(incident: Incident, *, replicas: bool) -> str:
 
 
 def _had_barrier(incident: Incident, barriers: Collection[str]) -> bool:
-    """Return whether the ranks trained on until all of them had saved, before the next world."""
+    """Return True if the ranks trained on until all of them had saved, before the next world."""
     lost = incident.steps_redone > 0 or incident.first_step_unseen
     return incident.cause in barriers and not lost
 

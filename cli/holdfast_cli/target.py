@@ -77,7 +77,7 @@ class LocalPlace:
         return final_state.read(self.home)
 
     def is_running(self) -> bool:
-        """Return whether its runner is alive."""
+        """Return True if its runner is alive."""
         return is_running(self.home.record())
 
     @contextlib.contextmanager

@@ -253,7 +253,7 @@ def _ticked(job: JobContext, _: Ticked) -> None:
 
 
 def _touch(why: Change) -> Callable[[JobContext, Subject], None]:
-    """Return what a deadline does that only has decisions looked at again."""
+    """Return the effect of a deadline that only has decisions looked at again."""
     return lambda job, _: job.touch(why)
 
 

@@ -33,9 +33,9 @@ class DisconnectCause(enum.Enum):
 
 
 SyncMessage = SyncRequestMessage
-"""What an operator says."""
+"""A message of an operator."""
 AgentMessage = SessionRequestMessage
-"""What an agent sends; a Hello only as the first one of a stream."""
+"""A message of an agent; a Hello only as the first one of a stream."""
 UserRequest = JobServiceRequest
 """Those that change something, or need an agent's answer, have a handler in `user_requests`."""
 
@@ -140,4 +140,4 @@ Input = (
     | Ticked
     | Stalled
 )
-"""What `Core.handle` takes."""
+"""An input of `Core.handle`."""

@@ -18,7 +18,7 @@ JOURNAL_FORMAT: Final = 4
 """Format of the facts in the journal; a release reads no other."""
 
 Fact = JournalRecordFact
-"""What a journal record can hold."""
+"""A content of a journal record."""
 
 UserResponse = JobServiceResponse
 """Answers to `inputs.UserRequest`, type by type."""
@@ -148,4 +148,4 @@ Instruction = (
     | Finished
     | StepDown
 )
-"""What `Core.handle` returns."""
+"""A result of `Core.handle`."""

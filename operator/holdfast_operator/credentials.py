@@ -98,7 +98,7 @@ class JobCredentials:
 
 
 def is_whole(secret: Mapping[str, Any]) -> bool:
-    """Return whether a Secret of a job has all its files; people edit Secrets."""
+    """Return True if a Secret of a job has all its files; people edit Secrets."""
     files = set(secret.get("data") or {})
     metadata = secret["metadata"]
     ranks = (metadata.get("labels") or {}).get(LABEL_RANKS)

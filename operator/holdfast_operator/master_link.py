@@ -193,7 +193,7 @@ class MasterLink:
         self._trouble = trouble
 
     def _drops(self, response: SyncResponse) -> bool:
-        """Return whether its master is outdated: that is counted, and the first one is logged."""
+        """Return True if its master is outdated: that is counted, and the first one is logged."""
         refusal = self._refusal(response.fence)
         if not refusal:
             return False

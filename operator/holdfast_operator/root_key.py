@@ -170,6 +170,6 @@ def _name(job: Mapping[str, Any]) -> str:
 
 
 def _runs(job: Mapping[str, Any]) -> bool:
-    """Return whether a job has a master, or had one that will get a successor."""
+    """Return True if a job has a master, or had one that will get a successor."""
     status = job.get("status") or {}
     return bool(status.get("masterPods")) and "completionTime" not in status

@@ -46,7 +46,7 @@ _Read = Callable[[Any], Any]
 
 
 class DatagramError(ValueError):
-    """What the other side sent is no message: the text names the field and its value."""
+    """Bytes of the other side that are no message: the text names the field and its value."""
 
 
 # --- values -------------------------------------------------------------------------------------

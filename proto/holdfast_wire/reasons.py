@@ -117,7 +117,7 @@ class EventReason:
     STRAGGLER_FOUND: Final = "StragglerFound"
     """A rank, node or link is slower than the others or than it used to be, with the numbers."""
     STRAGGLER_GONE: Final = "StragglerGone"
-    """What was slow is as fast as before."""
+    """A slow part is as fast as before."""
     STRAGGLER_EXCLUDED: Final = "StragglerExcluded"
     """A slow node leaves the world, and its host is avoided: the gain is worth a rescale."""
     STRAGGLER_KEPT: Final = "StragglerKept"

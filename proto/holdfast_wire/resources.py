@@ -142,7 +142,7 @@ def margin(resource: Resource) -> float:
 
 
 def share(resource: Resource, value: float, reference: float) -> float:
-    """Return which share of the reference a figure reaches: 0.5 for half as fast."""
+    """Return the share of the reference that a figure reaches: 0.5 for half as fast."""
     return value / reference if TRAITS[resource].higher_is_better else reference / value
 
 

@@ -28,7 +28,7 @@ NODE_SOURCE: Final = "node"
 
 
 class StrikeCause(enum.StrEnum):
-    """What spoke against a host."""
+    """A strike against a host."""
 
     PREFLIGHT = "Preflight"
     """It was slow or faulty before its node joined."""

@@ -42,6 +42,6 @@ def offered(request: RestoreRequest, tier: Tier) -> tuple[CheckpointVersion, ...
 
 
 def costs_by_tier(report: SavingReport) -> dict[Tier, TierCost]:
-    """Return what saves cost by tier; of a tier that is not named, nothing was measured."""
+    """Return the cost of saves by tier; of a tier that is not named, none was measured."""
     named = {one.tier: one for one in report.costs}
     return {tier: named.get(tier, TierCost(tier=tier)) for tier in TIERS}

@@ -231,7 +231,7 @@ class Page:
         return limit
 
     def lease_is_stale(self, now_ns: int) -> bool:
-        """Return whether the agent has been silent for longer than the limit."""
+        """Return True if the agent has been silent for longer than the limit."""
         age = self.lease_age_ns(now_ns)
         return age is not None and age > self.lease_limit_ns
 

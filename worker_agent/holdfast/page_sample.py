@@ -1,4 +1,4 @@
-"""What a slot of the shared page says of its rank: values only, for decisions."""
+"""A rank's slot of the shared page: values only, for decisions."""
 
 from __future__ import annotations
 

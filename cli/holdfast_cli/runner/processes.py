@@ -145,7 +145,7 @@ async def start(command: Command) -> Running:
 
 
 async def wait_until(ready: Callable[[], bool], timeout_s: float) -> bool:
-    """Return whether `ready()` became true within `timeout_s` seconds."""
+    """Return True if `ready()` became true within `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:

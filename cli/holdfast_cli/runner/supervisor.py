@@ -126,7 +126,7 @@ class Supervisor:
         return self._exit_code()
 
     def _is_ending(self) -> bool:
-        """Return whether the job has ended, or was asked to: no more faults for it then."""
+        """Return True if the job has ended, or was asked to: no more faults for it then."""
         return self._ended or bool(self._signals)
 
     async def _work(self, view: live_view.View) -> None:

@@ -30,7 +30,7 @@ class History:
     """A base's records first, where there is one."""
     masters: tuple[PastMaster, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is wrong and what was left out because of it, for people."""
+    """Faults, and the records left out because of them, for people."""
     lost: bool = False
     """Facts that had been written cannot be used."""
     base: int = 0

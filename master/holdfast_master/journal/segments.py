@@ -53,7 +53,7 @@ class Segment:
     """Intact ones; the first is a SegmentOpened."""
     intact_bytes: int
     broken: str = ""
-    """What is wrong after the intact records, for people; empty: nothing."""
+    """The fault after the intact records, for people; empty: none."""
     corrupt: bool = False
     """True: facts are missing that had been written whole."""
     size: int = 0

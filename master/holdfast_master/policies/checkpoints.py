@@ -33,12 +33,12 @@ class RestoreOffer:
     versions: Mapping[Tier, frozenset[Version]] = dataclasses.field(default_factory=dict)
     """By tier, as this node alone could take them; of memory: what its own has for its ranks."""
     parts: Mapping[Version, MemoryPart] = dataclasses.field(default_factory=dict)
-    """What lies in its memory at all."""
+    """All versions in its memory."""
     gathers: bool = True
     """It reads the memory of others, and they can read its own."""
 
     def has(self, tier: Tier) -> frozenset[Version]:
-        """Return what the node could take from a tier; nothing where it does not reach it."""
+        """Return the versions that the node could take from a tier; none where it lacks that."""
         return self.versions.get(tier, frozenset())
 
 

@@ -125,7 +125,7 @@ _CLOSED = (
     "read 0 bytes",
     "got 0 bytes",
 )
-"""What gloo, NCCL and the TCPStore say when the other side has gone, in small letters."""
+"""Words of gloo, NCCL and the TCPStore when the other side has gone, in small letters."""
 
 
 def met_closed_connection(text: str) -> bool:
@@ -314,7 +314,7 @@ def balance(
 
 
 def afford(account: Balance) -> Affordable:
-    """Tell whether the budget can take one more charge, and why."""
+    """Return True if the budget can take one more charge, and why."""
     name = BUDGET_NAMES[account.kind]
     if account.limit is None:
         return Affordable(ok=True, reason=f"{name} has no limit")

@@ -39,19 +39,19 @@ agent is gone, and what only its memory had with it."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TierFailures:
-    """What failures do to a tier."""
+    """The effect of failures on a tier."""
 
     survives: frozenset[EvidenceKind]
     """Failures that leave what the tier has."""
     failure: str
-    """What such a failure is that no nearer tier survives, to follow in a sentence."""
+    """Name of a failure that no nearer tier survives, to follow in a sentence."""
 
 
 BY_TIER: Mapping[Tier, TierFailures] = {
     Tier.MEMORY: TierFailures(survives=_LEAVE_AGENTS, failure="a process fails"),
     Tier.STORAGE: TierFailures(survives=frozenset(EvidenceKind), failure="a node is lost"),
 }
-"""What failures do to each tier. The farthest survives all: what it has is durable."""
+"""The effect of failures on each tier. The farthest survives all: its versions are durable."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class Copy:
     ranks: int = 0
     """That it consists of; 0: not known."""
     whole: Collection[Holder] = ()
-    """Who has all that any world needs, alone."""
+    """Nodes that alone have all that any world needs."""
     partial: bool = False
     """Parts of it are nowhere: a world may start from it, but it cannot be written to storage."""
     memory_only: bool = False

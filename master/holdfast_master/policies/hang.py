@@ -351,7 +351,7 @@ def _apart(world: _World) -> dict[int, OddRank]:
 
 
 def _key(world: _World, rank: int) -> tuple[str, ...]:
-    """Return what ranks with the same activity have in common; nothing: they wait for peers."""
+    """Return the common cause of ranks with the same activity; none: they wait for peers."""
     one = world.seen[rank]
     waits = one.activity in WAITS_FOR_PEERS or (one.may_wait and world.numbered)
     return () if waits else (one.activity.name, *one.frames)
@@ -414,7 +414,7 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
 
 
 def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy:
-    """Return what helps; a finished script is not run again, nor what all ranks wait for met.
+    """Return the remedy; a finished script is not run again, nor what all ranks wait for met.
 
     A rank whose script is over while others wait for it in its midst has crashed, or left them: the
     script is not finished.

@@ -64,7 +64,7 @@ def quantile(past: Durations, share: float) -> float:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTimes:
-    """What a world has shown of its pace. It begins anew with each world: sizes change the pace."""
+    """A world's pace so far. It begins anew with each world: sizes change the pace."""
 
     steps: Durations = Durations()
     """Time of a step, without evaluations and checkpoints."""
@@ -80,7 +80,7 @@ class LearnedTimes:
 
 
 class Phase(enum.Enum):
-    """What a world without progress is in; each phase has a limit of its own."""
+    """The phase of a world without progress; each has a limit of its own."""
 
     FIRST_STEP = "the first step"
     TRAIN = "training"
@@ -132,7 +132,7 @@ def learn_pause(
     *,
     ordinary: bool,
 ) -> LearnedTimes:
-    """Return what is learned from a silence that a step has ended, such as an untold evaluation.
+    """Return the lesson of a silence that a step has ended, such as an evaluation.
 
     Args:
         past: What was learned before.

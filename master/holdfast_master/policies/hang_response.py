@@ -41,7 +41,7 @@ class Remedy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Nature:
-    """What follows from a cause."""
+    """The consequences of a cause."""
 
     remedy: Remedy = Remedy.RESTART_RANK
     comes_again: bool = False

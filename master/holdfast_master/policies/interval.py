@@ -219,13 +219,13 @@ class _Choice:
         return nearer * max(1, round(every / nearer), math.ceil(least / nearer))
 
     def _stop(self, tier: Tier) -> float:
-        """Return what a save to a tier costs; where none was measured, as to the one before."""
+        """Return the cost of a save to a tier; where none was measured, as to the one before."""
         nearer = [one for one in self.tiers if one <= tier]
         known = [cost for one in nearer if (cost := self.costs.tiers[one].stop) is not None]
         return known[-1] if known else 0.0
 
     def _added(self, tier: Tier) -> float:
-        """Return what a save to a tier costs more than one to the tier before."""
+        """Return the extra cost of a save to a tier over one to the tier before."""
         nearer = [one for one in self.tiers if one < tier]
         return self._stop(tier) - (self._stop(nearer[-1]) if nearer else 0.0)
 

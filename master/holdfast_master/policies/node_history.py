@@ -43,7 +43,7 @@ _HARDWARE: Final = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostStanding:
-    """What counts against a host now."""
+    """The points against a host now."""
 
     points: float
     suspect: bool
@@ -51,7 +51,7 @@ class HostStanding:
 
 
 def is_strike(kind: EvidenceKind) -> bool:
-    """Return whether a failure of this kind speaks against its host."""
+    """Return True if a failure of this kind speaks against its host."""
     return kind in _HARDWARE
 
 

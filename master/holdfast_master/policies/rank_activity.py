@@ -11,7 +11,7 @@ from holdfast_wire.messages import ChildEvidence, RankEvidence
 
 
 class RankActivity(enum.Enum):
-    """What a rank does."""
+    """An activity of a rank."""
 
     GONE = "has no process"
     UNINTERRUPTIBLE = "is in uninterruptible sleep (D)"
@@ -72,7 +72,7 @@ _STILL = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What one rank does, and where."""
+    """One rank's activity, and its place."""
 
     activity: RankActivity
     text: str
@@ -189,7 +189,7 @@ def uses_device(operation: str) -> bool:
 
 
 def observe(evidence: RankEvidence, *, on_device: bool) -> Observation:
-    """Return what the rank does, from its own evidence.
+    """Return the rank's activity, from its own evidence.
 
     on_device: collectives of its world work on a device. Then a rank that waits for the device
     looks like a loop or a lock.
@@ -377,7 +377,7 @@ def _is_scripts(frames: tuple[_Frame, ...]) -> bool:
 
 
 def _below(children: Sequence[ChildEvidence]) -> str:
-    """Return what the process below the rank does that did least."""
+    """Return the activity of the process below the rank that did least."""
     for child in children[:1]:
         kernel = f", kernel: {child.kernel_function}" if child.kernel_function else ""
         at = _at(_main_thread(child.stack))

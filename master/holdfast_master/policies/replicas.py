@@ -71,7 +71,7 @@ def _able_first(members: list[Candidate], not_first: Collection[int]) -> tuple[C
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """What is known of a replica of the running world."""
+    """Knowledge of a replica of the running world."""
 
     number: int
     intact: bool

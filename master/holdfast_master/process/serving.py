@@ -168,7 +168,7 @@ class Master:
         self._stop.set()
 
     def summary(self) -> dict[str, object]:
-        """Return what was counted, for the last line of the log."""
+        """Return the counts, for the last line of the log."""
         return {
             **dataclasses.asdict(self._loop.counters),
             "refused": dict(self.counters.refused),

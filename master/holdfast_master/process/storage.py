@@ -126,7 +126,7 @@ class JournalWatch:
         self._epoch = epoch
         self._looking: asyncio.Task[None] | None = None
         self.newer = ""
-        """Who has begun, for people; empty: nobody."""
+        """The master that has begun, for people; empty: none."""
 
     async def run(self) -> None:
         """Look again and again, until somebody is found."""

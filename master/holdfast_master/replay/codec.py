@@ -30,7 +30,7 @@ class RecordedInputError(ValueError):
 
 
 def to_message(event: Input) -> Any:
-    """Return what `InputRecorded.input` holds for this input."""
+    """Return the content of `InputRecorded.input` for this input."""
     return _TO[type(event)](event)
 
 

@@ -34,7 +34,7 @@ class Recording:
     opened: RecordingOpened
     blocks: tuple[bytes, ...]
     broken: str = ""
-    """What is wrong behind the intact blocks; empty: nothing."""
+    """The fault behind the intact blocks; empty: none."""
 
     def inputs(self) -> Iterator[InputRecorded]:
         """The inputs, oldest first, as far as they can be read."""

@@ -33,11 +33,11 @@ class ReplayedInput:
     event: Input | None
     """None: the master's own beginning."""
     records: tuple[wire.JournalRecord, ...]
-    """What today's code decided."""
+    """The decisions of today's code."""
     orders: tuple[Instruction, ...]
-    """What today's code wants done because of it."""
+    """Instructions of today's code because of it."""
     recorded: tuple[wire.JournalRecord, ...]
-    """What was decided then, as far as the journal tells."""
+    """The decisions of then, as far as the journal has them."""
     difference: str = ""
     """How the two differ, for people; empty: they do not."""
 

@@ -50,7 +50,7 @@ class AgentService:
         self._counters = counters
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a server registers. Messages stay bytes, so that decoding errors are ours."""
+        """Return the handlers for a server. Messages stay bytes: decoding errors are ours."""
         method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )

@@ -58,7 +58,7 @@ class OperatorService:
         self._current: _Sync | None = None
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """Return what a server registers."""
+        """Return the handlers for a server."""
         method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._serve
         )

@@ -94,7 +94,7 @@ def _pass_over(what: str, counters: CallCounters) -> None:
 
 
 def caller(context: Context) -> Identity:
-    """Return who calls.
+    """Return the caller.
 
     Raises:
         CallRefusedError: the certificate carries no name of ours.

@@ -18,7 +18,7 @@ _MOST_STEPS = 2**31
 
 
 def spec_problem(spec: MasterSpec) -> str:
-    """Return what is wrong with `spec`, naming field, value and remedy; empty: nothing."""
+    """Return the problems of `spec`, naming field, value and remedy; empty: none."""
     low, high = spec.min_replicas, spec.max_replicas
     if not 1 <= low <= high:
         return (
@@ -49,7 +49,7 @@ def spec_problem(spec: MasterSpec) -> str:
 
 
 def _straggler_problem(health: HealthPolicy | None) -> str:
-    """Return what is wrong with the votes; of a mode that judges nobody they do not matter."""
+    """Return the problems of the votes; in a mode without verdicts they do not matter."""
     policy = health.straggler if health is not None else None
     if policy is None or policy.mode in {HealthMode.UNSPECIFIED, HealthMode.DISABLED}:
         return ""

@@ -175,7 +175,7 @@ def _failing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tu
 def transitions(
     before: Mapping[str, Any], after: Mapping[str, Any], now: float
 ) -> Sequence[NewsItem]:
-    """Return what a new status has for people: changed conditions, raised memory, failing pods."""
+    """Return the news of a status for people: changed conditions, raised memory, failing pods."""
     old = {one["type"]: one["status"] for one in before.get("conditions", ())}
     warned = [
         notice(reason, text, now)

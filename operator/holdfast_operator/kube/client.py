@@ -136,7 +136,7 @@ class KubeClient:
             raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
 
     async def starts_again(self) -> bool:
-        """Return whether a container can have a restart rule: since Kubernetes 1.35.
+        """Return True if a container can have a restart rule: since Kubernetes 1.35.
 
         Before 1.34 the API server refuses the fields, in 1.34 it usually drops them.
 

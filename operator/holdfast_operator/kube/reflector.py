@@ -163,7 +163,7 @@ class PodReflector(Reflector):
 
 
 def _in_its_place(known: PodRecord, record: PodRecord | None) -> bool:
-    """Return whether a pod's labels still name the same job and place.
+    """Return True if a pod's labels still name the same job and place.
 
     People can edit its labels: for planner and master the pod they knew is gone then.
     """

@@ -1,4 +1,4 @@
-"""What the object of a Kubernetes node shows: an announced end, bad hardware, silence. Pure.
+"""Signs in the object of a Kubernetes node: an announced end, bad hardware, silence. Pure.
 
 A cordon (`node.kubernetes.io/unschedulable`) is no notice, because its pods stay. Neither is a node
 that only may be removed (`DeletionCandidateOfClusterAutoscaler`) or is silent (`unreachable`).
@@ -118,7 +118,7 @@ def conditions_of(body: Mapping[str, Any]) -> Iterator[NodeStrike]:
 
 
 def is_silent(body: Mapping[str, Any]) -> bool:
-    """Return whether the cluster hears nothing of the node's kubelet: nothing starts or ends there.
+    """Return True if the cluster hears nothing of the node's kubelet: nothing starts or ends there.
 
     A kubelet that is heard, and says that it is not ready, starts and ends containers all the same.
     """
@@ -127,7 +127,7 @@ def is_silent(body: Mapping[str, Any]) -> bool:
 
 
 def is_cordoned(body: Mapping[str, Any]) -> bool:
-    """Return whether the node takes no new pods."""
+    """Return True if the node takes no new pods."""
     return bool((body.get("spec") or {}).get("unschedulable"))
 
 

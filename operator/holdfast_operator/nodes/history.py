@@ -51,7 +51,7 @@ WRITES: Final = prometheus.Counter(
 
 
 class _Map(enum.Enum):
-    """What is known of the ConfigMap."""
+    """Knowledge of the ConfigMap."""
 
     UNREAD = enum.auto()
     """Its newest version was not read."""
@@ -107,7 +107,7 @@ class NodeHistory:
         self._fault = ""
 
     def strikes(self) -> tuple[NodeStrike, ...]:
-        """Return what is kept, oldest first."""
+        """Return the kept strikes, oldest first."""
         return self._strikes
 
     def add(self, strikes: Iterable[NodeStrike]) -> None:
@@ -124,7 +124,7 @@ class NodeHistory:
             self._changed(hosts)
 
     def elsewhere(self, uid: str, hosts: Collection[str]) -> tuple[NodeStruck, ...]:
-        """Return what jobs but that of a uid met on these Kubernetes nodes."""
+        """Return the strikes of all jobs but that of a uid on these Kubernetes nodes."""
         chosen = (one for one in self._strikes if one.job_uid != uid and one.host in hosts)
         return tuple(one.as_message() for one in chosen)
 

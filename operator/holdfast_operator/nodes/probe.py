@@ -139,7 +139,7 @@ class NodeProbe:
 
 
 async def answers_at(address: str, ports: Sequence[int]) -> bool | None:
-    """Return whether the kernel behind an address answers, be it with a refusal.
+    """Return True if the kernel behind an address answers, be it with a refusal.
 
     Returns:
         None: the probe was not possible, or this process stood still meanwhile.

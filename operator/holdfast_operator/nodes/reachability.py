@@ -72,5 +72,5 @@ def asked(pods: Iterable[PodRecord], suspects: Iterable[str]) -> tuple[PodRecord
 
 
 def can_answer(pod: PodRecord) -> bool:
-    """Return whether a pod runs on a node."""
+    """Return True if a pod runs on a node."""
     return pod.phase is PodPhase.RUNNING and bool(pod.node) and bool(pod.address)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Node(NamedTuple):
-    """What was last seen of a node."""
+    """The newest look at a node."""
 
     uid: str
     notice: NoticeReceived | None

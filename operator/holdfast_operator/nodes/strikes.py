@@ -57,7 +57,7 @@ class NodeStrike(NodeStruck):
 
     @property
     def identity(self) -> tuple[str, float, str, str, str]:
-        """What is equal when it is reported again."""
+        """The part that is equal when it is reported again."""
         return (self.host, self.unix_time, self.cause, self.job_uid, self.text)
 
     def as_message(self) -> NodeStruck:
@@ -191,7 +191,7 @@ class ExcludedNode:
     host: str
     points: float
     reason: str
-    """What was met there; it does not change while points decay."""
+    """The strikes there; they do not change while points decay."""
 
 
 def exclude(
@@ -219,7 +219,7 @@ def exclude(
 
 
 def points(strikes: Iterable[NodeStrike], now: float) -> float:
-    """Return what counts against a node; `strikes`: those against it.
+    """Return the points against a node; `strikes`: those against it.
 
     The strikes of one job count one point at the most: a script that crashes wherever it runs would
     otherwise exclude every node that it was on. Jobs of a namespace that only crashed or hung on a

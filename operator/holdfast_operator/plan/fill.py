@@ -132,7 +132,7 @@ def _replace(look: Look, pod: ObservedPod) -> Steps:
 
 
 def _misplaced(look: Look, pod: ObservedPod) -> bool:
-    """Return whether it was made before its node was excluded, and nothing of it runs yet.
+    """Return True if it was made before its node was excluded, and nothing of it runs yet.
 
     Planner and master learn of a pod's end at once: the next pod may be made before the master has
     excluded the node. A pod that runs is the master's to move.
@@ -181,7 +181,7 @@ def _why_create(look: Look, slot: PodSlot, entry: SlotHistory) -> str | None:
 
 
 def _restarts(look: Look, slot: PodSlot, entry: SlotHistory) -> bool:
-    """Return whether an extra role's pod gets a successor; one that was taken away always does."""
+    """Return True if an extra role's pod gets a successor; one that was taken away always does."""
     roles = look.job.spec.extra_roles
     policy = next(role.restart_policy for role in roles if role.name == slot.name)
     if entry.removed:
@@ -238,7 +238,7 @@ def _empty(look: Look, slot: PodSlot, reason: DeleteReason) -> Steps:
 
 
 def _released(look: Look, pod: ObservedPod) -> bool:
-    """Return whether a surplus worker may go now. An older release was for an older spec."""
+    """Return True if a surplus worker may go now. An older release was for an older spec."""
     entry = look.entry(pod.slot)
     said = look.master.released.get(pod.slot.index)
     if said is not None and said >= entry.surplus_generation:

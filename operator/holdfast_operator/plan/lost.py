@@ -90,7 +90,7 @@ def verdict_at(pod: ObservedPod, job: PlannedJob, master: MasterView) -> float |
 
 
 def cut_off(reached: Iterable[bool], nodes: Iterable[str]) -> bool:
-    """Return whether rather this side reaches no master. It looks no further than needed.
+    """Return True if rather this side reaches no master. It looks no further than needed.
 
     Args:
         reached: For each master: whether a stream to it is open.

@@ -94,7 +94,7 @@ def _ran_out_at(look: Look, slot: PodSlot) -> Iterator[int]:
 
 
 def _stored(status: Mapping[str, Any], only: int | None = None) -> dict[int, RaisedMemory]:
-    """Return what the last status says, of all node ranks or of one."""
+    """Return the last status, of all node ranks or of one."""
     return {
         one["nodeRank"]: RaisedMemory(
             node_rank=one["nodeRank"],

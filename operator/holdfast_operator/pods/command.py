@@ -93,7 +93,7 @@ class CommandError(ValueError):
 
 
 def is_agent(words: Sequence[str]) -> bool:
-    """Return whether the command is the agent's, by its name or by a path to it."""
+    """Return True if the command is the agent's, by its name or by a path to it."""
     return bool(words) and words[0].rpartition("/")[2] == AGENT
 
 
@@ -143,7 +143,7 @@ def notice(words: Sequence[str], path: Path) -> Iterator[str]:
 
 
 def is_open(word: str) -> bool:
-    """Return whether the word's value is known only once its pod exists."""
+    """Return True if the word's value is known only once its pod exists."""
     return "$(" in word
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's administrator wants of job masters' pods, under each job's own wishes. Pure."""
+"""An administrator's defaults for job masters' pods, under each job's own wishes. Pure."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def _leave_lost_nodes(spec: dict[str, Any], seconds: int) -> None:
 
 
 def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
-    """Return whether a toleration is for the eviction by a taint with this key."""
+    """Return True if a toleration is for the eviction by a taint with this key."""
     named = toleration.get("key") in {key, None, ""}
     return named and toleration.get("effect") in {"NoExecute", None, ""}
 

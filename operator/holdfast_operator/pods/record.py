@@ -205,7 +205,7 @@ def _judged(said: PodPhase, spec: Mapping[str, Any], status: Mapping[str, Any]) 
 
 
 def _others_run(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Return whether a container beside the main one, no init container, has not ended."""
+    """Return True if a container beside the main one, no init container, has not ended."""
     stated = status.get("containerStatuses") or ()
     over = {one["name"] for one in stated if (one.get("state") or {}).get("terminated")}
     main = spec["containers"][our_container(spec)]["name"]
@@ -263,7 +263,7 @@ def _ends(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[int, tupl
 
 
 def _again(spec: Mapping[str, Any], states: Mapping[str, Any]) -> bool:
-    """Return whether the container's own rule restarts it after such an end."""
+    """Return True if the container's own rule restarts it after such an end."""
     code = (states.get("terminated") or {}).get("exitCode")
     if code is None:
         return False
@@ -295,7 +295,7 @@ def _is_true(conditions: Any, kind: str) -> bool:
 
 
 def _unreachable(conditions: Any) -> bool:
-    """Return whether the node's own controller has given the pod up."""
+    """Return True if the node's own controller has given the pod up."""
     return any(
         one["type"] == _DISRUPTED
         and one["status"] == "True"
@@ -305,7 +305,7 @@ def _unreachable(conditions: Any) -> bool:
 
 
 def _unheard(conditions: Any) -> bool:
-    """Return whether the node controller has taken Ready away.
+    """Return True if the node controller has taken Ready away.
 
     It gives no reason. A kubelet does, and takes it from the containers too, unless a readiness
     gate is missing, which it names.
@@ -317,7 +317,7 @@ def _unheard(conditions: Any) -> bool:
 
 
 def not_started(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """Say what keeps a pod's main container from its start; empty: it started, or unknown."""
+    """Return the reason why a pod's main container has not started; empty: it has, or unknown."""
     stated = {one["name"]: one for one in status.get("containerStatuses") or ()}
     name = spec["containers"][our_container(spec)]["name"]
     main = (stated.get(name) or {}).get("state") or {}

@@ -74,7 +74,7 @@ class TemplatesInForce:
     """Generation of the spec, and the name of its templates."""
 
     def checked(self, generation: int) -> bool:
-        """Return whether the templates of this generation were checked."""
+        """Return True if the templates of this generation were checked."""
         return self.newest[0] == generation
 
     def wanted(self, job: str, spec: JobSpec, generation: int) -> str:

@@ -239,7 +239,7 @@ def whole_schema(crd: Crd) -> Schema:
 
 
 def is_foreign(body: Mapping[str, Any], crd: Crd) -> bool:
-    """Return whether a document is clearly an object of another API, and no misspelt ElasticJob."""
+    """Return True if a document is clearly an object of another API, and no misspelt ElasticJob."""
     version, kind = body.get("apiVersion"), body.get("kind")
     if not isinstance(version, str) or not isinstance(kind, str) or not version or not kind:
         return False

@@ -35,7 +35,7 @@ class MissingFeature:
         return ("spec", *self.path.split("."))
 
     def allows(self, value: Any, default: Any) -> bool:
-        """Return whether a value asks for nothing that is missing; `default`: the schema's."""
+        """Return True if a value asks for nothing that is missing; `default`: the schema's."""
         if self.without:
             return self.without not in str(value)
         return value in (self.allowed or (default,))

@@ -65,7 +65,7 @@ def _counterpart(item: Any, old: Any, schema: Schema) -> Any:
 
 
 def _readable(rule: Rule, path: Path, known: Sequence[Problem]) -> bool:
-    """Return whether every field that the rule names has a readable value."""
+    """Return True if every field that the rule names has a readable value."""
     reads = [path + read for read in _reads(rule)]
     wrong = [place for problem in known if problem.kind.unreadable for place in _places(problem)]
     return not any(read[: len(place)] == place for read in reads for place in wrong)

@@ -138,7 +138,7 @@ def _key_of(item: Any, schema: Schema) -> str | None:
 
 
 def is_int(value: Any) -> bool:
-    """Return whether a value is a whole number; a boolean is none."""
+    """Return True if a value is a whole number; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -264,7 +264,7 @@ def bound(path: Path, value: Any, fault: str, remedy: str) -> Problem:
 
 
 def found(pattern: str, text: str) -> bool:
-    """Return whether the text contains a match of the pattern.
+    """Return True if the text contains a match of the pattern.
 
     Raises:
         ValueError: The pattern is not RE2.

@@ -121,7 +121,7 @@ class JobState:
         return self.templates.wanted(self.owner.name, self.job.spec, self.generation)
 
     def may_begin(self, now: float) -> bool:
-        """Return whether the objects that a job always has may be made now, or exist."""
+        """Return True if the objects that a job always has may be made now, or exist."""
         refusal = self.refused.get(MASTER_SLOT)
         return self.credentials.prepared or refusal is None or now >= refusal.not_before
 
@@ -139,7 +139,7 @@ class JobState:
         self.expectations.shows(pod, gone=gone)
 
     def needs_note(self, action: Action) -> bool:
-        """Return whether an action begins with a write of the status: an epoch or the templates."""
+        """Return True if an action begins with a write of the status: an epoch or the templates."""
         return isinstance(action, CreatePod) and (
             action.slot == MASTER_SLOT or self.status.revision != self.templates.revision
         )

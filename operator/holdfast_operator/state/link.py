@@ -34,7 +34,7 @@ class Link:
     spec_sent: int = 0
     """Generation of the spec that the master was sent last; 0: none."""
     strikes_sent: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
-    """What the master was told last of other jobs' strikes."""
+    """The newest strikes of other jobs that the master was sent."""
 
     def open(self, stream: MasterLink, probe: NodeProbe) -> None:
         """Take the stream and the probe, which both run."""
@@ -118,7 +118,7 @@ class Link:
         self.spec_sent = generation
 
     def lacks_spec(self, generation: int) -> bool:
-        """Return whether a master that was sent a spec lacks this generation."""
+        """Return True if a master that was sent a spec lacks this generation."""
         return self.stream is not None and self.spec_sent not in (0, generation)
 
 

@@ -61,7 +61,7 @@ def failed(look: Look) -> str:
 
 
 def awaited(look: Look, role: Role) -> str:
-    """Say what pods of a role wait for, be it only for time; empty: nothing is known."""
+    """Return the reason why pods of a role wait, be it only for time; empty: none is known."""
     waits = [pod for pod in look.live(role) if pod.not_started]
     if not waits:
         return ""

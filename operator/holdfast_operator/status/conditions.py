@@ -30,7 +30,7 @@ WORKERS_FAIL: Final = "WorkersFail"
 
 
 class Statement(NamedTuple):
-    """What a condition says, before it has a time."""
+    """A condition, before it has a time."""
 
     holds: bool | None
     """None: nobody knows."""
@@ -232,7 +232,7 @@ def _expected(look: Look) -> int:
 
 
 def _is_coming(look: Look, slot: PodSlot) -> bool:
-    """Return whether a worker's place has never had a pod."""
+    """Return True if a worker's place has never had a pod."""
     return slot.role is Role.WORKER and look.entry(slot).incarnation < 0
 
 
@@ -294,6 +294,6 @@ RULES: Final[Mapping[str, Callable[[Look], Statement]]] = {
     "Degraded": _degraded,
     "Healthy": _healthy,
 }
-"""What each condition says of a job that goes on, beside Suspended."""
+"""Each condition but Suspended of a job that goes on."""
 NOT_OF_SUSPENDED: Final = ("Scaling", "Degraded", "Healthy")
 """Conditions that say nothing else of a suspended job."""

@@ -35,7 +35,7 @@ class KnownWorld:
 
 
 def hears(look: Look) -> bool:
-    """Return whether the master reports the present state."""
+    """Return True if the master reports the present state."""
     return look.master.connected and look.master.status is not None
 
 

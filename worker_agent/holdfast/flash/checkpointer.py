@@ -311,7 +311,7 @@ class Checkpointer:
             warnings.warn(f"no memory for checkpoints: {error}", RuntimeWarning, stacklevel=3)
 
     def _is_writing(self) -> bool:
-        """Tell whether a step of this rank is on its way to storage, as far as is known."""
+        """Return True if a step of this rank is on its way to storage, as far as is known."""
         client = self._client
         if client is not None and client.awaits:
             client.listen()

@@ -75,7 +75,7 @@ def check_rules(settings: T, table: Iterable[Rule[T]]) -> None:
 
 
 def is_flag(value: object) -> bool:
-    """Return if a value is True or False."""
+    """Return True if a value is True or False."""
     return isinstance(value, bool)
 
 
@@ -324,7 +324,7 @@ _GTA_VALUES: Final = (
 
 
 def _is_set(settings: Any, *names: str) -> bool:
-    """Return if one of the fields differs from its default."""
+    """Return True if one of the fields differs from its default."""
     defaults = {one.name: one.default for one in fields(settings)}
     return any(getattr(settings, name) != defaults[name] for name in names)
 

@@ -183,7 +183,7 @@ class CheckOrders:
         return NodeChecked(round=current, partner=order.partner, kind=result.kind, figures=figures)
 
     async def _still_busy(self, until: float) -> bool:
-        """Return whether ranks run here; those of a world that is over are given time to end."""
+        """Return True if ranks run here; those of a world that is over are given time to end."""
         latest = min(until, time.monotonic() + RANKS_END_SECONDS)
         # Ranks end by several ways that have no event in common.
         while self._busy() and time.monotonic() < latest and not self._interrupt.is_set():  # noqa: ASYNC110

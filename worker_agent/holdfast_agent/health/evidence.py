@@ -74,7 +74,7 @@ class LocalRank:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
-    """What the worker server said."""
+    """An answer of the worker server."""
 
     record: FlightRecord | None = None
     """None: it gave none."""
@@ -225,7 +225,7 @@ def _record(server: WorkerServer) -> FlightRecord | None:
 
 
 def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool, str]:
-    """Return whether the GIL is free, and the stack.
+    """Return True if the GIL is free, and the stack.
 
     Any answer that came in time says that nothing waited for the GIL; only silence is suspicious.
     """

@@ -56,7 +56,7 @@ MOST_GROUPS: Final = 8
 
 @dataclasses.dataclass(slots=True)
 class RankSamples:
-    """What is known of one rank of the round."""
+    """Knowledge of one rank of the round."""
 
     sent: dict[str, int] = dataclasses.field(default_factory=dict)
     """Sequence number of the newest collective that the master has, by group."""

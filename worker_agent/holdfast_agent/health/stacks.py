@@ -48,7 +48,7 @@ async def read_memory(pid: int, seconds: float) -> str:
 
 
 def _run(program: str, pid: int, seconds: float) -> bytes:
-    """Return what the program writes. The agent may reap it first, so its status says nothing."""
+    """Return the program's output. The agent may reap it first, so its status says nothing."""
     command = (program, "dump", "--nonblocking", "--json", "--pid", str(pid))
     try:
         done = subprocess.run(

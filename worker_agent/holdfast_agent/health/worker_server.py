@@ -110,7 +110,7 @@ class WorkerServer:
             raise AnswerError(f"{self.socket_path}: fr_trace_json: {error}") from error
 
     def flight_trace(self, seconds: float) -> bytes:
-        """Return what `parse_flight_record` reads; the GIL is not needed.
+        """Return the bytes for `parse_flight_record`; the GIL is not needed.
 
         seconds: Longest wait, s.
 

@@ -284,5 +284,5 @@ _MAKERS: Final[dict[NoticeService, Callable[[str], tuple[Source, ...]]]] = {
 
 
 def sources(named: tuple[NoticeSource, ...]) -> tuple[Source, ...]:
-    """Return what is asked for the named sources."""
+    """Return the questions to the named sources."""
     return tuple(source for one in named for source in _MAKERS[one.service](one.where))

@@ -95,7 +95,7 @@ def period(signatures: Sequence[int]) -> int:
 
 
 def _repeats(signatures: Sequence[int], length: int) -> bool:
-    """Return whether the sequence has this period."""
+    """Return True if the sequence has this period."""
     pairs = len(signatures) - length
     same = sum(map(int.__eq__, signatures[length:], signatures[:-length]))
     return same >= LEAST_MATCH * pairs
@@ -120,7 +120,7 @@ def step_length(window: GroupWindow, known: int = 0) -> int:
 
 
 def _ends_each(pauses: Sequence[float], length: int) -> bool:
-    """Return whether one pause in so many, and no other, is long: the script is between steps."""
+    """Return True if one pause in so many, and no other, is long: the script is between steps."""
     least = [min(pauses[at::length]) for at in range(length)]
     border = max(range(length), key=least.__getitem__)
     others = sorted(one for at, one in enumerate(pauses) if at % length != border)
@@ -204,7 +204,7 @@ def _counted(
 
 
 def _are_whole(windows: Sequence[GroupWindow]) -> bool:
-    """Return whether the windows hold every collective of their groups, and at least one."""
+    """Return True if the windows hold every collective of their groups, and at least one."""
     there = [one for one in windows if one.signatures]
     return bool(there) and all(one.first <= 1 for one in there)
 

@@ -33,7 +33,7 @@ _BY_OUTCOME = {
 
 
 def is_job_over(outcome: LeaveOutcome) -> bool:
-    """Tell whether a Leave ends all agents of the job: no rank trains or commits after it.
+    """Return True if a Leave ends all agents of the job: no rank trains or commits after it.
 
     A released agent may have successors at once, and others go on.
     """

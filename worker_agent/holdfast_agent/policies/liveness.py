@@ -1,4 +1,4 @@
-"""What the agent does while the master, its zygote or this process is silent; decisions only.
+"""The agent's acts while the master, its zygote or this process is silent; decisions only.
 
 A lease that ran out is not renewed while workers may live. An agent without a master asks the peers
 of its world: a newer round among them means that its own workers are outdated, and a barrier that a

@@ -138,7 +138,7 @@ def concerns_ending(message: object) -> bool:
 
 
 def may_open(first: object) -> bool:
-    """Return whether a stream may begin with this message.
+    """Return True if a stream may begin with this message.
 
     A Leave says that a newer agent has taken this one's place; no message follows.
     """

@@ -35,7 +35,7 @@ class Notice:
 
 
 class NoticeNews(enum.Enum):
-    """What an answer adds to the answer before it."""
+    """The news of an answer over the answer before it."""
 
     NOTHING = "nothing new"
     ANNOUNCED = "a notice, or a notice of another kind than before"

@@ -108,7 +108,7 @@ class ClockReading:
 
 
 def was_set(before: ClockReading, now: ClockReading) -> bool:
-    """Return whether somebody has set the Unix clock between two readings."""
+    """Return True if somebody has set the Unix clock between two readings."""
     passed = now.monotonic - before.monotonic
     return abs(now.unix - before.unix - passed) > _SET
 

@@ -201,7 +201,7 @@ class HoldfastHandler:
             return int(node.left is not None or node.place is not self._joined)
 
     def is_closed(self) -> bool:
-        """Return whether there will be no further world here."""
+        """Return True if there will be no further world here."""
         return self._closed or (self._node is not None and self._node.left is not None)
 
     def set_closed(self) -> None:

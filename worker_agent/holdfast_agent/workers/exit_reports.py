@@ -41,7 +41,7 @@ class FailureEvidence:
 
 
 def needs_stderr(rules: Sequence[FailureRule]) -> bool:
-    """Return whether a rule looks at standard error, which is kept in a file then."""
+    """Return True if a rule looks at standard error, which is kept in a file then."""
     return any(rule.log_pattern for rule in rules)
 
 

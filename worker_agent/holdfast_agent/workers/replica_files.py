@@ -127,7 +127,7 @@ def _replace(path: Path, roster: OuterRoster) -> None:
 
 
 def _said(path: Path, replica: int, ranks: range) -> tuple[bool, int]:
-    """Return whether all ranks are ready, and the newest epoch that one could not meet in."""
+    """Return True if all ranks are ready, and the newest epoch that one could not meet in."""
     ready = all(Path(f"{path}.ready-{replica}-{rank}").exists() for rank in ranks)
     unmet = (_epoch(Path(f"{path}.unmet-{replica}-{rank}")) for rank in ranks)
     return ready, max(unmet, default=0)
@@ -162,7 +162,7 @@ MOST_BYTES: Final = 64 * 1024
 
 
 class SyncChoices:
-    """What the ranks of the newest round here have chosen."""
+    """Choices of the ranks of the newest round here."""
 
     def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
         """Start without a round.

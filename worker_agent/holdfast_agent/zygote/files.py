@@ -82,7 +82,7 @@ def flush_files() -> None:
 
 
 def holds_output() -> bool:
-    """Return whether one of the script's descriptors is open for writing to a file or pipe."""
+    """Return True if one of the script's descriptors is open for writing to a file or pipe."""
     return any(fd > 2 and _is_output(fd) for fd in open_descriptors())
 
 

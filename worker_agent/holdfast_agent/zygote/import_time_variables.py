@@ -49,14 +49,14 @@ _PREFIXES: Final = ("DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBL
 
 
 def counts_at_import(name: str, value: str) -> bool:
-    """Return whether a setting is read when torch, OpenMP or a BLAS loads, and never again."""
+    """Return True if a setting is read when torch, OpenMP or a BLAS loads, and never again."""
     if name in _ALLOCATOR:
         return "backend" in value
     return name in _NAMES or (name.startswith(_PREFIXES) and name not in _LATE)
 
 
 def is_read(name: str, modules: Container[str]) -> bool:
-    """Return whether the libraries that read an import-time variable are among loaded `modules`."""
+    """Return True if the libraries that read an import-time variable are among loaded `modules`."""
     return not name.startswith(_COMPILER) or "torch._dynamo" in modules
 
 

@@ -182,7 +182,7 @@ def end_of_dying(pid: int, parent: int) -> int | None:
 
 
 def catches(pid: int, sig: int) -> bool:
-    """Return whether a process has a handler for a signal."""
+    """Return True if a process has a handler for a signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

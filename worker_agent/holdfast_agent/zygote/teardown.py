@@ -64,7 +64,7 @@ def tear_down(imported_before: frozenset[str], status: int) -> None:
 
 
 def has_unfinished_files() -> bool:
-    """Return whether an open file is not finished by a flush alone, such as an archive."""
+    """Return True if an open file is not finished by a flush alone, such as an archive."""
     if not holds_output():
         return False
     return any(_depth(thing) in (1, 2) for thing in _open_files())

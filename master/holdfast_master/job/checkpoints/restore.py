@@ -181,7 +181,7 @@ def _sources(
 def _versions(
     state: JobState, tracker: CheckpointTracker, said: wire.RestoreRequest
 ) -> dict[wire.Tier, frozenset[wire.CheckpointVersion]]:
-    """Return what a node could take by tier, with what was committed since it looked."""
+    """Return the versions that a node could take by tier, those committed since its look too."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
     fact = state.checkpoint
     if fact is not None and fact.version is not None and tracker.committed_since(fact.version):

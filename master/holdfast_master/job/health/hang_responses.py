@@ -111,7 +111,7 @@ def note_progress(job: JobContext, world: World) -> None:
 
 
 def _cost(one: AnsweredHang, hang: Hang) -> float:
-    """Return what an answer has cost, s; without new progress since: until this hang began.
+    """Return the cost of an answer, s; without new progress since: until this hang began.
 
     To count until now would have the wait grow as fast as it is waited.
     """
@@ -119,7 +119,7 @@ def _cost(one: AnsweredHang, hang: Hang) -> float:
 
 
 def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
-    """Return what hangs of the job have been answered."""
+    """Return the answered hangs of the job."""
     return [
         PastResponse(
             kind=one.kind,

@@ -58,7 +58,7 @@ def summary(job: JobContext) -> tuple[wire.HealthReason, str]:
 
 
 def _failed_checks(job: JobContext) -> str:
-    """Return what is wrong with present nodes that failed the check before they joined."""
+    """Return the problems of present nodes that failed the check before they joined."""
     nodes = job.membership.nodes
     bad = [
         f"node {rank} is {judged.verdict.lower()}: {judged.reason}"

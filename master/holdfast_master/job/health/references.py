@@ -16,7 +16,7 @@ _KNOWN = frozenset(one.value for one in Resource)
 
 
 def known(state: JobState) -> References:
-    """Return what earlier checks of this job found; a resource of another release is left out."""
+    """Return the findings of this job's earlier checks, without resources of another release."""
     levels = state.reference_levels.values()
     own = (
         (node.node, figure) for node in state.node_references.values() for figure in node.figures

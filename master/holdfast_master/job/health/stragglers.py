@@ -184,7 +184,7 @@ def only_node(world: World, ranks: Iterable[int]) -> int | None:
 
 
 def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict, ...]) -> None:
-    """Say what is new, and what is over; another group's verdict on the same is no news."""
+    """Report news, and their end; another group's verdict on the same is none."""
     before = _accused(job.health.slow)
     gone, group.slow = group.slow, found
     after = _accused(job.health.slow)

@@ -1,4 +1,4 @@
-"""What the newest reports of a world's ranks tell: how far they are, and steps that nobody sees."""
+"""The newest reports of a world's ranks: their progress, and steps that no rank reports."""
 
 from __future__ import annotations
 

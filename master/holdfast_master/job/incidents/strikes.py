@@ -57,7 +57,7 @@ def _known(job: JobContext) -> list[NodeStruck]:
 
 
 def standings(job: JobContext) -> dict[str, HostStanding]:
-    """Return what counts against each host now."""
+    """Return the points against each host now."""
     return node_history.judge(_known(job), job.clock.moment.unix)
 
 

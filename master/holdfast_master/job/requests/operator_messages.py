@@ -103,7 +103,7 @@ def stop_requested(job: JobContext, wish: StopRequest) -> None:
 
 
 def ineffective(spec: MasterSpec) -> tuple[str, ...]:
-    """Return what is odd about a job's health settings: field, value, effect and remedy of each."""
+    """Return the odd health settings of a job: field, value, effect and remedy of each."""
     return (*_of_hangs(spec), *_of_stragglers(spec))
 
 

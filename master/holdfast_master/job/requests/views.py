@@ -113,7 +113,7 @@ def _text(job: JobContext) -> str:
 
 
 def _standing_still(job: JobContext) -> str:
-    """Return who has stood still the longest, where all replicas of the roster do.
+    """Return the replica that has stood still the longest, where all of the roster do.
 
     One of them keeps the others waiting, and is not put out yet. Empty: they go on.
     """

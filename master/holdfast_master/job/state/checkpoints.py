@@ -209,7 +209,7 @@ class CheckpointTracker:
         return frozenset(one for (one, _), error in self.done.items() if error)
 
     def committed_since(self, version: Version) -> bool:
-        """Tell whether this master itself has seen the version committed."""
+        """Return True if this master itself has seen the version committed."""
         return any(one == version and not error for (one, _), error in self.done.items())
 
     def end(self, pending: PendingStep, error: str) -> None:

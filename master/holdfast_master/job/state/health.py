@@ -155,7 +155,7 @@ class Hang:
     following_until: float = -math.inf
     """Patient clock until which the odd ranks may follow others that did the same, s."""
     answered: bool = False
-    """What the spec wants was done, or found not to help."""
+    """The act that the spec wants was done, or found not to help."""
     left: bool = False
     """People were told that it is left alone."""
 

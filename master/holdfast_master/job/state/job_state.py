@@ -64,9 +64,9 @@ class JobState:
     judged: dict[int, wire.NodeJudged] = dataclasses.field(default_factory=dict)
     """The newest verdict on each node rank that was checked before it joined a world."""
     reference_levels: dict[str, wire.ReferenceLevel] = dataclasses.field(default_factory=dict)
-    """What healthy nodes reached in checks, by resource and kind of hardware."""
+    """Figures of healthy nodes in checks, by resource and kind of hardware."""
     node_references: dict[str, wire.NodeReferences] = dataclasses.field(default_factory=dict)
-    """What each node reached in its own last check."""
+    """Figures of each node in its own last check."""
 
     strikes: list[wire.NodeStruck] = dataclasses.field(default_factory=list)
     """The newest things that spoke against hosts, oldest first; some were taken back."""

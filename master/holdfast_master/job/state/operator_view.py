@@ -52,7 +52,7 @@ class OperatorView:
     ended_early: dict[str, None] = dataclasses.field(default_factory=dict)
     """Uids of pods whose end before their agent joined was told; the newest thousand."""
     cluster: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
-    """What other jobs met on the hosts of this one."""
+    """Strikes of other jobs on the hosts of this one."""
     pending_scales: list[PendingScale] = dataclasses.field(default_factory=list)
 
     def newest_pod(self, rank: int) -> str | None:

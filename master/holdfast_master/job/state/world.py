@@ -355,7 +355,7 @@ class FrozenAt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StopCost:
-    """What a stop of all ranks after a common step has cost."""
+    """The cost of a stop of all ranks after a common step."""
 
     steps: int
     """That were done again."""
@@ -365,7 +365,7 @@ class StopCost:
 
 @dataclasses.dataclass(slots=True)
 class Inquiry:
-    """What ranks of replicas were asked, all of which stand still at one step."""
+    """A question to ranks of replicas, all of which stand still at one step."""
 
     number: int
     awaited: set[int] = dataclasses.field(default_factory=set)
@@ -398,7 +398,7 @@ class Worlds:
     rescales_measured: bool = False
     """False: that is a guess."""
     last_stop: StopCost | None = None
-    """What the last stop after a common step has cost; None: this master has seen none."""
+    """The cost of the last stop after a common step; None: this master has seen none."""
     newest_epoch_seen: int = 0
     """Newest epoch of a roster that any agent's ranks were told."""
     strange_roster: bool = False
@@ -409,7 +409,7 @@ class Worlds:
     """Time since which a replica is ready while the newest roster has none that is; None: it has,
     or none is."""
     inquiry: Inquiry | None = None
-    """What ranks of replicas were asked since they stand still; None: nothing."""
+    """The question to ranks of replicas since they stand still; None: none."""
     frozen: dict[int, FrozenAt] = dataclasses.field(default_factory=dict)
     """By number, the replicas that keep others waiting; 0: all stand still."""
     put_out_at: float = -math.inf

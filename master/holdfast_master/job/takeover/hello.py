@@ -251,7 +251,7 @@ def restore_nodes(job: JobContext) -> None:
 
 
 class Arrival(enum.Enum):
-    """What a hello makes of its agent."""
+    """The place of an agent after its hello."""
 
     NEW = "new"
     """Nobody held the rank."""

@@ -1,4 +1,4 @@
-"""What replicas synchronise with each other: the outer roster, and their choice how often.
+"""Replicas that synchronise: the outer roster, and their choice of the interval.
 
 A new epoch is in the journal before any agent hears of it. What units are given to whom, and the
 choice how to agree, the ranks decide, all alike after the same step: they wait for no answer.
@@ -87,7 +87,7 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
 
 
 def note_alone(job: JobContext, world: World) -> None:
-    """Say which replicas of a world that trains have asked for no roster."""
+    """Report the replicas of a world that trains which have asked for no roster."""
     alone = [one.number for one in _standings(job, world) if not one.ready]
     if alone:
         numbers = ", ".join(map(str, alone[:_MOST_NAMED]))

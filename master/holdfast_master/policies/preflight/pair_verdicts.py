@@ -96,7 +96,7 @@ class Network:
         return group_margin(self.resource, self.best.values())
 
     def is_slow(self, good: float) -> bool:
-        """Tell whether a pair with this goodness is slow, as far as there is a level."""
+        """Return True if a pair with this goodness is slow, as far as there is a level."""
         return self.level is not None and good < self.level - self.width
 
     @functools.cached_property

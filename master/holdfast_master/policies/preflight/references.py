@@ -37,7 +37,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class References:
-    """What healthy nodes reached in earlier checks."""
+    """Figures of healthy nodes in earlier checks."""
 
     by_kind: Mapping[Key, Level] = dataclasses.field(default_factory=dict)
     own: Mapping[tuple[str, Resource], float] = dataclasses.field(default_factory=dict)

@@ -79,7 +79,7 @@ class Check:
     current: MeasuringRound | None
     """The open round; None: the check is over."""
     alone: Mapping[str, FigureReport] = dataclasses.field(default_factory=dict)
-    """What each node measured of itself; of two reports the better figures."""
+    """Each node's figures of itself; of two reports the better ones."""
     pair_rounds: int = 0
     """Rounds of pairs that are over."""
     tests: tuple[PairTest, ...] = ()
@@ -115,7 +115,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a check found."""
+    """The findings of a check."""
 
     number: int
     """Number of the check."""

@@ -244,7 +244,7 @@ def _parting(tracks: _Tracks, run: _Run) -> Slices[int | None]:
 
 
 def _a_period_away(tracks: _Tracks, sequence: int, period: int) -> dict[int, int]:
-    """Return what each rank issued a period before; at the samples' beginning, a period behind."""
+    """Return each rank's issues a period before; at the samples' beginning, a period behind."""
     found = {}
     for rank, runs in tracks.items():
         one = _signature(runs, sequence - period)

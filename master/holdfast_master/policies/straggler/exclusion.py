@@ -21,7 +21,7 @@ CAP_NODES: Final = 2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prospects:
-    """What the decision depends on beside the verdict. Counts are of nodes."""
+    """Inputs of the decision besides the verdict. Counts are of nodes."""
 
     members: int
     standbys: int

@@ -68,7 +68,7 @@ def is_above(trial: StragglerTrial, window: Window) -> bool | None:
 
 
 def outcome(trial: StragglerTrial, view: TrialView) -> StragglerOutcome:
-    """Return what is known now of an exclusion.
+    """Return the present knowledge of an exclusion.
 
     That the ranks are as fast as the others is no last word: their own work may begin later, as at
     a step that the script does again. Of several ranks it is: the work of one is not theirs, and

@@ -52,7 +52,7 @@ class Past:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usual:
-    """What is known of the ranks' pasts."""
+    """Knowledge of the ranks' pasts."""
 
     shared: float = 0.0
     """The last change that all ranks shared, logarithm."""

@@ -47,7 +47,7 @@ class StragglerVerdict:
     percent: float
     """Slowdown in percent of a step."""
     node_seconds_per_hour: float
-    """What the job loses by it, node-seconds in an hour."""
+    """The job's loss by it, node-seconds in an hour."""
     considered: tuple[str, ...]
     """Other causes, and what the data say of each."""
     reason: str

@@ -51,7 +51,7 @@ class Vote:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VoteRecord:
-    """What the policy remembers of one world."""
+    """The policy's memory of one world."""
 
     windows: int = 0
     by_time: Usual = dataclasses.field(default_factory=Usual)

@@ -16,7 +16,7 @@ LEAST_SHARE = 0.2
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankTime:
-    """What one rank did in a window, by step."""
+    """One rank's work in a window, by step."""
 
     node: str
     local: float

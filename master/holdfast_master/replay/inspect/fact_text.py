@@ -46,7 +46,7 @@ def fact_line(record: wire.JournalRecord) -> str:
 
 
 def words(record: wire.JournalRecord) -> str:
-    """Return what the fact says, with its reason where it has one."""
+    """Return the fact in words, with its reason where it has one."""
     return _FACTS[type(record.fact)](record.fact) if record.fact is not None else ""
 
 
@@ -210,7 +210,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
 
 
 def order_lines(orders: Iterable[Instruction]) -> list[str]:
-    """Return what was to be done, a line for each kind of message with the streams it goes to."""
+    """Return the instructions, a line for each kind of message with the streams it goes to."""
     streams: dict[str, list[int]] = {}
     others: list[str] = []
     for order in orders:
@@ -233,7 +233,7 @@ def _numbers(found: list[int]) -> str:
 
 
 def input_line(event: Input | None) -> str:
-    """Return what the core was told; None: its own beginning."""
+    """Return the core's input; None: its own beginning."""
     return "the master begins" if event is None else _INPUTS[type(event)](event)
 
 

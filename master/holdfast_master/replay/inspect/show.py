@@ -47,7 +47,7 @@ class JournalContent:
     facts: tuple[JournalRecord, ...]
     """Those that a successor would take for true, kept ones before the base first."""
     notes: tuple[str, ...]
-    """What is wrong with it, for people."""
+    """Its faults, for people."""
 
 
 def show(found: JournalContent, wanted: Filter, *, as_json: bool) -> Iterator[str]:

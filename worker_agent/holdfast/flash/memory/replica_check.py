@@ -94,7 +94,7 @@ class _Pair:
                 self.squares[at] += size * size
 
     def is_alike(self, tolerance: float) -> bool:
-        """Tell whether the ranks differ by rounding only."""
+        """Return True if the ranks differ by rounding only."""
         one, other, distance = map(math.sqrt, self.squares)
         norm = max(one, other)
         return self.is_exact and (norm < _NOTHING or distance <= tolerance * norm)

@@ -287,7 +287,7 @@ def lacking(tables: Iterable[ShardTable], asked: Iterable[Needs] = ()) -> list[s
 
 
 def _is_held(box: Box, parts: set[Box], shape: tuple[int, ...] | None) -> bool:
-    """Tell whether parts of a tensor cover a box, as far as it lies in the tensor's shape."""
+    """Return True if parts of a tensor cover a box, as far as it lies in the tensor's shape."""
     if box in parts:
         return True
     if shape is None:
@@ -299,7 +299,7 @@ def _is_held(box: Box, parts: set[Box], shape: tuple[int, ...] | None) -> bool:
 
 
 def whole(tables: Iterable[ShardTable]) -> bool:
-    """Tell whether the images of these tables, tails included, can serve every world.
+    """Return True if the images of these tables, tails included, can serve every world.
 
     Some per-rank values may be lacking, because a new world begins them anew: the random
     generators (`BEGUN_ANEW`).
@@ -330,7 +330,7 @@ def _covered(box: Box, parts: Iterable[Box]) -> int:
 
 
 def _overlapping(parts: Sequence[Box]) -> bool:
-    """Tell whether two of the sorted boxes share an element; distant boxes are not compared."""
+    """Return True if two of the sorted boxes share an element; distant boxes are not compared."""
     for index, part in enumerate(parts):
         for other in parts[index + 1 :]:
             if part[0] and other[0][0] >= part[0][0] + part[1][0]:

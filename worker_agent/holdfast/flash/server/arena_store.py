@@ -390,7 +390,7 @@ class AvailableVersions:
         return found
 
     def is_whole(self, versions: Iterable[Version]) -> bool:
-        """Tell whether this node alone can restore any world from each of these versions.
+        """Return True if this node alone can restore any world from each of these versions.
 
         False without versions: no node may count on a node that has nothing.
         """
@@ -453,7 +453,7 @@ class AvailableVersions:
 
 
 def _is_same(slot: ArenaSlot, shard: Shard, spans: list[tuple[int, int]]) -> bool:
-    """Tell whether a slot has the bytes of a committed shard, its tail included."""
+    """Return True if a slot has the bytes of a committed shard, its tail included."""
     if tuple(slot.lengths) != shard.lengths:
         return False
     hashes = hash_items(slot.image, spans, training=False)
@@ -472,11 +472,11 @@ def prove(jobs: Iterable[SlotWork]) -> None:
 
 
 def is_damaged(held: RankArena, slot: ArenaSlot) -> bool:
-    """Tell whether a hashed slot differs from its hashes; while no rank trains."""
+    """Return True if a hashed slot differs from its hashes; while no rank trains."""
     spans = held.arena.table.spans(tuple(slot.lengths))
     return hash_items(slot.image, spans, training=False) != tuple(slot.hashes)
 
 
 def was_hashed(slot: ArenaSlot) -> bool:
-    """Tell whether the slot's hash table belongs to its content."""
+    """Return True if the slot's hash table belongs to its content."""
     return bool(slot.words[SlotWord.HASHED] == slot.words[SlotWord.SEQUENCE])

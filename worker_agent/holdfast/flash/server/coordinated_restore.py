@@ -197,7 +197,7 @@ class CoordinatedRestore:
             self._write_beside(version)
 
     def _is_durable(self, plan: RestorePlan) -> bool:
-        """Tell whether a durable tier has the plan's version."""
+        """Return True if a durable tier has the plan's version."""
         durable = [name for name, tier in self._node.tiers.items() if tier.durable]
         return plan.tier in durable or any(
             plan.version in offered(self._asked, name) for name in durable

@@ -93,7 +93,7 @@ class Gatherer:
         """Versions that failed after their description, with the reason: not to be chosen again."""
 
     def has(self, number: int, version: Version) -> bool:
-        """Tell whether a round's parts of a version are described."""
+        """Return True if a round's parts of a version are described."""
         return bool(self.lent) and (self._number, self._version) == (number, version)
 
     def describe(self, number: int, version: Version, sources: Iterable[PartSource]) -> None:

@@ -46,7 +46,7 @@ class TrainerHello:
     root: str
     """Directory of the checkpoints; empty: memory only."""
     policy: CheckpointPolicy
-    """What the job's file and the script say of checkpoints."""
+    """Settings of checkpoints, by the job's file and the script."""
     token: str = ""
     """Names the attempts of this world, equal on all of its ranks. Empty: the server's own."""
 
@@ -326,7 +326,7 @@ class Member:
         return found[0]
 
     def has_last_words(self) -> bool:
-        """Tell whether a dead trainer has sent messages that were not received yet."""
+        """Return True if a dead trainer has sent messages that were not received yet."""
         if self._inbox or self.link.closed:
             return bool(self._inbox)
         poll = select.poll()

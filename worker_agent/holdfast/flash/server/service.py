@@ -119,7 +119,7 @@ class ServerState:
         self.worker.hand_out(lambda: failure_of(what, work, CommitError), committed)
 
     def commits_alone(self, name: Tier) -> bool:
-        """Tell whether this node commits its own parts in a tier: no other waits for them there."""
+        """Return True if this node commits its own parts in a tier: none waits for them there."""
         tier = self.tiers[name]
         return tier.commit is not None and tier.shared is None
 

@@ -286,7 +286,7 @@ class StorageTier:
         )
 
     def is_committed(self, root: str, version: Version) -> bool:
-        """Tell whether the step's directory holds this version."""
+        """Return True if the step's directory holds this version."""
         found = read_manifest_or_none(self._disk, f"{root}/step_{version.step}")
         return found is not None and found.version == version
 

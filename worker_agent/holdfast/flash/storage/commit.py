@@ -312,7 +312,7 @@ def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
 
 
 def _is_newer(disk: Disk, folder: str) -> bool:
-    """Tell whether a newer Holdfast described an attempt, and log so once."""
+    """Return True if a newer Holdfast described an attempt, and log so once."""
     for name in sorted(disk.names(folder)):
         if name != MANIFEST_NAME and not _DESCRIPTION.fullmatch(name):
             continue

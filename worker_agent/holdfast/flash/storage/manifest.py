@@ -135,14 +135,14 @@ def decode_manifest(content: bytes, file: str = MANIFEST_NAME) -> Manifest:
 
 
 def _is_as_written(content: bytes, stated: Any) -> bool:
-    """Tell whether the file's own bytes have the hash, which saves writing them once more."""
+    """Return True if the file's own bytes have the hash, which saves writing them once more."""
     text = content[len(_HEAD % 0) : -len(_TAIL)]
     number = hash64(text)
     return stated == f"{number:016x}" and content == _HEAD % number + text + _TAIL
 
 
 def _is_one_bit_off(body: Any, stated: Any) -> bool:
-    """Tell whether one flipped bit of the number makes it a newer format: then it is damage."""
+    """Return True if one flipped bit of the number makes it a newer format: then it is damage."""
     found: int = body["format"]
     as_written = f"{hash64(_canonical({**body, 'format': FORMAT})):016x}"
     return found < 10 and (found ^ FORMAT).bit_count() == 1 and bool(as_written == stated)
@@ -174,7 +174,7 @@ def newest_of(disk: Disk, root: str) -> int:
 
 
 def is_own(disk: Disk, path: str) -> bool:
-    """Tell whether a directory is a committed step of Holdfast and nothing else.
+    """Return True if a directory is a committed step of Holdfast and nothing else.
 
     A committed step gets its name with its manifest in it: one without a manifest is foreign.
     """

@@ -169,7 +169,7 @@ def leave_nothing(
 
 
 def is_whole(disk: Disk, folder: str) -> bool:
-    """Tell whether an attempt's directory has the parts of all ranks, each with its description."""
+    """Return True if an attempt's directory has the parts of all ranks and their descriptions."""
     with contextlib.suppress(OSError, ManifestError):
         names = disk.names(folder)
         if MANIFEST_NAME in names:

@@ -63,6 +63,6 @@ def to_delete(
 def is_for_good(
     step: int, settings: RetentionSettings, pinned: frozenset[int] = frozenset()
 ) -> bool:
-    """Tell whether a step stays, however many newer steps there are."""
+    """Return True if a step stays, however many newer steps there are."""
     every = settings.keep_every
     return step in pinned or (every > 0 and step % every == 0)

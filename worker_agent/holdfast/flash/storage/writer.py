@@ -303,7 +303,7 @@ class _Patience:
         self._moved, self._seen = time.monotonic(), list[tuple[str, int]]()
 
     def is_over(self) -> bool:
-        """Tell whether the time is up, or no trainer waits and nothing changes any more."""
+        """Return True if the time is up, or no trainer waits and nothing changes any more."""
         now, seen = time.monotonic(), list[tuple[str, int]]()
         if not self._awaited():
             for name in self._disk.names(self._folder):

@@ -89,7 +89,7 @@ def _tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> Iterator[str]
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two plain values are equal, their tensors bit for bit."""
+    """Return True if two plain values are equal, their tensors bit for bit."""
     import torch
 
     if type(one) is not type(other):

@@ -212,7 +212,7 @@ def _as_text(found: Sequence[Look], *, deep: bool) -> str:
 
 
 def is_foreign(place: str) -> bool:
-    """Tell whether a path has a checkpoint of another framework."""
+    """Return True if a path has a checkpoint of another framework."""
     try:
         return Path(place).exists() and format_of(place).format not in ("", "holdfast")
     except OSError:

@@ -309,7 +309,7 @@ class Client:
         return failures
 
     def is_lost(self) -> bool:
-        """Tell whether the server is gone; the first time, that is a failure too.
+        """Return True if the server is gone; the first time, that is a failure too.
 
         Steps that were not durable are lost then, and later ones are not kept.
         """

@@ -84,7 +84,7 @@ class Comparison:
             del self._steps[next(iter(self._steps))]
 
     def is_over(self, stored: Iterable[int]) -> bool:
-        """Tell whether the ranks were compared and alike; stored: steps that became durable."""
+        """Return True if the ranks were compared and alike; stored: steps that became durable."""
         if not self._is_over and any(step in self._steps for step in stored):
             self._is_over = True
             self._steps.clear()
@@ -164,7 +164,7 @@ class Copier:
                 raise Changed(f"{key} is another tensor")
 
     def is_compared(self, stored: Iterable[int]) -> bool:
-        """Tell whether ranks were compared in this layout; stored: steps that became durable."""
+        """Return True if ranks were compared in this layout; stored: steps that became durable."""
         if not self._comparison.is_over(stored):
             return False
         self._sketcher = None
@@ -296,7 +296,7 @@ class Copier:
 
 
 def is_on_gpu(values: torch.Tensor) -> bool:
-    """Tell whether CUDA copies this tensor."""
+    """Return True if CUDA copies this tensor."""
     return values.device.type == "cuda"
 
 
@@ -315,7 +315,7 @@ def _rows(source: ItemSource) -> torch.Tensor:
 
 
 def is_lazy(values: torch.Tensor) -> bool:
-    """Tell whether a tensor's bytes differ from its values: conjugate and negative views."""
+    """Return True if a tensor's bytes differ from its values: conjugate and negative views."""
     return values.is_conj() or values.is_neg()
 
 

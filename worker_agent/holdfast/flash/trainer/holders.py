@@ -41,13 +41,13 @@ class Holders:
         return found
 
     def is_of_others(self, name: str, path: Path, rank: int) -> bool:
-        """Tell whether other ranks have this name, and this rank does not."""
+        """Return True if other ranks have this name, and this rank does not."""
         found = self.of(name, path)
         return found is not None and rank not in found
 
 
 def is_state(path: Path) -> bool:
-    """Tell whether a path is an optimizer's state of a parameter."""
+    """Return True if a path is an optimizer's state of a parameter."""
     path = in_replica(path)
     return path[:1] == ("optimizer",) and "state" in path[1:3] and len(path) > 3
 

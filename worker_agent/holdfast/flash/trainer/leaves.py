@@ -78,7 +78,7 @@ class TensorLeaf:
 
 
 def is_own(leaf: TensorLeaf) -> bool:
-    """Tell whether a buffer goes back to each rank with its own values: a plain and small one."""
+    """Return True if a buffer goes back to each rank with its own values: a plain and small one."""
     import torch
 
     if not leaf.buffer:
@@ -111,7 +111,7 @@ class ValueLeaf:
 
 
 def is_common(leaf: ValueLeaf) -> bool:
-    """Tell whether all ranks should have the same value: not for a module's own state."""
+    """Return True if all ranks should have the same value: not for a module's own state."""
     return not leaf.own and leaf.path[0] != "model"
 
 

@@ -54,7 +54,7 @@ class CopyRanges:
 
 
 def has_helper() -> bool:
-    """Return whether the compiled helper is in use."""
+    """Return True if the compiled helper is in use."""
     return _helper() is not None
 
 

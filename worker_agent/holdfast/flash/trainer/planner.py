@@ -231,7 +231,7 @@ def _cuts(
 
 
 def _kept(local: LocalPart, number: int, place: RankPosition) -> bool | None:
-    """Tell whether part `number` goes to the tail; None: this rank does not store it.
+    """Return True if part `number` goes to the tail; None: this rank does not store it.
 
     All ranks of a node together keep every part that any rank of the world needs.
     """
@@ -351,7 +351,7 @@ class Planner:
         return _cuts(local, shared, self._place, of_first=self._of_first(leaf))
 
     def _of_first(self, leaf: TensorLeaf) -> bool:
-        """Tell whether ranks may differ in a tensor, so that rank 0's values are stored."""
+        """Return True if ranks may differ in a tensor, so that rank 0's values are stored."""
         return not leaf.own and (leaf.synced or is_own(leaf))
 
     def _value_kept(self, leaf: ValueLeaf) -> bool | None:
@@ -389,7 +389,7 @@ class Planner:
 
 
 def _is_compared(leaf: TensorLeaf) -> bool:
-    """Tell whether ranks with the same elements should have them equal.
+    """Return True if ranks with the same elements should have them equal.
 
     What else a framework keeps in boxes, such as the anchors of replicas that are not in the same
     round, may be of other moments.

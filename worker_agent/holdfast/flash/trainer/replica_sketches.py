@@ -172,7 +172,7 @@ def _joined() -> frozenset[torch.dtype]:
 
 @cache
 def _is_exact(dtype: torch.dtype) -> bool:
-    """Tell whether equal data has equal numbers: 8 bits may be a rounded float's."""
+    """Return True if equal data has equal numbers: 8 bits may be a rounded float's."""
     import torch
 
     if dtype is torch.bool:

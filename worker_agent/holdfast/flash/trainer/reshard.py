@@ -200,7 +200,7 @@ class Filling:
         self.values = StoredValues()
         """Name of each stored value that is no tensor → the value."""
         self.notes: list[str] = []
-        """What the user should know of the start, in words."""
+        """Notes on the start for the user, in words."""
         self.wanted: dict[tuple[int, int], int] = {}
         """(rank, index of the item) → bytes, of items to fetch before `copy`."""
         self._ranges: list[CopyRange] = []
@@ -294,7 +294,7 @@ class Filling:
         return [f"{name} is not in the state" for name in left]
 
     def is_of_others(self, name: str) -> bool:
-        """Tell whether other ranks take this name, and this rank has no place for it."""
+        """Return True if other ranks take this name, and this rank has no place for it."""
         path = self.found.paths.get(name, ())
         return self._holders.is_of_others(name, path, self.place.rank)
 
@@ -351,7 +351,7 @@ class Filling:
         return True
 
     def are_one(self, first: str, name: str) -> bool:
-        """Tell whether two names of one tensor have equal stored values; note it if not.
+        """Return True if two names of one tensor have equal stored values; note it if not.
 
         The bytes of items on other nodes are not here yet: they are taken for equal.
         """
@@ -396,7 +396,7 @@ class Filling:
 
 
 def _is_equal(one: StoredBox, other: StoredBox) -> bool:
-    """Tell whether two parts have the same bytes, as far as these are here and comparable."""
+    """Return True if two parts have the same bytes, as far as these are here and comparable."""
     ours, theirs = one.item, other.item
     form = (ours.box, ours.dtype, one.lent is None and other.lent is None)
     if form != (theirs.box, theirs.dtype, True):

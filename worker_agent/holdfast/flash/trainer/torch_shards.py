@@ -366,7 +366,7 @@ def other_form(
 def _is_like(
     here: Any, item: TensorItem, dtype: torch.dtype, device: torch.device, like: Any
 ) -> bool:
-    """Tell whether an optimizer's tensor equals in form the one that would be made anew."""
+    """Return True if an optimizer's tensor equals in form the one that would be made anew."""
     import torch
     from torch.distributed.tensor import DTensor
 

@@ -1,4 +1,4 @@
-"""What torch.save writes: values as bytes that are loaded as data and never run, tensors' framing.
+"""Bytes of torch.save: values that are loaded as data and never run, tensors' framing.
 
 Belongs here: the proof that a value can be loaded so, without a load at each save; the framing that
 torch.save puts around a tensor, obtained without saving any values. A DCP file is one such record
@@ -51,7 +51,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _is_comparable(value: Any) -> bool:
-    """Tell whether equal values have equal bytes: small tensors of whole numbers, not strided."""
+    """Return True if equal values have equal bytes: small tensors of whole numbers, not strided."""
     import torch
 
     return (
@@ -65,7 +65,7 @@ def _is_comparable(value: Any) -> bool:
 
 
 def same(old: Any, new: Any) -> bool:
-    """Tell whether two values encode alike: 1, 1.0 and True do not."""
+    """Return True if two values encode alike: 1, 1.0 and True do not."""
     if type(old) is not type(new):
         return False
     if type(old) is dict:
@@ -112,7 +112,7 @@ def _kind(one: Any) -> type | str:
 
 
 def has_shards(kinds: Iterable[type | str]) -> bool:
-    """Tell whether DTensors are among the kinds of a value: their bytes differ on each rank."""
+    """Return True if DTensors are among the kinds of a value: their bytes differ on each rank."""
     module = sys.modules.get("torch.distributed.tensor")  # not imported: no DTensor exists
     shards = getattr(module, "DTensor", None)
     return shards is not None and any(
@@ -121,14 +121,14 @@ def has_shards(kinds: Iterable[type | str]) -> bool:
 
 
 def is_seen_through(kind: type | str) -> bool:
-    """Tell whether the content of objects of a kind is known: such a kind is proved only once."""
+    """Return True if the content of objects of a kind is known: such a kind is proved only once."""
     import torch
 
     return kind in (*_SIMPLE, bytes, dict, list, tuple, set, torch.Tensor)
 
 
 def _is_odd(kind: type | str) -> bool:
-    """Tell whether a kind may be the reason that a value is no data."""
+    """Return True if a kind may be the reason that a value is no data."""
     import torch
 
     others = complex, bytearray, OrderedDict, Counter, torch.Size, torch.dtype, torch.device
@@ -230,7 +230,7 @@ class StoredValues(MutableMapping[str, Any]):
         self._decoded.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is such a value, and decode nothing."""
+        """Return True if there is such a value, and decode nothing."""
         return name in self._decoded or name in self._encoded
 
     def __iter__(self) -> Iterator[str]:

@@ -18,7 +18,7 @@ _SCHEDULER: Final = ("deepspeed", "lr_scheduler")
 _LOSS_SCALE: Final = ("deepspeed", "loss_scale")
 _COUNTERS: Final = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 _OF_SCALER: Final = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-"""What a loss scaler changes while it trains; the rest is the configuration's."""
+"""Fields that a loss scaler changes while it trains; the rest is the configuration's."""
 
 
 def collect_engine(leaves: Leaves, engine: Any) -> None:

@@ -80,7 +80,7 @@ def _collect_entry(
 
 
 def is_scalar(key: str, value: torch.Tensor) -> bool:
-    """Tell whether a state entry is one number for a whole partition, such as a step count."""
+    """Return True if a state entry is one number for a whole partition, such as a step count."""
     return key == _STEP or not value.dim()
 
 
@@ -147,7 +147,7 @@ def _stored_keys(filling: Filling) -> dict[str, set[str]]:
 
 
 def _is_number(filling: Filling, flat: Flat, key: str, names: Names) -> bool:
-    """Tell whether the checkpoint has one number under a key, and none for each element."""
+    """Return True if the checkpoint has one number under a key, and none for each element."""
     if key == _STEP:
         return True
     stored = [".".join((*_STATE, names[id(one)], key)) for one in flat.parameters]
@@ -238,7 +238,7 @@ def _as_kept(inner: Any, flat: Flat, before: Any, number: float) -> Any:
 
 
 def is_of_torch(inner: Any) -> bool:
-    """Tell whether an optimizer is one of torch's, or derived from one."""
+    """Return True if an optimizer is one of torch's, or derived from one."""
     from torch.optim import Optimizer
 
     return any(

@@ -217,12 +217,12 @@ def piece_of(parameter: Any, at: int = 0) -> FlatPiece | None:
 
 
 def is_partitioned(parameter: Any) -> bool:
-    """Tell whether stage 3 keeps a parameter as one part per rank."""
+    """Return True if stage 3 keeps a parameter as one part per rank."""
     return getattr(parameter, "ds_tensor", None) is not None
 
 
 def is_stored(parameter: Any) -> bool:
-    """Tell whether this pipeline stage stores a parameter: of tied layers the first stage does."""
+    """Return True if this pipeline stage stores a parameter: of tied layers the first does."""
     return not getattr(parameter, "ds_pipe_replicated", False)
 
 

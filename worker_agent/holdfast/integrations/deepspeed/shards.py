@@ -180,6 +180,6 @@ class EngineShards:
         return isinstance(self._engine.optimizer, Optimizer)
 
     def _of_torch(self) -> TorchShards:
-        """Return what fills the model, and torch's own optimizer if the engine has no other."""
+        """Return the state for the model, and for torch's optimizer if the engine has no other."""
         optimizers = {"": self._engine.optimizer} if self._is_plain() else {}
         return TorchShards({"": self._engine.module}, optimizers)

@@ -77,7 +77,7 @@ class _Run:
         atexit.register(self._end)
 
     def is_of(self, model: Sequence[Any], optimizer: Any, scheduler: Any) -> bool:
-        """Tell whether these are the objects that this run saves and fills."""
+        """Return True if these are the objects that this run saves and fills."""
         given = _flat(model, optimizer, scheduler)
         return len(given) == len(self._of) and all(map(operator.is_, given, self._of))
 
@@ -366,7 +366,7 @@ def show(root: str) -> None:
 
 
 def is_megatrons(root: str) -> bool:
-    """Tell whether a directory has checkpoints of Megatron's own format, and none of Holdfast."""
+    """Return True if a directory has checkpoints of Megatron's own format, and none of Holdfast."""
     return bool(_text(root)) and not steps(Disk(), root)
 
 

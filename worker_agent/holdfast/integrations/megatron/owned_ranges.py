@@ -47,7 +47,7 @@ class OwnedRange:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What a rank's optimizers own."""
+    """Ranges that a rank's optimizers own."""
 
     ranges: tuple[OwnedRange, ...]
     inner: tuple[torch.optim.Optimizer, ...]
@@ -72,7 +72,7 @@ def optimizers_of(optimizer: Any) -> list[Any]:
 
 
 def owned(optimizer: Any) -> Owned:
-    """Return what this rank's optimizer owns; raises `StateError` for an unknown kind."""
+    """Return the ranges of this rank's optimizer; raises `StateError` for an unknown kind."""
     inner: list[torch.optim.Optimizer] = []
     ranges, ids = list[OwnedRange](), set[int]()
     for one in optimizers_of(optimizer):

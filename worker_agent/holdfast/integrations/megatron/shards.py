@@ -301,7 +301,7 @@ OWNER: Final = "_holdfast_state_owner"
 
 
 class StateOwner(Protocol):
-    """What lists the state in place of `MegatronShards`."""
+    """The lister of the state in place of `MegatronShards`."""
 
     def shards(
         self,

@@ -229,7 +229,7 @@ def catch_up(step: int, one: Any) -> bool:
 
 
 def counts_to(step: int, one: Any) -> TypeGuard[LRScheduler]:
-    """Tell if this is a scheduler of torch that is stepped with the optimizer, at this step."""
+    """Return True if this scheduler of torch is stepped with the optimizer, at this step."""
     from torch.optim import lr_scheduler
 
     while isinstance(one, lr_scheduler.ChainedScheduler):  # has no count of its own

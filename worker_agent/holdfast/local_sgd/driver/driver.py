@@ -369,7 +369,7 @@ class Driver:
             self._apply(found)
 
     def _attempt(self, call: Callable[[], object]) -> bool:
-        """Tell whether a call succeeded; where it failed the members have changed."""
+        """Return True if a call succeeded; where it failed the members have changed."""
         found = self.who.attempt(call)
         if found is not None:
             self._apply(found)

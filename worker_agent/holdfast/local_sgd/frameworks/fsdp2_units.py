@@ -121,7 +121,7 @@ def _groups(module: Any) -> list[Any]:
 
 
 def _is_gathering(group: Any) -> bool:
-    """Tell if a gather is under way; True where this torch does not show it."""
+    """Return True if a gather is under way; True where this torch does not show it."""
     return getattr(group, "_all_gather_result", group) is not None
 
 

@@ -165,7 +165,7 @@ def _fill(
 
 
 def _is_first(one: MasterPart) -> bool:
-    """Tell if the first element of the whole parameter is in a part, and not as a copy."""
+    """Return True if the first element of the whole parameter is in a part, and not as a copy."""
     piece = one.pieces[0]
     at_begin = not any(piece.offsets[len(piece.layer) :]) and one.begin == 0
     return at_begin and one.end > 0 and not piece.copy

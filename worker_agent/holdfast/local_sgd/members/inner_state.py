@@ -130,7 +130,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_cut_as(value: Any, slot: Any) -> bool:
-    """Tell if a value is cut among the ranks as its parameter is."""
+    """Return True if a value is cut among the ranks as its parameter is."""
     from torch.distributed.tensor import DTensor
 
     if not (isinstance(value, DTensor) and isinstance(slot, DTensor)):

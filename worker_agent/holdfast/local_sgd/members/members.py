@@ -184,7 +184,7 @@ class RosterMembers:
         return self._tried
 
     def has_changed(self) -> bool:
-        """Tell if this rank sees a newer roster than the one it has followed."""
+        """Return True if this rank sees a newer roster than the one it has followed."""
         return self._epoch() > self._tried
 
     def refresh(self) -> Membership | None:
@@ -280,7 +280,7 @@ class RosterMembers:
         return group, store
 
     def _has_lost(self, roster: OuterRoster) -> bool:
-        """Return whether a member is out by a newer roster; a joiner alone interrupts nothing."""
+        """Return True if a member is out by a newer roster; a joiner alone interrupts nothing."""
         return roster.has_lost(self._read())
 
     def _store(self, roster: OuterRoster) -> dist.Store:
@@ -385,7 +385,7 @@ def members_if_named(environment: Mapping[str, str] = os.environ) -> Members | N
 
 
 def are_named(environment: Mapping[str, str] = os.environ) -> bool:
-    """Tell if an agent names members in the environment: this world is one replica then."""
+    """Return True if an agent names members in the environment: this world is one replica then."""
     return bool(environment.get(ROSTER) or environment.get(REPLICA))
 
 

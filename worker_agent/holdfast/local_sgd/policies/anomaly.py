@@ -71,7 +71,7 @@ class Ewma:
 
 
 def judge(ewma: Ewma, norm: float, settings: AnomalySettings) -> tuple[bool, Ewma]:
-    """Return whether a norm is an anomaly, and the detector for the next one.
+    """Return True if a norm is an anomaly, and the detector for the next one.
 
     Args:
         ewma: The detector before this norm.

@@ -49,7 +49,7 @@ class OuterRoster:
         return host.strip("[]"), int(port)
 
     def has_lost(self, newest: OuterRoster | None) -> bool:
-        """Return whether a member of this roster is out by a newer one, or was in between."""
+        """Return True if a member of this roster is out by a newer one, or was in between."""
         if newest is None or newest.epoch <= self.epoch:
             return False
         since = dict(zip(newest.replicas, newest.since, strict=False))

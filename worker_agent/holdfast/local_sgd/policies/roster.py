@@ -146,7 +146,7 @@ def regroup(
 
 
 def _is_open(one: UnitRounds, newest: Sequence[int], target: int) -> bool:
-    """Return whether it had begun the round after the target, which nobody has finished."""
+    """Return True if it had begun the round after the target, which nobody has finished."""
     return any(one.rounds[unit] == newest[unit] == target for unit in one.begun)
 
 

@@ -65,7 +65,7 @@ def phase(step: int, settings: StepSettings) -> Phase:
 
 
 def boundary(step: int, settings: StepSettings) -> Boundary:
-    """Return what follows this many completed steps; 0 is the state before the first one.
+    """Return the end of this many completed steps; 0 is the state before the first one.
 
     With A-EDiT a round follows from `is_triggering`, never from the number of steps.
     """
@@ -136,7 +136,7 @@ def stepped(turn: Turn) -> Turn:
 def is_triggering(
     turn: Turn, now: float, settings: StepSettings, *, all_exhausted: bool = False
 ) -> bool:
-    """Return whether this replica starts the round, at the end of a step.
+    """Return True if this replica starts the round, at the end of a step.
 
     Args:
         turn: Its time.

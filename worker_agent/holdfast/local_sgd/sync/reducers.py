@@ -205,7 +205,7 @@ class _TwoStages:
                 yield number, low, high
 
     def _takes_part(self, number: int) -> bool:
-        """Tell if this rank's delta counts; else its zeros are no measure of what was lost."""
+        """Return True if this rank's delta counts; else its zeros are no measure of the error."""
         return self._deltas.weights[number][self._group.rank] != 0
 
     def _rows(self) -> torch.Tensor:

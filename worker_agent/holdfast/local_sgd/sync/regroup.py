@@ -186,7 +186,7 @@ class Regroup:
         return dataclasses.replace(found, plan=plan, passed=passed, kept=kept)
 
     def _is_behind(self, one: ReplicaState, giving: ReplicaState) -> bool:
-        """Tell if a replica has made fewer steps than one that is at the newest round."""
+        """Return True if a replica has made fewer steps than one that is at the newest round."""
         return self._in_step and one.has_anchors and one.steps < giving.steps
 
     def _exchange(self, mine: ReplicaState) -> list[Row]:

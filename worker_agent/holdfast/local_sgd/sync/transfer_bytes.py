@@ -43,7 +43,7 @@ def form_of(units: list[Unit]) -> int:
 
 
 def has_outer_state(unit: Unit) -> bool:
-    """Tell if the unit's outer optimizer keeps anything yet: it does after its first step."""
+    """Return True if the unit's outer optimizer has a state: it has after its first step."""
     optimizer = unit.anchors.optimizer if unit.has_anchors else None
     return optimizer is not None and any(optimizer.state.values())
 

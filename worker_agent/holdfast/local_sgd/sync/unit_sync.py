@@ -229,7 +229,7 @@ class UnitSync:
         return [math.sqrt(square) for square in self.shard.sum_scalars(squares)]
 
     def _judge(self, unit: Unit, norm: float) -> tuple[bool, float, Ewma]:
-        """Return if this replica is anomalous, its norm for the others, and its detector."""
+        """Return True if this replica is anomalous, its norm for the others, and its detector."""
         ewma = unit.detectors.get(self.sync.numbers[self.sync.rank], Ewma())
         anomalous = not math.isfinite(norm)
         if self.rules.judge is not None:

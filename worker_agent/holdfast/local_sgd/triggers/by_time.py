@@ -149,7 +149,7 @@ class ByTime(BySteps):
         return seen
 
     def _looks(self) -> bool:
-        """Tell if some replica has triggered the round; trigger it if this one's time is up."""
+        """Return True if a replica has triggered the round; trigger it if this one's time is up."""
         if self._store.check([self.turn.key]):
             return True
         size = self._who.group.size

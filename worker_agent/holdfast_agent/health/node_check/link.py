@@ -208,7 +208,7 @@ def join(
 
 
 def over_loopback(settings: LinkSettings = LinkSettings()) -> LinkFigures:
-    """Return what this node reaches with itself, both ends in this process."""
+    """Return this node's figures with itself, both ends in this process."""
     errors = list[BaseException]()
     with listen(loopback.address()) as listener:
         host, port = listener.getsockname()[:2]

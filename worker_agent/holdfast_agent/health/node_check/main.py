@@ -125,7 +125,7 @@ def to_plain(
 
 
 def _absent(storage: str, ntp: str) -> list[Reading]:
-    """Return what was not measured because an option is missing."""
+    """Return the figures that were not measured because an option is missing."""
     readings = []
     if not storage:
         readings.append(Reading(resource=Resource.DISK_WRITE, skipped=_NO_STORAGE))

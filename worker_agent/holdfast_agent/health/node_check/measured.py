@@ -1,4 +1,4 @@
-"""What the measuring process is told, and what it tells: tasks and figures, one datagram each.
+"""Orders to the measuring process, and its reports: tasks and figures, one datagram each.
 
 Does not belong here: a measurement, deadlines (`runner`).
 """
@@ -88,7 +88,7 @@ class FigureReporter:
         datagrams.send(self._socket, datagrams.encode(report))
 
     def begins(self, resource: Resource, subject: str = "") -> None:
-        """Tell what is measured from now on."""
+        """Report the figure that is measured from now on."""
         self._current = Measuring(resource, subject)
         self.send(self._current)
 

@@ -44,7 +44,7 @@ class Interrupt:
             os.eventfd_read(self._descriptor)
 
     def is_set(self) -> bool:
-        """Tell whether the run is to end."""
+        """Return True if the run is to end."""
         return bool(select.select([self._descriptor], [], [], 0.0)[0])
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class MeasuringProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """What it, and the libraries in it, write to standard output and standard error."""
+        """Standard output and standard error of it, and of the libraries in it."""
         assert self._process.stdout is not None, "it is a pipe"  # noqa: S101
         return self._process.stdout
 
@@ -88,7 +88,7 @@ class MeasuringProcess:
         return datagrams.decode(datagrams.receive(self.socket)[0], REPORTS)
 
     def lives(self) -> bool:
-        """Tell whether it runs."""
+        """Return True if it runs."""
         return self._process.poll() is None
 
     def end(self, grace: float = 0.0) -> str:

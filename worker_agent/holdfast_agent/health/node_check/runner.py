@@ -178,7 +178,7 @@ def _carry_out(
 
 
 class _Child:
-    """What one child process tells about its tasks."""
+    """One child process's reports about its tasks."""
 
     def __init__(
         self, tasks: Sequence[Task], process: MeasuringProcess, interrupt: Interrupt

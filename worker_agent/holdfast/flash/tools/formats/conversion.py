@@ -51,11 +51,11 @@ _OF_SCRIPTS: Final = {"torch": torch_file.read, "dcp": dcp.read}
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a conversion made."""
+    """The result of a conversion."""
 
     path: str
     notes: tuple[str, ...]
-    """What was left out, and what a reader should know."""
+    """Omissions, and notes for a reader."""
 
 
 _WRITERS: Final[dict[str, Callable[[Checkpoint, File, Progress], None]]] = {

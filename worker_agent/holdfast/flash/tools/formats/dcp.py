@@ -243,7 +243,7 @@ class Directory:
 
 
 def _is_dense(ref: TensorRef) -> bool:
-    """Tell whether a tensor's elements lie one after another."""
+    """Return True if a tensor's elements lie one after another."""
     steps = (math.prod(ref.size[dim + 1 :]) for dim in range(len(ref.size)))
     return all(
         n == 1 or own == due for n, own, due in zip(ref.size, ref.stride, steps, strict=True)

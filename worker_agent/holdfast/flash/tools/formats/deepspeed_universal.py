@@ -73,7 +73,7 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
 
 
 def _untrained(files: ModelFiles) -> dict[str, ForeignTensor | None]:
-    """Return what the model files have themselves; None: a further name of a parameter."""
+    """Return the model files' own values; None: a further name of a parameter."""
     if files.tensor_size > 1:
         return {}
     found: dict[str, ForeignTensor | None] = {}

@@ -142,7 +142,7 @@ def whole(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a reader found. Nothing but small values is in memory."""
+    """A reader's findings. Nothing but small values is in memory."""
 
     place: str
     format: str
@@ -154,7 +154,7 @@ class Checkpoint:
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Parallel sizes of the world that saved: "data", "tensor", "pipeline"."""
     notes: tuple[str, ...] = ()
-    """What was left out, and what a reader should know."""
+    """Omissions, and notes for a reader."""
 
     @property
     def bytes(self) -> int:

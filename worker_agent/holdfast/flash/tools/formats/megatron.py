@@ -176,7 +176,7 @@ class Buckets:
                     yield one
 
     def _ends(self, bucket: _Bucket, begin: int, one: _Weight) -> bool:
-        """Tell whether all of a weight has the values of a place, where a piece ends with it."""
+        """Return True if all of a weight has the values of a place, where a piece ends with it."""
         end = begin + one.count
         if end != bucket.count and end not in bucket.starts:
             return False
@@ -192,7 +192,7 @@ class Buckets:
 
 
 def is_bucket(name: str) -> bool:
-    """Tell whether a name is that of optimizer state in a bucket."""
+    """Return True if a name is that of optimizer state in a bucket."""
     return _BUCKET.fullmatch(name) is not None
 
 

@@ -211,7 +211,7 @@ class Reader(pickle.Unpickler):
         self._made: dict[str, type[ForeignObject]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for; raises UnpicklingError for one that is not allowed."""
+        """Return the object of a name; raises UnpicklingError for one that is not allowed."""
         full = f"{_RENAMED.get(module, module)}.{name}"
         if full in _CALLS:
             return _CALLS[full]

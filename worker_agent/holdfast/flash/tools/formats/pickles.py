@@ -200,7 +200,7 @@ def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def plain(value: Any) -> bool:
-    """Tell whether data has nothing but numbers, text and containers of them."""
+    """Return True if data has nothing but numbers, text and containers of them."""
     if isinstance(value, Mapping):
         return all(plain(key) and plain(one) for key, one in value.items())
     if isinstance(value, list | tuple | set):

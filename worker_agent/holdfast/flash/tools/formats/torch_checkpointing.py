@@ -48,7 +48,7 @@ class Box:
     """The rank's own tensor has nothing else."""
 
     def fits(self, shape: Numbers) -> bool:
-        """Tell whether a rank's own tensor has the box."""
+        """Return True if a rank's own tensor has the box."""
         if self.exact:
             return shape == self.sizes
         ends = zip(self.local, self.sizes, shape, strict=False)
@@ -57,7 +57,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placement:
-    """What one dimension of a mesh does."""
+    """The use of one dimension of a mesh."""
 
     size: int
     """Ranks along it."""
@@ -88,7 +88,7 @@ class Sharding:
 
     @classmethod
     def of(cls, packed: Mapping[str, Any], ranks: Iterable[int]) -> Self:
-        """Return what torch_checkpointing wrote.
+        """Return the state that torch_checkpointing wrote.
 
         Raises ValueError, KeyError or TypeError for what is damaged or unknown.
         """

@@ -34,7 +34,7 @@ def walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def is_leaf(path: Path) -> bool:
-    """Tell whether a path is saved as one: an extra, an optimizer's entry, a module's own state."""
+    """Return True if a path is saved whole: an extra, an optimizer's entry, a module's state."""
     match path:
         case ():
             return False
@@ -50,7 +50,7 @@ def is_leaf(path: Path) -> bool:
 
 
 def is_tensor_place(path: Path) -> bool:
-    """Tell whether a tensor at a path is stored as a tensor; elsewhere it is part of a value."""
+    """Return True if a tensor at a path is stored as a tensor; elsewhere it is part of a value."""
     return path[0] in ("model", "optimizer", OWN_BUFFERS)
 
 
@@ -154,7 +154,7 @@ def _is_flat(value: Mapping[Any, Any]) -> bool:
 
 
 def _has(value: Any, shape_of: Callable[[Any], Shape]) -> bool:
-    """Tell whether a nested mapping has a tensor."""
+    """Return True if a nested mapping has a tensor."""
     if isinstance(value, Mapping):
         return any(_has(one, shape_of) for one in value.values())
     return shape_of(value) is not None
@@ -184,7 +184,7 @@ def _bare(
 
 
 def _may_be_model(key: Any, value: Any, shape_of: Callable[[Any], Shape]) -> bool:
-    """Tell whether a value has weights: tensors, no scalars, of no optimizer and no part."""
+    """Return True if a value has weights: tensors, no scalars, of no optimizer and no part."""
     return (
         isinstance(value, Mapping)
         and not _known(key)
