@@ -31,11 +31,13 @@ from holdfast_master.job.incidents import goodput_marks, incidents, strikes
 from holdfast_master.job.nodes import liveness, pods
 from holdfast_master.job.requests import (
     agent_messages,
+    figures,
     job_end,
     operator_messages,
     user_requests,
     views,
 )
+from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
@@ -178,6 +180,11 @@ class Core:
         """The ranks of the running world, who is slow, and the hang that holds."""
         self._job.clock.moment = now
         return health_view.health(self._job)
+
+    def figures(self, now: Moment) -> JobFigures:
+        """The job's figures for its metrics."""
+        self._job.clock.moment = now
+        return figures.figures(self._job)
 
     def digest(self, now: Moment) -> wire.StateDigest:
         """The digest: the state that a master without a journal needs."""

@@ -8,14 +8,14 @@ import enum
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from holdfast_master.core import Core
-from holdfast_master.inputs import JournalNoted, OperatorMessage, PeerRefused
+from holdfast_master.inputs import JournalNoted, Moment, OperatorMessage, PeerRefused
 from holdfast_master.instructions import (
     CloseSession,
     Finished,
@@ -27,6 +27,7 @@ from holdfast_master.instructions import (
     SendToOperator,
     StepDown,
 )
+from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.journal.reader import History
 from holdfast_master.journal.writer import Journal
 from holdfast_master.loop.loop import Decider, Effect, MasterLoop, now
@@ -48,6 +49,9 @@ from holdfast_master.settings import CoreIdentity
 from holdfast_wire import __version__, channel
 from holdfast_wire.messages import Fence, SpecAccepted
 from holdfast_wire.reasons import EventReason
+
+if TYPE_CHECKING:
+    from holdfast_master.metrics.exporter import MetricsExporter
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,9 @@ class ProcessEnd(enum.Enum):
 
 class ServedCore(Decider, Views, Protocol):
     """The served core: its decisions and its views."""
+
+    def figures(self, now: Moment) -> JobFigures:
+        """The job's figures for its metrics."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +128,7 @@ class Master:
         self._evidence = evidence or EvidenceStore(None)
         self._services = _services(config, core, history, self._loop, self.counters, self._evidence)
         self.sessions, self.watch = self._services.sessions, self._services.watch
+        self._metrics = _metrics(config, core)
         self._health = health.aio.HealthServicer()
         self._loop.effects = self._effects()
 
@@ -162,6 +170,8 @@ class Master:
             await server.stop(0)
             await asyncio.gather(*waits, counting, return_exceptions=True)
             await asyncio.to_thread(self._evidence.close)
+            if self._metrics is not None:
+                await asyncio.to_thread(self._metrics.close)
 
     def stop(self) -> None:
         """Ask for an orderly end, as SIGTERM does: agents train on without a master."""
@@ -213,6 +223,7 @@ class Master:
         await server.start()
         await self._set_health(serving=True)
         self._write_endpoint(port)
+        self._serve_metrics()
         log.info(
             "serving",
             extra={
@@ -224,6 +235,24 @@ class Master:
                 "open_files": self._file_limit,
             },
         )
+
+    def _serve_metrics(self) -> None:
+        """Serve metrics where they are asked for; the job goes on where their port is taken."""
+        wanted = self._config.metrics_port
+        if self._metrics is None or wanted is None:
+            return
+        host = self._config.bind_host
+        try:
+            port = self._metrics.start(host, wanted)
+        except OSError as error:
+            log.error(  # noqa: TRY400 - a port that is taken needs no traceback
+                "metrics_port is %d, which cannot be listened on (%s); no metrics are served, name "
+                "a free port, or 0 for any",
+                wanted,
+                error,
+            )
+            return
+        log.info("serving metrics", extra={"host": host, "port": port})
 
     async def _until_end(
         self, server: grpc.aio.Server, loop_task: asyncio.Task[None]
@@ -279,6 +308,8 @@ class Master:
     def after_batch(self, records: Sequence[Record]) -> None:
         """Show watchers what a batch recorded, and look at what a new spec needs."""
         self.watch.publish(records)
+        if self._metrics is not None:
+            self._metrics.record(records)
         for record in records:
             fact = record.fact
             if isinstance(fact, SpecAccepted) and fact.spec is not None:
@@ -301,6 +332,15 @@ class Master:
 
 def _lookout(config: MasterConfig) -> JournalWatch | None:
     return None if config.journal_dir is None else JournalWatch(config.journal_dir, config.epoch)
+
+
+def _metrics(config: MasterConfig, core: ServedCore) -> MetricsExporter | None:
+    if config.metrics_port is None:
+        return None
+    # Loaded only here: 0.1 s that a master without metrics, as most tests', does not need.
+    from holdfast_master.metrics.exporter import MetricsExporter  # noqa: PLC0415
+
+    return MetricsExporter((config.namespace, config.job_name), lambda: core.figures(now()))
 
 
 def _services(

@@ -53,6 +53,11 @@ class MasterConfig:
     advertised_host: str = ""
     """Host that `endpoint_file` names. Default: `bind_host`, or 127.0.0.1 where that is a
     wildcard."""
+    namespace: str = ""
+    """Kubernetes namespace of the job, as its metrics name it. Default: none, outside a cluster."""
+    metrics_port: int | None = None
+    """Port of Prometheus metrics on `bind_host`, plain HTTP; 0: any free one, which the log names.
+    Default: none are served."""
     endpoint_file: Path | None = None
     """File that is written, whole and 0600, once the port answers: JSON with host, port, pid and
     epoch. Default: none."""
@@ -129,8 +134,7 @@ def _check(config: MasterConfig) -> None:
             raise ConfigError(f"{name} is empty; it must name the job")
     if config.epoch < 1:
         raise ConfigError(f"epoch is {config.epoch}; it must be at least 1")
-    if not 0 <= config.port <= 65535:
-        raise ConfigError(f"port is {config.port}; it must be 0 (any) to 65535")
+    _check_ports(config)
     seconds = config.exit_when_finished
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ConfigError(f"exit_when_finished is {seconds}; it must be 0 or more seconds")
@@ -144,6 +148,17 @@ def _check(config: MasterConfig) -> None:
         problem = spec_problem(config.initial_spec)
         if problem:
             raise ConfigError(f"initial_spec.{problem}")
+
+
+def _check_ports(config: MasterConfig) -> None:
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"port is {config.port}; it must be 0 (any) to 65535")
+    metrics = config.metrics_port
+    if metrics is None or metrics == 0:
+        return
+    if not 0 < metrics <= 65535 or metrics == config.port:
+        text = "it must be 0 (any) to 65535, and not the port of the calls"
+        raise ConfigError(f"metrics_port is {metrics}; {text}")
 
 
 def _check_journal(config: MasterConfig) -> None:
@@ -193,6 +208,11 @@ def load_in_pod(environment: Mapping[str, str]) -> MasterConfig:
         "port": int(port),
         "exit_when_finished": _LINGER_SECONDS,
     }
+    document["namespace"] = environment.get(keys.ENV_NAMESPACE, "")
+    if metrics := environment.get(keys.ENV_METRICS_PORT, ""):
+        if not metrics.isdecimal():
+            raise ConfigError(f"{keys.ENV_METRICS_PORT}={metrics!r} must be a number")
+        document["metrics_port"] = int(metrics)
     if journal is not None:
         document["journal_dir"] = str(journal / "segments")
     return parse(document)

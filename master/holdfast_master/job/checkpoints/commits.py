@@ -10,6 +10,7 @@ from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.counts import SaveOutcome
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.timers import Timer
@@ -44,7 +45,10 @@ def held(job: JobContext, node: Node, number: int, message: wire.MemoryCheckpoin
     holder = (node.rank, node.agent_id)
     (tracker.memory_only.add if message.memory_only else tracker.memory_only.discard)(holder)
     (tracker.whole.add if message.whole else tracker.whole.discard)(node.rank)
+    before = tracker.complete
     changed = tracker.hold(node.rank, versions, size)
+    if tracker.complete is not before:
+        job.counts.saves[wire.Tier.MEMORY, SaveOutcome.COMPLETE] += 1
     if job.worlds.broken:
         job.touch(Change.MEMORY_REPORTED)
     # Where there is one node, it sees for itself what is complete.
@@ -80,6 +84,7 @@ def shard(job: JobContext, node: Node, _: int, message: wire.ShardsPersisted) ->
     if message.error:
         _fail(job, pending, f"node {node.rank}: {message.error}")
         return
+    pending.bytes[node.rank] = max(0, message.bytes)
     pending.ranks.update(rank for rank in message.ranks if rank < pending.world_size)
     if pending.coordinator == (node.rank, node.agent_id):
         _send_grant(job.out, pending, node)  # it may not have heard of it
@@ -174,6 +179,7 @@ def committed(job: JobContext, node: Node, _: int, message: wire.CommitResult) -
             version=pending.version, world_size=pending.world_size, root=pending.root
         )
         job.out.record(fact, durable=True)
+        job.counts.stored_bytes = sum(pending.bytes.values())
         _announce(job, pending, "")
         if job.checkpoints.order is not None:
             on_demand.committed(job, job.checkpoints.order, fact)
@@ -193,6 +199,8 @@ def _give_up(job: JobContext, pending: PendingStep, error: str) -> None:
 
 def _announce(job: JobContext, pending: PendingStep, error: str) -> None:
     job.checkpoints.tracker.end(pending, error)
+    outcome = SaveOutcome.FAILED if error else SaveOutcome.COMPLETE
+    job.counts.saves[wire.Tier.STORAGE, outcome] += 1
     for node in job.membership.present(sorted(pending.nodes)):
         _announce_to(job.out, node, pending.version, error)
     job.touch(Change.COMMIT_ENDED)

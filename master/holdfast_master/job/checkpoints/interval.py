@@ -106,6 +106,13 @@ def due(job: JobContext) -> None:
 # ------------------------------------------------------------------------------------ what is known
 
 
+def measured_costs(job: JobContext) -> Costs | None:
+    """The cost of saves in the running world; None: too little was measured."""
+    world = job.worlds.running()
+    reports = _reports(job.membership, world) if world is not None else []
+    return _costs(reports, reports[0]) if reports else None
+
+
 def _reports(membership: Membership, world: World) -> list[wire.SavingReport]:
     """The reports of all members; empty: not every rank follows a schedule."""
     found = [node.saving for node in membership.present(world.savers) if node.saving is not None]

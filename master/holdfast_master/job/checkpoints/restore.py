@@ -238,6 +238,7 @@ def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     tracker.started(origin)
     _send_to_all(job, start, origin)
     if origin.version is not None:
+        job.counts.restores[origin.tier] += 1
         where = word(origin.tier)
         who = start.world.places[start.ranks[0]].replica.number
         name = f"replica {who}" if who else f"round {start.round}"

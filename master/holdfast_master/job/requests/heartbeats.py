@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.counts import Counts
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
@@ -34,7 +35,7 @@ def received(job: JobContext, node: Node, _: int, message: wire.Heartbeat) -> No
     if not ranks:
         return
     now = job.now
-    _note_samples(now, node, ranks)
+    _note_samples(job.counts, now, node, ranks)
     node.note(ranks)
     node.ranks_at = now
     saves = world.saves(node.rank)  # replicas have steps of their own: the first one's count
@@ -84,10 +85,13 @@ def _note_start(job: JobContext, node: Node, world: World) -> None:
         start.stepped(job, world, node.rank, first)
 
 
-def _note_samples(now: float, node: Node, ranks: tuple[wire.RankProgress, ...]) -> None:
+def _note_samples(
+    counts: Counts, now: float, node: Node, ranks: tuple[wire.RankProgress, ...]
+) -> None:
     samples = sum([item.samples for item in ranks])
     span = now - node.ranks_at
     if node.ranks and samples >= node.samples and span > 0:
+        counts.samples += samples - node.samples
         rate = (samples - node.samples) / span
         old = node.samples_per_second
         node.samples_per_second = old + 0.3 * (rate - old) if old else rate

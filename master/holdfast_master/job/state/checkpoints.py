@@ -31,6 +31,8 @@ class PendingStep:
     """Ranks whose parts are durable."""
     nodes: set[int] = dataclasses.field(default_factory=set)
     """Nodes that wrote them."""
+    bytes: dict[int, int] = dataclasses.field(default_factory=dict)
+    """Size of the parts by node."""
     coordinator: Holder | None = None
     """Node rank and agent that were granted the commit."""
     own: str = ""

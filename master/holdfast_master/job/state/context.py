@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_master.job.state.checkpoints import Checkpoints
+from holdfast_master.job.state.counts import Counts
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
@@ -83,6 +84,7 @@ class JobContext:
     """Users who wait for stacks, by request id."""
     placed: Placed = dataclasses.field(default_factory=Placed)
     """The digest that the agents keep."""
+    counts: Counts = dataclasses.field(default_factory=Counts)
     stepped_down: bool = False
     changes: PendingChanges = dataclasses.field(default_factory=PendingChanges)
     """Reasons for another look at the decisions; `touch` adds to them."""

@@ -1,0 +1,52 @@
+"""Figures of a job for its metrics: the values that a scrape reads."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+
+from holdfast_master.job.checkpoints import interval
+from holdfast_master.job.incidents import strikes
+from holdfast_master.job.requests import views
+from holdfast_master.job.state.context import JobContext
+from holdfast_master.job.state.counts import Counts
+from holdfast_master.policies.interval import Costs
+from holdfast_wire import messages as wire
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JobFigures:
+    """One moment of a job, as its metrics show it."""
+
+    status: wire.JobStatus
+    wanted_nodes: int
+    """Nodes that the spec asks for now."""
+    goodput_micros: Mapping[wire.GoodputClass, int]
+    """Microseconds of all nodes by class, those under earlier masters included."""
+    slow_ranks: int
+    """Ranks that a straggler verdict names."""
+    hangs: bool
+    """The running world makes no progress, and is known not to."""
+    strikes: Mapping[str, float]
+    """Points by host, of hosts that something spoke against."""
+    saving: Costs | None
+    """What saves cost on the slowest node; None: too little was measured."""
+    counts: Counts
+
+
+def figures(job: JobContext) -> JobFigures:
+    """The job's figures now."""
+    world = job.worlds.running()
+    judged = world is not None and job.health.round == world.round
+    slow = {rank for one in job.health.slow for rank in one.ranks} if judged else set()
+    return JobFigures(
+        status=views.status(job),
+        wanted_nodes=job.wanted,
+        goodput_micros=job.ledger.whole(job.clock.micros),
+        slow_ranks=len(slow),
+        hangs=judged and job.health.hang_watch.hang is not None,
+        strikes={host: one.points for host, one in strikes.standings(job).items()},
+        saving=interval.measured_costs(job),
+        counts=copy.deepcopy(job.counts),
+    )
