@@ -128,7 +128,7 @@ class MetricsExporter:
             OSError: the port cannot be had.
         """
         self._loop = asyncio.get_running_loop()
-        self._server = start_http_server(port, host, self.registry)
+        self._server = start_http_server(port, host.strip("[]"), self.registry)
         return int(self._server[0].server_port)
 
     def close(self) -> None:

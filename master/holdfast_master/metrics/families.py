@@ -47,7 +47,7 @@ def families(
 
 def _info(own: Labels, status: wire.JobStatus) -> Metric:
     family = InfoMetricFamily(
-        f"{_PREFIX}info", "Phase of the job, its reason and its uid.", labels=_OWN
+        "holdfast_job", "Phase of the job, its reason and its uid.", labels=_OWN
     )
     family.add_metric(
         own, {"phase": status.phase.name.lower(), "reason": status.reason, "uid": status.uid}

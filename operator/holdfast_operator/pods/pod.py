@@ -24,6 +24,9 @@ STARTS_DIR: Final = "/var/run/holdfast/starts"
 EPOCHS_PER_POD: Final = 1000
 """Epochs of one master pod: a container that is started again in its pod needs an epoch of its own,
 and cannot ask for it."""
+METRICS_PORT: Final = 9464
+"""Port of a master's metrics, named `metrics` in its pod; the next one where the job's calls have
+this one. It is the default of OpenTelemetry's exporter for Prometheus."""
 _MARGIN_SECONDS: Final = 5.0
 """Part of the pod's grace that an agent leaves: for its last messages, and for a slow node."""
 _TLS_VOLUME: Final = "holdfast-tls"
@@ -101,6 +104,8 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
         keys.ENV_TLS_DIR: TLS_DIR,
         keys.ENV_MASTER: f"0.0.0.0:{source.spec.master_port}",
         keys.ENV_EPOCH: str(epoch),
+        keys.ENV_NAMESPACE: source.owner.namespace,
+        keys.ENV_METRICS_PORT: str(_serve_metrics(main, source.spec.master_port)),
     }
     variables |= _keep_books(spec, main, source.body["spec"]["master"]["journal"])
     _add_variables(main, [{"name": name, "value": text} for name, text in variables.items()])
@@ -108,6 +113,16 @@ def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, An
     if not action.shun_nodes:  # with two preferences neither would win
         _keep_apart(spec, source.owner)
     return pod
+
+
+def _serve_metrics(main: dict[str, Any], taken: int) -> int:
+    """Name a port for the master's metrics, if the template names none; return its number."""
+    for one in main.get("ports") or ():
+        if one.get("name") == "metrics":
+            return int(one["containerPort"])
+    port = METRICS_PORT + (taken == METRICS_PORT)
+    _append(main, "ports", {"name": "metrics", "containerPort": port})
+    return port
 
 
 def _keep_books(

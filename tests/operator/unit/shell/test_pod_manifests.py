@@ -340,6 +340,21 @@ def test_a_journal_may_be_on_a_claim_or_absent() -> None:
     assert mounts["holdfast-starts"] == variables["HOLDFAST_STARTS_DIR"]
 
 
+def test_a_master_names_the_port_of_its_metrics() -> None:
+    """A PodMonitor finds it by that name, whatever its number; a template may choose the number."""
+    pod = master_pod(_source(), _action(MASTER_SLOT), 1)
+    assert {"name": "metrics", "containerPort": 9464} in pod["spec"]["containers"][0]["ports"]
+    assert _variables(pod)["HOLDFAST_METRICS_PORT"] == "9464"
+    assert _variables(pod)["HOLDFAST_NAMESPACE"] == OWNER.namespace
+    pod = master_pod(_source(master__port=9464), _action(MASTER_SLOT), 1)
+    assert _variables(pod)["HOLDFAST_METRICS_PORT"] == "9465"
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["containers"][0]["ports"] = [{"name": "metrics", "containerPort": 7000}]
+    pod = master_pod(_source(master__template=template), _action(MASTER_SLOT), 1)
+    assert [one["name"] for one in pod["spec"]["containers"][0]["ports"]] == ["metrics"]
+    assert _variables(pod)["HOLDFAST_METRICS_PORT"] == "7000"
+
+
 def test_operator_and_master_agree_on_the_epochs_of_a_pod() -> None:
     """They never import each other, so the number stands in both."""
     assert EPOCHS_PER_POD == MASTERS_OWN

@@ -1,0 +1,139 @@
+"""Metrics of a job: figures of the core, facts of the journal, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast_master.inputs import Received
+from holdfast_master.instructions import Record
+from holdfast_master.metrics.exporter import HighWater, MetricsExporter
+from holdfast_wire import messages as wire
+from holdfast_wire.messages import GoodputClass
+from simulation.steered.job import SteeredJob
+
+Start = Callable[..., SteeredJob]
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped(registry: CollectorRegistry) -> Samples:
+    """Every sample of a scrape by its name and its labels, but for those that all have."""
+    text = generate_latest(registry).decode()
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("namespace"), labels.pop("job")) == ("team", "llm"), sample
+            found[sample.name.removeprefix("holdfast_job_"), frozenset(labels.items())] = (
+                sample.value
+            )
+    return found
+
+
+def exporter(job: SteeredJob) -> MetricsExporter:
+    """The exporter of the newest master, with the facts that it has written so far."""
+    made = MetricsExporter(("team", "llm"), lambda: job.core.figures(job.moment()))
+    made.record([one for one in job.instructions if isinstance(one, Record)])
+    return made
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    """One sample."""
+    return samples[name, frozenset(labels.items())]
+
+
+def test_a_training_job_shows_its_step_world_and_budgets(training: Start) -> None:
+    """The numbers are those of the status, which `holdfast status` prints."""
+    job = training(3)
+    samples = scraped(exporter(job).registry)
+    status = job.core.status(job.moment())
+    assert value(samples, "step") == status.step > 0
+    assert value(samples, "world_nodes") == value(samples, "wanted_nodes") == 3
+    assert value(samples, "hang") == value(samples, "slow_ranks") == 0
+    assert value(samples, "budget_limit", budget="failures") == 1000
+    info = [dict(labels) for name, labels in samples if name == "info"]
+    assert info == [{"phase": "training", "reason": status.reason, "uid": status.uid}]
+
+
+def test_a_recovery_counts_its_incident_and_the_seconds_of_each_phase(training: Start) -> None:
+    """The phases are seconds since the fault was seen, as `holdfast incidents` has them."""
+    job = training(2)
+    job.agents[1].crash(-9)
+    job.run(60.0)
+    samples = scraped(exporter(job).registry)
+    [incident] = [one for one in job.core.incidents(job.moment()) if not one.open]
+    assert value(samples, "incidents_total", cause=incident.cause) == 1
+    for phase, seconds in (
+        ("decided", incident.decided_seconds),
+        ("respawned", incident.respawned_seconds),
+        ("restored", incident.first_step_seconds),
+    ):
+        assert value(samples, "recovery_seconds_sum", phase=phase) == pytest.approx(seconds)
+    assert value(samples, "budget_used", budget="failures") == len(job.charges())
+
+
+def test_an_incident_that_is_written_twice_counts_once(training: Start) -> None:
+    """Its fact is written again with its cost."""
+    job = training(2)
+    found = exporter(job)
+    fact = wire.Incident(id="1", cause="Rescaled", first_step_seconds=2.0)
+    closed = Record(fact, durable=True, sequence=1, unix=0.0, job_seconds=0.0)
+    found.record([closed, closed])
+    assert value(scraped(found.registry), "incidents_total", cause="Rescaled") == 1
+
+
+def test_saves_commits_failures_and_restores_count_by_tier(training: Start) -> None:
+    """What agents report about checkpoints is counted once for the whole world."""
+    job = training(2)
+    found = exporter(job)
+
+    def say(rank: int, message: object) -> None:
+        session = job.agents[rank].session
+        assert session is not None
+        fence = wire.Fence(epoch=1, incarnation="m1", round=1)
+        job.take(Received(session, fence, message))  # type: ignore[arg-type]
+
+    before = scraped(found.registry)
+    for step, error in ((1000, ""), (1001, "disk full")):
+        version = wire.CheckpointVersion(lineage=1, step=step)
+        for rank in (0, 1):
+            say(rank, wire.MemoryCheckpoints(versions=(version,)))
+        for rank in (0, 1):
+            part = wire.ShardsPersisted(
+                version=version, world_size=2, ranks=(rank,), root="/r", attempt="a", bytes=10
+            )
+            say(rank, part)
+        grants = [one for _, one in job.sent if isinstance(one, wire.CommitGrant)]
+        say(0, wire.CommitResult(version=version, own=grants[-1].own, error=error))
+        say(1, wire.CommitResult(version=version, own=grants[-1].own, error=error))
+    samples = scraped(found.registry)
+    saves = {
+        (tier, end): value(samples, "checkpoint_saves_total", tier=tier, outcome=end)
+        - before.get(("checkpoint_saves_total", frozenset({("tier", tier), ("outcome", end)})), 0.0)
+        for tier, end in (("memory", "complete"), ("storage", "complete"), ("storage", "failed"))
+    }
+    assert saves == {
+        ("memory", "complete"): 2,
+        ("storage", "complete"): 1,
+        ("storage", "failed"): 1,
+    }
+    assert value(samples, "checkpoint_bytes") == 20
+
+
+def test_goodput_counters_never_go_back_and_begin_with_their_master() -> None:
+    """Prometheus takes a counter that falls for one that began anew, and adds all of it again."""
+    good, lost = GoodputClass.PRODUCTIVE, GoodputClass.ROLLED_BACK
+    counters = HighWater()
+    assert counters.take([(good, 500)]) == {good: 0}
+    assert counters.take([(good, 600)]) == {good: 100}
+    assert counters.take([(good, 570), (lost, 30)]) == {good: 100, lost: 30}
+    assert counters.take([(good, 650), (lost, 30)]) == {good: 150, lost: 30}
+
+
+def test_series_do_not_grow_with_the_ranks_of_a_job(training: Start) -> None:
+    """A Prometheus has as many of a job of 8 nodes as of one of 2."""
+    counts = [len(scraped(exporter(training(nodes)).registry)) for nodes in (2, 8)]
+    assert counts[0] == counts[1] < 100
