@@ -41,3 +41,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 | toJson -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Whether an object of Prometheus' operator is made: auto is yes where its CRDs are there. */}}
+{{- define "holdfast.monitored" -}}
+{{- $wanted := index . 0 | toString -}}
+{{- if or (eq $wanted "true") (and (eq $wanted "auto") (index . 1)) }}yes{{ end -}}
+{{- end -}}
