@@ -28,6 +28,11 @@ class JobCache:
         # If two are equal, `max` takes the first.
         return max(reversed(bodies), key=_created, default=None)
 
+    def phases(self) -> list[str]:
+        """Return the phase in the status of each name's newest object; Pending: it has none yet."""
+        found = (self.newest(key) for key in self._bodies)
+        return [str((one.get("status") or {}).get("phase") or "Pending") for one in found if one]
+
     def bodies(self, key: Key) -> dict[str, Body]:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
         return dict(self._bodies.get(key, {}))

@@ -7,6 +7,7 @@ cannot be used; 3 the Lease was lost.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import logging
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import prometheus_client as prometheus
@@ -57,6 +58,12 @@ LOOKS: Final = prometheus.Counter(
 LOOK_SECONDS: Final = prometheus.Histogram(
     "holdfast_operator_look_seconds", "How long one look at a job takes."
 )
+LEADER: Final = prometheus.Gauge(
+    "holdfast_operator_leader", "1 while this operator holds the Lease and looks after jobs."
+)
+JOBS: Final = prometheus.Gauge(
+    "holdfast_operator_jobs", "ElasticJobs by the phase of their status.", ["phase"]
+)
 QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
 
 
@@ -93,7 +100,8 @@ class Operator:
         """Work until a signal; raises LeaseLostError and any error that ends an operator."""
         await self._client.open()
         await self._lease_client.open()
-        probes = await serve_probes(self._settings.probe_port, self._healthy, self._ready)
+        port = self._settings.probe_port
+        probes = await serve_probes(port, self._healthy, self._ready, self._phases)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._until_signalled())
@@ -125,6 +133,7 @@ class Operator:
         await self._wait_for_the_crd()
         await self._election.win()
         self._leads = True
+        LEADER.set(1)
         root_key = await self._root_key.load()
         await self._root_key.warn_of_strangers(self._jobs_path())
         await self._history.see_to_it()
@@ -236,6 +245,9 @@ class Operator:
             else:
                 self._queue.add_after(key, again)
 
+    def _phases(self) -> Iterable[str]:
+        return self._reconciler.phases() if self._reconciler is not None else ()
+
     def _healthy(self) -> bool:
         if not self._pods.synced.is_set():
             return True  # a standby replica, or one that has just begun
@@ -268,9 +280,15 @@ def main() -> int:
 
 
 async def serve_probes(
-    port: int, healthy: Callable[[], bool], ready: Callable[[], bool]
+    port: int,
+    healthy: Callable[[], bool],
+    ready: Callable[[], bool],
+    phases: Callable[[], Iterable[str]] = tuple,
 ) -> web.AppRunner:
-    """Serve the endpoints on every address; the caller cleans the runner up."""
+    """Serve the endpoints on every address; the caller cleans the runner up.
+
+    phases: Returns the phase of each job.
+    """
 
     async def health(_: web.Request) -> web.Response:
         return _answer(good=healthy())
@@ -279,7 +297,11 @@ async def serve_probes(
         return _answer(good=ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=prometheus.generate_latest(), content_type="text/plain")
+        JOBS.clear()
+        for phase, count in collections.Counter(phases()).items():
+            JOBS.labels(phase).set(count)
+        text = prometheus.generate_latest()
+        return web.Response(body=text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
     application = web.Application()
     application.router.add_get("/healthz", health)

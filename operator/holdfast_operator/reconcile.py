@@ -146,6 +146,10 @@ class Reconciler:
             self._jobs.add(key, body)
         self._wake(key)
 
+    def phases(self) -> list[str]:
+        """Return the phase of each job's status."""
+        return self._jobs.phases()
+
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
         self._wake(pod.key)

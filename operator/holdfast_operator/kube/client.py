@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final
 
 import aiohttp
+import prometheus_client as prometheus
 import yaml
 from kubernetes.aio import client as library
 from kubernetes.aio import config as configuration
@@ -42,6 +43,11 @@ _FIRST_RETRY_SECONDS: Final = 0.1
 _RETRY_FACTOR: Final = 2.5
 """Pauses of 0.1, 0.25, 0.6 and 1.6 s: shorter than a Lease may wait for its renewal."""
 _ERROR: Final = 400
+REQUESTS: Final = prometheus.Counter(
+    "holdfast_operator_api_requests_total",
+    "Requests to the API server, watches included, by method and code of the answer; 0: none came.",
+    ["method", "code"],
+)
 _RULES_SINCE: Final = (1, 35)
 _NO_DIGIT: Final = re.compile(r"\D")
 """Anything but a digit: some providers' version is 35+."""
@@ -186,10 +192,15 @@ class KubeClient:
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=_DEADLINE_SECONDS)
-        answer = await self._api.rest_client.request(
-            method, url, headers=headers, body=body, _request_timeout=timeout
-        )
-        response: aiohttp.ClientResponse = answer.response
+        code = 0
+        try:
+            answer = await self._api.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=timeout
+            )
+            response: aiohttp.ClientResponse = answer.response
+            code = response.status
+        finally:
+            REQUESTS.labels(method, str(code)).inc()
         return response
 
 
