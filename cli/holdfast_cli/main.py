@@ -121,6 +121,25 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
 
 
 @main.command()
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write it here, not to standard output."
+)
+@click.option("--force", is_flag=True, help="Leave out what is refused, with a comment.")
+def convert(files: tuple[Path, ...], output: Path | None, *, force: bool) -> None:
+    """Write the PyTorchJob, TrainJob or DLRover ElasticJob in FILE as an ElasticJob.
+
+    A TrainJob needs its runtime, in the same file or a further one. Each field is mapped, or left
+    out with a comment that says why, or refused with the reason: then nothing is written.
+    """
+    from holdfast_cli.convert.command import convert_files
+
+    convert_files(files, output, force=force)
+
+
+@main.command()
 @place_argument
 @output_option
 def watch(place: JobTarget, output: str) -> None:

@@ -1,0 +1,1 @@
+"""`holdfast convert`: jobs of other operators, written as ElasticJobs."""

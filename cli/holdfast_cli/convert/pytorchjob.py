@@ -1,0 +1,129 @@
+"""Kubeflow's PyTorchJob (`kubeflow.org/v1`) as an ElasticJob. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast_cli.convert.conversion import Conversion, own_template
+from holdfast_cli.convert.rules import Rule, dropped, judge, mapped, refused
+from holdfast_cli.convert.source import Source
+
+_RENDEZVOUS: Final = "the job master is the rendezvous"
+_GANG: Final = "pods start as they fit, and wait for minReplicas: this version starts no gangs"
+_REPLICAS: Final = "spec.pytorchReplicaSpecs"
+_POLICY: Final = "spec.runPolicy"
+_GROUP: Final = f"{_POLICY}.schedulingPolicy"
+_ROLES: Final = ("Master", "Worker")
+
+FIELDS: Final[tuple[Rule, ...]] = (
+    *mapped("apiVersion", "kind", "metadata", "spec.nprocPerNode"),
+    dropped("status", "the operator writes its own"),
+    *mapped(
+        f"{_REPLICAS}.*.replicas",
+        f"{_REPLICAS}.*.restartPolicy",
+        f"{_REPLICAS}.*.template",
+        "spec.elasticPolicy.minReplicas",
+        "spec.elasticPolicy.maxReplicas",
+        "spec.elasticPolicy.maxRestarts",
+        "spec.elasticPolicy.nProcPerNode",
+        "spec.elasticPolicy.metrics",
+        f"{_POLICY}.activeDeadlineSeconds",
+        f"{_POLICY}.backoffLimit",
+        f"{_POLICY}.cleanPodPolicy",
+        f"{_POLICY}.managedBy",
+        f"{_POLICY}.suspend",
+        f"{_POLICY}.ttlSecondsAfterFinished",
+        f"{_GROUP}.priorityClass",
+    ),
+    dropped("spec.elasticPolicy.rdzvBackend", _RENDEZVOUS),
+    dropped("spec.elasticPolicy.rdzvConf", _RENDEZVOUS),
+    dropped("spec.elasticPolicy.rdzvHost", _RENDEZVOUS),
+    dropped("spec.elasticPolicy.rdzvId", _RENDEZVOUS),
+    dropped("spec.elasticPolicy.rdzvPort", _RENDEZVOUS),
+    dropped("spec.elasticPolicy.standalone", _RENDEZVOUS, False),
+    dropped(f"{_GROUP}.minAvailable", _GANG),
+    dropped(f"{_GROUP}.minResources", _GANG),
+    dropped(f"{_GROUP}.scheduleTimeoutSeconds", _GANG),
+    refused(
+        f"{_GROUP}.queue",
+        "Volcano's queue; remove it, or label the job with kueue.x-k8s.io/queue-name",
+        "",
+    ),
+)
+
+_OWN: Final = "kubeflow.org/training-operator"
+_PATHS: Final[Mapping[str, str]] = {
+    "activeDeadlineSeconds": "activeDeadlineSeconds",
+    "cleanPodPolicy": "cleanup.pods",
+    "suspend": "suspend",
+    "ttlSecondsAfterFinished": "cleanup.ttlSecondsAfterFinished",
+}
+"""Fields of runPolicy that an ElasticJob has under another name."""
+
+
+def convert(source: Source) -> Conversion:
+    """Return the ElasticJob of a PyTorchJob, and its HorizontalPodAutoscaler if it has metrics."""
+    made = Conversion(source)
+    made.findings += judge(source.mapping(), FIELDS)
+    policy, elastic = source.at("spec", "runPolicy"), source.at("spec", "elasticPolicy")
+    for name, path in _PATHS.items():
+        made.put(path, policy.at(name).value or None)
+    made.managed_by(policy.at("managedBy"), _OWN)
+    priority = policy.at("schedulingPolicy", "priorityClass").text()
+    made.put("scheduling.priorityClassName", priority or None)
+    added = _workers(made, source.at("spec", "pytorchReplicaSpecs"))
+    for name in ("minReplicas", "maxReplicas"):
+        bound = elastic.at(name).integer()
+        made.put(name, None if bound is None else bound + added)
+    if elastic.at("metrics"):
+        made.others.append(_autoscaler(made, elastic.at("metrics")))
+    # Retries of pods and restarts by torchrun are one budget here.
+    made.failures(policy.at("backoffLimit").integer(), elastic.at("maxRestarts").integer())
+    made.processes(source.at("spec", "nprocPerNode"))
+    made.processes(elastic.at("nProcPerNode"))
+    return made
+
+
+def _workers(made: Conversion, replicas: Source) -> int:
+    """Take the replicas over; return how many pods the bounds of elasticPolicy do not count."""
+    entries = replicas.entries()
+    for name in entries.keys() - _ROLES:
+        made.refuse(entries[name], "is none of Master and Worker; remove it")
+    roles = {name: entries[name] for name in _ROLES if entries.get(name)}
+    if not roles:
+        made.refuse(replicas, "has neither Master nor Worker; there is nothing to start")
+        return 0
+    counts = {name: entry.at("replicas").integer() for name, entry in roles.items()}
+    pods = {name: 1 if count is None else count for name, count in counts.items()}
+    chosen = roles.get("Worker", roles.get("Master", replicas))
+    if len(roles) == 2:
+        made_of = [own_template(entry.at("template")) for entry in roles.values()]
+        if made_of[0] != made_of[1]:
+            why = "differs from Worker's, but workers of an ElasticJob have one; make them equal"
+            made.refuse(roles["Master"].at("template"), why)
+    made.restarts(chosen.at("restartPolicy"))
+    made.worker(chosen.at("template"), sum(pods.values()))
+    return pods["Master"] if len(roles) == 2 else 0
+
+
+def _autoscaler(made: Conversion, metrics: Source) -> dict[str, Any]:
+    """Return the HorizontalPodAutoscaler that Kubeflow's controller would make."""
+    name = made.source.at("metadata", "name").text()
+    namespace = made.source.at("metadata", "namespace").text()
+    size = made.spec.get("replicas", 1)
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "spec": {
+            "scaleTargetRef": {
+                "apiVersion": "holdfast.dev/v1alpha1",
+                "kind": "ElasticJob",
+                "name": name,
+            },
+            "minReplicas": made.spec.get("minReplicas", size),
+            "maxReplicas": made.spec.get("maxReplicas", size),
+            "metrics": metrics.value,
+        },
+    }
