@@ -1,0 +1,193 @@
+"""A queued job runs as many workers as its queue has admitted, and no pod without a reservation."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from holdfast_operator.kueue.slices import CORE, Demand, Placement, Slice, judge, slice_size
+
+
+def _demand(**changes: int | bool) -> Demand:
+    base = Demand(workers=6, least=2, most=6, unit=1, pods=0, master=False)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def _slice(index: int, workers: int, state: str = "admitted") -> Slice:
+    return Slice(
+        index=index,
+        name=f"s{index}",
+        workers=workers,
+        reserved=state in {"admitted", "evicted"},
+        admitted=state in {"admitted", "evicted"},
+        evicted=state == "evicted",
+        reason={"evicted": "preempted by b", "waiting": "no quota"}.get(state, ""),
+    )
+
+
+def test_a_new_job_asks_for_its_core_first() -> None:
+    """Slices of a job whose core waits would hold quota for nothing."""
+    verdict = judge([], _demand())
+    assert (verdict.workers, verdict.create) == (0, ((CORE, 2),))
+    waiting = judge([_slice(CORE, 2, "waiting")], _demand())
+    assert (waiting.workers, waiting.create, waiting.reason) == (0, (), "no quota")
+
+
+def test_an_admitted_core_runs_and_asks_for_the_rest() -> None:
+    """The job trains with minReplicas, and the slices wait in the queue."""
+    verdict = judge([_slice(CORE, 2)], _demand(pods=2))
+    assert verdict.workers == 2
+    assert verdict.create == ((1, 1), (2, 1), (3, 1), (4, 1))
+    assert verdict.reason == "2 of 6 workers are admitted"
+
+
+def test_slices_are_few_and_multiples_of_the_unit() -> None:
+    """A large job has no more Workloads than a small one."""
+    assert slice_size(_demand(least=2, most=6)) == 1
+    assert slice_size(_demand(least=100, most=1000)) == 113
+    assert slice_size(_demand(least=4, most=68, unit=4)) == 8
+    assert slice_size(_demand(least=4, most=4)) == 1
+
+
+def test_an_evicted_slice_shrinks_the_job_before_its_quota_goes_back() -> None:
+    """While its pod still ends it is held; after that it is released, and waits again."""
+    slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2, "evicted")]
+    ending = judge(slices, _demand(pods=6))
+    assert (ending.workers, ending.release) == (4, ())
+    gone = judge(slices, _demand(pods=4))
+    assert (gone.workers, gone.release) == (4, ("s2",))
+    assert gone.reason == "4 of 6 workers are admitted: preempted by b"
+
+
+def test_an_evicted_core_stops_the_job_and_gives_all_back() -> None:
+    """First all pods end; then the slices go, and the core waits again."""
+    slices = [_slice(CORE, 2, "evicted"), _slice(1, 2)]
+    assert judge(slices, _demand(pods=1)) == judge(slices, _demand(master=True))
+    gone = judge(slices, _demand())
+    assert (gone.workers, gone.release, gone.delete) == (0, ("s0",), ("s1",))
+
+
+def test_a_scale_down_deletes_waiting_slices_first_and_held_ones_without_pods() -> None:
+    """A slice that holds quota goes when its pods are gone."""
+    slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2, "waiting")]
+    assert judge(slices, _demand(workers=4, pods=4)).delete == ("s2",)
+    assert judge(slices, _demand(workers=2, pods=4)).delete == ("s2",)
+    assert judge(slices, _demand(workers=2, pods=2)).delete == ("s2", "s1")
+
+
+def test_a_part_of_a_slice_stays_reserved() -> None:
+    """A Workload cannot shrink: a job of 5 keeps the slice of 2 that its fifth worker needs."""
+    slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2)]
+    verdict = judge(slices, _demand(workers=5, pods=6))
+    assert (verdict.workers, verdict.delete) == (5, ())
+
+
+def test_a_stopped_job_gives_its_quota_back_when_its_pods_are_gone() -> None:
+    """Suspended, ended or deleted: nothing is held."""
+    slices = [_slice(CORE, 2), _slice(1, 2)]
+    assert judge(slices, _demand(stopped=True, pods=2)).delete == ()
+    assert judge(slices, _demand(stopped=True)).delete == ("s0", "s1")
+
+
+def test_pods_get_the_flavor_of_their_slice() -> None:
+    """Ranks follow the slices in order."""
+    spot = Placement(node_selector={"pool": "spot"})
+    slices = [_slice(CORE, 2), dataclasses.replace(_slice(3, 2), placement=spot)]
+    verdict = judge(slices, _demand())
+    placed = [verdict.placement(rank) for rank in range(4)]
+    assert placed == [Placement(), Placement(), spot, spot]
+
+
+class _Queue:
+    """A model of a queue: admits by priority and age, and evicts the newest of lower priority."""
+
+    def __init__(self, quota: int) -> None:
+        self.quota = quota
+        self.slices: dict[tuple[str, int], Slice] = {}
+        self.priority: dict[str, int] = {}
+        self.age: dict[tuple[str, int], int] = {}
+        self._clock = 0
+
+    @property
+    def used(self) -> int:
+        return sum(one.workers for one in self.slices.values() if one.reserved)
+
+    def step(self) -> None:
+        self._clock += 1
+        waiting = [key for key, one in self.slices.items() if not one.reserved]
+        for key in sorted(waiting, key=lambda key: (-self.priority[key[0]], self.age[key])):
+            one = self.slices[key]
+            if self.used + one.workers <= self.quota:
+                self.slices[key] = dataclasses.replace(one, reserved=True, admitted=True)
+                continue
+            self._preempt(key)
+            break
+
+    def _preempt(self, key: tuple[str, int]) -> None:
+        own = self.priority[key[0]]
+        held = [other for other, one in self.slices.items() if one.reserved]
+        lesser = [other for other in held if self.priority[other[0]] < own]
+        victims = sorted(lesser, key=lambda one: (self.priority[one[0]], -self.age[one]))
+        need = self.used + self.slices[key].workers - self.quota
+        for other in victims:
+            if need <= 0:
+                return
+            self.slices[other] = dataclasses.replace(self.slices[other], evicted=True)
+            need -= self.slices[other].workers
+
+
+class _Job:
+    """A job whose pods come and go one at a time."""
+
+    def __init__(self, name: str, demand: Demand) -> None:
+        self.name = name
+        self.demand = demand
+
+    def step(self, queue: _Queue, now: int) -> None:
+        mine = [one for (job, _), one in queue.slices.items() if job == self.name]
+        verdict = judge(mine, self.demand)
+        for index, workers in verdict.create:
+            name = f"{self.name}-{index}"
+            queue.slices[self.name, index] = Slice(index=index, name=name, workers=workers)
+            queue.age[self.name, index] = now
+        for key in [key for key, one in queue.slices.items() if one.name in verdict.delete]:
+            del queue.slices[key]
+        for key, one in queue.slices.items():
+            if one.name in verdict.release:
+                free = dataclasses.replace(one, reserved=False, admitted=False, evicted=False)
+                queue.slices[key] = free
+        pods = self.demand.pods
+        change = 1 if pods < verdict.workers else -1 if pods > verdict.workers else 0
+        self.demand = dataclasses.replace(self.demand, pods=pods + change, master=pods + change > 0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_quota_is_never_overcommitted_and_every_job_gets_its_share(seed: int) -> None:
+    """Jobs come, scale and end in a random order; the least important one gets what is left."""
+    chance = random.Random(seed)
+    queue = _Queue(quota=12)
+    jobs: list[_Job] = []
+    for now in range(400):
+        if now % 40 == 0 and len(jobs) < 4:
+            least = chance.randint(1, 3)
+            most = chance.randint(least, 8)
+            name = f"j{len(jobs)}"
+            queue.priority[name] = chance.randint(0, 9)
+            jobs.append(_Job(name, _demand(workers=most, least=least, most=most)))
+        if now < 300 and chance.random() < 0.05:
+            job = chance.choice(jobs)
+            wanted = chance.randint(job.demand.least, job.demand.most)
+            job.demand = dataclasses.replace(job.demand, workers=wanted)
+        chance.shuffle(jobs)
+        for job in jobs:
+            job.step(queue, now)
+            mine = [one for key, one in queue.slices.items() if key[0] == job.name]
+            held = sum(one.workers for one in mine if one.reserved)
+            assert job.demand.pods <= held, f"seed {seed}: {job.name} runs without quota"
+        queue.step()
+        assert queue.used <= queue.quota
+    assert all(job.demand.pods in {0, *range(job.demand.least, 9)} for job in jobs)
+    first = max(jobs, key=lambda job: queue.priority[job.name])
+    assert first.demand.pods == first.demand.workers, f"seed {seed}: the first job waits"
