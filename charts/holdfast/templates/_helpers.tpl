@@ -9,7 +9,11 @@
 {{- end -}}
 
 {{- define "holdfast.image" -}}
+{{- if .Values.image.digest -}}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- else -}}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "holdfast.selector" -}}
@@ -33,7 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- dict
   "annotations" .podAnnotations
   "labels" .podLabels
-  "imagePullSecrets" (default $.Values.imagePullSecrets .imagePullSecrets)
+  "imagePullSecrets" (default (include "holdfast.pullSecrets" $ | fromYamlArray) .imagePullSecrets)
   "nodeSelector" .nodeSelector
   "tolerations" .tolerations
   "priorityClassName" .priorityClassName
@@ -46,4 +50,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- define "holdfast.monitored" -}}
 {{- $wanted := index . 0 | toString -}}
 {{- if or (eq $wanted "true") (and (eq $wanted "auto") (index . 1)) }}yes{{ end -}}
+{{- end -}}
+
+{{/* The chart's own pull secrets, and those that a parent chart gives to all its parts. */}}
+{{- define "holdfast.pullSecrets" -}}
+{{- concat .Values.imagePullSecrets ((.Values.global).imagePullSecrets | default list) | uniq | toYaml -}}
+{{- end -}}
+
+{{/* Replicas of the operator are on different nodes and zones, where there are several. */}}
+{{- define "holdfast.spread" -}}
+{{- if kindIs "slice" .Values.topologySpreadConstraints -}}
+{{- toYaml .Values.topologySpreadConstraints -}}
+{{- else if gt (int .Values.replicas) 1 -}}
+{{- $selector := dict "matchLabels" (include "holdfast.selector" . | fromYaml) -}}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+- maxSkew: 1
+  topologyKey: {{ . }}
+  whenUnsatisfiable: ScheduleAnyway
+  labelSelector:
+    {{- toYaml $selector | nindent 4 }}
+{{- end -}}
+{{- else -}}
+[]
+{{- end -}}
 {{- end -}}
