@@ -47,6 +47,11 @@ class Owner:
         return f"{self.name}-worker"
 
     @property
+    def gang(self) -> str:
+        """Name of the PodGroup of its workers."""
+        return f"{self.name}-worker"
+
+    @property
     def path(self) -> str:
         """Path of the job itself in the API."""
         where = f"/apis/{keys.API_VERSION}/namespaces/{self.namespace}"
