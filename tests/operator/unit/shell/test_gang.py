@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast_operator.pods.gang import (
@@ -74,7 +76,7 @@ def test_a_group_has_the_least_size(backend: GangBackend, spec: dict[str, object
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda one: one.name)
 def test_a_pod_names_its_group(backend: GangBackend) -> None:
     """Each scheduler finds the group in its own place; a template's scheduler stays."""
-    pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"schedulerName": "mine"}}
+    pod: dict[str, Any] = {"metadata": {"labels": {"a": "b"}}, "spec": {"schedulerName": "mine"}}
     backend.additions(_GANG).apply(pod)
     assert "gpt-worker" in str(pod)
     assert pod["spec"]["schedulerName"] == "mine"
