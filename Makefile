@@ -90,6 +90,8 @@ check-style: $(STAMP)
 	$(BIN)/python scripts/reference.py --check
 	$(BIN)/python scripts/state_machine.py --check
 	$(BIN)/python scripts/local_sgd_settings.py --check
+	$(BIN)/python scripts/metrics.py --check
+	$(BIN)/python scripts/dashboard.py --check
 	$(BIN)/python scripts/chart.py --check
 	$(BIN)/python scripts/links.py
 	scripts/buf_lint.sh
@@ -103,6 +105,8 @@ manifests: cluster-tools ## Write what follows from the CRD and the chart
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/state_machine.py
 	$(BIN)/python scripts/local_sgd_settings.py
+	$(BIN)/python scripts/metrics.py
+	$(BIN)/python scripts/dashboard.py
 	$(BIN)/python scripts/chart.py
 
 .PHONY: cluster-tools

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,8 @@ from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeser
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import BigValueTextMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+
+from generated_page import keep
 
 FILE: Final = Path(__file__).resolve().parent.parent / "charts/holdfast/files/dashboard.json"
 _SOURCE: Final = DataSourceRef(type_val="prometheus", uid="$datasource")
@@ -201,18 +202,5 @@ def _panel(one: _Panel) -> timeseries.Panel:
     )
 
 
-def main() -> int:
-    """Write, or check; return the exit code."""
-    text = build()
-    if "--check" not in sys.argv:
-        FILE.write_text(text)
-    elif not FILE.exists() or FILE.read_text() != text:
-        print(
-            f"dashboard: {FILE.name} is not what scripts/dashboard.py makes; run `make manifests`"
-        )
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    keep(FILE, build())

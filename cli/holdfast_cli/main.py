@@ -95,12 +95,24 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
 @click.option("--detach", is_flag=True, help="Start the job and return; it goes on without you.")
 @click.option("--logs", is_flag=True, help="Also show the output of the training processes.")
 @click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Serve the job's metrics for Prometheus on this port of this machine.",
+)
+@click.option(
     "--chaos",
     metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…][,peace=JOB]",
     help="Run it twice: undisturbed, then with random faults; compare samples and losses.",
 )
 @click.option("--supervise", is_flag=True, hidden=True)
-def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool) -> None:
+def run(
+    file: Path,
+    detach: bool,
+    logs: bool,
+    metrics_port: int | None,
+    chaos: str | None,
+    supervise: bool,
+) -> None:
     """Run the ElasticJob in FILE on this machine: one agent process for each replica."""
     # Imported here: the runner reads the CRD and needs grpc.aio, which the other commands do not.
     from holdfast_cli.runner.start import RunOptions, run_job
@@ -108,15 +120,16 @@ def run(file: Path, detach: bool, logs: bool, chaos: str | None, supervise: bool
     if chaos is not None:
         from holdfast_cli.chaos.run import run_with_chaos
 
-        if detach:
-            raise BadInputError("--chaos and --detach cannot go together; drop one of them")
+        if detach or metrics_port is not None:
+            other = "--detach" if detach else "--metrics-port"
+            raise BadInputError(f"--chaos and {other} cannot go together; drop one of them")
         sys.exit(run_with_chaos(file, chaos, os.environ))
     if detach and logs:
         raise BadInputError(
             "--detach and --logs cannot go together: nobody would see them; the job's directory "
             "has them under logs/"
         )
-    options = RunOptions(detach=detach, logs=logs, supervised=supervise)
+    options = RunOptions(detach=detach, logs=logs, supervised=supervise, metrics_port=metrics_port)
     sys.exit(run_job(file, options, os.environ))
 
 

@@ -42,14 +42,17 @@ class Surroundings:
     """Returns a node's address of the master; None: the master's own address."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """More environment for every pod except the master's."""
+    metrics_port: int | None = None
+    """Port of the master's metrics on this machine; None: none are served."""
 
 
 class MasterProcess:
     """One job's master. `start` again makes a successor with the next epoch."""
 
-    def __init__(self, home: JobHome, record: JobRecord) -> None:
+    def __init__(self, home: JobHome, record: JobRecord, metrics_port: int | None = None) -> None:
         self._home = home
         self._record = record
+        self._metrics_port = metrics_port
         self._running: processes.Running | None = None
         self._port = 0
         """Port of every successor: agents and users look for the master there."""
@@ -113,6 +116,7 @@ class MasterProcess:
             "endpoint_file": str(self._home.endpoint_file),
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_SECONDS,
+            "metrics_port": self._metrics_port,
             "die_with_parent": True,
             "parent_pid": os.getpid(),
         }
@@ -137,7 +141,7 @@ class PodProcesses:
         self._identities = identities
         self._changed = changed
         self._surroundings = surroundings
-        self._master = MasterProcess(home, record)
+        self._master = MasterProcess(home, record, surroundings.metrics_port)
         self._stores = FdStores()
         self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""

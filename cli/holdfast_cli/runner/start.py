@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ from holdfast_cli.runner.supervisor import Director, Supervisor
 from holdfast_operator.crd import load_crd
 from holdfast_operator.pods.process import check_job, job_notices
 from holdfast_operator.spec import ElasticJob, InvalidJobError, read_job
+from holdfast_wire import loopback
 
 _DETACH_SECONDS = 60.0
 """From `--detach` until the master serves, s: Python's start and grpc's import on a busy
@@ -56,6 +58,8 @@ class RunOptions:
     """Start the job and return."""
     logs: bool = False
     """Also show the output of the training processes."""
+    metrics_port: int | None = None
+    """Port of this machine for the job's metrics; None: none are served."""
     supervised: bool = False
     """True: this process is the background part of --detach."""
     director: Director | None = None
@@ -76,12 +80,14 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
         job = dataclasses.replace(job, name=options.name)
     home = job_home(environ, job.name)
     _refuse_running(home)
+    if options.metrics_port is not None and not options.supervised:
+        _check_free(options.metrics_port)
     with contextlib.ExitStack() as claimed:
         try:
             if not options.supervised:
                 _show_notices(job)
             if options.detach:
-                return _detach(file, home, environ)
+                return _detach(file, home, environ, options.metrics_port)
             claimed.enter_context(_claim(home))
             record = _prepare(home, job, file)
             if options.supervised:
@@ -100,7 +106,7 @@ def _supervisor(
         home,
         record,
         show_logs=options.logs,
-        surroundings=options.surroundings,
+        surroundings=dataclasses.replace(options.surroundings, metrics_port=options.metrics_port),
     )
 
 
@@ -133,6 +139,20 @@ def read_file(file: Path) -> ElasticJob:
     if problems:
         raise BadInputError(str(InvalidJobError(str(file), list(problems))))
     return job
+
+
+def _check_free(port: int) -> None:
+    """Refuse a port that is taken, while that costs nothing."""
+    host = loopback.address()
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise BadInputError(
+                f"--metrics-port {port}: {host} cannot listen there ({error.strerror}); "
+                "name a free port"
+            ) from error
 
 
 def _refuse_running(home: JobHome) -> None:
@@ -199,12 +219,13 @@ def _view(options: RunOptions) -> live_view.View:
     return live_view.choose_view(write=say)
 
 
-def _detach(file: Path, home: JobHome, environ: Mapping[str, str]) -> int:
+def _detach(file: Path, home: JobHome, environ: Mapping[str, str], metrics_port: int | None) -> int:
     log = _early_log(home)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    served = [] if metrics_port is None else [f"--metrics-port={metrics_port}"]
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "holdfast_cli.main", "run", str(file), "--supervise"],
+            [sys.executable, "-m", "holdfast_cli.main", "run", str(file), "--supervise", *served],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=output,

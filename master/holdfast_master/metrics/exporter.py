@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -28,6 +34,8 @@ SCRAPE_SECONDS: Final = 5.0
 is down with a reason rather than by a deadline."""
 CAUSES: Final = tuple(text for name, text in vars(Cause).items() if name.isupper())
 """Every cause: its counter begins at 0, since Prometheus sees no increase from nothing to 1."""
+PHASES: Final = ("detected", "decided", "respawned", "restored")
+"""Parts of a recovery."""
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
 """Bounds of the parts of a recovery, s: from a restart in place to a wait for a new node."""
 
@@ -82,6 +90,7 @@ class MetricsExporter:
 
         figures: The job's figures now; called on the event loop.
         """
+        disable_created_metrics()  # a second series for each counter, which no query needs
         self.registry = CollectorRegistry()
         self._own, self._figures = own, figures
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,6 +112,8 @@ class MetricsExporter:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        for phase in PHASES:
+            self._recovery.labels(*own, phase)
         self.registry.register(_Figures(own, self._on_loop))
 
     def record(self, records: Sequence[Record]) -> None:
