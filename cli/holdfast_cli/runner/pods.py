@@ -117,6 +117,7 @@ class MasterProcess:
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_SECONDS,
             "metrics_port": self._metrics_port,
+            "traces": os.environ.get("OTEL_TRACES_EXPORTER", "none").replace("none", ""),
             "die_with_parent": True,
             "parent_pid": os.getpid(),
         }

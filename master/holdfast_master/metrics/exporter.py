@@ -90,7 +90,7 @@ class MetricsExporter:
 
         figures: The job's figures now; called on the event loop.
         """
-        disable_created_metrics()  # a second series for each counter, which no query needs
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which no query needs
         self.registry = CollectorRegistry()
         self._own, self._figures = own, figures
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,8 +106,8 @@ class MetricsExporter:
             self._incidents.labels(*own, cause)
         self._recovery = Histogram(
             "holdfast_job_recovery_seconds",
-            "Parts of a recovery: from the fault to its detection, to the decision, to new "
-            "processes, to the first step.",
+            "Seconds of a recovery: detected from the fault on, the others from its detection on "
+            "until the decision, new processes, the first step.",
             ("namespace", "job", "phase"),
             buckets=BUCKETS,
             registry=self.registry,

@@ -52,6 +52,7 @@ from holdfast_wire.reasons import EventReason
 
 if TYPE_CHECKING:
     from holdfast_master.metrics.exporter import MetricsExporter
+    from holdfast_master.metrics.spans import RecoverySpans
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Master:
         self._services = _services(config, core, history, self._loop, self.counters, self._evidence)
         self.sessions, self.watch = self._services.sessions, self._services.watch
         self._metrics = _metrics(config, core)
+        self._spans = _spans(config)
         self._health = health.aio.HealthServicer()
         self._loop.effects = self._effects()
 
@@ -172,6 +174,8 @@ class Master:
             await asyncio.to_thread(self._evidence.close)
             if self._metrics is not None:
                 await asyncio.to_thread(self._metrics.close)
+            if self._spans is not None:
+                await asyncio.to_thread(self._spans.close)
 
     def stop(self) -> None:
         """Ask for an orderly end, as SIGTERM does: agents train on without a master."""
@@ -310,6 +314,8 @@ class Master:
         self.watch.publish(records)
         if self._metrics is not None:
             self._metrics.record(records)
+        if self._spans is not None:
+            self._spans.record(records)
         for record in records:
             fact = record.fact
             if isinstance(fact, SpecAccepted) and fact.spec is not None:
@@ -425,3 +431,18 @@ def _reflection_handlers() -> list[grpc.GenericRpcHandler]:
         grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
         for name in _REFLECTIONS
     ]
+
+
+def _spans(config: MasterConfig) -> RecoverySpans | None:
+    if not config.traces:
+        return None
+    try:
+        from holdfast_master.metrics.spans import RecoverySpans, make_exporter  # noqa: PLC0415
+    except ImportError as error:
+        log.error(  # noqa: TRY400 - a missing library needs no traceback
+            "traces is %s, but %s is not installed; no spans are sent, install holdfast[traces]",
+            config.traces,
+            error.name,
+        )
+        return None
+    return RecoverySpans((config.namespace, config.job_name), make_exporter(config.traces))

@@ -58,6 +58,9 @@ class MasterConfig:
     metrics_port: int | None = None
     """Port of Prometheus metrics on `bind_host`, plain HTTP; 0: any free one, which the log names.
     Default: none are served."""
+    traces: str = ""
+    """Destination of a span for each recovery: `otlp` or `console`, as OTEL_TRACES_EXPORTER has it.
+    Default: none."""
     endpoint_file: Path | None = None
     """File that is written, whole and 0600, once the port answers: JSON with host, port, pid and
     epoch. Default: none."""
@@ -138,6 +141,8 @@ def _check(config: MasterConfig) -> None:
     seconds = config.exit_when_finished
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ConfigError(f"exit_when_finished is {seconds}; it must be 0 or more seconds")
+    if config.traces not in {"", *TRACES}:
+        raise ConfigError(f"traces is {config.traces!r}; it must be one of {', '.join(TRACES)}")
     _check_journal(config)
     for field in dataclasses.fields(config.core):
         value = getattr(config.core, field.name)
@@ -170,6 +175,10 @@ def _check_journal(config: MasterConfig) -> None:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be 0 or more")
 
 
+TRACES: Final = ("otlp", "console")
+"""Destinations of spans."""
+TRACES_VARIABLE: Final = "OTEL_TRACES_EXPORTER"
+"""OpenTelemetry's own variable; `none`, as its absence, turns spans off here."""
 EPOCHS_PER_POD: Final = 1000
 """Starts of its container that a pod has epochs for: the next pod's begin there."""
 _LINGER_SECONDS: Final = 30 * 86_400.0
@@ -213,6 +222,8 @@ def load_in_pod(environment: Mapping[str, str]) -> MasterConfig:
         if not metrics.isdecimal():
             raise ConfigError(f"{keys.ENV_METRICS_PORT}={metrics!r} must be a number")
         document["metrics_port"] = int(metrics)
+    traces = environment.get(TRACES_VARIABLE, "none")
+    document["traces"] = "" if traces == "none" else traces
     if journal is not None:
         document["journal_dir"] = str(journal / "segments")
     return parse(document)
