@@ -398,6 +398,17 @@ def test_unknown_flags_are_the_parsers_to_refuse(
     assert "holdfast-run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", flags.DLROVER)
+def test_a_flag_of_dlrover_is_refused_with_what_replaces_it(
+    script: str, pet: object, flag: str
+) -> None:
+    """Somebody who moves a job from dlrover-run learns the field or flag to use."""
+    spelt = f"--{flag.removeprefix('--').replace('-', '_')}"
+    for words in ((flag, script), (spelt, script), (f"{flag}=1", script)):
+        with pytest.raises(InputError, match=flags.DLROVER[flag].split(":")[0]):
+            _load(*words)
+
+
 def test_help_says_what_differs_from_torchrun(
     pet: object, capsys: pytest.CaptureFixture[str]
 ) -> None:

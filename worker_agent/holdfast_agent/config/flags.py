@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from holdfast_agent.config import cgroups
 from holdfast_agent.config.launch import Launch, LogFlags
@@ -48,6 +48,23 @@ SENSELESS_VARIABLES: Mapping[str, str] = {
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "no rank is ended for a kernel sleep",
 }
 """Variables of torchrun's own agent without effect here, with the reason."""
+
+DLROVER: Final[Mapping[str, str]] = {
+    "--network-check": "spec.health.preflight of the job, with mode Act and networkCheck",
+    "--comm-perf-test": "spec.health.preflight of the job, with mode Act and networkCheck",
+    "--precheck": "spec.health.preflight of the job, with mode Act and networkCheck",
+    "--exclude-straggler": "spec.health.straggler of the job, with mode Act",
+    "--node-unit": "spec.nodeUnit of the job",
+    "--auto-config": "spec.nprocPerNode of the job: auto counts the devices",
+    "--auto-tunning": "nothing in its place: no data loader is tuned",
+    "--save-at-breakpoint": "nothing in its place: what ranks saved in memory outlives them",
+    "--accelerator": "nothing in its place: torch finds the devices",
+    "--training-port": "nothing in its place: each round has its own store",
+    "--numa-affinity": "--numa-binding=node",
+    "--membind-policy": "--numa-binding=node",
+    "--ucp-device-type": "nothing in its place: checkpoints are resharded without a device",
+}
+"""Flags of dlrover-run that torchrun does not know, with what replaces each."""
 
 NPROC_FLAG = "--nproc-per-node"
 
@@ -186,10 +203,26 @@ def _parser() -> argparse.ArgumentParser:
         help="Do not serve torch's flight recorder from the ranks. Without it the job master does "
         "not see who is slow or hangs, unless the script uses the SDK.",
     )
+    _name_replacements(parser)
     parser.prog = PROGRAM
     parser.description = "Starts this node's training processes under a Holdfast job master."
     parser.epilog = HELP_NOTE
     return parser
+
+
+def _name_replacements(parser: argparse.ArgumentParser) -> None:
+    """Have the parser refuse a flag of DLRover by saying what replaces it."""
+    refuse = parser.error
+
+    def error(message: str) -> NoReturn:
+        for word in message.split():
+            flag, _, value = word.partition("=")
+            name = flag.replace("_", "-")
+            if name in DLROVER:
+                raise InputError(flag, value, f"no flag of DLRover; use {DLROVER[name]}")
+        refuse(message)
+
+    vars(parser)["error"] = error
 
 
 def _allow_any_script_flag(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_cli.convert.launcher import Launch, convert_command
+from holdfast_agent.config import flags
+from holdfast_cli.convert.launcher import (
+    DROPPED_FLAGS,
+    HEALTH_FLAGS,
+    Launch,
+    convert_command,
+)
 
 
 def _launch(*words: str) -> Launch:
@@ -83,3 +89,9 @@ def test_a_plain_script_is_one_process_in_each_pod() -> None:
     """Kubeflow starts such a script once in each pod."""
     assert _launch("python", "x.py").nproc == "1"
     assert _launch("torchrun", "x.py").nproc is None
+
+
+def test_every_flag_of_dlrover_that_the_agent_refuses_is_converted() -> None:
+    """What `holdfast-run` would refuse must not be left in its command."""
+    own = {"--numa-affinity", "--node-unit"}
+    assert flags.DLROVER.keys() <= DROPPED_FLAGS.keys() | HEALTH_FLAGS.keys() | own
