@@ -1,0 +1,66 @@
+"""Workers of a local job on other hosts, through a launcher such as srun or ssh. Pure.
+
+The runner starts, ends and replaces workers here, too: the process that it watches is the launcher,
+which lives and ends with the worker. Hosts share a file system with the job's directory, where each
+worker finds its environment and its certificate, and reach this host over TCP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from holdfast_cli.errors import BadInputError
+
+HOST: Final = "{host}"
+"""Place of the host's name in a launcher."""
+EXAMPLES: Final = "'srun --overlap --nodes=1 --ntasks=1 --nodelist={host}', or 'ssh {host}'"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hosts:
+    """Hosts of a job's workers, and the command that starts a program there."""
+
+    names: tuple[str, ...]
+    launcher: tuple[str, ...]
+    """Words in front of the program's; one has `{host}`."""
+
+    def choose(self, taken: Iterable[str], avoided: Collection[str]) -> str:
+        """Return the host for one more worker: the one with the fewest, in the order given.
+
+        taken: Host of each worker that lives.
+        avoided: Hosts that failed; they are used only where there is no other.
+        """
+        free = [name for name in self.names if name not in avoided] or self.names
+        counts = Counter(taken)
+        return min(free, key=lambda name: counts[name])
+
+    def command(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
+        """Return the command that starts a program on a host."""
+        return (*(word.replace(HOST, host) for word in self.launcher), *argv)
+
+
+def read_hosts(names: str, launcher: str) -> Hosts:
+    """Return the hosts of `--hosts` and the launcher of `--launcher`.
+
+    Raises:
+        BadInputError: One is missing, or says nothing that can be used.
+    """
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    if not found:
+        raise BadInputError(f"--hosts {names!r}: names no host; give names with commas between")
+    twice = sorted(name for name, count in Counter(found).items() if count > 1)
+    if twice:
+        raise BadInputError(f"--hosts {names!r}: {twice[0]} stands there twice; remove one")
+    if not launcher:
+        raise BadInputError(f"--hosts needs --launcher, for example {EXAMPLES}")
+    try:
+        words = tuple(shlex.split(launcher))
+    except ValueError as error:
+        raise BadInputError(f"--launcher {launcher!r}: {error}; close the quotes") from error
+    if not any(HOST in word for word in words):
+        raise BadInputError(f"--launcher {launcher!r}: has no {HOST}; for example {EXAMPLES}")
+    return Hosts(found, words)
