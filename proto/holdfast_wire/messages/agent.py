@@ -59,7 +59,7 @@ class StepSource(enum.IntEnum):
 
 
 class NoticeKind(enum.IntEnum):
-    """NoticeKind says what will happen to a node."""
+    """NoticeKind is the announced fate of a node."""
 
     UNSPECIFIED = 0
     PREEMPTION = 1
@@ -69,7 +69,7 @@ class NoticeKind(enum.IntEnum):
 
 
 class AssignmentMode(enum.IntEnum):
-    """AssignmentMode: how a world is entered."""
+    """AssignmentMode: the way into a world."""
 
     UNSPECIFIED = 0
     RESTART = 1
@@ -120,7 +120,7 @@ class SessionResponse:
     """SessionResponse: master to agent."""
 
     fence: Fence | None = None
-    """Of the master that sends it; round-scoped messages carry the round that they are about."""
+    """Fence of the master that sends it; a round-scoped message carries its round."""
     message: SessionResponseMessage | None = None
 
 
@@ -289,8 +289,8 @@ class GroupCollectives:
     signatures: tuple[int, ...] = ()
     """CRC-32 of operation, sizes and dtypes, one for each collective."""
     issued_us: tuple[int, ...] = ()
-    """When it was issued: Unix time of the node's own clock, microseconds; the first one whole,
-    then the differences."""
+    """Times of issue: Unix time of the node's own clock, microseconds; the first one whole, then
+    the differences."""
     period: int = 0
     """Collectives of one step; 0: no period is seen."""
     step: int = 0
@@ -387,7 +387,7 @@ class RoundStarted:
     spawned_seconds: float = 0.0
     first_step_seconds: float = 0.0
     cold_reason: str = ""
-    """Nonempty: processes were spawned cold instead of forked, and why."""
+    """Nonempty: processes were spawned cold instead of forked, for this reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,7 +459,7 @@ class Warmed:
 
     seconds: float = 0.0
     cold_reason: str = ""
-    """Nonempty: forking is not possible and why; workers will be started cold."""
+    """Nonempty: forking is not possible, for this reason; workers will be started cold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,7 +485,7 @@ class Welcome:
     lease_seconds: float = 0.0
     """The agent's lease: the zygote kills its workers when the lease word is this stale, s."""
     masterless_limit_seconds: float = 0.0
-    """How long the agent may train on without a master, s."""
+    """Longest time for which the agent trains on without a master, s."""
     stop_grace_seconds: float = 0.0
     """SIGTERM to SIGKILL for drain, stop and success, s."""
     round: int = 0
@@ -498,7 +498,7 @@ class Welcome:
     """The job's rules. The agent compares those of whose evidence only it has any, and reports
     their indices."""
     health: HealthPolicy | None = None
-    """The job's spec.health. Absent: nobody is judged, so the agent samples nothing."""
+    """The job's spec.health. Absent: no rank is judged, so the agent samples nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -532,7 +532,7 @@ class WorldAssignment:
     world_hash: str = ""
     """SHA-256 over (epoch, group, round, members in rank order with their agent ids), hex."""
     reason: str = ""
-    """Why this world was made; shown to people."""
+    """Reason for this world; shown to people."""
     peers: tuple[PeerAddress, ...] = ()
     """PeerService addresses of up to three members that are asked while there is no master."""
     min_nodes: int = 0
@@ -583,7 +583,7 @@ class RosterFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddress:
-    """PeerAddress: where another agent of the world answers."""
+    """PeerAddress: address of another agent of the world."""
 
     node_rank: int = 0
     address: str = ""
@@ -655,8 +655,8 @@ class StateDigest:
     world_members: tuple[int, ...] = ()
     """Node ranks in rank order of the newest world."""
     ended_round: int = 0
-    """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends
-    it."""
+    """Round that was ended and that no other has followed yet; 0: none. A node that finds it
+    running ends it."""
     draining_agents: tuple[str, ...] = ()
     """Agents that were asked to leave at the next barrier."""
     departed: tuple[DepartedNode, ...] = ()
@@ -700,7 +700,7 @@ class CheckNode:
     partner: int = 0
     """Node rank of the partner; meaningful in a pair."""
     host: str = ""
-    """JOIN: where the partner listens."""
+    """JOIN: address at which the partner listens."""
     port: int = 0
     deadline_seconds: float = 0.0
     """Time until the answer, s. What is not measured by then is left out."""
@@ -726,7 +726,7 @@ class NodeChecked:
     """Hardware: figures of nodes of one kind are comparable."""
     figures: tuple[CheckFigure, ...] = ()
     refused: str = ""
-    """Why nothing was measured; empty: it was."""
+    """Reason why nothing was measured; empty: it was."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Tier(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CheckpointVersion:
-    """CheckpointVersion: what was saved. Versions are ordered by lineage, then by step."""
+    """CheckpointVersion: a saved state. Versions are ordered by lineage, then by step."""
 
     lineage: int = 0
     """The world that trained it; grows with each start from a checkpoint."""
@@ -43,7 +43,7 @@ class TierInterval:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TierVersions:
-    """TierVersions: what a node could take from one tier, newest first."""
+    """TierVersions: versions that a node could take from one tier, newest first."""
 
     tier: Tier = Tier.UNSPECIFIED
     versions: tuple[CheckpointVersion, ...] = ()
@@ -51,7 +51,7 @@ class TierVersions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCheckpoints:
-    """MemoryCheckpoints: what every rank of the node has in memory, after it changed.
+    """MemoryCheckpoints: versions that every rank of the node has in memory, after a change.
 
     About the round in the fence.
     """
@@ -82,7 +82,7 @@ class ShardsPersisted:
     """Name of the attempt in whose directory the parts lie; equal on all nodes of a world."""
     bytes: int = 0
     error: str = ""
-    """Nonempty: they could not be written, and why."""
+    """Nonempty: they could not be written, for this reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class CommitResult:
     version: CheckpointVersion | None = None
     own: str = ""
     error: str = ""
-    """Nonempty: it was not committed, and why."""
+    """Nonempty: it was not committed, for this reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class CommitAnnounced:
 
     version: CheckpointVersion | None = None
     error: str = ""
-    """Nonempty: it will not be, and why."""
+    """Nonempty: it will not be, for this reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class FlushToStorage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseCheckpoints:
-    """ReleaseCheckpoints: what agents of the round in the fence may let go of in memory."""
+    """ReleaseCheckpoints: versions that agents of the round in the fence may drop from memory."""
 
     complete: CheckpointVersion | None = None
     """The newest version that every rank of the world has: older ones may go."""
@@ -141,15 +141,15 @@ class ReleaseCheckpoints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TierCost:
-    """TierCost: what saves to one tier cost on a node, and the script's word about them.
+    """TierCost: cost of saves to one tier on a node, and the script's word about them.
 
     A cost is the highest of the ranks.
     """
 
     tier: Tier = Tier.UNSPECIFIED
     stop_seconds: float = 0.0
-    """That a save stops training, with what the steps take longer while it is written, s; 0: not
-    measured yet."""
+    """Delay of training by a save: the pause, and the slowdown of steps while it is written, s; 0:
+    not measured yet."""
     durable_seconds: float = 0.0
     """From a save until it is durable, s; 0: at once, or not measured yet."""
     every: int | None = None
@@ -158,7 +158,7 @@ class TierCost:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavingReport:
-    """SavingReport: what saving costs on a node, and which schedule its ranks know."""
+    """SavingReport: cost of saving on a node, and the schedule that its ranks know."""
 
     seen_id: int = 0
     """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
@@ -181,25 +181,24 @@ class SetSchedule:
     """The first step that it holds for."""
     intervals: tuple[TierInterval, ...] = ()
     confirmed: bool = False
-    """False: a rank saves what either schedule asks for, from the step on. True: all ranks have
+    """False: a rank saves at the steps of either schedule, from the step on. True: all ranks have
     heard of it before their step, and the one before ends there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
-    """RestoreRequest: all ranks of a node wait to be told what their round starts from.
+    """RestoreRequest: all ranks of a node wait for the version that their round starts from.
 
     Nothing older trains or is being written there any more.
     """
 
     offers: tuple[TierVersions, ...] = ()
-    """What all ranks of this node could take. From memory: what this node alone has. From storage:
-    what is committed in the directory, at most 16."""
+    """Versions that all ranks of this node could take. From memory: those that this node alone has.
+    From storage: those committed in the directory, at most 16."""
     told: RestorePlan | None = None
     """Set: a master has told already, and they have begun."""
     parts: tuple[HeldPart, ...] = ()
-    """What lies in its memory, whoever saved it, newest first, at most 8: other nodes may read
-    it."""
+    """Parts in its memory, of any writer, newest first, at most 8: other nodes may read them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,43 +219,43 @@ class HeldPart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """RestorePlan: what the round in the fence starts from, the same for all of its nodes."""
+    """RestorePlan: version that the round in the fence starts from, equal for all of its nodes."""
 
     plan_id: int = 0
     version: CheckpointVersion | None = None
     """Absent: nothing is there to start from."""
     tier: Tier = Tier.UNSPECIFIED
-    """Where all nodes take it from; unspecified where nothing is there to start from."""
+    """Tier that all nodes take it from; unspecified where nothing is there to start from."""
     go: bool = False
     """False: check it and answer RestorePlanVerified. True: every node found its part intact, or
     there is nothing to check."""
     share: int = 0
-    """This node's share of what there is to check on storage: files i with i % shares == share."""
+    """This node's share of the files to check on storage: files i with i % shares == share."""
     shares: int = 0
     notes: tuple[str, ...] = ()
-    """For people: what was passed over, and why."""
+    """For people: versions that were passed over, each with the reason."""
     sources: tuple[PartSource, ...] = ()
-    """With memory: where the parts are that this node lacks."""
+    """With memory: places of the parts that this node lacks."""
     partial: bool = False
-    """With memory: parts of it are nowhere, and nobody needs them, so it cannot be written to
+    """With memory: parts of it are nowhere, and no rank needs them, so it cannot be written to
     storage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartSource:
-    """PartSource: whose memory has parts of the version."""
+    """PartSource: an agent whose memory has parts of the version."""
 
     node_rank: int = 0
     address: str = ""
-    """Of the agent's PeerService, host:port."""
+    """Address of the agent's PeerService, host:port."""
     ranks: tuple[int, ...] = ()
     """Ranks whose parts lie there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlanVerified:
-    """RestorePlanVerified: this node's share of an RestorePlan is intact, or is not."""
+    """RestorePlanVerified: this node's share of a RestorePlan is intact, or is not."""
 
     plan_id: int = 0
     error: str = ""
-    """Nonempty: what is damaged."""
+    """Nonempty: the damage."""

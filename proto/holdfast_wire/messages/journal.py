@@ -23,7 +23,7 @@ from holdfast_wire.messages.spec import MasterSpec
 
 
 class StragglerOutcome(enum.IntEnum):
-    """StragglerOutcome: what a node's exclusion has shown."""
+    """StragglerOutcome: result of a node's exclusion."""
 
     UNSPECIFIED = 0
     """Nothing yet."""
@@ -136,7 +136,7 @@ class WorldReplica:
     round: int = 0
     """Round in which its processes were started."""
     nodes: int = 0
-    """How many of the members it has."""
+    """Number of its members."""
     store_host: str = ""
     """Filled in once its store is known."""
     store_port: int = 0
@@ -235,8 +235,7 @@ class StragglerTrial:
     ranks: tuple[int, ...] = ()
     """Global ranks that were slow."""
     usual: float = 0.0
-    """How far their local time lay above that of the others before, and how far since,
-    logarithms."""
+    """Excess of their local time over that of the others before, and since, logarithms."""
     slow: float = 0.0
     unix_time: float = 0.0
     outcome: StragglerOutcome = StragglerOutcome.UNSPECIFIED
@@ -252,8 +251,7 @@ class NodeMarked:
     """draining, finished, released, replaced or promised."""
     value: bool = False
     cause: str = ""
-    """Of a draining node: why it is to leave, a cause of incidents. Empty: somebody asked for
-    it."""
+    """Reason of a draining node to leave, a cause of incidents. Empty: a person asked for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +273,7 @@ class NodeJudged:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReferencesLearned:
-    """ReferencesLearned: what healthy nodes reached in a check."""
+    """ReferencesLearned: figures of healthy nodes in a check."""
 
     levels: tuple[ReferenceLevel, ...] = ()
     nodes: tuple[NodeReferences, ...] = ()
@@ -285,7 +283,7 @@ class ReferencesLearned:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLevel:
-    """ReferenceLevel: what healthy hardware of one kind reaches of one resource."""
+    """ReferenceLevel: figure of healthy hardware of one kind for one resource."""
 
     key: str = ""
     """Resource and kind."""
@@ -299,7 +297,7 @@ class ReferenceLevel:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReferences:
-    """NodeReferences: what one node reached in its own last check."""
+    """NodeReferences: figures of one node in its own last check."""
 
     node: str = ""
     """Node rank and machine."""
@@ -327,7 +325,7 @@ class StopRequested:
 class CheckpointCommitted:
     """CheckpointCommitted: a step lies whole on storage.
 
-    It is in the journal before anybody is told.
+    It is in the journal before any node is told.
     """
 
     version: CheckpointVersion | None = None
@@ -384,7 +382,7 @@ class NodeCounted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFolded:
-    """JobFolded: what all facts up to its sequence come to.
+    """JobFolded: sum of all facts up to its sequence.
 
     Lists of messages are spread over several of these records, in their order; everything else is
     in the first. The master's durable state has fields of the same names: a new one needs its field
@@ -446,7 +444,7 @@ class JobFolded:
     promised: tuple[str, ...] = ()
     """Agents that are to leave, as an earlier master promised, and that have not come yet."""
     goodput_assumed: bool = False
-    """A world ran whose steps nobody reported."""
+    """A world ran whose steps no rank reported."""
     tier_failures: tuple[TierFailures, ...] = ()
     """By tier that the job went back to."""
     assumed_round: int = 0

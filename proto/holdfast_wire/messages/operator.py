@@ -45,7 +45,7 @@ class ClusterStrikes:
     strikes: tuple[NodeStruck, ...] = ()
     """Each with its job."""
     avoided: tuple[AvoidedHost, ...] = ()
-    """Kubernetes nodes that new pods of this job avoid for what several jobs met there."""
+    """Kubernetes nodes that new pods of this job avoid because of several jobs' strikes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class PodListDone:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodObservation:
-    """PodObservation: what the operator sees of one worker pod (locally: agent process)."""
+    """PodObservation: the operator's view of one worker pod (locally: agent process)."""
 
     node_rank: int = 0
     pod_uid: str = ""
@@ -84,13 +84,12 @@ class PodObservation:
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no
     preemption."""
     text: str = ""
-    """The last thing that a pod which failed said: locally the last line of its log."""
+    """Last words of a failed pod; locally the last line of its log."""
     ends: int = 0
     """Ends of the agent's container after which its node starts it again in the same pod. While the
     pod runs, exit_code, reason and text are those of the newest of them."""
     unreachable: bool = False
-    """Its Kubernetes node answers nothing to the operator, which others answer: it is gone or cut
-    off."""
+    """Its Kubernetes node does not answer the operator, while others do: it is gone or cut off."""
     notice: NoticeReceived | None = None
     """A taint or condition of its Kubernetes node announces the node's end. Absent: none does."""
 
@@ -119,7 +118,7 @@ class SyncResponse:
 
     message: SyncResponseMessage | None = None
     fence: Fence | None = None
-    """The master that says it; its round is 0. Of a master that sends none nothing is known."""
+    """Fence of the sending master; its round is 0. Absent: the master is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ class ReplaceDecision:
     decision_id: int = 0
     node_rank: int = 0
     pod_uid: str = ""
-    """The pod that is to go; a newer pod of the rank satisfies the decision."""
+    """Pod that is to go; a newer pod of the rank satisfies the decision."""
     reason: str = ""
     avoid_node: str = ""
     """Kubernetes node to avoid; empty: any."""
@@ -180,7 +179,7 @@ class FinishDecision:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrikesReported:
-    """StrikesReported: what spoke against hosts of this job. Some may have been told before."""
+    """StrikesReported: strikes against hosts of this job. Some may have been sent before."""
 
     strikes: tuple[NodeStruck, ...] = ()
 
