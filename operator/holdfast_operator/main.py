@@ -267,11 +267,6 @@ def main() -> int:
     return codes[0] if codes else 0
 
 
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
-
-
 async def serve_probes(
     port: int, healthy: Callable[[], bool], ready: Callable[[], bool]
 ) -> web.AppRunner:
@@ -298,3 +293,8 @@ async def serve_probes(
 
 def _answer(*, good: bool) -> web.Response:
     return web.Response(status=200 if good else 503, text="ok\n" if good else "no\n")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
