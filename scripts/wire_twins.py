@@ -179,8 +179,8 @@ def _enum(file: _File, index: int, kind: EnumDescriptorProto) -> list[str]:
     for number, value in enumerate(kind.value):
         if not value.name.startswith(prefix):
             raise TwinError(f"{kind.name}.{value.name} must begin with {prefix}")
-        lines.append(f"    {value.name.removeprefix(prefix)} = {value.number}")
-        lines += _about(file, (_ENUMS, index, _VALUES, number))
+        text = file.comments.get((_ENUMS, index, _VALUES, number), "")
+        lines += _told(f"    {value.name.removeprefix(prefix)} = {value.number}", text)
     return lines
 
 
@@ -198,8 +198,8 @@ def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str,
         if keyword.iskeyword(one.name):
             raise TwinError(f"{kind.name}.{one.name} is a keyword of Python: name it otherwise")
         if not one.HasField("oneof_index") or one.proto3_optional:
-            fields.append(f"    {one.name}: {_hint(file, kind, one, homes)}")
-            fields += _about(file, (*path, _FIELDS, number))
+            text = file.comments.get((*path, _FIELDS, number), "")
+            fields += _told(f"    {one.name}: {_hint(file, kind, one, homes)}", text)
         elif one.oneof_index not in written:
             written.add(one.oneof_index)
             fields += _oneof(file, path, kind, one.oneof_index, homes)
@@ -236,7 +236,7 @@ def _oneof(
         for each, (at, _) in zip(kinds, members, strict=True)
     )
     texts = [own, *(f"{each}: {text}" for each, text in said if text)]
-    return [line, *_quoted(" ".join(text for text in texts if text))]
+    return _told(line, " ".join(text for text in texts if text))
 
 
 def _hint(
@@ -294,15 +294,14 @@ def _summary(file: _File, name: str, path: tuple[int, ...]) -> list[str]:
     return [f'    """{_plain(first)}', "", *_paragraph(rest[0], "    "), '    """']
 
 
-def _about(file: _File, path: tuple[int, ...]) -> list[str]:
-    return _quoted(file.comments.get(path, ""))
-
-
-def _quoted(text: str) -> list[str]:
-    """Return a docstring under a field or a member."""
+def _told(line: str, text: str) -> list[str]:
+    """Return a field or a member with its comment: behind it, or as a docstring below it."""
     if not text:
-        return []
-    return _paragraph(f'"""{_plain(text)}"""', "    ")
+        return [line]
+    beside = f"{line}  # {text}"
+    if len(beside) <= WIDTH:
+        return [beside]
+    return [line, *_paragraph(f'"""{_plain(text)}"""', "    ")]
 
 
 def _paragraph(text: str, indent: str) -> list[str]:

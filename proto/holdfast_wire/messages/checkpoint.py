@@ -17,18 +17,15 @@ class Tier(enum.IntEnum):
     """
 
     UNSPECIFIED = 0
-    MEMORY = 1
-    """The memory of the nodes."""
-    STORAGE = 2
-    """The directory of the checkpoints."""
+    MEMORY = 1  # The memory of the nodes.
+    STORAGE = 2  # The directory of the checkpoints.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class CheckpointVersion:
     """CheckpointVersion: a saved state. Versions are ordered by lineage, then by step."""
 
-    lineage: int = 0
-    """The world that trained it; grows with each start from a checkpoint."""
+    lineage: int = 0  # The world that trained it; grows with each start from a checkpoint.
     step: int = 0
 
 
@@ -37,8 +34,7 @@ class TierInterval:
     """TierInterval: steps between checkpoints of one tier."""
 
     tier: Tier = Tier.UNSPECIFIED
-    every: int = 0
-    """0: none of its own; in a spec: the master computes it."""
+    every: int = 0  # 0: none of its own; in a spec: the master computes it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +52,7 @@ class MemoryCheckpoints:
     About the round in the fence.
     """
 
-    versions: tuple[CheckpointVersion, ...] = ()
-    """Newest first, at most 8."""
+    versions: tuple[CheckpointVersion, ...] = ()  # Newest first, at most 8.
     whole: bool = False
     """True: of each of them all that any world needs is here, as where every node has the whole
     state. What ranks have each for itself may be lacking where a new world begins that anew: the
@@ -72,17 +67,13 @@ class ShardsPersisted:
     """ShardsPersisted: the parts of all ranks of a node are durable on storage, or will not be."""
 
     version: CheckpointVersion | None = None
-    world_size: int = 0
-    """Ranks that the version consists of."""
-    ranks: tuple[int, ...] = ()
-    """Those of this node."""
-    root: str = ""
-    """Directory of the checkpoints."""
+    world_size: int = 0  # Ranks that the version consists of.
+    ranks: tuple[int, ...] = ()  # Those of this node.
+    root: str = ""  # Directory of the checkpoints.
     attempt: str = ""
     """Name of the attempt in whose directory the parts lie; equal on all nodes of a world."""
     bytes: int = 0
-    error: str = ""
-    """Nonempty: they could not be written, for this reason."""
+    error: str = ""  # Nonempty: they could not be written, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +83,7 @@ class CommitGrant:
     version: CheckpointVersion | None = None
     world_size: int = 0
     root: str = ""
-    attempt: str = ""
-    """The attempt of the shards; names of earlier coordinators begin with it too."""
+    attempt: str = ""  # The attempt of the shards; names of earlier coordinators begin with it too.
     own: str = ""
     """This coordinator's own name: taking it makes an earlier one find nothing to commit."""
 
@@ -104,8 +94,7 @@ class CommitResult:
 
     version: CheckpointVersion | None = None
     own: str = ""
-    error: str = ""
-    """Nonempty: it was not committed, for this reason."""
+    error: str = ""  # Nonempty: it was not committed, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +102,7 @@ class CommitAnnounced:
     """CommitAnnounced: a version is committed and will not be lost, or it will not be committed."""
 
     version: CheckpointVersion | None = None
-    error: str = ""
-    """Nonempty: it will not be, for this reason."""
+    error: str = ""  # Nonempty: it will not be, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +113,7 @@ class FlushToStorage:
     """
 
     version: CheckpointVersion | None = None
-    attempt: str = ""
-    """The attempt that its parts are to lie in; the same for all nodes."""
+    attempt: str = ""  # The attempt that its parts are to lie in; the same for all nodes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,20 +139,16 @@ class TierCost:
     not measured yet."""
     durable_seconds: float = 0.0
     """From a save until it is durable, s; 0: at once, or not measured yet."""
-    every: int | None = None
-    """The script's own number of steps; absent: the master's holds."""
+    every: int | None = None  # The script's own number of steps; absent: the master's holds.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavingReport:
     """SavingReport: cost of saving on a node, and the schedule that its ranks know."""
 
-    seen_id: int = 0
-    """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
-    seen_step: int = 0
-    """Most steps that one of them had completed when it did."""
-    step_seconds: float = 0.0
-    """A training step without any save, s; 0: not measured yet."""
+    seen_id: int = 0  # Newest SetSchedule that all ranks of the node have heard of; 0: none.
+    seen_step: int = 0  # Most steps that one of them had completed when it did.
+    step_seconds: float = 0.0  # A training step without any save, s; 0: not measured yet.
     costs: tuple[TierCost, ...] = ()
 
 
@@ -177,8 +160,7 @@ class SetSchedule:
     """
 
     schedule_id: int = 0
-    step: int = 0
-    """The first step that it holds for."""
+    step: int = 0  # The first step that it holds for.
     intervals: tuple[TierInterval, ...] = ()
     confirmed: bool = False
     """False: a rank saves at the steps of either schedule, from the step on. True: all ranks have
@@ -195,8 +177,7 @@ class RestoreRequest:
     offers: tuple[TierVersions, ...] = ()
     """Versions that all ranks of this node could take. From memory: those that this node alone has.
     From storage: those committed in the directory, at most 16."""
-    told: RestorePlan | None = None
-    """Set: a master has told already, and they have begun."""
+    told: RestorePlan | None = None  # Set: a master has told already, and they have begun.
     parts: tuple[HeldPart, ...] = ()
     """Parts in its memory, of any writer, newest first, at most 8: other nodes may read them."""
 
@@ -206,12 +187,9 @@ class HeldPart:
     """HeldPart: parts of a version that a node has in memory."""
 
     version: CheckpointVersion | None = None
-    world_size: int = 0
-    """Ranks that the version consists of."""
-    ranks: tuple[int, ...] = ()
-    """Those whose parts lie here."""
-    whole: bool = False
-    """True: these are all that any world needs, as in MemoryCheckpoints."""
+    world_size: int = 0  # Ranks that the version consists of.
+    ranks: tuple[int, ...] = ()  # Those whose parts lie here.
+    whole: bool = False  # True: these are all that any world needs, as in MemoryCheckpoints.
     world: str = ""
     """Names the world that saved it: two masters may have given one number to two worlds. Empty:
     not known."""
@@ -222,8 +200,7 @@ class RestorePlan:
     """RestorePlan: version that the round in the fence starts from, equal for all of its nodes."""
 
     plan_id: int = 0
-    version: CheckpointVersion | None = None
-    """Absent: nothing is there to start from."""
+    version: CheckpointVersion | None = None  # Absent: nothing is there to start from.
     tier: Tier = Tier.UNSPECIFIED
     """Tier that all nodes take it from; unspecified where nothing is there to start from."""
     go: bool = False
@@ -232,10 +209,8 @@ class RestorePlan:
     share: int = 0
     """This node's share of the files to check on storage: files i with i % shares == share."""
     shares: int = 0
-    notes: tuple[str, ...] = ()
-    """For people: versions that were passed over, each with the reason."""
-    sources: tuple[PartSource, ...] = ()
-    """With memory: places of the parts that this node lacks."""
+    notes: tuple[str, ...] = ()  # For people: versions that were passed over, each with the reason.
+    sources: tuple[PartSource, ...] = ()  # With memory: places of the parts that this node lacks.
     partial: bool = False
     """With memory: parts of it are nowhere, and no rank needs them, so it cannot be written to
     storage."""
@@ -246,10 +221,8 @@ class PartSource:
     """PartSource: an agent whose memory has parts of the version."""
 
     node_rank: int = 0
-    address: str = ""
-    """Address of the agent's PeerService, host:port."""
-    ranks: tuple[int, ...] = ()
-    """Ranks whose parts lie there."""
+    address: str = ""  # Address of the agent's PeerService, host:port.
+    ranks: tuple[int, ...] = ()  # Ranks whose parts lie there.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,5 +230,4 @@ class RestorePlanVerified:
     """RestorePlanVerified: this node's share of a RestorePlan is intact, or is not."""
 
     plan_id: int = 0
-    error: str = ""
-    """Nonempty: the damage."""
+    error: str = ""  # Nonempty: the damage.

@@ -14,12 +14,9 @@ class IncidentEvidence:
 
     incident_id: str = ""
     collected_unix: float = 0.0
-    reason: str = ""
-    """The limit that was passed, in words."""
-    odd_ranks: tuple[int, ...] = ()
-    """Global ranks that the others waited for."""
-    silent_ranks: tuple[int, ...] = ()
-    """Global ranks without any evidence."""
+    reason: str = ""  # The limit that was passed, in words.
+    odd_ranks: tuple[int, ...] = ()  # Global ranks that the others waited for.
+    silent_ranks: tuple[int, ...] = ()  # Global ranks without any evidence.
     ranks: tuple[RankEvidence, ...] = ()
 
 
@@ -30,19 +27,13 @@ class RankEvidence:
     local_rank: int = 0
     rank: int = 0
     pid: int = 0
-    process_state: str = ""
-    """The kernel's letter: R, S, D, T, Z; empty: there is no such process."""
-    kernel_function: str = ""
-    """Kernel function in which it sleeps (wchan); empty: unknown."""
-    cpu_seconds: float = 0.0
-    """CPU time of the process over the collection, s, and its length, s."""
+    process_state: str = ""  # The kernel's letter: R, S, D, T, Z; empty: there is no such process.
+    kernel_function: str = ""  # Kernel function in which it sleeps (wchan); empty: unknown.
+    cpu_seconds: float = 0.0  # CPU time of the process over the collection, s, and its length, s.
     observed_seconds: float = 0.0
-    server_answered: bool = False
-    """True: the worker server answered at all."""
-    gil_free: bool = False
-    """True: it could dump Python's stacks, for which it needs the GIL."""
-    stack: str = ""
-    """Stack of all threads, most recent call first (at most 64 KiB)."""
+    server_answered: bool = False  # True: the worker server answered at all.
+    gil_free: bool = False  # True: it could dump Python's stacks, for which it needs the GIL.
+    stack: str = ""  # Stack of all threads, most recent call first (at most 64 KiB).
     groups: tuple[GroupTail, ...] = ()
     later_stacks: tuple[str, ...] = ()
     """Further dumps within observed_seconds, where they differ from stack (at most 3 of 16 KiB):
@@ -56,10 +47,8 @@ class RankEvidence:
     children: tuple[ChildEvidence, ...] = ()
     """Processes below it, such as the workers of a data loader (at most 8), the longest sleeping
     first."""
-    children_cpu_seconds: float = 0.0
-    """CPU time of all processes below it over the collection, s."""
-    moved_beside_bytes: int = 0
-    """Part of moved_bytes that threads other than the main one moved."""
+    children_cpu_seconds: float = 0.0  # CPU time of all processes below it over the collection, s.
+    moved_beside_bytes: int = 0  # Part of moved_bytes that threads other than the main one moved.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +56,9 @@ class ChildEvidence:
     """ChildEvidence: activity of a process below a rank."""
 
     pid: int = 0
-    command: str = ""
-    """As ps shows it (at most 200 characters)."""
-    state: str = ""
-    """The kernel's letter."""
-    kernel_function: str = ""
-    """Kernel function in which it sleeps; empty: unknown, or it runs."""
+    command: str = ""  # As ps shows it (at most 200 characters).
+    state: str = ""  # The kernel's letter.
+    kernel_function: str = ""  # Kernel function in which it sleeps; empty: unknown, or it runs.
     stack: str = ""
     """Stack of all its threads, of the first one alone (at most 16 KiB); empty: not known, or no
     Python."""
@@ -83,13 +69,9 @@ class GroupTail:
     """GroupTail: the newest collective of one process group on one rank."""
 
     group: str = ""
-    ranks: tuple[int, ...] = ()
-    """Global ranks of the group."""
+    ranks: tuple[int, ...] = ()  # Global ranks of the group.
     sequence: int = 0
-    operation: str = ""
-    """For example gloo:all_reduce."""
-    sizes: str = ""
-    """For example [[2, 3]]."""
+    operation: str = ""  # For example gloo:all_reduce.
+    sizes: str = ""  # For example [[2, 3]].
     dtypes: str = ""
-    age_seconds: float = 0.0
-    """Since it was issued, s."""
+    age_seconds: float = 0.0  # Since it was issued, s.

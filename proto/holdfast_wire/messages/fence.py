@@ -17,7 +17,5 @@ class Fence:
     master."""
     incarnation: str = ""
     """Random id of that master process. An equal epoch with another incarnation is refused."""
-    group: int = 0
-    """Group of nodes that forms one world; 0 unless a job has replica groups."""
-    round: int = 0
-    """Grows with each world of the group. 0: not about a round."""
+    group: int = 0  # Group of nodes that forms one world; 0 unless a job has replica groups.
+    round: int = 0  # Grows with each world of the group. 0: not about a round.

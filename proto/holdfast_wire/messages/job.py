@@ -17,17 +17,12 @@ class JobPhase(enum.IntEnum):
     """JobPhase is the state of the master's state machine."""
 
     UNSPECIFIED = 0
-    WAITING = 1
-    """Not enough nodes for a world."""
-    FORMING = 2
-    """A world is decided; its store is being prepared."""
-    STARTING = 3
-    """Assignments are out; not all ranks have completed a step yet."""
+    WAITING = 1  # Not enough nodes for a world.
+    FORMING = 2  # A world is decided; its store is being prepared.
+    STARTING = 3  # Assignments are out; not all ranks have completed a step yet.
     TRAINING = 4
-    SAVING = 5
-    """A barrier is set: all ranks are to save and stop after its step."""
-    STOPPING = 6
-    """The end was decided; processes are being ended."""
+    SAVING = 5  # A barrier is set: all ranks are to save and stop after its step.
+    STOPPING = 6  # The end was decided; processes are being ended.
     SUSPENDED = 7
     SUCCEEDED = 8
     FAILED = 9
@@ -37,37 +32,27 @@ class HealthReason(enum.IntEnum):
     """HealthReason sums up the health of the ranks: the worst of what holds."""
 
     UNSPECIFIED = 0
-    AS_EXPECTED = 1
-    """The world makes progress, and no rank is known to be slow."""
-    STRAGGLER = 2
-    """A rank, node or link is slow."""
-    HANG = 3
-    """The world makes no progress."""
-    PREFLIGHT_FAILED = 4
-    """A node failed its check before training."""
-    NOT_JUDGED = 5
-    """No world runs, or health is not judged."""
+    AS_EXPECTED = 1  # The world makes progress, and no rank is known to be slow.
+    STRAGGLER = 2  # A rank, node or link is slow.
+    HANG = 3  # The world makes no progress.
+    PREFLIGHT_FAILED = 4  # A node failed its check before training.
+    NOT_JUDGED = 5  # No world runs, or health is not judged.
 
 
 class NodeState(enum.IntEnum):
     """NodeState as seen by the master."""
 
     UNSPECIFIED = 0
-    WARMING = 1
-    """Connected, its zygote not ready yet."""
+    WARMING = 1  # Connected, its zygote not ready yet.
     READY = 2
     STANDBY = 3
     ACTIVE = 4
-    FINISHED = 5
-    """Its ranks ended with success while others still run."""
+    FINISHED = 5  # Its ranks ended with success while others still run.
     DRAINING = 6
-    DISCONNECTED = 7
-    """The stream is gone, the grace for a reconnect runs."""
+    DISCONNECTED = 7  # The stream is gone, the grace for a reconnect runs.
     LOST = 8
-    MISSING = 9
-    """Expected, and not here yet."""
-    DRAINED = 10
-    """It was drained and has left; a restart of the node, or a scale, brings it back."""
+    MISSING = 9  # Expected, and not here yet.
+    DRAINED = 10  # It was drained and has left; a restart of the node, or a scale, brings it back.
 
 
 class EventSeverity(enum.IntEnum):
@@ -87,8 +72,7 @@ class GoodputClass(enum.IntEnum):
     CHECKPOINT = 2
     RESTART = 3
     RESCALE = 4
-    ROLLED_BACK = 5
-    """Work that was done and lost by a roll-back."""
+    ROLLED_BACK = 5  # Work that was done and lost by a roll-back.
     WAITING = 6
     HANG = 7
     PREFLIGHT = 8
@@ -101,8 +85,7 @@ class JobStatus:
     name: str = ""
     uid: str = ""
     phase: JobPhase = JobPhase.UNSPECIFIED
-    reason: str = ""
-    """For the phase, CamelCase; and for people."""
+    reason: str = ""  # For the phase, CamelCase; and for people.
     text: str = ""
     epoch: int = 0
     round: int = 0
@@ -113,8 +96,7 @@ class JobStatus:
     replicas: int = 0
     min_replicas: int = 0
     max_replicas: int = 0
-    step: int = 0
-    """Newest step completed by all ranks."""
+    step: int = 0  # Newest step completed by all ranks.
     step_seconds: float = 0.0
     loss: float = 0.0
     has_loss: bool = False
@@ -125,17 +107,13 @@ class JobStatus:
     nodes_disrupted: int = 0
     rescales: int = 0
     budgets: tuple[BudgetState, ...] = ()
-    goodput: float = 0.0
-    """Productive share of all node-seconds so far, 0 to 1."""
-    started_unix: float = 0.0
-    """Unix time, s."""
+    goodput: float = 0.0  # Productive share of all node-seconds so far, 0 to 1.
+    started_unix: float = 0.0  # Unix time, s.
     finished_unix: float = 0.0
     excluded_nodes: tuple[str, ...] = ()
     generation: int = 0
-    job_seconds: float = 0.0
-    """The job's own time, s."""
-    degraded_progress: bool = False
-    """Some node has no SDK: steps unknown there."""
+    job_seconds: float = 0.0  # The job's own time, s.
+    degraded_progress: bool = False  # Some node has no SDK: steps unknown there.
     stored_step: int = 0
     """Newest step that is committed on storage; 0: none that the master has seen."""
     memory_step: int = 0
@@ -147,10 +125,8 @@ class JobStatus:
     goodput_assumed: bool = False
     """The goodput is a guess: no rank reported steps in a part of the time, and all of that part
     counts as productive."""
-    step_guessed: bool = False
-    """step is a guess, from collectives: it counts from 0 in each round."""
-    health: HealthReason = HealthReason.UNSPECIFIED
-    """Health of the ranks, and the same in words."""
+    step_guessed: bool = False  # step is a guess, from collectives: it counts from 0 in each round.
+    health: HealthReason = HealthReason.UNSPECIFIED  # Health of the ranks, and the same in words.
     health_text: str = ""
     memory_shortages: tuple[MemoryShortage, ...] = ()
     """The largest too small limit of host memory of each node rank's container."""
@@ -170,18 +146,12 @@ class SyncChosen:
     All choose alike.
     """
 
-    round: int = 0
-    """Round of the ranks that chose."""
-    step: int = 0
-    """Step of the optimizer after which they chose."""
-    interval: int = 0
-    """Steps between two syncs of weights; 1: gradients are averaged in each step."""
-    interval_before: int = 0
-    """The same before the choice."""
-    made: bool = False
-    """It runs from this step on; false: it is only proposed."""
-    reason: str = ""
-    """Measurements, and their consequence."""
+    round: int = 0  # Round of the ranks that chose.
+    step: int = 0  # Step of the optimizer after which they chose.
+    interval: int = 0  # Steps between two syncs of weights; 1: gradients are averaged in each step.
+    interval_before: int = 0  # The same before the choice.
+    made: bool = False  # It runs from this step on; false: it is only proposed.
+    reason: str = ""  # Measurements, and their consequence.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +159,7 @@ class MemoryShortage:
     """MemoryShortage: the kernel ended a rank of this node for lack of memory in its container."""
 
     node_rank: int = 0
-    limit_bytes: int = 0
-    """Limit of the container at that time."""
+    limit_bytes: int = 0  # Limit of the container at that time.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +167,8 @@ class CheckpointInterval:
     """CheckpointInterval: steps between saves to one tier, with the reason."""
 
     tier: Tier = Tier.UNSPECIFIED
-    every: int = 0
-    """Steps between saves; 0: none."""
-    reason: str = ""
-    """For people: the figures that it was computed from."""
+    every: int = 0  # Steps between saves; 0: none.
+    reason: str = ""  # For people: the figures that it was computed from.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,16 +192,13 @@ class NodeInfo:
     address: str = ""
     agent_pid: int = 0
     state: NodeState = NodeState.UNSPECIFIED
-    group_rank: int = 0
-    """Place in the current world; meaningful when state is ACTIVE."""
+    group_rank: int = 0  # Place in the current world; meaningful when state is ACTIVE.
     base_rank: int = 0
     local_world_size: int = 0
-    silent_seconds: float = 0.0
-    """Since the last message, s."""
+    silent_seconds: float = 0.0  # Since the last message, s.
     ranks: tuple[RankInfo, ...] = ()
     version: str = ""
-    cold_reason: str = ""
-    """Reason for starting workers cold; empty: they are not."""
+    cold_reason: str = ""  # Reason for starting workers cold; empty: they are not.
     preflight: str = ""
     """Check before it joins: checking, healthy, undecided, slow or faulty; empty: it was not
     checked."""
@@ -242,8 +206,7 @@ class NodeInfo:
     replica: int = 0
     """Number of its replica under local SGD; its ranks are those of the replica's own world. 0: the
     job is one world."""
-    unfit: bool = False
-    """Its check keeps it out of worlds."""
+    unfit: bool = False  # Its check keeps it out of worlds.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,14 +233,11 @@ class JobEvent:
     sequence: int = 0
     unix_time: float = 0.0
     severity: EventSeverity = EventSeverity.UNSPECIFIED
-    reason: str = ""
-    """CamelCase, from the closed list in holdfast_wire.reasons."""
+    reason: str = ""  # CamelCase, from the closed list in holdfast_wire.reasons.
     text: str = ""
     round: int = 0
-    node: str = ""
-    """Node rank that it is about, as text; empty: the job."""
-    incident_id: str = ""
-    """Incident that it belongs to; empty: none."""
+    node: str = ""  # Node rank that it is about, as text; empty: the job.
+    incident_id: str = ""  # Incident that it belongs to; empty: none.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,8 +254,7 @@ class Incident:
     culprit_node: str = ""
     """Node rank and global rank of the culprit as texts; empty: unknown or none."""
     culprit_rank: str = ""
-    charged: BudgetKind = BudgetKind.UNSPECIFIED
-    """Budget charged at close."""
+    charged: BudgetKind = BudgetKind.UNSPECIFIED  # Budget charged at close.
     opened_unix: float = 0.0
     from_round: int = 0
     to_round: int = 0
@@ -304,19 +263,15 @@ class Incident:
     ranks."""
     respawned_seconds: float = 0.0
     first_step_seconds: float = 0.0
-    detection_seconds: float = 0.0
-    """Estimated time from the fault to its detection, s."""
-    steps_redone: int = 0
-    """Steps that were completed before and had to be done again."""
+    detection_seconds: float = 0.0  # Estimated time from the fault to its detection, s.
+    steps_redone: int = 0  # Steps that were completed before and had to be done again.
     open: bool = False
-    cost: tuple[GoodputEntry, ...] = ()
-    """Node-seconds that it cost, by class."""
+    cost: tuple[GoodputEntry, ...] = ()  # Node-seconds that it cost, by class.
     evidence: tuple[str, ...] = ()
     first_step_unseen: bool = False
     """Processes were started again, and no rank reports steps: the time of the next completed one
     is unknown."""
-    first_step_guessed: bool = False
-    """first_step_seconds is a guess, from collectives."""
+    first_step_guessed: bool = False  # first_step_seconds is a guess, from collectives.
     reported_only: bool = False
     """The world was not interrupted by it: a hang that is only reported. Decided: the world ended
     for another reason; first step: the ranks went on by themselves."""
@@ -349,8 +304,7 @@ class GetJobResponse:
 class WatchJobRequest:
     """WatchJobRequest opens a watch, or continues one."""
 
-    resume_token: str = ""
-    """From an earlier WatchJobResponse; empty: begin with a snapshot."""
+    resume_token: str = ""  # From an earlier WatchJobResponse; empty: begin with a snapshot.
     min_interval_seconds: float = 0.0
     """Least time between two status deltas, s; 0: 0.5. Events are never held back."""
 
@@ -359,8 +313,7 @@ class WatchJobRequest:
 class WatchJobResponse:
     """WatchJobResponse is one message of a watch: a snapshot first, then the changes."""
 
-    resume_token: str = ""
-    """Continue after this message."""
+    resume_token: str = ""  # Continue after this message.
     message: JobSnapshot | JobStatus | JobEvent | Incident | WatchReset | None = None
     """WatchReset: The token was too old, or of another master without a journal: a snapshot
     follows."""
@@ -379,8 +332,7 @@ class JobSnapshot:
 
     status: JobStatus | None = None
     nodes: tuple[NodeInfo, ...] = ()
-    events: tuple[JobEvent, ...] = ()
-    """The newest events, oldest first."""
+    events: tuple[JobEvent, ...] = ()  # The newest events, oldest first.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,8 +345,7 @@ class ListNodesResponse:
     """ListNodesResponse: every node that the master knows."""
 
     nodes: tuple[NodeInfo, ...] = ()
-    history: tuple[HostHistory, ...] = ()
-    """Hosts that something spoke against, the worst first."""
+    history: tuple[HostHistory, ...] = ()  # Hosts that something spoke against, the worst first.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,13 +353,11 @@ class HostHistory:
     """HostHistory: strikes against a host of the job, and the weight that is left of them."""
 
     host: str = ""
-    points: float = 0.0
-    """Half of a strike's weight is gone after 6 hours."""
+    points: float = 0.0  # Half of a strike's weight is gone after 6 hours.
     suspect: bool = False
     reason: str = ""
     strikes: tuple[NodeStruck, ...] = ()
-    avoided: str = ""
-    """Strikes of several jobs, for which new pods avoid it; empty: they do not."""
+    avoided: str = ""  # Strikes of several jobs, for which new pods avoid it; empty: they do not.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,8 +366,7 @@ class NodeStruck:
 
     host: str = ""
     node_rank: int = 0
-    cause: str = ""
-    """Preflight, Straggler, Hang, Failure, Condition or Cordon."""
+    cause: str = ""  # Preflight, Straggler, Hang, Failure, Condition or Cordon.
     text: str = ""
     unix_time: float = 0.0
     job: str = ""
@@ -432,10 +380,8 @@ class NodeStruck:
 class ListEventsRequest:
     """ListEventsRequest asks for events in the order in which they happened."""
 
-    after_sequence: int = 0
-    """Only events after this sequence."""
-    limit: int = 0
-    """0: 1000."""
+    after_sequence: int = 0  # Only events after this sequence.
+    limit: int = 0  # 0: 1000.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,8 +389,7 @@ class ListEventsResponse:
     """ListEventsResponse: one page of events."""
 
     events: tuple[JobEvent, ...] = ()
-    newest_sequence: int = 0
-    """Sequence of the newest event that exists."""
+    newest_sequence: int = 0  # Sequence of the newest event that exists.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,13 +402,11 @@ class GetGoodputResponse:
     """GetGoodputResponse: node-seconds by class, of the job, its nodes and its incidents."""
 
     totals: tuple[GoodputEntry, ...] = ()
-    node_seconds: float = 0.0
-    """Sum of all classes."""
+    node_seconds: float = 0.0  # Sum of all classes.
     nodes: tuple[NodeGoodput, ...] = ()
     incidents: tuple[Incident, ...] = ()
     goodput: float = 0.0
-    goodput_assumed: bool = False
-    """As in JobStatus."""
+    goodput_assumed: bool = False  # As in JobStatus.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,14 +429,11 @@ class GetHealthResponse:
     round: int = 0
     ranks: tuple[RankHealth, ...] = ()
     slow: tuple[SlowVerdict, ...] = ()
-    not_judged: str = ""
-    """Reason why ranks are not judged; empty: they are."""
+    not_judged: str = ""  # Reason why ranks are not judged; empty: they are.
     step_seconds: float = 0.0
     """Wall time of a step in the newest window, s; 0: no window is whole yet."""
-    windows: int = 0
-    """Windows of steps that have been judged."""
-    hang: HangStatus | None = None
-    """Absent: the world makes progress, as far as its limit tells."""
+    windows: int = 0  # Windows of steps that have been judged.
+    hang: HangStatus | None = None  # Absent: the world makes progress, as far as its limit tells.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,11 +443,9 @@ class HangStatus:
     cause: str = ""
     """For example lock, data loader, mismatched collective; empty: the evidence of its ranks is
     awaited."""
-    ranks: tuple[int, ...] = ()
-    """The ranks that the others wait for, and their nodes."""
+    ranks: tuple[int, ...] = ()  # The ranks that the others wait for, and their nodes.
     nodes: tuple[int, ...] = ()
-    seconds: float = 0.0
-    """Since it was seen, s."""
+    seconds: float = 0.0  # Since it was seen, s.
     text: str = ""
     """For people: the cause with its reasons; while evidence is awaited, the limit that was
     passed."""
@@ -521,33 +459,25 @@ class RankHealth:
     node_rank: int = 0
     local_rank: int = 0
     step: int = 0
-    step_guessed: bool = False
-    """True: the step is a guess from the rank's collectives."""
+    step_guessed: bool = False  # True: the step is a guess from the rank's collectives.
     since_step_seconds: float = 0.0
-    local_seconds: float = 0.0
-    """Local time of a step in the newest window, s; 0: not known."""
-    lag_seconds: float = 0.0
-    """The same above the median of all ranks, s; below 0: faster."""
+    local_seconds: float = 0.0  # Local time of a step in the newest window, s; 0: not known.
+    lag_seconds: float = 0.0  # The same above the median of all ranks, s; below 0: faster.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlowVerdict:
     """SlowVerdict: a rank, node or link that is slower than the others or than it used to be."""
 
-    subject: str = ""
-    """rank, node, link; job: all ranks share the slowdown."""
-    node: str = ""
-    """Node rank; empty: the whole job."""
+    subject: str = ""  # rank, node, link; job: all ranks share the slowdown.
+    node: str = ""  # Node rank; empty: the whole job.
     ranks: tuple[int, ...] = ()
     since_step: int = 0
     """Step of the window in which it began, counted from the world's first judged one."""
-    percent: float = 0.0
-    """Slowdown in percent of a step."""
-    lost_node_seconds_per_hour: float = 0.0
-    """Loss of the job by it, node-seconds in an hour."""
+    percent: float = 0.0  # Slowdown in percent of a step.
+    lost_node_seconds_per_hour: float = 0.0  # Loss of the job by it, node-seconds in an hour.
     text: str = ""
-    considered: tuple[str, ...] = ()
-    """Other causes, each with the evidence for or against it."""
+    considered: tuple[str, ...] = ()  # Other causes, each with the evidence for or against it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,8 +490,7 @@ class ListIncidentsResponse:
     """ListIncidentsResponse: the newest incidents, oldest first."""
 
     incidents: tuple[Incident, ...] = ()
-    with_evidence: tuple[str, ...] = ()
-    """Ids of the incidents whose ranks' evidence is kept."""
+    with_evidence: tuple[str, ...] = ()  # Ids of the incidents whose ranks' evidence is kept.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,8 +498,7 @@ class GetIncidentRequest:
     """GetIncidentRequest asks for one incident."""
 
     incident_id: str = ""
-    skip_ranks: int = 0
-    """Number of ranks whose evidence the caller has already."""
+    skip_ranks: int = 0  # Number of ranks whose evidence the caller has already.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -579,10 +507,8 @@ class GetIncidentResponse:
 
     incident: Incident | None = None
     evidence: IncidentEvidence | None = None
-    evidence_missing: str = ""
-    """Reason why there is no evidence; empty: there is."""
-    more: bool = False
-    """There are more ranks: ask again."""
+    evidence_missing: str = ""  # Reason why there is no evidence; empty: there is.
+    more: bool = False  # There are more ranks: ask again.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -597,10 +523,8 @@ class ScaleRequest:
 class ScaleResponse:
     """ScaleResponse: the operator has written it into the spec."""
 
-    generation: int = 0
-    """Generation of the spec that carries it."""
-    text: str = ""
-    """Consequence where the spec has that size already; empty: the spec was changed."""
+    generation: int = 0  # Generation of the spec that carries it.
+    text: str = ""  # Consequence where the spec has that size already; empty: the spec was changed.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,16 +540,14 @@ class RestartWorkerRequest:
 class RestartWorkerResponse:
     """RestartWorkerResponse: the restart is decided."""
 
-    round: int = 0
-    """The round that the restart leads to is newer than this one."""
+    round: int = 0  # The round that the restart leads to is newer than this one.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacksRequest:
     """DumpStacksRequest asks for the Python stacks of all ranks, or of one node's."""
 
-    node_rank: int | None = None
-    """Absent: all nodes."""
+    node_rank: int | None = None  # Absent: all nodes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -665,8 +587,7 @@ class DrainNodeRequest:
 class DrainNodeResponse:
     """DrainNodeResponse: the drain is decided."""
 
-    text: str = ""
-    """For people: the course of the drain."""
+    text: str = ""  # For people: the course of the drain.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -674,8 +595,7 @@ class StopJobRequest:
     """StopJobRequest ends the job."""
 
     reason: str = ""
-    now: bool = False
-    """Skip the checkpoint barrier."""
+    now: bool = False  # Skip the checkpoint barrier.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -688,18 +608,15 @@ class TriggerCheckpointRequest:
     """TriggerCheckpointRequest asks for a checkpoint on storage."""
 
     reason: str = ""
-    timeout_seconds: float = 0.0
-    """Longest wait for the commit, s; 0: the master's default."""
+    timeout_seconds: float = 0.0  # Longest wait for the commit, s; 0: the master's default.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerCheckpointResponse:
     """TriggerCheckpointResponse: the checkpoint is committed."""
 
-    step: int = 0
-    """The step that was saved."""
-    path: str = ""
-    """The directory that has it."""
+    step: int = 0  # The step that was saved.
+    path: str = ""  # The directory that has it.
 
 
 JobServiceRequest = (

@@ -22,8 +22,7 @@ class PodPhase(enum.IntEnum):
     RUNNING = 2
     SUCCEEDED = 3
     FAILED = 4
-    GONE = 5
-    """The pod no longer exists."""
+    GONE = 5  # The pod no longer exists.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,7 @@ class ClusterStrikes:
     Others are jobs, and the nodes themselves with what they show. It replaces an earlier one.
     """
 
-    strikes: tuple[NodeStruck, ...] = ()
-    """Each with its job."""
+    strikes: tuple[NodeStruck, ...] = ()  # Each with its job.
     avoided: tuple[AvoidedHost, ...] = ()
     """Kubernetes nodes that new pods of this job avoid because of several jobs' strikes."""
 
@@ -72,19 +70,14 @@ class PodObservation:
     exit_code: int = 0
     """Exit code of the agent's container, or -N for signal N; valid when phase is SUCCEEDED, FAILED
     or GONE."""
-    reason: str = ""
-    """For example OOMKilled, Evicted, Deleted; locally Killed."""
-    conditions: tuple[str, ...] = ()
-    """Conditions as "Type=Status"."""
-    node: str = ""
-    """Kubernetes node; locally the pod's own name."""
-    terminating: bool = False
-    """A deletion is under way."""
+    reason: str = ""  # For example OOMKilled, Evicted, Deleted; locally Killed.
+    conditions: tuple[str, ...] = ()  # Conditions as "Type=Status".
+    node: str = ""  # Kubernetes node; locally the pod's own name.
+    terminating: bool = False  # A deletion is under way.
     wanted: bool = False
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no
     preemption."""
-    text: str = ""
-    """Last words of a failed pod; locally the last line of its log."""
+    text: str = ""  # Last words of a failed pod; locally the last line of its log.
     ends: int = 0
     """Ends of the agent's container after which its node starts it again in the same pod. While the
     pod runs, exit_code, reason and text are those of the newest of them."""
@@ -108,8 +101,7 @@ class StopRequest:
     """StopRequest: end the job (deleted, activeDeadline, the person's Ctrl-C)."""
 
     reason: str = ""
-    grace_seconds: float = 0.0
-    """Time for a checkpoint barrier and SIGTERM, s."""
+    grace_seconds: float = 0.0  # Time for a checkpoint barrier and SIGTERM, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +119,9 @@ class ReplaceDecision:
 
     decision_id: int = 0
     node_rank: int = 0
-    pod_uid: str = ""
-    """Pod that is to go; a newer pod of the rank satisfies the decision."""
+    pod_uid: str = ""  # Pod that is to go; a newer pod of the rank satisfies the decision.
     reason: str = ""
-    avoid_node: str = ""
-    """Kubernetes node to avoid; empty: any."""
+    avoid_node: str = ""  # Kubernetes node to avoid; empty: any.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +152,7 @@ class ExcludeDecision:
     decision_id: int = 0
     node: str = ""
     reason: str = ""
-    lifted: bool = False
-    """They avoid it no more."""
+    lifted: bool = False  # They avoid it no more.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +161,7 @@ class FinishDecision:
 
     decision_id: int = 0
     succeeded: bool = False
-    reason: str = ""
-    """CamelCase, for conditions."""
+    reason: str = ""  # CamelCase, for conditions.
     text: str = ""
 
 

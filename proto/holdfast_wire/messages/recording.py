@@ -19,15 +19,11 @@ class RecordingOpened:
     incarnation: str = ""
     job_name: str = ""
     job_uid: str = ""
-    version: str = ""
-    """Release that wrote it."""
-    mono: float = 0.0
-    """Its beginning, on both of the master's clocks, s."""
+    version: str = ""  # Release that wrote it.
+    mono: float = 0.0  # Its beginning, on both of the master's clocks, s.
     unix_time: float = 0.0
-    sequence: int = 0
-    """Newest record of the journal at that moment."""
-    settings: str = ""
-    """Time limits of the core, JSON."""
+    sequence: int = 0  # Newest record of the journal at that moment.
+    settings: str = ""  # Time limits of the core, JSON.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +32,9 @@ class InputRecorded:
 
     mono: float = 0.0
     unix_time: float = 0.0
-    sequence: int = 0
-    """Newest record of the journal once it was handled."""
-    instructions: int = 0
-    """Instructions that it led to, records not counted."""
-    failed: bool = False
-    """The core could not take it."""
+    sequence: int = 0  # Newest record of the journal once it was handled.
+    instructions: int = 0  # Instructions that it led to, records not counted.
+    failed: bool = False  # The core could not take it.
     input: InputRecordedInput | None = None
 
 
@@ -49,10 +42,8 @@ class InputRecorded:
 class AgentSaid:
     """AgentSaid: a message came on an agent's stream."""
 
-    session: int = 0
-    """Number of its stream."""
-    request: bytes = b""
-    """A SessionRequest, as it came."""
+    session: int = 0  # Number of its stream.
+    request: bytes = b""  # A SessionRequest, as it came.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +51,7 @@ class AgentDisconnected:
     """AgentDisconnected: an agent's stream ended."""
 
     session: int = 0
-    cause: str = ""
-    """reset, closed or refused."""
+    cause: str = ""  # reset, closed or refused.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +67,7 @@ class UserAsked:
 
     request_id: int = 0
     who: str = ""
-    method: str = ""
-    """Name of the method, and its request as it came."""
+    method: str = ""  # Name of the method, and its request as it came.
     request: bytes = b""
 
 
@@ -86,8 +75,7 @@ class UserAsked:
 class ShellNoted:
     """ShellNoted: something about the journal, or a peer that was refused."""
 
-    reason: str = ""
-    """Reason of the event."""
+    reason: str = ""  # Reason of the event.
     text: str = ""
 
 
@@ -100,8 +88,7 @@ class DeadlineCame:
 class MasterStalled:
     """MasterStalled: the master itself stood still, and silence in that time says nothing."""
 
-    seconds: float = 0.0
-    """Length of that time, s."""
+    seconds: float = 0.0  # Length of that time, s.
 
 
 InputRecordedInput = (

@@ -25,14 +25,10 @@ class FailureAction(enum.IntEnum):
     """FailureAction is the consequence of a failure rule."""
 
     UNSPECIFIED = 0
-    IGNORE = 1
-    """Restart, charge no budget."""
-    RESTART_IN_PLACE = 2
-    """New processes in the same agents."""
-    REPLACE_POD = 3
-    """A new pod (locally: a new agent process) for the culprit's node rank."""
-    REPLACE_ON_OTHER_NODE = 4
-    """As REPLACE_POD, and the node of the culprit is excluded."""
+    IGNORE = 1  # Restart, charge no budget.
+    RESTART_IN_PLACE = 2  # New processes in the same agents.
+    REPLACE_POD = 3  # A new pod (locally: a new agent process) for the culprit's node rank.
+    REPLACE_ON_OTHER_NODE = 4  # As REPLACE_POD, and the node of the culprit is excluded.
     FAIL_JOB = 5
 
 
@@ -51,10 +47,8 @@ class HealthMode(enum.IntEnum):
 
     UNSPECIFIED = 0
     DISABLED = 1
-    REPORT = 2
-    """Verdicts are shown."""
-    ACT = 3
-    """Verdicts are carried out, too."""
+    REPORT = 2  # Verdicts are shown.
+    ACT = 3  # Verdicts are carried out, too.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +56,7 @@ class Budget:
     """Budget bounds the number of events of a kind."""
 
     kind: BudgetKind = BudgetKind.UNSPECIFIED
-    limit: int = 0
-    """Allowed charges inside the window; one more fails the job."""
+    limit: int = 0  # Allowed charges inside the window; one more fails the job.
     window_seconds: int = 0
     """Sliding window in seconds of the job's own time; 0: the job's whole life."""
 
@@ -75,8 +68,7 @@ class FailureRule:
     action: FailureAction = FailureAction.UNSPECIFIED
     exit_codes: tuple[int, ...] = ()
     """Matcher: exit codes of a training process (128 + signal number for a signal)."""
-    exit_codes_not_in: bool = False
-    """True: matches codes that are not listed (never 0)."""
+    exit_codes_not_in: bool = False  # True: matches codes that are not listed (never 0).
     pod_conditions: tuple[str, ...] = ()
     """Matcher: types of pod conditions with the wanted status, as "Type=Status"."""
     log_pattern: str = ""
@@ -94,8 +86,7 @@ class CheckpointPolicy:
 
     keep_last: int = 0
     """Committed checkpoints that stay on storage: the newest so many; 0: nothing is said."""
-    keep_every: int = 0
-    """Each multiple of so many steps stays on storage for good; 0: none does."""
+    keep_every: int = 0  # Each multiple of so many steps stays on storage for good; 0: none does.
     intervals: tuple[TierInterval, ...] = ()
     """Steps between checkpoints; a tier that is not named, or with 0: the master computes it."""
 
@@ -105,10 +96,8 @@ class PreflightPolicy:
     """PreflightPolicy: checks before a node joins."""
 
     mode: HealthMode = HealthMode.UNSPECIFIED
-    network_check: bool = False
-    """True: nodes check the network in pairs, too."""
-    timeout_seconds: float = 0.0
-    """Longest time for all checks, s."""
+    network_check: bool = False  # True: nodes check the network in pairs, too.
+    timeout_seconds: float = 0.0  # Longest time for all checks, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +105,9 @@ class HangPolicy:
     """HangPolicy: no step progress while the processes live."""
 
     mode: HealthMode = HealthMode.UNSPECIFIED
-    step_time_factor: float = 0.0
-    """Times the learned step time."""
-    min_seconds: float = 0.0
-    """Never sooner than this, s."""
-    first_step_seconds: float = 0.0
-    """Allowed time until the first step, s."""
+    step_time_factor: float = 0.0  # Times the learned step time.
+    min_seconds: float = 0.0  # Never sooner than this, s.
+    first_step_seconds: float = 0.0  # Allowed time until the first step, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +115,9 @@ class StragglerPolicy:
     """StragglerPolicy: nodes or ranks that are slower than the others."""
 
     mode: HealthMode = HealthMode.UNSPECIFIED
-    slowdown_percent: float = 0.0
-    """Slowdown that counts, in percent of a step."""
-    window_steps: int = 0
-    """Steps of one vote."""
-    votes: int = 0
-    """Votes that are needed out of the last votes_out_of."""
+    slowdown_percent: float = 0.0  # Slowdown that counts, in percent of a step.
+    window_steps: int = 0  # Steps of one vote.
+    votes: int = 0  # Votes that are needed out of the last votes_out_of.
     votes_out_of: int = 0
 
 
@@ -154,16 +137,12 @@ class HealthPolicy:
 class MasterSpec:
     """MasterSpec is the part of the spec that a master acts on, defaults filled in."""
 
-    generation: int = 0
-    """Grows with each change; older generations are ignored."""
-    replicas: int = 0
-    """Wanted nodes."""
+    generation: int = 0  # Grows with each change; older generations are ignored.
+    replicas: int = 0  # Wanted nodes.
     min_replicas: int = 0
     max_replicas: int = 0
-    node_unit: int = 0
-    """The world is a multiple of this."""
-    standbys: int = 0
-    """Extra nodes that are kept warm."""
+    node_unit: int = 0  # The world is a multiple of this.
+    standbys: int = 0  # Extra nodes that are kept warm.
     success_policy: SuccessPolicy = SuccessPolicy.UNSPECIFIED
     join_window_seconds: float = 0.0
     """Longest wait for more nodes of a world that could still grow, s."""
@@ -175,11 +154,9 @@ class MasterSpec:
     failure_rules: tuple[FailureRule, ...] = ()
     active_deadline_seconds: float = 0.0
     """Fails the job after this long of its own time, s; 0: none."""
-    suspend: bool = False
-    """True: stop at a checkpoint and wait."""
+    suspend: bool = False  # True: stop at a checkpoint and wait.
     checkpoint: CheckpointPolicy | None = None
-    health: HealthPolicy | None = None
-    """Absent: a master of an older operator judges no rank."""
+    health: HealthPolicy | None = None  # Absent: a master of an older operator judges no rank.
     replica_nodes: int = 0
     """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one
     world."""

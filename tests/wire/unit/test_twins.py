@@ -94,14 +94,12 @@ def test_what_has_no_twin_is_refused_with_the_remedy(
         wire_twins.write(described(shape, comment))
 
 
-def test_a_comment_of_the_proto_stands_under_its_twin() -> None:
-    """The .proto file is the only place where a comment is written."""
+def test_a_comment_of_the_proto_stands_at_its_twin() -> None:
+    """The .proto file is the only place where a comment is written: behind, or below if longer."""
     source = (ROOT / "proto/holdfast_wire/messages/journal.py").read_text()
     assert (NodeMarked.__doc__ or "").startswith("NodeMarked: draining, finished, released;")
-    assert (
-        '    mark: str = ""\n    """draining, finished, released, replaced or promised."""'
-        in source
-    )
+    assert '    mark: str = ""  # draining, finished, released, replaced or promised.\n' in source
+    assert '    more: bool = False\n    """The next record is of the same decision' in source
 
 
 def test_a_oneof_has_the_comments_of_its_members() -> None:
