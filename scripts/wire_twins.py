@@ -207,11 +207,7 @@ def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str,
 
 
 def _oneof(
-    file: _File,
-    path: tuple[int, ...],
-    kind: DescriptorProto,
-    index: int,
-    homes: Mapping[str, str],
+    file: _File, path: tuple[int, ...], kind: DescriptorProto, index: int, homes: Mapping[str, str]
 ) -> list[str]:
     """Return the one field of the twin that holds whichever member is set."""
     members = [

@@ -72,11 +72,7 @@ NOT_BUILT: Final[tuple[MissingFeature, ...]] = (
         allowed=("None",),
         remedy="write None or leave it out",
     ),
-    MissingFeature(
-        path="scheduling.queue",
-        feature="gang scheduling",
-        remedy="leave it out",
-    ),
+    MissingFeature(path="scheduling.queue", feature="gang scheduling", remedy="leave it out"),
     MissingFeature(
         path="scheduling.topology",
         feature="keeping workers together",

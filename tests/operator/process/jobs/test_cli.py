@@ -22,11 +22,7 @@ from holdfast_wire.channel import master_channel_options
 from holdfast_wire.v1.job_pb2 import GetJobRequest
 from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(240),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(240), needs_pods]
 
 
 @pytest.fixture

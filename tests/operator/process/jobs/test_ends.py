@@ -13,11 +13,7 @@ from cluster.release import Release
 from cluster.rights import needs_pods
 from holdfast_wire import keys
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _SAVES = {"path": "/work-files", "onDelete": True, "onDeleteTimeoutSeconds": 60}
 
 

@@ -79,12 +79,7 @@ def test_a_job_beside_its_operator_is_a_job_like_any_other(
 def _peering(plural: str, kind: str, scope: str) -> dict[str, Any]:
     """The CRD of kopf's peering, as its documentation has it."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": "v1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-    }
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

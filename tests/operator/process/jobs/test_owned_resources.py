@@ -37,9 +37,7 @@ def test_what_people_take_or_break_comes_back(
     world = job.world
     kubectl.run("delete", "service", "breaks", "breaks-master")
     _patch(
-        kubectl,
-        "secret breaks-worker-tls-0",
-        [{"op": "remove", "path": "/data/worker-0.cert.pem"}],
+        kubectl, "secret breaks-worker-tls-0", [{"op": "remove", "path": "/data/worker-0.cert.pem"}]
     )
     kubectl.run(
         "annotate", "secret", "breaks-user-tls", "--overwrite", "holdfast.dev/renew-after=x"

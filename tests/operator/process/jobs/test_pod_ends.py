@@ -86,7 +86,7 @@ def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path
 @pytest.mark.extended(
     "what holds up an end is decided by the plan, whose properties are tested",
     held_by=[
-        "operator/process/jobs/test_pod_ends.py::test_a_job_ends_as_its_training_containers_do",
+        "operator/process/jobs/test_pod_ends.py::test_a_job_ends_as_its_training_containers_do"
     ],
 )
 def test_a_pod_that_has_no_room_does_not_hold_up_the_success_of_the_others(

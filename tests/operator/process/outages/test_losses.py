@@ -18,11 +18,7 @@ from cluster.release import Release
 from cluster.rights import needs_pods
 from cluster.watched import watched
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _GPUS = {"limits": {"nvidia.com/gpu": 8}}
 
 

@@ -21,11 +21,7 @@ from cluster.rights import needs_pods
 from cluster.rough_api import RoughApi
 from cluster.watched import watched
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +161,7 @@ def test_the_control_plane_comes_back_under_a_job_that_trains(
     job.create(training(tmp_path, replicas=1, maxReplicas=2))
     job.until_training(1)
     world = job.world
-    for name, start in (
-        ("kube-apiserver", plane.start_api_server),
-        ("etcd", plane.start_etcd),
-    ):
+    for name, start in (("kube-apiserver", plane.start_api_server), ("etcd", plane.start_etcd)):
         stood = (tmp_path / "state.pt").stat().st_mtime_ns
         plane.kill(name)
         job.plane.until("a step", lambda stood=stood: _wrote(tmp_path, stood))  # type: ignore[misc]

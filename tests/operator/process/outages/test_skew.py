@@ -11,11 +11,7 @@ from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _NEXT = str(Path(__file__).resolve().parents[3] / "support" / "next_release")
 _DEPLOYMENT = "deploy/holdfast-operator"
 

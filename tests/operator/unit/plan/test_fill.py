@@ -17,11 +17,7 @@ from holdfast_operator.plan.actions import (
     ScaleJob,
     in_steps,
 )
-from holdfast_operator.plan.history import (
-    EXTRA_ATTEMPTS,
-    SETTLED_SECONDS,
-    SlotHistory,
-)
+from holdfast_operator.plan.history import EXTRA_ATTEMPTS, SETTLED_SECONDS, SlotHistory
 from holdfast_operator.plan.pods import MASTER_SLOT, OVERDUE_SECONDS, WORKER, PodSlot, Role
 from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
 from jobs.job_files import TEMPLATE

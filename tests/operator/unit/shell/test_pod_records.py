@@ -289,10 +289,7 @@ def test_a_side_container_that_ends_first_ends_nothing() -> None:
 
 @pytest.mark.parametrize(
     "stated",
-    [
-        {"reason": "Evicted"},
-        {"conditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ],
+    [{"reason": "Evicted"}, {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}],
 )
 def test_what_a_node_did_to_a_pod_stands_beside_an_exit_code_of_0(stated: dict[str, Any]) -> None:
     """A training that is told to leave may well end with 0: it is not done for that."""
@@ -401,14 +398,8 @@ def _status(mesh: Any, fetch: Any, worker: Any, *, started: bool = True) -> dict
     [
         (_status(_RUNS, _DONE, {"state": _RUNS}), ""),
         (_status(_RUNS, _DONE, {"state": _DONE}), ""),
-        (
-            _status(_RUNS, _DONE, {"state": _CREATES}),
-            "container worker waits: ContainerCreating",
-        ),
-        (
-            _status(_RUNS, _RUNS, {"state": _INITIALIZES}),
-            "init container fetch runs",
-        ),
+        (_status(_RUNS, _DONE, {"state": _CREATES}), "container worker waits: ContainerCreating"),
+        (_status(_RUNS, _RUNS, {"state": _INITIALIZES}), "init container fetch runs"),
         (
             _status(_RUNS, {"terminated": {"exitCode": 3}}, {"state": _INITIALIZES}),
             "init container fetch ended with exit code 3",
