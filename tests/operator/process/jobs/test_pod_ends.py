@@ -83,32 +83,6 @@ def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path
         job.delete()
 
 
-@pytest.mark.extended(
-    "what holds up an end is decided by the plan, whose properties are tested",
-    held_by=[
-        "operator/process/jobs/test_pod_ends.py::test_a_job_ends_as_its_training_containers_do"
-    ],
-)
-def test_a_pod_that_has_no_room_does_not_hold_up_the_success_of_the_others(
-    make_job: Make, tmp_path: Path
-) -> None:
-    """Three workers, of which two fit; the third goes with the end."""
-    sizes = {"replicas": 3, "minReplicas": 2, "elasticPolicy__joinWindowSeconds": 1}
-    body = looping(tmp_path, *_SHORT, cleanup__pods="Running", **sizes)
-    labels = {"matchLabels": {"holdfast.dev/job": "room", "holdfast.dev/role": "worker"}}
-    apart = {"labelSelector": labels, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    pod_spec(body)["affinity"] = {"podAntiAffinity": affinity}
-    job = make_job("room")
-    job.create(body)
-    assert job.ended() == ("Complete", "Succeeded"), job.seen()
-    # The third finds room where another has ended by itself; then it is told to leave, too.
-    phases = [pod["status"]["phase"] for pod in job.pods()]
-    assert set(phases) == {"Succeeded"}
-    assert len(phases) >= 2
-    job.delete()
-
-
 @pytest.mark.parametrize("code", [1, 143])
 def test_ranks_that_are_scaled_away_may_end_as_they_like(
     make_job: Make, tmp_path: Path, code: int

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, Make, container, manifest, training, until_stands
+from cluster.jobs import Job, Make, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -69,37 +69,6 @@ def _node_of(job: Job, release: Release) -> tuple[str, str]:
     free = [pod for pod in live if pod["spec"]["nodeName"] not in others]
     assert free, job.seen()
     return free[0]["metadata"]["name"], free[0]["spec"]["nodeName"]
-
-
-@pytest.mark.extended(
-    "a node with a worker and the master is lost in another test",
-    held_by=[
-        "operator/process/outages/test_losses.py::test_the_node_of_the_master_and_of_a_worker_is_lost",
-        "operator/process/outages/test_losses.py::test_a_node_that_is_started_anew_spends_no_failure",
-    ],
-)
-def test_a_lost_node_costs_seconds_and_the_job_grows_again(
-    make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
-) -> None:
-    """Silent: the smaller world trains within 6 s; its pod moves; back, nothing is doubled."""
-    job = make_job("lost")
-    job.create(_spread(tmp_path))
-    job.until_training(2)
-    file = tmp_path / "state.pt"
-    pod, node = _node_of(job, release)
-    nodes.tell("lose", node=node)
-    lost = time.monotonic()
-    stood = until_stands(file)
-    job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
-    assert time.monotonic() - lost < 7.5  # the bar is measured on a quiet machine
-    job.until("its successor", lambda: pod not in job.live() and len(job.live()) == 2)
-    job.until_training(2)
-    assert node not in {one["spec"]["nodeName"] for one in job.pods() if _stays(one)}
-    nodes.tell("return", node=node)
-    job.until("the lost pod's end", lambda: pod not in kubectl.run("get", "pods", "-o", "name"))
-    assert len(job.live()) == 2
-    kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
-    job.delete()
 
 
 def _stays(pod: dict[str, Any]) -> bool:

@@ -99,34 +99,6 @@ def test_what_went_while_nobody_could_watch_is_made_anew(
     assert witness.faults == []
 
 
-@pytest.mark.extended(
-    "waits for 90 seconds of silence",
-    held_by=[
-        "operator/unit/shell/test_client.py::test_a_watch_that_falls_silent_is_given_up",
-        "operator/unit/shell/test_reflector.py::test_an_api_server_that_is_away_is_asked_again",
-        "operator/process/outages/test_outages.py::test_what_went_while_nobody_could_watch_is_made_anew",
-    ],
-)
-def test_watches_that_bring_nothing_any_more_are_opened_anew(
-    make_job: Make, rough: RoughApi, kubectl: Kubectl, release: Release
-) -> None:
-    """Nothing resets them. After 90 s without a bookmark they are dead: all is seen again soon."""
-    job = make_job("silent")
-    job.create(_sleeping(2))
-    _until_exactly(job, 2)
-    (operator,) = release.kubectl.json("get", "pods")["items"]
-    rough.silence_watches()
-    job.patch(replicas=3)
-    kubectl.run("delete", "pod", "silent-worker-0-0", "--wait=false")
-    expected = ["silent-worker-0-1", "silent-worker-1-0", "silent-worker-2-0"]
-    job.until("pods as wanted", lambda: job.live() == expected)
-    assert rough.swallowed > 0
-    (later,) = release.kubectl.json("get", "pods")["items"]
-    restarts = [one["status"]["containerStatuses"][0]["restartCount"] for one in (operator, later)]
-    assert restarts[0] == restarts[1], "it went on by itself"
-    job.delete()
-
-
 def test_a_slow_watch_makes_nobody_ask_twice(
     make_job: Make, plane: ControlPlane, rough: RoughApi, kubectl: Kubectl, witness: Witness
 ) -> None:
