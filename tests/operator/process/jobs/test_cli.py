@@ -156,7 +156,6 @@ def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
     assert (tmp_path / "kept" / f"step_{answer['step']}" / "holdfast.json").is_file()
     job.until_steps(5)
     assert job.world["round"] == before["round"]
-    job.delete()
 
 
 @pytest.mark.extended(

@@ -47,7 +47,6 @@ def test_a_standby_takes_part_before_a_new_pod_runs(
         assert "standby-worker-0-1" not in job.live(), "its successor had no time to start"
     finally:
         nodes.tell("delay", seconds=0.0)
-    job.delete()
 
 
 def test_a_job_with_too_few_workers_waits_so_long_as_it_says(
@@ -70,7 +69,6 @@ def test_a_job_with_too_few_workers_waits_so_long_as_it_says(
         assert job.condition("Failed")["reason"] == "BelowMinReplicas"
     finally:
         nodes.tell("delay", seconds=0.0)
-    job.delete()
 
 
 def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_path: Path) -> None:
@@ -97,7 +95,6 @@ def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_pa
     assert job.holds("Complete"), job.seen()
     said = "".join(kubectl.run("logs", one["metadata"]["name"]) for one in job.pods())
     assert said.count("4 ranks 2") == 4
-    job.delete()
 
 
 def test_a_script_that_breaks_before_its_first_step_is_never_said_to_train(
@@ -122,4 +119,3 @@ def test_a_script_that_breaks_before_its_first_step_is_never_said_to_train(
     failed = job.condition("Failed")
     assert failed["reason"] == "NoProgress", job.seen()
     assert "raised ModuleNotFoundError: No module named 'nonesuch'" in failed["message"]
-    job.delete()

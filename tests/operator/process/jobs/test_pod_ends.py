@@ -49,8 +49,6 @@ def test_a_worker_that_ends_without_ever_having_joined_is_judged(
         assert jobs[name].ended() == ("Failed", reason), jobs[name].seen()
         assert "before its agent joined" in jobs[name].condition("Failed")["message"]
         _until_nothing_runs(jobs[name])
-    for job in jobs.values():
-        job.delete()
 
 
 def test_a_job_that_no_agent_ever_joins_fails_when_its_time_for_that_is_over(
@@ -61,7 +59,6 @@ def test_a_job_that_no_agent_ever_joins_fails_when_its_time_for_that_is_over(
     job.create(manifest("sleep", "600", grace_s=1, elasticPolicy__belowMinTimeoutSeconds=8))
     assert job.ended() == ("Failed", "BelowMinReplicas"), job.seen()
     _until_nothing_runs(job)
-    job.delete()
 
 
 def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path) -> None:
@@ -80,7 +77,6 @@ def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path
         assert "PodFailed" not in job.events()
     for job in jobs.values():
         _until_nothing_runs(job)
-        job.delete()
 
 
 @pytest.mark.parametrize("code", [1, 143])
@@ -101,7 +97,6 @@ def test_ranks_that_are_scaled_away_may_end_as_they_like(
     assert job.status.get("budgets", []) == [], job.seen()
     job.patch(replicas=2)
     job.until_training(2)
-    job.delete()
 
 
 _LEAVES = """
@@ -129,7 +124,6 @@ def test_a_deadline_holds_though_no_master_can_start(make_job: Make) -> None:
     assert job.ended() == ("Failed", "DeadlineExceeded")
     assert "Unschedulable: nomaster-master-0-0" in job.condition("Failed")["message"]
     assert job.live() == []
-    job.delete()
 
 
 def test_the_status_says_which_container_a_job_waits_for(make_job: Make, tmp_path: Path) -> None:
@@ -153,4 +147,3 @@ def test_the_status_says_which_container_a_job_waits_for(make_job: Make, tmp_pat
     (tmp_path / "go").touch()
     job.until("its word", lambda: says("1 pods run, and 0 of their agents are ready"))
     assert job.status["readyReplicas"] == 0
-    job.delete()

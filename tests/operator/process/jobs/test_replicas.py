@@ -49,4 +49,3 @@ def test_the_example_of_replicas_outlives_the_loss_of_a_pod(
     assert job.status["restarts"]["inPlace"] == 0
     assert "failures" not in job.used(), job.seen()
     assert list(tmp_path.glob("local-sgd-*/step_600/holdfast.json"))
-    job.delete()

@@ -81,8 +81,6 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
         job = jobs[name]
         job.until("its charge", lambda job=job: job.used() == {"failures": 1})  # type: ignore[misc]
     assert jobs["quiet"].used() == {}
-    for job in jobs.values():
-        job.delete()
 
 
 def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> None:
@@ -100,7 +98,6 @@ def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> 
         failed = jobs[name].condition("Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), jobs[name].seen()
         assert "no luck" in failed["message"]
-        jobs[name].delete()
 
 
 def test_a_rule_on_a_pod_s_condition_decides(
@@ -116,4 +113,3 @@ def test_a_rule_on_a_pod_s_condition_decides(
     job.until_over()
     failed = job.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "FailJobRule"), job.seen()
-    job.delete()

@@ -56,7 +56,6 @@ def test_a_master_of_the_next_release_serves_its_job(
     job.create(body)
     _up_and_down(job)
     assert _news(kubectl, "ahead-master-0-0") == {"field", "message", "phase"}
-    job.delete()
 
 
 def test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run(
@@ -78,4 +77,3 @@ def test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run(
     finally:
         release.kubectl.run("set", "env", _DEPLOYMENT, "PYTHONPATH-", "SAYS_NEW-")
         release.until_rolled_out()
-    job.delete()
