@@ -21,7 +21,7 @@ from holdfast_operator.plan.inputs import avoided_by
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.reconcile import Reconciler
-from holdfast_operator.settings import OperatorSettings, read_settings
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.job_state import Key
 from holdfast_wire.messages import (
     AvoidedHost,
@@ -39,11 +39,6 @@ from jobs.job_files import job, read
 from jobs.pod_objects import pod_object, recorded
 
 KEY = ("team", "t")
-NEEDED = {
-    "HOLDFAST_OPERATOR_NAMESPACE": "holdfast",
-    "HOLDFAST_OPERATOR_IDENTITY": "a",
-    "HOLDFAST_OPERATOR_IMAGE": "holdfast:1",
-}
 
 
 def _body(uid: str = "u-1", created: str = "2026-01-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
@@ -175,7 +170,7 @@ async def shell(
     monkeypatch.setattr(reconcile, "MasterLink", Link)
     server, woken = Server(), list[Key]()
     settings = {"status_period_s": 0.0, **getattr(request, "param", {})}
-    chosen = dataclasses.replace(read_settings(NEEDED), **settings)
+    chosen = OperatorSettings(namespace="holdfast", identity="a", image="holdfast:1", **settings)
     reconciler = Reconciler(
         chosen,
         server,
