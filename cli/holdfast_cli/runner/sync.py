@@ -12,16 +12,7 @@ from typing import Any
 
 from holdfast_cli.job_directory import Endpoint, JobHome
 from holdfast_wire import channel, codec, keys, stream
-from holdfast_wire.messages import (
-    Fence,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    StopRequest,
-    SyncRequest,
-    SyncResponse,
-)
+from holdfast_wire import messages as wire
 
 _log = logging.getLogger(__name__)
 _METHOD = "/holdfast.v1.OperatorService/Sync"
@@ -29,10 +20,12 @@ _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 10.0
 """Longest attempt to connect, s: the master is a process on this machine."""
 
-Upward = MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone
+Upward = (
+    wire.MasterSpec | wire.PodObservation | wire.ScaleResult | wire.StopRequest | wire.PodListDone
+)
 First = Callable[[], Iterable[Upward]]
 Handler = Callable[[Any], None]
-Refusal = Callable[[Fence | None], str]
+Refusal = Callable[[wire.Fence | None], str]
 
 
 class MasterSync:
@@ -60,12 +53,12 @@ class MasterSync:
         self.malformed = 0
         """Messages that could not be decoded, or not be encoded."""
         self._refused = ""
-        self._stream: stream.Stream[SyncResponse] | None = None
+        self._stream: stream.Stream[wire.SyncResponse] | None = None
 
     def send(self, message: Upward) -> None:
         """Queue a message; before a stream is open, its first messages include it."""
         if self._stream is not None:
-            self._stream.send(SyncRequest(message=message))
+            self._stream.send(wire.SyncRequest(message=message))
 
     async def run(self, endpoint: Callable[[], Endpoint | None]) -> None:
         """Keep a stream open for ever; end it by cancelling the task."""
@@ -79,16 +72,16 @@ class MasterSync:
             tls_dir=lambda: self._home.tls(keys.ROLE_OPERATOR),
             options=lambda limit: channel.master_channel_options(self._job_uid, limit),
         )
-        self._stream = stream.Stream(_METHOD, SyncResponse, way, self, self)
+        self._stream = stream.Stream(_METHOD, wire.SyncResponse, way, self, self)
         await self._stream.run()
 
     # --- messages: `stream.Peer` ------------------------------------------------------------------
 
-    def opening(self) -> Iterable[SyncRequest]:
+    def opening(self) -> Iterable[wire.SyncRequest]:
         """Return the first messages of a new stream."""
-        return (SyncRequest(message=message) for message in self._first())
+        return (wire.SyncRequest(message=message) for message in self._first())
 
-    def received(self, response: SyncResponse) -> bool:
+    def received(self, response: wire.SyncResponse) -> bool:
         """Act on a message; hang up on an outdated master."""
         if refusal := self._refusal(response.fence):
             self._drop(response, refusal)
@@ -125,7 +118,7 @@ class MasterSync:
         """Return the time until the next try, s."""
         return _RETRY_SECONDS
 
-    def _drop(self, response: SyncResponse, refusal: str) -> None:
+    def _drop(self, response: wire.SyncResponse, refusal: str) -> None:
         """Count a message of an outdated master; log the first one."""
         self.dropped += 1
         if refusal != self._refused:
