@@ -12,7 +12,7 @@ import pytest
 from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Received
 from holdfast_master.instructions import CloseSession, Instruction, RefusalCode, Send
 from holdfast_master.server import sessions
-from holdfast_master.server.sessions import Outbox
+from holdfast_master.server.sessions import PeerStream
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from masters.scripted_core import ScriptedCore
@@ -208,7 +208,7 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
         await slow.hello()
         await other.hello()
         assert served.master is not None
-        queue = served.master.sessions._sessions[1].outbox
+        queue = served.master.sessions._sessions[1]
         # gRPC itself takes a few MiB before it lets a write wait.
         while await emptied(queue):
             await other.send(wire.Warmed())
@@ -227,7 +227,7 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
         assert isinstance((await other.receive()).message, wire.DumpStacks)
 
 
-async def emptied(queue: Outbox[wire.SessionResponse]) -> bool:
+async def emptied(queue: PeerStream[wire.SessionResponse]) -> bool:
     """Return whether the queue is empty within a second."""
     try:
         async with asyncio.timeout(1.0):
