@@ -82,7 +82,7 @@ def _status(body: Mapping[str, Any]) -> wire.JobStatus:
         nodes_replaced=restarts.get("replaced", 0),
         nodes_disrupted=restarts.get("disrupted", 0),
         rescales=restarts.get("rescaled", 0),
-        budgets=tuple(_budget(one) for one in _known(status.get("budgets") or ())),
+        budgets=tuple(_budgets(status.get("budgets") or ())),
         goodput=status.get("goodputPercent", 0) / 100,
         goodput_assumed=status.get("goodputAssumed", False),
         started_unix=began,
@@ -93,13 +93,12 @@ def _status(body: Mapping[str, Any]) -> wire.JobStatus:
     )
 
 
-def _known(budgets: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _budgets(found: Iterable[Mapping[str, Any]]) -> Iterator[wire.BudgetState]:
     """Yield the budgets that this release knows; a newer operator may write others."""
-    return (one for one in budgets if one["name"] in _BUDGETS)
-
-
-def _budget(one: Mapping[str, Any]) -> wire.BudgetState:
-    return wire.BudgetState(kind=_BUDGETS[one["name"]], used=one["used"], limit=one["limit"])
+    for one in found:
+        if one["name"] in _BUDGETS:
+            kind = _BUDGETS[one["name"]]
+            yield wire.BudgetState(kind=kind, used=one["used"], limit=one["limit"])
 
 
 def _event(one: Mapping[str, Any]) -> wire.JobEvent:

@@ -142,7 +142,7 @@ class PodProcesses:
         self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def create(self, action: CreatePod) -> None:
         """Start the process of a pod. An existing one of that name is a success."""
@@ -151,12 +151,8 @@ class PodProcesses:
             return
         if is_worker and self._home.endpoint() is None:
             return  # Without a master's address an agent would start a job of its own.
-        pod = LocalPod(
-            slot=action.slot,
-            incarnation=action.incarnation,
-            name=action.name,
-            created_at=now(),
-        )
+        name, slot, incarnation = action.name, action.slot, action.incarnation
+        pod = LocalPod(slot=slot, incarnation=incarnation, name=name, created_at=now())
         self._job.add(pod)
         try:
             running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
@@ -187,7 +183,7 @@ class PodProcesses:
             return
         pod.wanted_end = True
         self._changed(name)
-        self._own(self._end(running, grace_s))
+        self._own(running.end(grace_s))
 
     async def end_all(self) -> None:
         """End every process: agents at once (they had their grace), then the master."""
@@ -262,10 +258,7 @@ class PodProcesses:
         pod.ready = False
         self._changed(pod.name)
 
-    async def _end(self, running: processes.Running, grace_s: float) -> None:
-        await running.end(grace_s)
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _own(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
