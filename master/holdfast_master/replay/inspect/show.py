@@ -60,11 +60,7 @@ def show(found: JournalContent, wanted: Filter, *, as_json: bool) -> Iterator[st
         of_incident(found.facts, wanted.incident)
     for record in found.facts:
         if wanted.takes(record):
-            yield _json(record) if as_json else fact_text.fact_line(record)
-
-
-def _json(record: JournalRecord) -> str:
-    return json.dumps(fact_text.plain(record))
+            yield json.dumps(fact_text.plain(record)) if as_json else fact_text.fact_line(record)
 
 
 def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:

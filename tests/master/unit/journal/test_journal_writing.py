@@ -181,8 +181,7 @@ def test_a_disk_that_stays_full_costs_bounded_memory(
     journal.commit([opened(1, "m1"), record(2)], durable=True)
     for sequence in range(3, 40):
         journal.commit([record(sequence, 1_000)], durable=True)
-    assert journal.abandoned
-    assert "given up" in journal.trouble
+    assert journal.trouble.endswith("given up")
     lift_limit()
     journal.commit([record(40)], durable=True)
     journal.close()
