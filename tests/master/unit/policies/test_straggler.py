@@ -17,7 +17,7 @@ from holdfast_master.policies.straggler.verdict import (
     StragglerVerdict,
     Subject,
     change_point,
-    judge,
+    judge_slices,
 )
 from holdfast_master.policies.straggler.votes import VoteRecord
 from holdfast_master.policies.straggler.window import RankTime, Window, middle_mean, window_slices
@@ -84,7 +84,7 @@ def run(
     """The verdicts after each window."""
     record, found = VoteRecord(), []
     for window in seen:
-        record, verdicts = judge(record, window, policy, references)
+        record, verdicts = finished(judge_slices(record, window, policy, references))
         found.append(verdicts)
     return found
 
