@@ -21,7 +21,12 @@ from holdfast_wire import messages as wire
 
 Part = TypeVar("Part")
 _FILE: Final = "ended.json"
-_PARTS: Final = ("job", "nodes", "events", "goodput")
+_PARTS: Final[Mapping[str, type]] = {
+    "job": wire.GetJobResponse,
+    "nodes": wire.ListNodesResponse,
+    "events": wire.ListEventsResponse,
+    "goodput": wire.GetGoodputResponse,
+}
 _COMMANDS: Final[Mapping[type, str]] = {
     wire.ScaleRequest: "scale",
     wire.DrainNodeRequest: "drain",
@@ -117,13 +122,8 @@ def read(home: JobHome) -> FinalState | None:
     """Return the final state of a job; None if the file is missing or unreadable."""
     try:
         data = json.loads((home.path / _FILE).read_text())
-        return FinalState(
-            job=_part(wire.GetJobResponse, data["job"]),
-            nodes=_part(wire.ListNodesResponse, data["nodes"]),
-            events=_part(wire.ListEventsResponse, data["events"]),
-            goodput=_part(wire.GetGoodputResponse, data["goodput"]),
-            evidence=home.journal / evidence_file.DIRECTORY,
-        )
+        parts = {name: _part(twin, data[name]) for name, twin in _PARTS.items()}
+        return FinalState(**parts, evidence=home.journal / evidence_file.DIRECTORY)
     except (OSError, ValueError, KeyError, TypeError, json_format.ParseError):
         return None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_cli.errors import MasterUnreachableError
-from holdfast_cli.job_directory import Endpoint, JobHome, JobRecord, write_json
+from holdfast_cli.job_directory import Endpoint, JobHome, write_json
 from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
 from holdfast_cli.runner.fd_store import FdStores
@@ -47,9 +47,9 @@ class Surroundings:
 class MasterProcess:
     """One job's master. `start` again makes a successor with the next epoch."""
 
-    def __init__(self, home: JobHome, record: JobRecord) -> None:
+    def __init__(self, home: JobHome, job: LocalJob) -> None:
         self._home = home
-        self._record = record
+        self._job = job
         self._running: processes.Running | None = None
         self._port = 0
         """Port of every successor: agents and users look for the master there."""
@@ -58,7 +58,7 @@ class MasterProcess:
     def running(self) -> processes.Running:
         """Process of the master."""
         if self._running is None:
-            raise MasterUnreachableError(f"the master of {self._record.name} was not started")
+            raise MasterUnreachableError(f"the master of {self._job.job.name} was not started")
         return self._running
 
     async def start(self) -> Endpoint:
@@ -103,8 +103,8 @@ class MasterProcess:
     def _write_config(self, epoch: int) -> str:
         file = self._home.path / f"master-{epoch}.json"
         config = {
-            "job_name": self._record.name,
-            "job_uid": self._record.uid,
+            "job_name": self._job.job.name,
+            "job_uid": self._job.uid,
             "epoch": epoch,
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
@@ -127,7 +127,6 @@ class PodProcesses:
         self,
         job: LocalJob,
         home: JobHome,
-        record: JobRecord,
         identities: LocalIdentities,
         changed: Callable[[str], None],
         surroundings: Surroundings,
@@ -137,7 +136,7 @@ class PodProcesses:
         self._identities = identities
         self._changed = changed
         self._surroundings = surroundings
-        self._master = MasterProcess(home, record)
+        self._master = MasterProcess(home, job)
         self._stores = FdStores()
         self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
@@ -179,7 +178,7 @@ class PodProcesses:
         if running is None or pod.exit_code is not None:
             self._job.remove(name)
             if pod.slot.role is Role.WORKER:
-                self._stores.drop(pod.slot.index, name)
+                self._stores.ended(pod.slot.index, name, keep=False)
             return
         pod.wanted_end = True
         self._changed(name)

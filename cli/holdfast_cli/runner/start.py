@@ -87,7 +87,7 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
             if options.supervised:
                 _adopt_log(home)
             local, show, around = LocalJob(job, record.uid), options.logs, options.surroundings
-            supervisor = Supervisor(local, home, record, show_logs=show, surroundings=around)
+            supervisor = Supervisor(local, home, show_logs=show, surroundings=around)
         except OSError as error:
             raise _no_directory(environ, error) from error
         return asyncio.run(supervisor.main(_view(options), options.director))

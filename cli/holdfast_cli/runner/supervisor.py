@@ -17,7 +17,7 @@ from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import CliError
 from holdfast_cli.final_state import FinalState
-from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_cli.job_directory import JobHome
 from holdfast_cli.output import say
 from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
@@ -59,13 +59,7 @@ class Supervisor:
     """One run of one job."""
 
     def __init__(
-        self,
-        job: LocalJob,
-        home: JobHome,
-        record: JobRecord,
-        *,
-        show_logs: bool,
-        surroundings: Surroundings,
+        self, job: LocalJob, home: JobHome, *, show_logs: bool, surroundings: Surroundings
     ) -> None:
         self._job = job
         self._home = home
@@ -80,12 +74,10 @@ class Supervisor:
         self._extra_roles = ExtraRoles()
         self._last = wire.JobStatus()
         """Newest status with a loss: at its end a job has no ranks that could report one."""
-        identities = LocalIdentities(home, record.uid)
+        identities = LocalIdentities(home, job.uid)
         identities.write_fixed()
-        self._processes = PodProcesses(
-            job, home, record, identities, self._pod_changed, surroundings
-        )
-        self._sync = MasterSync(home, record.uid, job.first_messages, self._received, job.refusal)
+        self._processes = PodProcesses(job, home, identities, self._pod_changed, surroundings)
+        self._sync = MasterSync(home, job, self._received)
 
     async def main(self, view: live_view.View, director: Director | None) -> int:
         """Run the job to its end; return the exit code."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast_cli.job_directory import Endpoint, JobHome
+from holdfast_cli.runner.local_job import LocalJob
 from holdfast_wire import channel, codec, keys, stream
 from holdfast_wire import messages as wire
 
@@ -23,31 +24,17 @@ _CONNECT_SECONDS = 10.0
 Upward = (
     wire.MasterSpec | wire.PodObservation | wire.ScaleResult | wire.StopRequest | wire.PodListDone
 )
-First = Callable[[], Iterable[Upward]]
-Handler = Callable[[Any], None]
-Refusal = Callable[[wire.Fence | None], str]
 
 
 class MasterSync:
     """Keeps one stream to the master open until it is closed."""
 
-    def __init__(
-        self, home: JobHome, job_uid: str, first: First, handle: Handler, refusal: Refusal
-    ) -> None:
+    def __init__(self, home: JobHome, job: LocalJob, handle: Callable[[Any], None]) -> None:
         """Make a stream that is not open yet.
 
-        Args:
-            home: Directory of the job, for the operator's certificate.
-            job_uid: Uid of the job.
-            first: First messages of a new stream: the spec, all pods, PodListDone.
-            handle: Called with each decision and status of the master.
-            refusal: Returns the reason to drop a message with this fence; empty: act on it.
+        home: has the operator's certificate. handle: called with each message of the master.
         """
-        self._home = home
-        self._job_uid = job_uid
-        self._first = first
-        self._handle = handle
-        self._refusal = refusal
+        self._home, self._job, self._handle = home, job, handle
         self.dropped = 0
         """Messages that were dropped because there is a newer master."""
         self.malformed = 0
@@ -70,7 +57,7 @@ class MasterSync:
         way = stream.Dial(
             endpoint=target,
             tls_dir=lambda: self._home.tls(keys.ROLE_OPERATOR),
-            options=lambda limit: channel.master_channel_options(self._job_uid, limit),
+            options=lambda limit: channel.master_channel_options(self._job.uid, limit),
         )
         self._stream = stream.Stream(_METHOD, wire.SyncResponse, way, self, self)
         await self._stream.run()
@@ -79,11 +66,11 @@ class MasterSync:
 
     def opening(self) -> Iterable[wire.SyncRequest]:
         """Return the first messages of a new stream."""
-        return (wire.SyncRequest(message=message) for message in self._first())
+        return (wire.SyncRequest(message=message) for message in self._job.first_messages())
 
     def received(self, response: wire.SyncResponse) -> bool:
         """Act on a message; hang up on an outdated master."""
-        if refusal := self._refusal(response.fence):
+        if refusal := self._job.refusal(response.fence):
             self._drop(response, refusal)
             return False  # outdated: the next stream may lead to the newer master
         if response.message is not None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import enum
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -270,7 +271,7 @@ class Master:
             host = "127.0.0.1"
         os_process.write_private_json(
             config.endpoint_file,
-            {"host": host, "port": port, "pid": os_process.own_pid(), "epoch": config.epoch},
+            {"host": host, "port": port, "pid": os.getpid(), "epoch": config.epoch},
         )
 
     def note_journal(self, reason: str, text: str) -> None:

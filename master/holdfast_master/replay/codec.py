@@ -20,7 +20,7 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_wire import codec, messages
+from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
@@ -88,7 +88,7 @@ def _asked(asked: wire.UserAsked) -> Input | None:
     known = wire.METHODS.get(f"/holdfast.v1.JobService/{asked.method}")
     if known is None:
         return None
-    request = codec.decode(getattr(messages, known[0]), asked.request)
+    request = codec.decode(getattr(wire, known[0]), asked.request)
     return UserCall(asked.request_id, request, asked.who)
 
 

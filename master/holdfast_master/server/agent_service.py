@@ -15,7 +15,6 @@ from holdfast_master.loop.loop import DeferredInput
 from holdfast_master.server import rpc
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.sessions import AgentStream, SessionTable, StreamEnd
-from holdfast_wire.errors import Refusal
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import Hello, SessionRequest
 
@@ -120,14 +119,10 @@ def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hel
         raise rpc.malformed(f"the first SessionRequest must be a Hello, it is {kind}")
     if hello.job_uid != job_uid:
         text = f"Hello.job_uid is {hello.job_uid!r}, this master serves {job_uid!r}"
-        raise _denied("OTHER_JOB", text)
+        raise CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, "OTHER_JOB", text)
     if hello.node_rank != peer.index:
         text = f"Hello.node_rank is {hello.node_rank}, the certificate is of {peer.describe()}"
-        raise _denied("RANK_MISMATCH", text)
+        raise CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, "RANK_MISMATCH", text)
     if not hello.agent_id:
         raise rpc.malformed("Hello.agent_id is empty; it must be a random id of the process")
     return hello
-
-
-def _denied(reason: str, text: str) -> CallRefusedError:
-    return CallRefusedError(Refusal(grpc.StatusCode.PERMISSION_DENIED, reason, text))

@@ -157,7 +157,7 @@ async def _first(context: Context) -> wire.MasterSpec:
 def _checked(spec: wire.MasterSpec) -> wire.MasterSpec:
     problem = spec_problem(spec)
     if problem:
-        raise CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem))
+        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem)
     return spec
 
 

@@ -301,8 +301,8 @@ async def test_what_a_node_had_is_for_its_next_agent_after_an_end_that_nobody_wa
     shelves.ended(0, "c", keep=False)
     assert agent(0, "d", "w") == {}
     shelves.ended(0, "d", keep=True)
-    shelves.drop(0, "a")
-    shelves.drop(0, "d")
+    shelves.ended(0, "a", keep=False)
+    shelves.ended(0, "d", keep=False)
     assert agent(0, "e") == {}
     shelves.ended(1, "other", keep=True)
     assert agent(1, "next") == {"z": "z"}

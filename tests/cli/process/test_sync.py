@@ -38,7 +38,7 @@ async def _runs(
     issued = certificates.issue(folder, Identity(JOB, "operator"))
     home.tls("operator").parent.mkdir(parents=True, exist_ok=True)
     issued.rename(home.tls("operator"))
-    sync = MasterSync(home, JOB, runner.first_messages, said.append, runner.refusal)
+    sync = MasterSync(home, runner, said.append)
     where = Endpoint("127.0.0.1", master.port, os.getpid(), 1)
     task = asyncio.create_task(sync.run(lambda: where))
     try:
