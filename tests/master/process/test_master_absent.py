@@ -26,31 +26,24 @@ LONG_SECONDS = 70.0
 """gRPC gives connections up after 60 s."""
 
 
-def test_a_short_freeze_of_the_master_expires_nobody(tmp_path: Path) -> None:
-    """Frozen for twice the silence limit: no restart, one event that says so."""
-    with world(tmp_path, **QUICK) as (master, agents):
-        check_freeze(master, agents, 3.0)
-
-
-def test_a_long_freeze_of_the_master_expires_nobody(tmp_path: Path) -> None:
-    """Also where gRPC has given the connections up meanwhile."""
-    with world(tmp_path) as (master, agents):
-        check_freeze(master, agents, LONG_SECONDS)
-
-
-def check_freeze(master: MasterProcess, agents: list[ScriptedAgent], seconds: float) -> None:
-    """Stop and continue the master; nobody's round may change, neither at once nor later."""
-    master.process.send_signal(signal.SIGSTOP)
-    time.sleep(seconds)  # the length of the freeze is what is tested
-    master.process.send_signal(signal.SIGCONT)
-    master.wait_for(lambda: "MasterStalled" in [event.reason for event in events(master)])
-    end = time.monotonic() + 7.0
-    while time.monotonic() < end:
-        assert [len(agent.assignments) for agent in agents] == [1, 1]
-        time.sleep(0.1)
-    assert phase(master) is wire.JobPhase.TRAINING
-    lost = {"NodeLost", "IncidentOpened"} & {event.reason for event in events(master)}
-    assert not lost
+@pytest.mark.parametrize(
+    ("settings", "seconds"), [(QUICK, 3.0), ({}, LONG_SECONDS)], ids=["short", "long"]
+)
+def test_a_freeze_of_the_master_expires_nobody(
+    tmp_path: Path, settings: dict[str, Any], seconds: float
+) -> None:
+    """Twice the silence limit, or until gRPC gives up: no restart, one event that says so."""
+    with world(tmp_path, **settings) as (master, agents):
+        master.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)  # the length of the freeze is what is tested
+        master.process.send_signal(signal.SIGCONT)
+        master.wait_for(lambda: "MasterStalled" in [event.reason for event in events(master)])
+        end = time.monotonic() + 7.0
+        while time.monotonic() < end:
+            assert [len(agent.assignments) for agent in agents] == [1, 1]
+            time.sleep(0.1)
+        assert phase(master) is wire.JobPhase.TRAINING
+        assert not {"NodeLost", "IncidentOpened"} & {event.reason for event in events(master)}
 
 
 def free_port() -> int:

@@ -28,11 +28,7 @@ def test_grpc_knows_the_poller() -> None:
     code = "import grpc; grpc.insecure_channel('localhost:1').close()"
 
     def said(experiments: str) -> str:
-        environment = {
-            **os.environ,
-            os_process.EXPERIMENTS: experiments,
-            "GRPC_VERBOSITY": "INFO",
-        }
+        environment = {**os.environ, os_process.EXPERIMENTS: experiments, "GRPC_VERBOSITY": "INFO"}
         done = subprocess.run(
             [sys.executable, "-c", code],
             env=environment,

@@ -14,20 +14,15 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.journal.compaction import Retention, compact
-from holdfast_master.journal.reader import History, read_history
+from holdfast_master.journal.compaction import compact
 from holdfast_master.journal.segments import JournalError, listing, segment_path
 from holdfast_master.journal.writer import Journal
 from holdfast_master.replay.inspect import show, verify
 from holdfast_master.replay.inspect.verify import JournalVerdict
-from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, SegmentOpened
-from simulation.steered.job import JOB_UID, SteeredJob, job_spec
-
-KEEP = Retention(seconds=1e9, limit_bytes=1 << 30)
-NOW = 1_800_000_000.0
+from masters.journals import KEEP_ALL, NOW, fold, head, read, write
+from simulation.steered.job import SteeredJob, job_spec
 
 
 @functools.cache
@@ -44,14 +39,6 @@ def story() -> tuple[JournalRecord, ...]:
     job.agents[0].crash()
     job.run(20)
     return tuple(job.records)
-
-
-def fold(records: tuple[JournalRecord, ...]) -> JobState:
-    """Return what records come to."""
-    state = JobState(event_limit=10_000, incident_limit=1_000)
-    for record in records:
-        apply(state, record)
-    return state
 
 
 @functools.cache
@@ -76,11 +63,10 @@ def whole() -> Path:
     for epoch, pieces in parts.items():
         journal = Journal(directory, epoch, f"m{epoch}")
         for piece in pieces:
-            journal.commit([codec.encode(record) for record in piece], durable=True)
+            write(journal, list(piece))
             done += len(piece)
-            head = SegmentOpened(format=4, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
             if done < len(records):
-                compact(directory, head, fold(records[:done]), (), KEEP, NOW)
+                compact(directory, head(epoch), fold(records[:done]), (), KEEP_ALL, NOW)
                 journal.ask_rotation()
         journal.close()
     return directory
@@ -141,11 +127,6 @@ WOUNDS = st.builds(
     place=st.floats(0.0, 1.0, exclude_max=True),
     length=st.integers(1, 600),
 )
-
-
-def read(directory: Path) -> History:
-    """Read as a successor does."""
-    return read_history(directory, JOB_UID)
 
 
 def test_an_undamaged_journal_is_read_from_its_newest_base() -> None:

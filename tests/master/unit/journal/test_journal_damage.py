@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def write(directory: Path, epoch: int, records: list[JournalRecord]) -> Path:
     return path
 
 
+def borders(records: list[JournalRecord]) -> list[int]:
+    """Return where the records of a segment begin, and where the last one ends."""
+    sizes = (len(framing.frame(codec.encode(record))) for record in records)
+    return list(itertools.accumulate(sizes, initial=0))
+
+
 def first_segment(directory: Path, last: int = 12) -> tuple[Path, list[JournalRecord]]:
     """Write the segment of epoch 1 with sequences 1 to `last`."""
     records = [header(1, 1), *facts(2, last)]
@@ -69,9 +76,7 @@ def test_a_segment_that_is_cut_at_any_byte_gives_every_record_before_the_cut(
     """A torn tail costs the record that it is in, and is called a torn tail."""
     path, records = first_segment(tmp_path)
     data = path.read_bytes()
-    ends = [0]
-    for record in records:
-        ends.append(ends[-1] + len(framing.frame(codec.encode(record))))
+    ends = borders(records)
     for cut in range(len(data) + 1):
         path.write_bytes(data[:cut])
         segment = read_segment(path)
@@ -86,9 +91,7 @@ def test_a_flipped_bit_anywhere_never_changes_a_record(tmp_path: Path) -> None:
     """Each single bit flip is found; the records before it are the ones that were written."""
     path, records = first_segment(tmp_path, last=8)
     data = path.read_bytes()
-    ends = [0]
-    for record in records:
-        ends.append(ends[-1] + len(framing.frame(codec.encode(record))))
+    ends = borders(records)
     for bit in range(len(data) * 8):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -174,7 +177,7 @@ def test_nothing_is_built_on_lost_records(tmp_path: Path) -> None:
     """Damage in the middle of an old segment leaves out the newer segments, and says so."""
     path, records = first_segment(tmp_path, last=9)
     damaged = bytearray(path.read_bytes())
-    at = len(framing.frame(codec.encode(records[0]))) + framing.frame(b"").__len__()
+    at = borders(records)[1] + len(framing.frame(b""))
     damaged[at] ^= 0x10
     path.write_bytes(bytes(damaged))
     write(tmp_path, 2, [header(10, 2), *facts(11, 12)])

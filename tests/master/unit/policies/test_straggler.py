@@ -41,9 +41,7 @@ def windows(
     waits = transfers or [TRANSFER] * len(times)
     return [
         Window(
-            first_step=50 * i,
-            step=max(one.local for one in ranks.values()) + waits[i],
-            ranks=ranks,
+            first_step=50 * i, step=max(one.local for one in ranks.values()) + waits[i], ranks=ranks
         )
         for i, ranks in enumerate(times)
     ]
@@ -447,11 +445,7 @@ def test_any_window_is_judged(
     seed=st.integers(0, 10**6),
 )
 def test_slow_ones_of_unequal_ranks_are_found_and_no_other(
-    shared: Sequence[float],
-    slow: set[int],
-    percent: float,
-    design: Sequence[float],
-    seed: int,
+    shared: Sequence[float], slow: set[int], percent: float, design: Sequence[float], seed: int
 ) -> None:
     """Whatever the stages' lengths and a change that all share: each by its own past."""
     rng = random.Random(seed)

@@ -284,10 +284,7 @@ async def test_only_agents_open_sessions(tmp_path: Path) -> None:
         stream = AgentStream(served.channel(USER), 0)
         refusal = await refusal_of(stream.read())
         assert (refusal.code.name, refusal.reason) == ("PERMISSION_DENIED", "WRONG_ROLE")
-        assert refusal.metadata == {
-            "method": "/holdfast.v1.AgentService/Session",
-            "role": "user",
-        }
+        assert refusal.metadata == {"method": "/holdfast.v1.AgentService/Session", "role": "user"}
         told = await eventually(lambda: served.core.inputs, lambda found: len(found) == 1)
         assert told[0].text.startswith("user: role 'user' may not call")
 

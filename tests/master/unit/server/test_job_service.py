@@ -148,10 +148,7 @@ async def test_a_caller_never_waits_for_ever(
     monkeypatch.setattr("holdfast_master.server.job_service.ANSWER_SECONDS", 0.05)
     async with serve(tmp_path, ScriptedCore()) as served:
         without = await _unanswered(served, None)
-        assert (without.code, without.reason) == (
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "NO_ANSWER",
-        )
+        assert (without.code, without.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "NO_ANSWER")
         assert (await _unanswered(served, 0.05)).code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 

@@ -23,9 +23,7 @@ def _said(event: Any) -> Any:
     return event.message if isinstance(event, OperatorMessage) else None
 
 
-async def test_everything_that_the_operator_says_reaches_the_core_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_everything_that_the_operator_says_reaches_the_core_in_order(tmp_path: Path) -> None:
     """A spec first, then pods, answers and wishes."""
     sent: list[Any] = [
         SPEC,
@@ -199,9 +197,7 @@ async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path
         ]
 
 
-async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_the_operator_is_told_the_status_while_the_core_says_nothing(tmp_path: Path) -> None:
     """Once at the beginning, then at every change; never again while it stays the same."""
     core = ScriptedCore()
     async with serve(tmp_path, core) as served:

@@ -107,9 +107,7 @@ async def test_incidents_are_deltas_too(tmp_path: Path) -> None:
         assert await again.next() == incident, "it may come twice, it is never missed"
 
 
-async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(
-    tmp_path: Path,
-) -> None:
+async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(tmp_path: Path) -> None:
     """A hundred changes make few messages; the last one is among them; the job's clock is none."""
     core = ScriptedCore()
     async with serve(tmp_path, core) as served:
