@@ -249,25 +249,16 @@ def _work(one: RankTime, work: float, fixed: float = 0.0) -> RankTime:
     return dataclasses.replace(one, local=one.local * (fixed + (1 - fixed) * work), work=work)
 
 
-def _with_work(seen: Sequence[Window]) -> list[Window]:
+def _mapped(seen: Sequence[Window], change: Change) -> list[Window]:
+    """The windows with each rank's times changed."""
     return [
-        dataclasses.replace(
-            window,
-            ranks={
-                rank: dataclasses.replace(one, work=one.work or 1.0)
-                for rank, one in window.ranks.items()
-            },
-        )
-        for window in seen
+        dataclasses.replace(one, ranks={rank: change(rank, it) for rank, it in one.ranks.items()})
+        for one in seen
     ]
 
 
-def _changed(times: Sequence[Mapping[int, RankTime]], **more: object) -> list[Window]:
-    changed = [
-        {rank: dataclasses.replace(one, **more) for rank, one in ranks.items()}  # type: ignore[arg-type]
-        for ranks in times
-    ]
-    return windows(changed)
+def _with_work(seen: Sequence[Window]) -> list[Window]:
+    return _mapped(seen, lambda _, one: dataclasses.replace(one, work=one.work or 1.0))
 
 
 def _slow_from_the_start() -> list[Mapping[int, RankTime]]:
@@ -277,7 +268,8 @@ def _slow_from_the_start() -> list[Mapping[int, RankTime]]:
 def test_slow_from_the_start_is_found_beside_peers_of_the_same_work() -> None:
     """Ranks that do the same by design need no past; where that is not known, nobody is named."""
     times = _slow_from_the_start()
-    assert [one.ranks for one in run(_changed(times, peers=0))[-1]] == [(3,)]
+    peers = _mapped(windows(times), lambda _, one: dataclasses.replace(one, peers=0))
+    assert [one.ranks for one in run(peers)[-1]] == [(3,)]
     assert not run(windows(times))[-1]
 
 
@@ -293,18 +285,12 @@ def test_slow_from_the_start_is_found_with_preflights_figures() -> None:
 
 def test_communication_makes_a_link_of_a_node() -> None:
     """Most of the excess must be communication."""
-    times = job(4, 1, slower([2], 1.5))
     for transfer, subject in ((0.45, Subject.LINK), (0.1, Subject.NODE)):
-        seen = [
-            dataclasses.replace(
-                window,
-                ranks={
-                    rank: dataclasses.replace(one, transfer=0.02 + (transfer if rank == 2 else 0))
-                    for rank, one in window.ranks.items()
-                },
-            )
-            for window in windows(times)
-        ]
+        more = {2: 0.02 + transfer}
+        seen = _mapped(
+            windows(job(4, 1, slower([2], 1.5))),
+            lambda rank, one: dataclasses.replace(one, transfer=more.get(rank, 0.02)),  # noqa: B023
+        )
         (verdict,) = run(seen)[-1]
         assert verdict.subject is subject
         assert "of the excess is communication" in verdict.considered[0]
@@ -313,16 +299,11 @@ def test_communication_makes_a_link_of_a_node() -> None:
 def test_an_excess_in_one_place_of_the_step_is_likely_a_data_loader() -> None:
     """One that is spread over the step as the work is, is not."""
     for places, says in (((0.7, 0.4, 0.4), "likely"), ((0.3, 0.6, 0.6), "unlikely")):
-        seen = [
-            dataclasses.replace(
-                window,
-                ranks={
-                    rank: dataclasses.replace(one, places=places if rank == 2 else (0.2, 0.4, 0.4))
-                    for rank, one in window.ranks.items()
-                },
-            )
-            for window in windows(job(4, 1, slower([2], 1.5)))
-        ]
+        own = {2: places}
+        seen = _mapped(
+            windows(job(4, 1, slower([2], 1.5))),
+            lambda rank, one: dataclasses.replace(one, places=own.get(rank, (0.2, 0.4, 0.4))),  # noqa: B023
+        )
         (verdict,) = run(seen)[-1]
         assert any(f": {says}, " in text for text in verdict.considered)
 
