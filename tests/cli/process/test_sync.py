@@ -81,7 +81,7 @@ async def test_the_words_of_the_newest_master_are_heard(
         WokenMaster([SyncResponse(fence=fence, message=FINISH)]).serve(tmp_path) as master,
         _runs(tmp_path, master, NEWEST) as (sync, runner, said),
     ):
-        await eventually(lambda: said, bool)
+        await eventually(lambda: said)
         assert (said, sync.dropped, master.hung_up) == ([FINISH], 0, 0)
         assert runner.master == (NEWEST if fence is None else NEWEST.heard(fence))
 
@@ -97,5 +97,5 @@ async def test_what_only_a_newer_master_says_is_passed_over(
         WokenMaster([newer, SyncResponse(message=FINISH)]).serve(tmp_path) as master,
         _runs(tmp_path, master, NEWEST) as (sync, _, said),
     ):
-        await eventually(lambda: said, bool)
+        await eventually(lambda: said)
         assert (said, sync.malformed, master.streams) == ([FINISH], 1, 1)

@@ -15,7 +15,6 @@ from holdfast_cli.client import JobClient
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_cli.job_directory import JobHome
 from holdfast_cli.runner.supervisor import silent, with_end
-from holdfast_wire import messages
 from holdfast_wire import messages as wire
 from jobs.ended_job import recorded_home
 
@@ -82,7 +81,7 @@ def test_a_refusal_names_the_command_that_needs_a_running_job(
 @pytest.mark.parametrize("method", [name for name in wire.METHODS if "JobService" in name])
 def test_every_request_is_answered_or_refused(method: str) -> None:
     """A command about a job that has ended gives one line at the worst, never a traceback."""
-    request = getattr(messages, wire.METHODS[method][0])
+    request = getattr(wire, wire.METHODS[method][0])
     if request is wire.WatchJobRequest:
         return  # `snapshot` answers it
     with contextlib.suppress(MasterRefusedError):
@@ -133,12 +132,8 @@ def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
     left = silent("gpt", "u", wire.JobStatus(phase=wire.JobPhase.TRAINING, step=7))
     loss = wire.JobStatus(loss=0.5, has_loss=True)
     cut = with_end(left, None, loss).status
-    assert (cut.phase, cut.reason, cut.step, cut.loss) == (
-        wire.JobPhase.FAILED,
-        "Interrupted",
-        7,
-        0.5,
-    )
+    assert (cut.phase, cut.reason) == (wire.JobPhase.FAILED, "Interrupted")
+    assert (cut.step, cut.loss) == (7, 0.5)
     lost = wire.JobStatus(phase=wire.JobPhase.FAILED, reason="MasterLost", text="it ended at once")
     assert with_end(left, lost, wire.JobStatus()).status.reason == "MasterLost"
     assert with_end(ENDING, lost, wire.JobStatus()).status.reason == "NoProgress"

@@ -303,20 +303,7 @@ def test_a_host_that_the_job_avoids_is_listed_without_a_strike() -> None:
     """Its event said so: the history must not contradict it."""
     history = [wire.HostHistory(host="gpu-7", avoided="a failure rule")]
     _, row = render.history_table(history).splitlines()
-    assert row.split() == [
-        "gpu-7",
-        "0.00",
-        "no",
-        "yes",
-        "-",
-        "this",
-        "one",
-        "-",
-        "-",
-        "a",
-        "failure",
-        "rule",
-    ]
+    assert " ".join(row.split()) == "gpu-7 0.00 no yes - this one - - a failure rule"
 
 
 def test_a_strike_names_the_job_that_it_comes_from() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from holdfast_master.journal import filesystem
 from holdfast_master.journal.compaction import CompactionError
 from holdfast_master.journal.writer import Journal
 from holdfast_wire.messages import JournalRecord
+from house.programs import script
 from masters.journals import (
     Border,
     Stopped,
@@ -198,13 +197,7 @@ def test_a_process_that_is_killed_while_it_compacts_loses_nothing(
     journal.ask_rotation()
     journal.commit([], durable=False)
     journal.close()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(directory), str(step), JOB_UID],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = script(KILLED, str(directory), str(step), JOB_UID)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert fold(read(directory).records) == fold(story)
 

@@ -59,9 +59,13 @@ class Killed:
                 if self.luck.random() < 0.7:
                     self._settle(master)
             self.seen = events(master)
-            # Before the kill: nothing, or a command that is under way.
-            if self.luck.random() < 0.5:
+            # Before the kill: nothing, a command that is under way, or a crash.
+            chance = self.luck.random()
+            if chance < 0.4:
                 self._restart(master)
+            elif chance < 0.6:
+                self.asked += 1
+                self.agents[1].send(wire.WorkerExited(rank=1, exit_code=1))
             time.sleep(self.luck.uniform(0.0, 0.05))
             master.stop(signal.SIGKILL)
 

@@ -7,7 +7,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from holdfast_master.journal.segments import SegmentKind, listing
 from holdfast_master.replay.files import recording_paths
 from holdfast_master.replay.inspect import verify
 from holdfast_wire import messages as wire
+from house.programs import python
 from masters.master_process import MasterProcess, master_process
 from masters.worlds import GENEROUS, events, restarted, world
 
@@ -43,10 +43,7 @@ def fill(agent: ScriptedAgent, master: MasterProcess) -> None:
 
 def tool(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
     """Run one of the tools as the command line does; `said` is what a person types."""
-    command = [sys.executable, "-m", "holdfast_master.replay.inspect", *arguments]
-    return subprocess.run(
-        command, input=said, capture_output=True, text=True, timeout=60, check=False
-    )
+    return python("-m", "holdfast_master.replay.inspect", *arguments, input=said)
 
 
 def test_a_master_compacts_while_it_runs_and_its_successor_knows_everything(tmp_path: Path) -> None:
@@ -95,7 +92,7 @@ def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path
         agents[0].blip()
         agents[0].wait_for(lambda: len(agents[0].welcomes) > 1)
         assert master.stop() == 0
-    with master_process(tmp_path, epoch=2, journal_dir=str(journal), **settings) as successor:
+    with master_process(tmp_path, epoch=2, **settings) as successor:
         events(successor)
         assert successor.stop() == 0
     assert tool("verify", str(journal)).returncode == 0

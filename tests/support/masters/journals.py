@@ -23,6 +23,7 @@ from holdfast_master.journal.reader import History, read_history
 from holdfast_master.journal.writer import Journal
 from holdfast_master.replay.files import FORMAT
 from holdfast_master.replay.recorder import InputRecorder, RecordedCore
+from holdfast_master.replay.replayer import ReplayedInput
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, PastMaster, RecordingOpened, SegmentOpened
@@ -114,6 +115,11 @@ class RecordedJob(SteeredJob):
     def wrap(self, core: Core) -> Core:
         """Record what the core is told."""
         return _Watched(core, self.recorder)  # type: ignore[return-value]
+
+
+def differences(steps: Iterable[ReplayedInput]) -> list[str]:
+    """Return where today's code decides otherwise."""
+    return [step.difference for step in steps if step.difference]
 
 
 def on_own_disk(tmp_path: Path, script: str) -> list[str]:

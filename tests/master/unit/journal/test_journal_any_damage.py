@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -113,8 +114,13 @@ class Wound:
             data[min(at, len(data) - 1)] ^= 1 << self.length % 8
         elif self.kind == "zero":
             data[at : at + self.length] = bytes(len(data[at : at + self.length]))
+        elif self.kind == "noise":
+            noise = random.Random(self.length).randbytes(self.length)
+            data[at : at + self.length] = noise[: len(data) - at]
         elif self.kind == "hole":
             del data[at : at + self.length]
+        elif self.kind == "repeat":
+            data[at:at] = data[at : at + self.length]
         elif self.kind == "foreign":
             data = bytearray(b"not a journal\n" * self.length)
         path.write_bytes(bytes(data))
@@ -123,7 +129,7 @@ class Wound:
 WOUNDS = st.builds(
     Wound,
     file=st.integers(0, 4),
-    kind=st.sampled_from(["remove", "cut", "flip", "zero", "hole", "foreign"]),
+    kind=st.sampled_from(["remove", "cut", "flip", "zero", "noise", "hole", "repeat", "foreign"]),
     place=st.floats(0.0, 1.0, exclude_max=True),
     length=st.integers(1, 600),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -102,27 +101,6 @@ def test_a_flipped_bit_anywhere_never_changes_a_record(tmp_path: Path) -> None:
         assert segment.broken, f"bit {bit}"
         # In the last record nothing tells a flip from a torn write.
         assert segment.corrupt == (before < len(records) - 1), f"bit {bit}"
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_damage_leaves_a_true_prefix(tmp_path: Path, seed: int) -> None:
-    """Several bytes overwritten, blocks zeroed or repeated: a prefix of the truth is read."""
-    path, records = first_segment(tmp_path, last=40)
-    data = bytearray(path.read_bytes())
-    chance = random.Random(seed)
-    for _ in range(chance.randint(1, 5)):
-        start = chance.randrange(len(data))
-        length = min(chance.choice((1, 2, 64, 512)), len(data) - start)
-        kind = chance.choice(("noise", "zero", "repeat"))
-        if kind == "noise":
-            data[start : start + length] = chance.randbytes(length)
-        elif kind == "zero":
-            data[start : start + length] = bytes(length)
-        else:
-            data[start:start] = data[start : start + length]
-    path.write_bytes(bytes(data))
-    segment = read_segment(path)
-    assert list(segment.records) == records[: len(segment.records)], f"seed {seed}"
 
 
 @given(st.lists(st.binary(max_size=200)), st.binary(max_size=64))
