@@ -90,7 +90,8 @@ def decide(attendance: Attendance, now: float) -> Form | Wait:
         text = f"{present} of at least {least} {verb(present, 'is', 'are')} ready"
         return Wait(text, until=None, below_minimum=True)
     if size == bounds.largest:
-        return Form(size, _all_ready(size))
+        wanted = "the wanted node is" if size == 1 else f"all {size} wanted nodes are"
+        return Form(size, f"{wanted} ready")
     if attendance.recovering:
         return Form(size, f"goes on at once with {size} of {bounds.largest} wanted nodes")
     since = now if attendance.enough_since is None else attendance.enough_since
@@ -101,10 +102,6 @@ def decide(attendance: Attendance, now: float) -> Form | Wait:
         return Form(size, text)
     text = f"{present} of {bounds.largest} wanted nodes are ready; waits for more"
     return Wait(text, until=until, below_minimum=False)
-
-
-def _all_ready(size: int) -> str:
-    return "the wanted node is ready" if size == 1 else f"all {size} wanted nodes are ready"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
