@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from holdfast_master.inputs import Connected, Input, Moment
 from holdfast_master.instructions import Fact, Instruction, Record, Send
@@ -23,6 +24,16 @@ from holdfast_wire.messages import (
 )
 
 React = Callable[[Input, Moment], list[Instruction]]
+
+
+def on(kind: type, answer: Callable[[Any], list[Instruction]]) -> React:
+    """A script that answers each input of `kind`, or with a message of it, and nothing else."""
+
+    def react(event: Input, _now: Moment) -> list[Instruction]:
+        heard = isinstance(event, kind) or isinstance(getattr(event, "message", None), kind)
+        return answer(event) if heard else []
+
+    return react
 
 
 class ScriptedCore:
