@@ -15,7 +15,7 @@ from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.page_watch import Lease
 from holdfast_agent.workers.rounds import PendingAssignment, Round
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.workers.zygote_restarts import ZygoteEvents
+from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_agent.zygote.protocol import Command, Event, LeaseExpired, RoundDead, Spawn
 from holdfast_wire.messages import WorldAssignment
 
@@ -43,14 +43,20 @@ class Node:
     def _send(self, command: Command) -> None:
         if isinstance(command, Spawn):
             stale = self.page.lease_is_stale(time.monotonic_ns())
-            self.spawned.append((command.round.round, stale))
+            self.spawned.append((command.round, stale))
 
     def hear(self, *events: Event) -> None:
         """Take events of the zygote as the agent does, all in one look."""
-        process, nothing = SimpleNamespace(receive=lambda: list(events)), cast("Any", Mock())
-        report = cast("Any", self.said.append)
-        ZygoteEvents(
-            cast("Any", process), self.runner, nothing, self.lease, nothing, report
+        tools: Any = SimpleNamespace(process=SimpleNamespace(receive=lambda: list(events)))
+        nothing: Any = Mock()
+        ZygoteWatch(
+            tools,
+            self.runner,
+            nothing,
+            self.lease,
+            self.said.append,
+            ending=nothing,
+            fail=nothing,
         )._read()
 
     def wait(self, number: int) -> None:

@@ -30,7 +30,6 @@ from holdfast_agent.zygote.protocol import (
     RoundDead,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
 )
@@ -98,7 +97,7 @@ class Driver:
         self.round += 1
         for rank in ranks:
             self.page.reset(rank.slot, self.round)
-        self.send(Spawn(SpawnRound(round=self.round, ranks=ranks)))
+        self.send(Spawn(round=self.round, ranks=ranks))
         return [self.wait(WorkerStarted, round=self.round) for _ in ranks]
 
     def start(self, code: str, **fields: Any) -> WorkerStarted:

@@ -7,7 +7,6 @@ block, never longer than their deadline.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import http
 import http.client
 import time
@@ -256,33 +255,22 @@ def _checked(answer: HttpAnswer, url: str) -> HttpAnswer:
     return answer
 
 
-def _gce(base: str) -> tuple[Source, ...]:
-    return (
-        GceKey(base, "preempted", notices.gce_preempted),
-        GceKey(base, "maintenance-event", notices.gce_maintenance),
-    )
-
-
-def _aws(base: str) -> tuple[Source, ...]:
-    rebalance = "events/recommendations/rebalance"
-    return (
-        AwsPath(base, "spot/instance-action", "instance-action", notices.aws_instance_action),
-        AwsPath(base, rebalance, "rebalance", notices.aws_rebalance),
-    )
-
-
-def _one(make: Callable[[str], Source], where: str) -> tuple[Source, ...]:
-    return (make(where),)
-
-
-_MAKERS: Final[dict[NoticeService, Callable[[str], tuple[Source, ...]]]] = {
-    NoticeService.GCE: _gce,
-    NoticeService.AWS: _aws,
-    NoticeService.AZURE: functools.partial(_one, AzureEvents),
-    NoticeService.FILE: functools.partial(_one, NoticeFile),
+_AWS_ACTION: Final = ("spot/instance-action", "instance-action", notices.aws_instance_action)
+_AWS_REBALANCE: Final = ("events/recommendations/rebalance", "rebalance", notices.aws_rebalance)
+_QUESTIONS: Final[dict[NoticeService, tuple[Callable[[str], Source], ...]]] = {
+    NoticeService.GCE: (
+        lambda base: GceKey(base, "preempted", notices.gce_preempted),
+        lambda base: GceKey(base, "maintenance-event", notices.gce_maintenance),
+    ),
+    NoticeService.AWS: (
+        lambda base: AwsPath(base, *_AWS_ACTION),
+        lambda base: AwsPath(base, *_AWS_REBALANCE),
+    ),
+    NoticeService.AZURE: (AzureEvents,),
+    NoticeService.FILE: (NoticeFile,),
 }
 
 
 def sources(named: tuple[NoticeSource, ...]) -> tuple[Source, ...]:
     """Return the questions to the named sources."""
-    return tuple(source for one in named for source in _MAKERS[one.service](one.where))
+    return tuple(make(one.where) for one in named for make in _QUESTIONS[one.service])

@@ -131,18 +131,6 @@ def _compile(pattern: str) -> Callable[[str], object] | None:
         return None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SeenExit:
-    """A reported exit, for the summary at the end."""
-
-    round: int
-    seen_at: float
-    """Monotonic time, s."""
-    message: WorkerExited
-    error_file: str
-    """Path of the error file; empty: none."""
-
-
 class ExitReporter:
     """Turns exits into reports."""
 
@@ -151,9 +139,11 @@ class ExitReporter:
         self._report = report
         self.memory = MemoryWatch()
         self.rules: tuple[FailureRule, ...] = ()
-        """Failure rules of the job (Welcome.failure_rules)."""
-        self.failures: list[SeenExit] = []
-        """Exits other than 0 of the newest round, in the order seen."""
+        """Failure rules of the job; standard error is kept for them from the next round on."""
+        self.failures: dict[int, tuple[WorkerExited, str]] = {}
+        """Exits other than 0 of the newest round by rank, each with the path of its error file;
+        empty: it has none. For the summary at the end."""
+        self._failed_round = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(
@@ -195,16 +185,16 @@ class ExitReporter:
                 # Another master's list may have come meanwhile.
                 matched_rules=renumbered(found.matched_rules, rules, self.rules),
             )
-            self._remember(current, message, seen_at, str(files.error or ""))
+            self._remember(current.number, message, str(files.error or ""))
         age = max(0.0, time.monotonic() - seen_at)
         self._report(dataclasses.replace(message, age_seconds=age), current.number)
 
-    def _remember(self, current: Round, message: WorkerExited, seen_at: float, file: str) -> None:
-        newest = self.failures[0].round if self.failures else 0
-        if current.number > newest:
+    def _remember(self, number: int, message: WorkerExited, file: str) -> None:
+        if number > self._failed_round:
             self.failures.clear()
-        if current.number >= newest:
-            self.failures.append(SeenExit(current.number, seen_at, message, file))
+            self._failed_round = number
+        if number == self._failed_round:
+            self.failures[message.rank] = message, file
         log.error(
             "rank %d (pid %d) ended with %d%s",
             message.rank,

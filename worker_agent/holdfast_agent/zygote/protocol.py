@@ -50,26 +50,19 @@ class SpawnRank:
     """torchrun's --numa-binding mode (`node`, `socket`, `exclusive`, `core-complex`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnRound:
-    """All workers of this node for one round; the round before must be dead."""
-
-    round: int
-    ranks: tuple[SpawnRank, ...]
-
-
 # --- commands, agent → zygote ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    """Start the workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
+    """Start this node's workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
 
     The page's slots must have been reset for this round, and `RoundDead` of the round before
     received (or no round spawned yet). Without ranks: `RoundDead` at once.
     """
 
-    round: SpawnRound
+    round: int
+    ranks: tuple[SpawnRank, ...]
 
 
 @dataclass(frozen=True, slots=True)

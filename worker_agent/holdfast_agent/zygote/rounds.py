@@ -34,8 +34,8 @@ from holdfast_agent.zygote.protocol import (
     ForkDisabled,
     RoundDead,
     ScriptMode,
+    Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
 )
@@ -285,7 +285,7 @@ class Spawner:
             self._log(f"forking ends: {reason}")
             self._send(ForkDisabled(reason))
 
-    def spawn(self, wanted: SpawnRound, live: LiveRound) -> bool:
+    def spawn(self, wanted: Spawn, live: LiveRound) -> bool:
         """Start all workers into `live`; on a failure report it and return False."""
         try:
             cpus = {rank.local_rank: self._cpus_of(rank, wanted) for rank in wanted.ranks}
@@ -329,7 +329,7 @@ class Spawner:
             self._log(f"rank {rank.local_rank} is not forked: {names} differs from the agent's")
         return not differing
 
-    def _cpus_of(self, rank: SpawnRank, wanted: SpawnRound) -> frozenset[int] | None:
+    def _cpus_of(self, rank: SpawnRank, wanted: Spawn) -> frozenset[int] | None:
         """Return the CPUs of a rank; torch is asked once for all ranks of the mode."""
         if rank.numa is None:
             return None

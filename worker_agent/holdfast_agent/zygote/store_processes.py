@@ -18,6 +18,7 @@ from typing import NoReturn
 from holdfast_agent.zygote import preload
 from holdfast_agent.zygote.process_tree import die_with_parent, name_process, signal_each
 from holdfast_agent.zygote.protocol import Event, StoreExited, StoreReady
+from holdfast_agent.zygote.rounds import fork
 
 _REPORT_BYTES = 4096
 
@@ -36,12 +37,9 @@ class LiveStore:
 class StoreProcesses:
     """Store processes of a zygote, by pid."""
 
-    def __init__(
-        self, send: Callable[[Event], None], fork: Callable[[Callable[[], NoReturn]], int]
-    ) -> None:
-        """`fork` starts a child that runs the given function, and returns its pid."""
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        """`send` takes events for the agent."""
         self._send = send
-        self._fork = fork
         self.live: dict[int, LiveStore] = {}
 
     def prepare(self, store_id: str, host: str) -> None:
@@ -53,7 +51,7 @@ class StoreProcesses:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         zygote = os.getpid()
         try:
-            pid = self._fork(lambda: _become_store(host, writer, zygote))
+            pid = fork(lambda: _become_store(host, writer, zygote))
         except OSError as error:
             os.close(reader)
             self._send(StoreExited(store_id, f"fork: {error}"))

@@ -19,7 +19,6 @@ from holdfast_agent.zygote.protocol import (
     ScriptMode,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
 )
 from holdfast_wire.datagrams import DatagramError, encode
@@ -35,10 +34,7 @@ RANKS = st.builds(
     stdout=st.none() | TEXT,
     numa=st.none() | TEXT,
 )
-SPAWNS = st.builds(
-    Spawn,
-    st.builds(SpawnRound, round=st.integers(0, 2**63), ranks=st.lists(RANKS).map(tuple)),
-)
+SPAWNS = st.builds(Spawn, round=st.integers(0, 2**63), ranks=st.lists(RANKS).map(tuple))
 OTHERS = [kind for kind in typing.get_args(Command | Event) if kind is not Spawn]
 
 

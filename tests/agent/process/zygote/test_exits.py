@@ -15,7 +15,6 @@ from holdfast_agent.zygote.protocol import (
     RoundDead,
     ScriptMode,
     Spawn,
-    SpawnRound,
     WorkerExitedEvent,
 )
 
@@ -272,7 +271,7 @@ def test_a_slot_that_was_not_reset_is_named(shared: Driver) -> None:
     rank = shared.rank(argv=(shared.script(""),))
     number = shared.round = shared.round + 1
     shared.page.reset(0, number + 5)
-    shared.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+    shared.send(Spawn(round=number, ranks=(rank,)))
     assert shared.wait(WorkerExitedEvent).exit_code == 1
     assert (
         f"slot 0: of round {number + 5}, this process of {number}"

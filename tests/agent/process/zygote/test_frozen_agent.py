@@ -21,7 +21,6 @@ from holdfast_agent.zygote.protocol import (
     LeaseExpired,
     RoundDead,
     Spawn,
-    SpawnRound,
     WorkerExitedEvent,
 )
 
@@ -75,7 +74,7 @@ def test_a_woken_agent_starts_again_after_a_new_lease(tmp_path: Path) -> None:
         driver.wait(LeaseExpired)
         driver.wait(RoundDead)
         rank = driver.rank(argv=(driver.script("print('again')"),))
-        driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
+        driver.send(Spawn(round=2, ranks=(rank,)))
         assert "lease has expired" in driver.wait(Failure).text
         assert driver.wait(RoundDead).round == 2
         driver.send("begin-lease")
@@ -164,7 +163,7 @@ RENEWED_IN_BETWEEN = """
                 ours.send(protocol.ReleaseStore("none"))
             if isinstance(event, protocol.LeaseExpired):
                 page.reset(0, 1)
-                ours.send(protocol.Spawn(protocol.SpawnRound(round=1, ranks=(rank,))))
+                ours.send(protocol.Spawn(round=1, ranks=(rank,)))
                 page.begin_lease(time.monotonic_ns())
             ended |= isinstance(event, protocol.RoundDead)
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import agent, ready
-from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn
 
 BINDING = """
 import enum, os, dataclasses
@@ -64,7 +64,7 @@ def test_an_unknown_mode_is_refused(fake_torch: Path, tmp_path: Path) -> None:
     with agent(tmp_path, environment=environment) as driver:
         ready(driver)
         rank = driver.rank(argv=(driver.script(SHOW),), numa="sideways")
-        driver.send(Spawn(SpawnRound(round=1, ranks=(rank,))))
+        driver.send(Spawn(round=1, ranks=(rank,)))
         assert "'sideways' is not a valid AffinityMode" in driver.wait(Failure).text
         driver.wait(RoundDead)
         driver.round = 1

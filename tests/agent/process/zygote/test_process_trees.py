@@ -21,7 +21,6 @@ from holdfast_agent.zygote.protocol import (
     ScriptMode,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     ZygoteExited,
 )
@@ -124,7 +123,7 @@ ORPHANS = """
 import os, select, signal, sys, time
 from holdfast.page import Page
 from holdfast_agent.zygote.handle import Zygote
-from holdfast_agent.zygote.protocol import Ready, Spawn, SpawnRank, SpawnRound, ZygoteExited
+from holdfast_agent.zygote.protocol import Ready, Spawn, SpawnRank, ZygoteExited
 from holdfast_agent.zygote.settings import ZygoteSettings
 page = Page.create(1)
 zygote = Zygote()
@@ -137,8 +136,8 @@ def wait(kind):
             return
 wait(Ready)
 out = sys.argv[2]
-zygote.send(Spawn(SpawnRound(round=0, ranks=(
-    SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],), stdout=out),))))
+zygote.send(Spawn(round=0, ranks=(
+    SpawnRank(local_rank=0, slot=0, argv=(sys.argv[1],), stdout=out),)))
 while not os.path.exists(out) or "up" not in open(out).read():
     time.sleep(0.01)
 os.kill(zygote.pid, signal.SIGKILL)
@@ -325,7 +324,7 @@ def test_a_term_right_after_the_fork_is_not_lost(driver: Driver) -> None:
         number = driver.round = driver.round + 1
         driver.page.reset(0, number)
         rank = driver.rank(argv=(driver.script("import time; time.sleep(600)"),))
-        driver.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+        driver.send(Spawn(round=number, ranks=(rank,)))
         driver.send(KillRound(number, signal.SIGTERM, 20.0))
         assert driver.wait(WorkerExitedEvent, round=number, timeout_s=5.0).signal == signal.SIGTERM
         driver.wait(RoundDead, round=number)
@@ -344,7 +343,7 @@ def test_two_rounds_never_run_together(driver: Driver) -> None:
     """A second round is refused with the reason while the first has processes."""
     driver.start(STAY)
     rank = driver.rank(1, argv=("x.py",))
-    driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
+    driver.send(Spawn(round=2, ranks=(rank,)))
     failure = driver.wait(Failure)
     assert (failure.round, failure.text) == (2, "spawn of round 2: round 1 still has processes")
     assert driver.wait(RoundDead).round == 2

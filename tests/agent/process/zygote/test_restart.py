@@ -31,8 +31,8 @@ def wait(kind):
                 return event
 def run(number):
     page.reset(0, number)
-    zygote.send(Spawn(SpawnRound(round=number, ranks=(SpawnRank(
-        local_rank=0, slot=0, argv=tuple(sys.argv[1:]), stdout=f"{sys.argv[1]}.{number}"),))))
+    zygote.send(Spawn(round=number, ranks=(SpawnRank(
+        local_rank=0, slot=0, argv=tuple(sys.argv[1:]), stdout=f"{sys.argv[1]}.{number}"),)))
     forked = wait(WorkerStarted).forked
     wait(RoundDead)
     return forked

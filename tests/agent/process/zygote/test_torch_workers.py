@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver, agent, ready
-from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -182,7 +182,7 @@ def test_a_binding_without_accelerator_is_refused_with_torchs_reason(warm: Drive
         pytest.skip("this machine has an accelerator")
     number = warm.round = warm.round + 1
     rank = warm.rank(argv=(warm.script(""),), numa="node")
-    warm.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+    warm.send(Spawn(round=number, ranks=(rank,)))
     assert "No accelerator available for NUMA binding" in warm.wait(Failure).text
     warm.wait(RoundDead, round=number)
 

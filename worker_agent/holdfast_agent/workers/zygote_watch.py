@@ -20,8 +20,7 @@ from holdfast_agent.workers.rounds import DYING_SECONDS, STUCK_SECONDS
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.zygote import process_tree
-from holdfast_agent.zygote.handle import Zygote
-from holdfast_agent.zygote.process_tree import kill_below
+from holdfast_agent.zygote.process_tree import kill_below, signal_each
 from holdfast_agent.zygote.protocol import (
     Failure,
     ForkDisabled,
@@ -45,8 +44,11 @@ LOOK_SECONDS = 0.003
 REMEDY = "if this repeats, look for a lack of memory (dmesg) or for who signals hf-zygote"
 
 
-class ZygoteRestarts:
-    """Gives the agent another zygote when its own has ended."""
+class ZygoteWatch:
+    """Gives the zygote's events to the parts they concern, and the agent another zygote at its end.
+
+    One that does not carry out its commands is killed, and so replaced too.
+    """
 
     def __init__(
         self,
@@ -54,22 +56,31 @@ class ZygoteRestarts:
         runner: RoundRunner,
         stores: NodeStores,
         lease: Lease,
+        report: Callable[[Any], None],
         *,
         ending: Callable[[], bool],
         fail: Callable[[str], None],
     ) -> None:
-        """Wait for the first end.
+        """Read nothing before `listen`.
 
         tools: Has the zygote, and the agent's children that belong to no round.
         runner: Has the round of the zygote.
         stores: Has the store processes that the zygote has, or has to start.
         lease: Begins again when no process of the zygote lives any more.
+        report: Sends to the master.
         ending: Returns True if the agent is ending, so that nothing is started any more.
         fail: Ends the agent, with the reason.
         """
         self._tools, self._runner, self._stores = tools, runner, stores
-        self._lease = lease
+        self._process, self._lease, self._report = tools.process, lease, report
         self._ending, self._fail = ending, fail
+        self._descriptor = -1
+        """Descriptor of the events; kept because the zygote closes its own at its end."""
+        self._gone = asyncio.Event()
+        self._is_ready = False
+        """It may have processes: before, all commands wait for it."""
+        self.warm = False
+        """True: the zygote is ready, or cannot fork any more."""
         self._history = ZygoteHistory()
         self._codes: dict[int, int] = {}
         """Exit codes of the dead zygote's workers, which became children of this process."""
@@ -78,43 +89,40 @@ class ZygoteRestarts:
         self._ready_at: float | None = None
         self._killed_at: float | None = None
         self._killed_for = ""
-        self._task: asyncio.Task[None] | None = None
+        self._restarting: asyncio.Task[None] | None = None
         self._closed = False
+        self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
+            Ready: self._on_ready,
+            ForkDisabled: self._on_fork_disabled,
+            WorkerStarted: runner.on_started,
+            WorkerExitedEvent: runner.on_exited,
+            RoundDead: self._on_dead,
+            StoreReady: stores.on_ready,
+            StoreExited: stores.on_exited,
+            LeaseExpired: self._on_lease_expired,
+            Failure: runner.on_failure,
+            ZygoteExited: self._on_exited,
+        }
 
-    @property
-    def under_way(self) -> bool:
-        """True: there is no zygote: the last one is being reaped, or another will start."""
-        return self._task is not None and not self._task.done()
-
-    def on_ready(self) -> None:
-        """Note that the zygote takes commands."""
-        if self._started_at is not None:
-            log.warning("a fresh zygote is ready after %.1f s", time.monotonic() - self._started_at)
-        self._started_at, self._ready_at = None, time.monotonic()
-        self._runner.release()
+    def listen(self) -> None:
+        """Begin to read the events of a started zygote."""
+        self._gone.clear()
+        self._is_ready = False
+        self._descriptor = self._process.fileno()
+        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
     def on_reaped(self, codes: Mapping[int, int]) -> None:
         """Note the exit codes, by pid, of reaped children that this process had adopted."""
-        self._tools.process.older_children.difference_update(codes)  # the pids may be used again
-        current = self._runner.current
-        if current is not None and not current.dead:
+        self._process.older_children.difference_update(codes)  # the pids may be used again
+        current = self._runner.live
+        if current is not None:
             ours = set(current.pids.values())
             self._codes.update((pid, code) for pid, code in codes.items() if pid in ours)
 
-    def on_exited(self, event: ZygoteExited, restarted: Callable[[], None]) -> None:
-        """Restart an ended zygote; its workers have SIGKILL and become children of this process.
-
-        restarted: called when another zygote takes commands.
-        """
-        if self._closed:
-            return  # the agent itself ends, and leaves nothing behind
-        self._runner.hold()
-        self._task = asyncio.create_task(self._work(self._reason(event), restarted))
-
     def look(self, now: float) -> None:
         """Kill a zygote that does not carry out its commands (`now`: monotonic, s)."""
-        if self.under_way:
-            return
+        if self._restarting is not None and not self._restarting.done():
+            return  # there is none: the last one is being reaped, or another will start
         problem = self._runner.stuck(now)
         if self._ready_at is not None:
             problem = problem or self._stores.stuck(now, self._ready_at)
@@ -125,17 +133,85 @@ class ZygoteRestarts:
         if self._killed_at is None:
             log.error("%s: the zygote is killed", problem)
             self._killed_at, self._killed_for = now, problem
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._tools.process.pid, signal.SIGKILL)
+            signal_each([self._process.pid], signal.SIGKILL)
         elif now - self._killed_at > STUCK_SECONDS:
             self._fail(problem)
 
-    async def close(self) -> None:
+    async def stop_restarts(self) -> None:
         """Give up the restart under way; later ends are intended."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._restarting is not None:
+            self._restarting.cancel()
+            await asyncio.gather(self._restarting, return_exceptions=True)
+
+    async def close(self, timeout_seconds: float) -> None:
+        """End the zygote and wait for it; one that does not react (SIGSTOP) is killed.
+
+        So is one that still imports: it reads no command and has no processes.
+        """
+        self._process.shutdown()
+        if not self._gone.is_set() and not self._is_ready:
+            os.kill(self._process.pid, signal.SIGKILL)
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_seconds):
+                    await self._gone.wait()
+                return
+            signal_each([self._process.pid], signal.SIGKILL)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        events = self._process.receive()
+        # Workers that see a stale lease kill themselves: with the event first, that is no failure.
+        events.sort(key=lambda event: not isinstance(event, LeaseExpired))
+        for event in events:
+            self._handlers[type(event)](event)
+
+    def _on_ready(self, event: Ready) -> None:
+        self._is_ready = True
+        if not event.fork_ok:
+            log.warning("workers are started cold: %s", event.reason)
+        self._runner.cold_reason = event.reason
+        if self._started_at is not None:
+            log.warning("a fresh zygote is ready after %.1f s", time.monotonic() - self._started_at)
+        self._started_at, self._ready_at = None, time.monotonic()
+        self._runner.release()
+        log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
+        self._become_warm(event.seconds)
+
+    def _on_fork_disabled(self, event: ForkDisabled) -> None:
+        log.warning("workers are started cold from now on: %s", event.reason)
+        self._runner.cold_reason = event.reason
+        self._become_warm(0.0)
+
+    def _become_warm(self, seconds: float) -> None:
+        self.warm = True
+        self._report(Warmed(seconds=seconds, cold_reason=self._runner.cold_reason))
+
+    def _on_dead(self, event: RoundDead) -> None:
+        self._runner.on_dead(event.round)
+        if self._runner.died.is_set():
+            self._lease.resume()
+
+    def _on_lease_expired(self, event: LeaseExpired) -> None:
+        runner = self._runner
+        # The lease may have run out while nothing lived, and a round have been started since.
+        if runner.current is not None and runner.current.number in event.rounds:
+            runner.stood_still(event.age_s)
+        if runner.live is None:
+            self._lease.resume()
+
+    # --- its end, and another one -------------------------------------------------------------
+
+    def _on_exited(self, event: ZygoteExited) -> None:
+        """Restart an ended zygote; its workers have SIGKILL and become children of this process."""
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._gone.set()
+        self.warm = False
+        if not self._closed:  # else the agent itself ends, and leaves nothing behind
+            self._runner.hold()
+            self._restarting = asyncio.create_task(self._work(self._reason(event)))
 
     def _reason(self, event: ZygoteExited) -> str:
         how = f"exit code {event.exit_code}"
@@ -145,11 +221,11 @@ class ZygoteRestarts:
         why = f" (it was killed: {self._killed_for})" if self._killed_for else ""
         return f"the zygote ended with {how}{why}"
 
-    async def _work(self, reason: str, restarted: Callable[[], None]) -> None:
+    async def _work(self, reason: str) -> None:
         try:
             if await self._restart(reason):
                 self._started_at = time.monotonic()
-                restarted()
+                self.listen()
                 self._stores.on_zygote_restarted()
         except Exception as error:  # the top of the task
             log.exception("no zygote is started (fault %d)", loop_errors.count(__name__))
@@ -183,7 +259,7 @@ class ZygoteRestarts:
             if self._ending():
                 break
             try:
-                self._tools.process.restart()
+                self._process.restart()
             except OSError as error:
                 reason, ready_seconds = f"no zygote can be started: {error}", None
             else:
@@ -197,114 +273,10 @@ class ZygoteRestarts:
         first process of a container, other processes that it adopted are killed too.
         """
         until = time.monotonic() + limit_seconds
-        older = self._tools.process.older_children
+        older = self._process.older_children
         while kill_below(os.getpid(), {*older, *self._tools.spared()}):
             self.on_reaped(process_tree.reap_adopted(self._tools.spared()))
             if time.monotonic() > until:
                 return False
             await asyncio.sleep(LOOK_SECONDS)
         return True
-
-
-class ZygoteEvents:
-    """Reads the zygote's events inside the event loop, and gives each to the parts it concerns."""
-
-    def __init__(
-        self,
-        process: Zygote,
-        runner: RoundRunner,
-        stores: NodeStores,
-        lease: Lease,
-        restarts: ZygoteRestarts,
-        report: Callable[[Any], None],
-    ) -> None:
-        """Give the events of `process` to the other parts; `report` sends to the master."""
-        self._process = process
-        self._runner, self._lease, self._restarts = runner, lease, restarts
-        self._report = report
-        self._descriptor = -1
-        """Descriptor of the events; kept because the zygote closes its own at its end."""
-        self._gone = asyncio.Event()
-        self._is_ready = False
-        """It may have processes: before, all commands wait for it."""
-        self.warm = False
-        """True: the zygote is ready, or cannot fork any more."""
-        self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
-            Ready: self._on_ready,
-            ForkDisabled: self._on_fork_disabled,
-            WorkerStarted: runner.on_started,
-            WorkerExitedEvent: runner.on_exited,
-            RoundDead: self._on_dead,
-            StoreReady: stores.on_ready,
-            StoreExited: stores.on_exited,
-            LeaseExpired: self._on_lease_expired,
-            Failure: runner.on_failure,
-            ZygoteExited: self._on_exited,
-        }
-
-    def listen(self) -> None:
-        """Begin to read the events of a started zygote."""
-        self._gone.clear()
-        self._is_ready = False
-        self._descriptor = self._process.fileno()
-        asyncio.get_running_loop().add_reader(self._descriptor, self._read)
-
-    async def close(self, timeout_seconds: float) -> None:
-        """End the zygote and wait for it; one that does not react (SIGSTOP) is killed.
-
-        So is one that still imports: it reads no command and has no processes.
-        """
-        self._process.shutdown()
-        if not self._gone.is_set() and not self._is_ready:
-            os.kill(self._process.pid, signal.SIGKILL)
-        for _ in range(2):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_seconds):
-                    await self._gone.wait()
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-
-    def _read(self) -> None:
-        events = self._process.receive()
-        # Workers that see a stale lease kill themselves: with the event first, that is no failure.
-        events.sort(key=lambda event: not isinstance(event, LeaseExpired))
-        for event in events:
-            self._handlers[type(event)](event)
-
-    def _on_ready(self, event: Ready) -> None:
-        self._is_ready = True
-        if not event.fork_ok:
-            log.warning("workers are started cold: %s", event.reason)
-        self._runner.cold_reason = event.reason
-        self._restarts.on_ready()
-        log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
-        self._become_warm(event.seconds)
-
-    def _on_fork_disabled(self, event: ForkDisabled) -> None:
-        log.warning("workers are started cold from now on: %s", event.reason)
-        self._runner.cold_reason = event.reason
-        self._become_warm(0.0)
-
-    def _become_warm(self, seconds: float) -> None:
-        self.warm = True
-        self._report(Warmed(seconds=seconds, cold_reason=self._runner.cold_reason))
-
-    def _on_dead(self, event: RoundDead) -> None:
-        self._runner.on_dead(event.round)
-        if self._runner.died.is_set():
-            self._lease.resume()
-
-    def _on_lease_expired(self, event: LeaseExpired) -> None:
-        runner = self._runner
-        # The lease may have run out while nothing lived, and a round have been started since.
-        if runner.current is not None and runner.current.number in event.rounds:
-            runner.stood_still(event.age_s)
-        if not runner.has_processes:
-            self._lease.resume()
-
-    def _on_exited(self, event: ZygoteExited) -> None:
-        asyncio.get_running_loop().remove_reader(self._descriptor)
-        self._gone.set()
-        self.warm = False
-        self._restarts.on_exited(event, self.listen)
