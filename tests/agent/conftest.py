@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent_process import (
-    AgentProcess,
-    Script,
-    StartAgent,
-    clean_environment,
-    environment,
-)
+from agents.agent_process import AgentProcess, Script, StartAgent, clean_environment, environment
 from masters.scripted_master import Identities, ScriptedMaster
 
 

@@ -18,10 +18,13 @@ from holdfast import loop_errors
 from holdfast.page_layout import Header
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.health.check_orders import CheckOrders
+from holdfast_agent.health.node_check.link import LinkSettings
+from holdfast_agent.health.node_check.process import Interrupt
 from holdfast_agent.health.sampler import Sampler
 from holdfast_agent.master_link.commands import Commands
 from holdfast_agent.master_link.peers import MasterlessWatch
 from holdfast_agent.master_link.session import MasterSession
+from holdfast_agent.notices.sources import sources
 from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies import master_messages, rank_progress
 from holdfast_agent.policies.master_messages import RoundOrder
@@ -64,24 +67,46 @@ FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """Limits that hold until a master sends its own."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
-    """Parts of an agent; `lifecycle` makes and connects them."""
+    """Parts of an agent, each made from those before it."""
 
-    session: MasterSession
-    clock: HeartbeatClock
-    lease: Lease
-    runner: RoundRunner
-    stores: NodeStores
-    sampler: Sampler
-    watch: PageWatch
-    deaths: DeathWatch
-    commands: Commands
-    checks: CheckOrders
-    shutdown: Shutdown
-    notices: NoticeWatch
-    masterless: MasterlessWatch
-    zygote: ZygoteWatch
+    def __init__(
+        self, tools: AgentContext, session: MasterSession, address: str, measuring: Interrupt
+    ) -> None:
+        """Connect the parts; none of them runs yet.
+
+        address: IP at which other nodes reach this one.
+        measuring: Ends a measurement of this node.
+        """
+        settings, page, report = tools.settings, tools.page, session.report
+        link = LinkSettings(tls_dir=str(settings.tls_dir), job_uid=settings.job_uid)
+        self.session = session
+        self.clock, self.lease = clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
+        self.runner = runner = RoundRunner(tools, report, lease.resume)
+        self.stores = NodeStores(tools.process, address, report, runner.on_store_lost)
+        self.shutdown = shutdown = Shutdown(
+            runner,
+            managed=not settings.standalone,
+            grace_seconds=settings.grace_seconds,
+            stop_seconds=settings.launch.shutdown_seconds,
+        )
+        self.zygote = ZygoteWatch(
+            tools,
+            runner,
+            self.stores,
+            lease,
+            report,
+            ending=lambda: shutdown.started,
+            fail=shutdown.fail,
+        )
+        self.sampler = Sampler(runner, report, clock.pause, clock.spread, page)
+        self.watch = PageWatch(page, runner, report, clock, self.sampler.guess)
+        self.deaths = DeathWatch(page, lambda: tools.process.pid, runner)
+        self.commands = Commands(runner, report)
+        self.checks = CheckOrders(address, link, measuring, report, lambda: runner.alive)
+        withdraw = session.statements.withdraw
+        self.notices = NoticeWatch(sources(settings.notices), report, withdraw)
+        self.masterless = MasterlessWatch(runner, session, settings.node_rank)
 
 
 class Agent:

@@ -27,23 +27,14 @@ from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.config import host_address
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import StandaloneError
-from holdfast_agent.health.check_orders import CheckOrders
-from holdfast_agent.health.node_check.link import LinkSettings
 from holdfast_agent.health.node_check.process import Interrupt
-from holdfast_agent.health.sampler import Sampler
-from holdfast_agent.master_link.commands import Commands
-from holdfast_agent.master_link.peers import MasterlessWatch, PeerServer
+from holdfast_agent.master_link.peers import PeerServer
 from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
-from holdfast_agent.notices.sources import sources
-from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies.exit_codes import ExitCode, heeded, is_job_over
 from holdfast_agent.shutdown import End, Shutdown
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.log_files import LogKeeper
-from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.workers.store_processes import NodeStores
-from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_agent.zygote.handle import Zygote
 from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_wire import loopback
@@ -89,7 +80,7 @@ async def work(
         tls_dir=settings.tls_dir,
     )
     session = MasterSession(dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
-    parts = _parts(tools, session, address, measuring)
+    parts = AgentParts(tools, session, address, measuring)
     peers = PeerServer(partial(_known, session, parts.runner), arenas)
     own = dataclasses.replace(
         identity(settings, secrets.token_hex(8), address),
@@ -114,49 +105,6 @@ async def work(
             guard.cancel()
         await arenas.close(ARENAS_END_SECONDS, over=over)
         loop_errors.say(log)
-
-
-def _parts(
-    tools: AgentContext, session: MasterSession, address: str, measuring: Interrupt
-) -> AgentParts:
-    """Make the parts of an agent, each from those before it."""
-    settings, page, report = tools.settings, tools.page, session.report
-    clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
-    runner = RoundRunner(tools, report, lease.resume)
-    stores = NodeStores(tools.process, address, report, runner.on_store_lost)
-    shutdown = Shutdown(
-        runner,
-        managed=not settings.standalone,
-        grace_seconds=settings.grace_seconds,
-        stop_seconds=settings.launch.shutdown_seconds,
-    )
-    zygote = ZygoteWatch(
-        tools,
-        runner,
-        stores,
-        lease,
-        report,
-        ending=lambda: shutdown.started,
-        fail=shutdown.fail,
-    )
-    sampler = Sampler(runner, report, clock.pause, clock.spread, page)
-    partner_link = LinkSettings(tls_dir=str(settings.tls_dir), job_uid=settings.job_uid)
-    return AgentParts(
-        session=session,
-        clock=clock,
-        lease=lease,
-        runner=runner,
-        stores=stores,
-        sampler=sampler,
-        watch=PageWatch(page, runner, report, clock, sampler.guess),
-        deaths=DeathWatch(page, lambda: tools.process.pid, runner),
-        commands=Commands(runner, report),
-        checks=CheckOrders(address, partner_link, measuring, report, lambda: runner.alive),
-        shutdown=shutdown,
-        notices=NoticeWatch(sources(settings.notices), report, session.statements.withdraw),
-        masterless=MasterlessWatch(runner, session, settings.node_rank),
-        zygote=zygote,
-    )
 
 
 def _devices(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -245,8 +193,8 @@ def _watch_runner(shutdown: Shutdown, arena_socket: int) -> int:
         return -1
     try:
         runner_fd = open_runner(arena_socket)
-    except RunnerGoneError as error:
-        shutdown.fail(str(error))
+    except ProcessLookupError:
+        shutdown.fail("the runner ended before its agent began")
         return -1
     loop = asyncio.get_running_loop()
 
@@ -298,16 +246,12 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid and gid, in SO_PEERCRED's form."""
 
 
-class RunnerGoneError(Exception):
-    """The runner has ended already."""
-
-
 def open_runner(arena_socket: int) -> int:
     """Return a pidfd of the runner, readable when it has ended; -1: no runner is known.
 
     arena_socket: Inherited descriptor of HOLDFAST_ARENA_SOCKET; it stays open.
 
-    Raises RunnerGoneError: the runner has ended.
+    Raises ProcessLookupError: the runner has ended.
     """
     try:
         with socket.socket(fileno=os.dup(arena_socket)) as other_end:
@@ -317,7 +261,7 @@ def open_runner(arena_socket: int) -> int:
             made_by = other_end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, _, _ = _CREDENTIALS.unpack(made_by)
         return os.pidfd_open(pid) if pid not in (0, os.getpid()) else -1
-    except ProcessLookupError as error:
-        raise RunnerGoneError("the runner ended before its agent began") from error
+    except ProcessLookupError:
+        raise
     except OSError:
         return -1  # a wrapper has closed it, or it is no socket

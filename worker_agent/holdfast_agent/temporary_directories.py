@@ -129,12 +129,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _who(pid: int) -> dict[str, Any]:
     """Return the identity of a process as seen from here; start -1: there is no such process."""
-    return {
-        "pid": pid,
-        "start": _start(pid),
-        "pids": _namespace(),
-        "boot": _boot(),
-    }
+    return {"pid": pid, "start": _start(pid), "pids": _namespace(), "boot": _boot()}
 
 
 def _namespace() -> str:

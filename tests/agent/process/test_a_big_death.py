@@ -69,9 +69,7 @@ async def _pids(stream: AgentStream, number: int) -> list[int]:
 
 
 async def test_a_big_ranks_death_is_told_while_its_memory_is_given_back(
-    master: ScriptedMaster,
-    start_agent: Callable[..., AgentProcess],
-    script: Callable[[str], str],
+    master: ScriptedMaster, start_agent: Callable[..., AgentProcess], script: Callable[[str], str]
 ) -> None:
     """Its peer dies at the master's word before it does; the next round waits for both."""
     start_agent("--nproc-per-node=2", script(TRAIN))

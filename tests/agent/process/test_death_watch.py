@@ -126,8 +126,7 @@ async def test_a_worker_that_raises_is_reported_early_with_its_code(node: Node) 
 
 
 @pytest.mark.parametrize(
-    ("then", "code"),
-    [("os._exit(0)", 0), ("os.execvp('sleep', ['sleep', '60'])", 5)],
+    ("then", "code"), [("os._exit(0)", 0), ("os.execvp('sleep', ['sleep', '60'])", 5)]
 )
 async def test_what_is_no_failure_or_no_death_waits_for_the_zygote(
     node: Node, then: str, code: int

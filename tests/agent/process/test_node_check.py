@@ -389,10 +389,7 @@ def test_a_partner_that_does_not_come_is_named_after_the_deadline() -> None:
 def test_missing_certificates_name_their_directory(tmp_path: Path) -> None:
     """The error says what the directory must have."""
     own = settings(str(tmp_path / "none"), deadline_seconds=5.0)
-    with (
-        serving(own) as (port, results),
-        socket.create_connection((loopback.IPV4, port), 10),
-    ):
+    with serving(own) as (port, results), socket.create_connection((loopback.IPV4, port), 10):
         pass
     assert f"{str(tmp_path / 'none')!r} cannot be used" in str(results[0])
     assert "must have ca.pem, cert.pem and key.pem" in str(results[0])
@@ -441,11 +438,7 @@ def test_two_nodes_reduce_over_gloo_after_the_link(tmp_path: Path) -> None:
         assert result is not None
         found = by_resource(result)
         assert {one.error + one.skipped for one in found.values()} == {""}
-        assert set(found) == {
-            Resource.LINK_BANDWIDTH,
-            Resource.LINK_LATENCY,
-            Resource.ALLREDUCE,
-        }
+        assert set(found) == {Resource.LINK_BANDWIDTH, Resource.LINK_LATENCY, Resource.ALLREDUCE}
 
 
 def _in_threads(works: Sequence[Callable[[], None]]) -> None:

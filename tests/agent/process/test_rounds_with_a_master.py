@@ -299,10 +299,7 @@ async def test_workers_of_a_round_that_the_master_does_not_know_are_killed(
 
 
 async def test_an_older_master_is_not_obeyed(
-    master: ScriptedMaster,
-    identities: Identities,
-    start_agent: StartAgent,
-    script: Script,
+    master: ScriptedMaster, identities: Identities, start_agent: StartAgent, script: Script
 ) -> None:
     """A zombie of an older epoch gets no hello answered twice; its successor does."""
     master.epoch = 5

@@ -74,9 +74,7 @@ def test_what_a_killed_process_left_is_removed(left: list[Path]) -> None:
     assert not any(folder.exists() for folder in left)
 
 
-def test_what_a_living_process_owns_stays(
-    owner: tuple[subprocess.Popen[str], list[Path]],
-) -> None:
+def test_what_a_living_process_owns_stays(owner: tuple[subprocess.Popen[str], list[Path]]) -> None:
     """Another agent of this user runs on this machine."""
     temporary_directories.sweep()
     assert all((folder / "round_1" / "key.pem").exists() for folder in owner[1])

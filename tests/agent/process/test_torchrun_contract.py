@@ -99,10 +99,7 @@ MORE = pytest.mark.extended(
 
 @pytest.mark.parametrize(
     "threads",
-    [
-        pytest.param(None, id="threads-unset"),
-        pytest.param("3", id="threads-set", marks=MORE),
-    ],
+    [pytest.param(None, id="threads-unset"), pytest.param("3", id="threads-set", marks=MORE)],
 )
 async def test_workers_find_torchruns_environment(
     threads: str | None,
@@ -138,10 +135,7 @@ async def test_workers_find_torchruns_environment(
 
 
 async def test_a_place_in_a_larger_world_shows(
-    identities: Identities,
-    master: ScriptedMaster,
-    script: Callable[[str], str],
-    tmp_path: Path,
+    identities: Identities, master: ScriptedMaster, script: Callable[[str], str], tmp_path: Path
 ) -> None:
     """Ranks follow the assignment, with unequal local world sizes, and so does the count."""
     agent = AgentProcess(

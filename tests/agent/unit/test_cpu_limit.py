@@ -88,10 +88,7 @@ def test_the_quota_of_every_kind_of_control_group_is_read(
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
     """A real control group of one CPU and a half, where this machine lets the test make one."""
-    kinds = (
-        (V1_MOUNT, {"cpu.cfs_quota_us": "150000"}),
-        (V2_MOUNT, {"cpu.max": "150000 100000"}),
-    )
+    kinds = ((V1_MOUNT, {"cpu.cfs_quota_us": "150000"}), (V2_MOUNT, {"cpu.max": "150000 100000"}))
     with control_groups.limited(kinds) as folder:
         yield folder
 

@@ -93,10 +93,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def test_ranks_read_the_newest_roster_and_no_older_one(node: Node) -> None:
     """Their variables name the file; an order that came late changes nothing."""
     variables = node.rosters.begin(3, PLACE)
-    assert variables == {
-        "HOLDFAST_OUTER_ROSTER": str(node.rosters.path),
-        "HOLDFAST_REPLICA": "7",
-    }
+    assert variables == {"HOLDFAST_OUTER_ROSTER": str(node.rosters.path), "HOLDFAST_REPLICA": "7"}
     assert node.rosters.take(told(2, 5, 7), 3) == ""
     await node.until_written(2)
     assert node.rosters.take(told(1, 5), 3) == "epoch 1 is not newer than 2"

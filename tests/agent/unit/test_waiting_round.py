@@ -50,13 +50,7 @@ class Node:
         tools: Any = SimpleNamespace(process=SimpleNamespace(receive=lambda: list(events)))
         nothing: Any = Mock()
         ZygoteWatch(
-            tools,
-            self.runner,
-            nothing,
-            self.lease,
-            self.said.append,
-            ending=nothing,
-            fail=nothing,
+            tools, self.runner, nothing, self.lease, self.said.append, ending=nothing, fail=nothing
         )._read()
 
     def wait(self, number: int) -> None:

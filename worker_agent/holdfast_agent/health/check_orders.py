@@ -78,8 +78,8 @@ class CheckOrders:
         self._address, self._settings, self._interrupt = address, settings, interrupt
         self._report, self._busy = report, busy
         self._round: CheckRound | None = None
-        self._answer: NodeChecked | None = None
-        self._listening: CheckListening | None = None
+        self._said: CheckListening | NodeChecked | None = None
+        """Newest message about the round: said again where the order comes again."""
         self._task: asyncio.Task[None] | None = None
         self._kept = KeptProcess()
         self._waits: asyncio.TimerHandle | None = None
@@ -111,12 +111,10 @@ class CheckOrders:
             if self._round is not None and self._task is not None and not self._task.done():
                 self._interrupt.set()
             until = time.monotonic() + min(MOST_SECONDS, max(1.0, order.deadline_seconds))
-            self._round, self._answer, self._listening = order.round, None, None
+            self._round, self._said = order.round, None
             self._task = asyncio.create_task(self._work(order, order.round, self._task, until))
-        else:
-            for known in (self._listening, self._answer):
-                if known is not None:
-                    self._report(known)
+        elif self._said is not None:
+            self._report(self._said)
 
     def cancel(self) -> None:
         """End the measurement that is under way: ranks are to start, or it is not wanted."""
@@ -147,11 +145,7 @@ class CheckOrders:
             await asyncio.wait({self._dropping}, timeout=_CLOSE_SECONDS)
 
     async def _work(
-        self,
-        order: CheckNode,
-        current: CheckRound,
-        before: asyncio.Task[None] | None,
-        until: float,
+        self, order: CheckNode, current: CheckRound, before: asyncio.Task[None] | None, until: float
     ) -> None:
         if before is not None:
             await asyncio.wait({before})
@@ -162,7 +156,7 @@ class CheckOrders:
             self._waits.cancel()
         answer = await self._answered(order, current, until)
         if current == self._round:
-            self._answer, self._listening = answer, None
+            self._said = answer
             self._report(answer)
         self._let_wait()
 
@@ -198,8 +192,8 @@ class CheckOrders:
             return await self._run(alone_tasks(loopback=False), (), seconds)
         with link.listen(self._address) as listener:
             port = listener.getsockname()[1]
-            self._listening = CheckListening(round=current, host=self._address, port=port)
-            self._report(self._listening)
+            self._said = CheckListening(round=current, host=self._address, port=port)
+            self._report(self._said)
             return await self._run([serve_task(settings)], (listener.fileno(),), seconds)
 
     async def _run(

@@ -56,11 +56,7 @@ class HttpAnswer:
 
 
 def ask(
-    url: str,
-    headers: Mapping[str, str],
-    *,
-    method: str = "GET",
-    seconds: float = CONNECT_SECONDS,
+    url: str, headers: Mapping[str, str], *, method: str = "GET", seconds: float = CONNECT_SECONDS
 ) -> HttpAnswer:
     """Send a request.
 
@@ -219,7 +215,8 @@ class AzureEvents:
         return notices.azure_events(self._get(_AZURE_EVENTS), self._vm)
 
     def _get(self, path: str) -> str:
-        return _checked(ask(f"{self._base}{path}", _AZURE), f"{self._base}{path}").body
+        url = f"{self._base}{path}"
+        return _checked(ask(url, _AZURE), url).body
 
 
 class NoticeFile:

@@ -13,12 +13,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from holdfast_agent.zygote import preload
 from holdfast_agent.zygote.process_tree import die_with_parent, name_process, signal_each
 from holdfast_agent.zygote.protocol import Event, StoreExited, StoreReady
 from holdfast_agent.zygote.rounds import fork
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _REPORT_BYTES = 4096
 
@@ -146,32 +149,27 @@ def serve(host: str, report: int) -> NoReturn:
     On an error it writes the reason instead, and exits with status 1.
     """
     try:
-        port = _start(host)
+        store = _start(host)
     except Exception as error:  # noqa: BLE001 - reported to the agent, whatever it is
         os.write(report, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
-    os.write(report, str(port).encode())
+    os.write(report, str(store.port).encode())
     os.close(report)
     while True:
         signal.pause()
 
 
-_store: object = None
-
-
-def _start(host: str) -> int:
-    global _store  # noqa: PLW0603 - must live as long as the process
+def _start(host: str) -> TCPStore:
     from torch.distributed import TCPStore
 
     listener = listen(host)
-    port: int = listener.getsockname()[1]
-    _store = TCPStore(
+    store = TCPStore(
         host,
-        port,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=_CLIENT_TIMEOUT,
         master_listen_fd=listener.detach(),
     )
     sys.stdout.flush()
-    return port
+    return store

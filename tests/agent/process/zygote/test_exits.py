@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents.zygote_driver import Driver
-from holdfast_agent.zygote.protocol import (
-    RoundDead,
-    ScriptMode,
-    Spawn,
-    WorkerExitedEvent,
-)
+from holdfast_agent.zygote.protocol import RoundDead, ScriptMode, Spawn, WorkerExitedEvent
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,7 @@ PRELOADS = {
         "import _thread, time\n_thread.start_new_thread(time.sleep, (60,))",
         "2 threads are running after the preload",
     ),
-    "a descriptor": (
-        "import os\nfd = os.open('/dev/zero', os.O_RDONLY)",
-        "descriptors open: ",
-    ),
+    "a descriptor": ("import os\nfd = os.open('/dev/zero', os.O_RDONLY)", "descriptors open: "),
     "a socket": ("import socket\ns = socket.socket()", "socket:["),
 }
 

@@ -96,10 +96,7 @@ def test_a_module_sees_what_python_m_shows_it(shared: Driver) -> None:
     (package / "__init__.py").touch()
     (package / "inner.py").write_text(LOOK)
     forked, plain = _look(
-        shared,
-        ["-m", "looking.inner", "x"],
-        argv=("looking.inner", "x"),
-        mode=ScriptMode.MODULE,
+        shared, ["-m", "looking.inner", "x"], argv=("looking.inner", "x"), mode=ScriptMode.MODULE
     )
     assert forked == plain
 

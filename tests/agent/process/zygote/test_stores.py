@@ -42,11 +42,7 @@ def _gloo_ranks(driver: Driver, port: int) -> list[Path]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     ranks = [
-        driver.rank(
-            rank,
-            argv=(driver.script(GLOO),),
-            env=common | {"RANK": str(rank)},
-        )
+        driver.rank(rank, argv=(driver.script(GLOO),), env=common | {"RANK": str(rank)})
         for rank in range(2)
     ]
     driver.spawn(*ranks)
