@@ -29,11 +29,11 @@ from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies import master_messages, rank_progress
 from holdfast_agent.policies.master_messages import RoundOrder
 from holdfast_agent.policies.round_phases import SecondsByClass, class_of, is_shown
-from holdfast_agent.shutdown import End, Shutdown
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_wire.messages import (
@@ -84,21 +84,8 @@ class AgentParts:
         self.clock, self.lease = clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
         self.runner = runner = RoundRunner(tools, report, lease.resume)
         self.stores = NodeStores(tools.process, address, report, runner.on_store_lost)
-        self.shutdown = shutdown = Shutdown(
-            runner,
-            managed=not settings.standalone,
-            grace_seconds=settings.grace_seconds,
-            stop_seconds=settings.launch.shutdown_seconds,
-        )
-        self.zygote = ZygoteWatch(
-            tools,
-            runner,
-            self.stores,
-            lease,
-            report,
-            ending=lambda: shutdown.started,
-            fail=shutdown.fail,
-        )
+        self.shutdown = Shutdown(runner, settings)
+        self.zygote = ZygoteWatch(tools, runner, self.stores, lease, report, self.shutdown)
         self.sampler = Sampler(runner, report, clock.pause, clock.spread, page)
         self.watch = PageWatch(page, runner, report, clock, self.sampler.guess)
         self.deaths = DeathWatch(page, lambda: tools.process.pid, runner)

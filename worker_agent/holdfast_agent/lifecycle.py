@@ -31,10 +31,10 @@ from holdfast_agent.health.node_check.process import Interrupt
 from holdfast_agent.master_link.peers import PeerServer
 from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
 from holdfast_agent.policies.exit_codes import ExitCode, heeded, is_job_over
-from holdfast_agent.shutdown import End, Shutdown
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.log_files import LogKeeper
 from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.zygote.handle import Zygote
 from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_wire import loopback

@@ -59,10 +59,7 @@ def sweep() -> None:
     """Remove the directories of agents that are dead. Several sweeps at once do no harm."""
     for folder in _entries(Path(tempfile.gettempdir())):
         if folder.name.startswith(PREFIX) and _is_ours(folder) and _is_abandoned(folder):
-            if _has_content(folder / LOGS):
-                _empty(folder, but=frozenset({LOGS}))
-            else:
-                remove(folder)
+            keep_logs(folder)
 
 
 def _empty(folder: Path, but: frozenset[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agents import control_groups
+from agents.plain_python import plain_python
 from holdfast_agent.config.cgroups import cpu_quota, usable_cpus
 
 V1_MOUNT = Path("/sys/fs/cgroup/cpu")
@@ -100,11 +99,5 @@ def test_a_process_in_a_limited_group_knows_its_quota(limited_group: Path) -> No
         "from holdfast_agent.config.cgroups import cpu_quota, usable_cpus; "
         "print(cpu_quota(), usable_cpus())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(limited_group / "cgroup.procs")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = plain_python("-c", code, str(limited_group / "cgroup.procs"))
     assert done.stdout == "1.5 1\n"

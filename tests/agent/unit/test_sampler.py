@@ -19,7 +19,7 @@ def test_a_defect_in_a_sample_is_logged_and_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error that nobody foresaw must not end the agent, and with it the training."""
-    monkeypatch.setattr(schedules, "until_next_sample", lambda *_: 0.01)
+    monkeypatch.setattr(schedules, "until_multiple", lambda *_: 0.01)
     current = SimpleNamespace(number=1, dead=False, kill_ordered=False, pids={0: 1}, exits={})
     runner = SimpleNamespace(current=current)  # without log files: asking its rank fails
 

@@ -49,14 +49,12 @@ class Node:
         """Take events of the zygote as the agent does, all in one look."""
         tools: Any = SimpleNamespace(process=SimpleNamespace(receive=lambda: list(events)))
         nothing: Any = Mock()
-        ZygoteWatch(
-            tools, self.runner, nothing, self.lease, self.said.append, ending=nothing, fail=nothing
-        )._read()
+        ZygoteWatch(tools, self.runner, nothing, self.lease, self.said.append, nothing)._read()
 
     def wait(self, number: int) -> None:
         """Have a round that waits for a zygote."""
         self.runner.hold()
-        logs = RoundLogs({}, [], [])
+        logs = RoundLogs({}, lambda: None)
         self.runner.pending = PendingAssignment(number, WorldAssignment(), 0.0, {}, logs)
 
 
@@ -93,7 +91,7 @@ async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
         number=6,
         assignment=WorldAssignment(),
         ordered_at=0.0,
-        logs=RoundLogs({}, [], []),
+        logs=RoundLogs({}, lambda: None),
         spawned_at=0.0,
         killed_seconds=0.0,
         killed_at=0.0,

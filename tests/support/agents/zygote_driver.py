@@ -53,8 +53,8 @@ class Output:
     err: str
 
     @property
-    def status(self) -> int | None:
-        """Exit status; None after a signal."""
+    def status(self) -> int:
+        """Exit status; -N after signal N."""
         return self.exited.exit_code
 
 

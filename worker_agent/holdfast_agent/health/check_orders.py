@@ -71,8 +71,6 @@ class CheckOrders:
 
         address: IP at which a partner reaches this node.
         settings: For the link to a partner; each order has a deadline of its own.
-        interrupt: Ends a measurement.
-        report: Sends a message to the master.
         busy: Returns True if ranks run here.
         """
         self._address, self._settings, self._interrupt = address, settings, interrupt

@@ -96,7 +96,6 @@ async def collect(
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
 
-    ranks: The local ranks of the round.
     world_size: Number of ranks of the world, which the default process group has.
     questions: For stacks, those of earlier collections that are not answered yet.
     """
@@ -233,7 +232,6 @@ def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool,
 def tails(record: FlightRecord, world_size: int, now_ns: int) -> tuple[GroupTail, ...]:
     """Return the newest collective of each process group, in the order of the groups' names.
 
-    record: The flight record of one rank.
     world_size: Number of ranks of the default group.
     now_ns: Unix time of this node, ns.
     """

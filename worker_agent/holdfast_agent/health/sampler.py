@@ -80,8 +80,6 @@ class Sampler:
     ) -> None:
         """Ask no rank yet.
 
-        runner: Has the round.
-        report: Sends (message, round) to the master.
         pause: Returns the time to the next work of a period, both in s.
         spread: Returns the time that a message waits, s, so that those of thousands of nodes
             do not reach the master at once.
@@ -144,9 +142,9 @@ class Sampler:
     def _until_next(self) -> float:
         """Return the time to the next sample of this round, s."""
         period = schedules.sample_period(self._cost() / COST_SHARE, self._longest())
-        offset = self._offset()
+        offset = self._offset()  # to the master's clock; the own one counts while it is unknown
         ahead = offset.seconds if offset is not None else 0.0
-        return schedules.until_next_sample(period, time.time() + ahead)
+        return schedules.until_multiple(period, time.time() + ahead)
 
     def _longest(self) -> float:
         """Return the longest pause, s: a hang must be seen within its own limit."""

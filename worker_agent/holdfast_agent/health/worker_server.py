@@ -41,12 +41,11 @@ class NoAnswerError(WorkerServerError):
     """Nobody listens, or no answer came before the deadline."""
 
 
-class RefusedError(WorkerServerError):
-    """The server answered with an error, for example because this torch lacks the handler."""
-
-
 class AnswerError(WorkerServerError):
-    """The answer is torn, too long, or not of the expected form."""
+    """The answer is torn, too long, not of the expected form, or an error of the server.
+
+    For example this torch may lack the handler.
+    """
 
 
 class FlightEntry(NamedTuple):
@@ -178,7 +177,7 @@ def _body(answer: bytes, where: str) -> bytes:
         raise AnswerError(f"{where}: {first[:_MAX_TEXT]!r} is no HTTP status line")
     if words[1] != str(_OK):
         text = body[:_MAX_TEXT].decode(errors="replace")
-        raise RefusedError(f"{where}: HTTP status {words[1][:9]}: {text}")
+        raise AnswerError(f"{where}: HTTP status {words[1][:9]}: {text}")
     pairs = (field.partition(":") for field in fields)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     length = headers.get("content-length", "")

@@ -49,23 +49,13 @@ class HttpAnswer:
     headers: Mapping[str, str]
     """Names in small letters."""
 
-    @property
-    def ok(self) -> bool:
-        """True: the status is 200."""
-        return self.status == http.HTTPStatus.OK
-
 
 def ask(
     url: str, headers: Mapping[str, str], *, method: str = "GET", seconds: float = CONNECT_SECONDS
 ) -> HttpAnswer:
-    """Send a request.
+    """Send a request without a body; raises SourceError if no answer of HTTP comes in time.
 
-    url: Address, http or https.
-    headers: Headers of the request.
-    method: HTTP method; no request has a body.
     seconds: Deadline of the whole answer, s.
-
-    Raises SourceError: there was no answer in time, or none of HTTP.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - checked
     until = time.monotonic() + seconds
@@ -108,14 +98,9 @@ _GCE_PAUSE_SECONDS: Final = 0.5
 """Bounds the requests to a proxy that does not wait."""
 _AWS_TOKEN_SECONDS: Final = 21_600
 """Lifetime of a token, the longest that there is; a new one is asked for after half of it."""
-_AWS_PAUSE_SECONDS: Final = 2.0
-"""The notice comes two minutes ahead; AWS asks to look every 5 s."""
 _AZURE: Final = {"Metadata": "true"}
-_AZURE_PAUSE_SECONDS: Final = 1.0
-"""As Azure asks: a preemption is announced 30 s ahead."""
 _AZURE_EVENTS: Final = "/metadata/scheduledevents?api-version=2020-07-01"
 _AZURE_NAME: Final = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-_FILE_PAUSE_SECONDS: Final = 0.5
 _MOST_FILE_BYTES: Final = 4096
 
 
@@ -167,7 +152,8 @@ class GceKey:
 class AwsPath:
     """One path of AWS's metadata service, version 2: with a token. 404 means no notice."""
 
-    pause_seconds = _AWS_PAUSE_SECONDS
+    pause_seconds = 2.0
+    """The notice comes two minutes ahead; AWS asks to look every 5 s."""
 
     def __init__(self, base: str, path: str, name: str, parse: Parse) -> None:
         """`path`: below `/latest/meta-data/`."""
@@ -200,7 +186,8 @@ class AwsPath:
 class AzureEvents:
     """Azure's Scheduled Events of this VM."""
 
-    pause_seconds = _AZURE_PAUSE_SECONDS
+    pause_seconds = 1.0
+    """As Azure asks: a preemption is announced 30 s ahead."""
     name = "azure scheduled events"
 
     def __init__(self, base: str) -> None:
@@ -222,7 +209,7 @@ class AzureEvents:
 class NoticeFile:
     """A file that anybody may write."""
 
-    pause_seconds = _FILE_PAUSE_SECONDS
+    pause_seconds = 0.5
     name = "file"
 
     def __init__(self, path: str) -> None:
@@ -247,7 +234,7 @@ class NoticeFile:
 
 
 def _checked(answer: HttpAnswer, url: str) -> HttpAnswer:
-    if not answer.ok:
+    if answer.status != http.HTTPStatus.OK:
         raise SourceError(f"{url}: status {answer.status}")
     return answer
 

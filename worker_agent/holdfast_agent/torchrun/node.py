@@ -138,7 +138,8 @@ class TorchrunNode:
     async def _beat(self) -> None:
         sequence = 0
         while True:
-            pause = schedules.heartbeat_pause(self._settings.node_rank, self._interval, time.time())
+            rank, interval = self._settings.node_rank, self._interval
+            pause = schedules.aligned_pause(rank, interval, interval, time.time())
             await asyncio.sleep(pause)
             sequence += 1
             self._report(Heartbeat(sequence=sequence))

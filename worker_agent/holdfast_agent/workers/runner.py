@@ -45,8 +45,6 @@ class RoundRunner:
     ) -> None:
         """Start without a round.
 
-        tools: Has the zygote, the page and the log files.
-        report: Sends to the master.
         renew_lease: Called before a round starts, while no process of another one lives: this
             process may have stood still, and the zygote starts nothing under a stale lease.
         """
@@ -162,7 +160,7 @@ class RoundRunner:
         current = self.current
         if current is None or event.round != current.number:
             return
-        code = -event.signal if event.signal is not None else event.exit_code or 0
+        code = event.exit_code
         if event.local_rank not in current.dying:
             self._take_exit(current, event.local_rank, code, event.mono_ns)
             return

@@ -27,7 +27,6 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables that one worker gets over the inherited environment.
 
-    settings: Settings of the agent.
     assignment: The world; all of its nodes have the same role.
     local_rank: 0 to `assignment.local_world_size` - 1.
     inherited: Environment of the agent.

@@ -18,6 +18,7 @@ from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import Lease
 from holdfast_agent.workers.rounds import DYING_SECONDS, STUCK_SECONDS
 from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.workers.shutdown import Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.zygote import process_tree
 from holdfast_agent.zygote.process_tree import kill_below, signal_each
@@ -57,23 +58,17 @@ class ZygoteWatch:
         stores: NodeStores,
         lease: Lease,
         report: Callable[[Any], None],
-        *,
-        ending: Callable[[], bool],
-        fail: Callable[[str], None],
+        shutdown: Shutdown,
     ) -> None:
         """Read nothing before `listen`.
 
-        tools: Has the zygote, and the agent's children that belong to no round.
-        runner: Has the round of the zygote.
         stores: Has the store processes that the zygote has, or has to start.
         lease: Begins again when no process of the zygote lives any more.
-        report: Sends to the master.
-        ending: Returns True if the agent is ending, so that nothing is started any more.
-        fail: Ends the agent, with the reason.
         """
         self._tools, self._runner, self._stores = tools, runner, stores
         self._process, self._lease, self._report = tools.process, lease, report
-        self._ending, self._fail = ending, fail
+        self._ending: Callable[[], bool] = lambda: shutdown.started
+        self._fail = shutdown.fail
         self._descriptor = -1
         """Descriptor of the events; kept because the zygote closes its own at its end."""
         self._gone = asyncio.Event()
@@ -214,10 +209,10 @@ class ZygoteWatch:
             self._restarting = asyncio.create_task(self._work(self._reason(event)))
 
     def _reason(self, event: ZygoteExited) -> str:
-        how = f"exit code {event.exit_code}"
-        if event.signal is not None:
-            names = [f" ({one.name})" for one in signal.Signals if one == event.signal]
-            how = f"signal {event.signal}{''.join(names)}"
+        how, code = f"exit code {event.exit_code}", event.exit_code or 0
+        if code < 0:
+            names = [f" ({one.name})" for one in signal.Signals if one == -code]
+            how = f"signal {-code}{''.join(names)}"
         why = f" (it was killed: {self._killed_for})" if self._killed_for else ""
         return f"the zygote ended with {how}{why}"
 

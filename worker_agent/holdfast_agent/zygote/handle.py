@@ -149,13 +149,11 @@ class Zygote:
     def _reap(self) -> ZygoteExited:
         """Wait for the zygote: its end of the channel is closed, so it is about to end."""
         if self._fresh is not None:
-            code = self._fresh.wait()
-        else:
-            try:
-                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # the reaper of PID 1 was faster
-                return ZygoteExited(None, None)
-        return ZygoteExited(None, -code) if code < 0 else ZygoteExited(code, None)
+            return ZygoteExited(self._fresh.wait())
+        try:
+            return ZygoteExited(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        except ChildProcessError:  # the reaper of PID 1 was faster
+            return ZygoteExited(None)
 
     def send(self, command: Command) -> None:
         """Give a command; one that meets no living zygote is logged and dropped.

@@ -145,9 +145,8 @@ class WorkerExitedEvent:
     round: int
     local_rank: int
     pid: int
-    exit_code: int | None
-    """Exit status, or None when a signal ended it."""
-    signal: int | None
+    exit_code: int
+    """Exit status; -N: signal N ended it."""
     mono_ns: int
     """CLOCK_MONOTONIC ns at which the zygote saw it."""
 
@@ -202,7 +201,7 @@ class ZygoteExited:
     """Made by the handle: the zygote is gone; its workers got SIGKILL (PDEATHSIG)."""
 
     exit_code: int | None
-    signal: int | None
+    """Exit status, -N: signal N; None: another process has reaped it."""
 
 
 Command = Spawn | KillRound | PrepareStoreCommand | ReleaseStore | EndZygote

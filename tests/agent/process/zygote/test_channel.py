@@ -102,7 +102,7 @@ def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> N
     for _ in range(unread):
         left.send(EndZygote())
     sent: list[protocol.Message] = [
-        WorkerExitedEvent(round=1, local_rank=0, pid=7, exit_code=0, signal=None, mono_ns=1),
+        WorkerExitedEvent(round=1, local_rank=0, pid=7, exit_code=0, mono_ns=1),
         RoundDead(1),
     ]
     for message in sent:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent
 from holdfast_agent.zygote.protocol import (
     ForkDisabled,
@@ -161,9 +161,7 @@ thread.start(); thread.join()
 start(first); start(first)
 first.shutdown()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = plain_python("-c", code, check=False)
     assert done.stdout.splitlines() == [
         "start the zygote from the main thread: it dies with its thread",
         "the zygote has been started already",
