@@ -51,14 +51,8 @@ class Node:
         files = {
             rank: RankFiles(stdout=None, stderr=None, error=None, server=folder) for rank in (0, 1)
         }
-        self.round = Round(
-            number=1,
-            assignment=WorldAssignment(local_world_size=SIZE),
-            ordered_at=0.0,
-            logs=RoundLogs(files, lambda: None),
-            spawned_at=0.0,
-            killed_seconds=0.0,
-        )
+        world = WorldAssignment(local_world_size=SIZE)
+        self.round = Round(number=1, assignment=world, logs=RoundLogs(files, lambda: None))
         self.runner.current, self.runner.phase = self.round, RoundPhase.RUNNING
         self.deaths = DeathWatch(page, os.getpid, self.runner)
 

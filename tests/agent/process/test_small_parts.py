@@ -144,16 +144,12 @@ def test_what_happened_is_told_again_in_order_with_its_age() -> None:
     statements.note(RoundStarted(), 4, now=11.0)
     statements.note(BarrierReached(barrier_id=1, step=2), 4, now=12.0)
     again = statements.again(Accepted(epoch=2, incarnation="x", round=4), now=12.0)
-    assert [type(r.message).__name__ for r in again] == [
-        "WorkerExited",
-        "RoundStarted",
-        "BarrierReached",
-    ]
+    assert [type(r.message) for r in again] == [WorkerExited, RoundStarted, BarrierReached]
     assert [r.fence.round for r in again if r.fence is not None] == [3, 4, 4]
     assert isinstance(again[0].message, WorkerExited)
     assert again[0].message.age_seconds == 2.5
     ending = statements.again(Accepted(), now=12.0, ending=4)
-    assert [type(r.message).__name__ for r in ending] == ["WorkerExited", "BarrierReached"]
+    assert [type(r.message) for r in ending] == [WorkerExited, BarrierReached]
     statements.forget_before(4)
     assert len(statements.again(Accepted(), now=12.0)) == 2
 

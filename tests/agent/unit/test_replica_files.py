@@ -187,10 +187,8 @@ async def test_each_choice_is_told_once_and_with_its_round(tmp_path: Path) -> No
     assert [said.step for said, _ in node.said] == [24]
     append(named, cut)
     await node.choices.look()
-    assert [(said.round, said.step, number) for said, number in node.said] == [
-        (7, 24, 7),
-        (7, 90, 7),
-    ]
+    told = [(said.round, said.step, number) for said, number in node.said]
+    assert told == [(7, 24, 7), (7, 90, 7)]
     assert node.said[0][0].reason == FIRST.reason
 
 

@@ -13,7 +13,7 @@ import pytest
 from holdfast.page import Page
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.page_watch import Lease
-from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_agent.zygote.protocol import Command, Event, LeaseExpired, RoundDead, Spawn
@@ -55,7 +55,7 @@ class Node:
         """Have a round that waits for a zygote."""
         self.runner.hold()
         logs = RoundLogs({}, lambda: None)
-        self.runner.pending = PendingAssignment(number, WorldAssignment(), 0.0, {}, logs)
+        self.runner.pending = Round(number=number, assignment=WorldAssignment(), logs=logs)
 
 
 @pytest.fixture
@@ -87,15 +87,7 @@ async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
     """The lease is theirs, and stays stale until they are dead."""
     node.tick(1 * SECOND)
     node.wait(7)
-    node.runner.current = Round(
-        number=6,
-        assignment=WorldAssignment(),
-        ordered_at=0.0,
-        logs=RoundLogs({}, lambda: None),
-        spawned_at=0.0,
-        killed_seconds=0.0,
-        killed_at=0.0,
-    )
+    node.runner.current = Round(number=6, assignment=WorldAssignment(), killed_at=0.0)
     node.tick(9 * SECOND)
     assert node.runner.current.lease_expired
     assert node.page.lease_is_stale(9 * SECOND)

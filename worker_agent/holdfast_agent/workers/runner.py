@@ -19,7 +19,7 @@ from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.replica_files import RosterFile, SyncChoices
-from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_agent.workers.rounds import NO_LOGS, Round
 from holdfast_agent.zygote.protocol import (
     Failure,
     KillRound,
@@ -55,7 +55,9 @@ class RoundRunner:
         self.sync_choices = SyncChoices(lambda: tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
-        self.pending: PendingAssignment | None = None
+        """Newest round whose processes were started."""
+        self.pending: Round | None = None
+        """Newer one, which waits for the end of the round before and for its log files."""
         self.cold_reason = ""
         """Reason for cold starts; empty: workers are forked."""
         self.died = asyncio.Event()
@@ -105,7 +107,8 @@ class RoundRunner:
             rank: torchrun_environment.environment(settings, assignment, rank, inherited) | common
             for rank in range(assignment.local_world_size)
         }
-        pending = PendingAssignment(number, assignment, time.monotonic(), envs)
+        now = time.monotonic()
+        pending = Round(number=number, assignment=assignment, ordered_at=now, envs=envs)
         self.pending = pending
         self._kill_current()
         self._spawn_task(self._prepare(pending))
@@ -255,7 +258,7 @@ class RoundRunner:
         """Note that the zygote could not carry out a command."""
         log.error("zygote: %s", event.text)
         current = self.current
-        if event.round is not None and current is not None and event.round == current.number:
+        if current is not None and event.round == current.number:
             self._report_unstartable(current, "SpawnFailed", event.text)
 
     # --- inside -------------------------------------------------------------------------------
@@ -285,10 +288,10 @@ class RoundRunner:
 
     def _drop_pending(self) -> None:
         pending, self.pending = self.pending, None
-        if pending is not None and pending.logs is not None:
+        if pending is not None and pending.logs is not NO_LOGS:
             self._spawn_task(asyncio.to_thread(pending.logs.stop))
 
-    async def _prepare(self, pending: PendingAssignment) -> None:
+    async def _prepare(self, pending: Round) -> None:
         """Make the log files while the old processes die, then start."""
         try:
             logs = await asyncio.to_thread(self._open_round, pending)
@@ -303,7 +306,7 @@ class RoundRunner:
         pending.logs = logs
         self._try_spawn()
 
-    def _open_round(self, pending: PendingAssignment) -> RoundLogs:
+    def _open_round(self, pending: Round) -> RoundLogs:
         """Make the log files, and note how it stands with the memory. Blocks."""
         self.exits.memory.begin(pending.number)
         return self._tools.logs.open_round(
@@ -311,29 +314,21 @@ class RoundRunner:
         )
 
     def _try_spawn(self) -> None:
-        pending = self.pending
-        if pending is None or pending.logs is None or self.phase is not RoundPhase.IDLE:
+        current = self.pending
+        if current is None or current.logs is NO_LOGS or self.phase is not RoundPhase.IDLE:
             return
         if self._held:
-            log.info("round %d waits for a zygote", pending.number)
+            log.info("round %d waits for a zygote", current.number)
             return
-        self.pending = None
-        current = Round(
-            number=pending.number,
-            assignment=pending.assignment,
-            ordered_at=pending.ordered_at,
-            logs=pending.logs,
-            spawned_at=(now := time.monotonic()),
-            killed_seconds=now - pending.ordered_at,
-        )
-        self.current = current
+        self.current, self.pending = current, None
+        current.spawned_at = time.monotonic()
         self._move(RoundTrigger.SPAWN)
         self.died.clear()
-        for rank in pending.envs:
-            self._tools.page.reset(rank, pending.number)
-        ranks = tuple(self._rank(current, rank, env) for rank, env in pending.envs.items())
+        for rank in current.envs:
+            self._tools.page.reset(rank, current.number)
+        ranks = tuple(self._rank(current, rank, env) for rank, env in current.envs.items())
         self._renew_lease()
-        self._tools.process.send(Spawn(round=pending.number, ranks=ranks))
+        self._tools.process.send(Spawn(round=current.number, ranks=ranks))
         self.changed.set()
 
     def _rank(self, current: Round, rank: int, env: Mapping[str, str]) -> SpawnRank:
@@ -352,7 +347,7 @@ class RoundRunner:
             numa=launch.numa,
         )
 
-    def _report_unstartable(self, wanted: PendingAssignment | Round, kind: str, text: str) -> None:
+    def _report_unstartable(self, wanted: Round, kind: str, text: str) -> None:
         """Report that a round could not be started here: to the master that is a failed worker."""
         log.error("round %d could not be started: %s", wanted.number, text)
         message = WorkerExited(

@@ -192,7 +192,7 @@ class Failure:
     """A command could not be carried out; the zygote goes on."""
 
     text: str
-    round: int | None = None
+    round: int
     """Number of the round; a failed spawn is followed by `RoundDead`."""
 
 

@@ -22,7 +22,6 @@ from holdfast_agent.zygote.protocol import (
     RoundDead,
     ScriptMode,
     Spawn,
-    SpawnRank,
     WorkerExitedEvent,
     ZygoteExited,
 )
@@ -396,9 +395,3 @@ def test_children_are_found_either_way(monkeypatch: pytest.MonkeyPatch, *, files
             process_tree.kill_below(shell.pid)
             shell.kill()
     assert process_tree.children(shell.pid) == []
-
-
-def test_rank_description_defaults_are_pythons() -> None:
-    """A rank is a script with inherited streams unless it says otherwise."""
-    rank = SpawnRank(local_rank=0, slot=0, argv=("x.py",))
-    assert (rank.mode.value, rank.stdout, rank.cwd, rank.numa) == ("script", None, None, None)
