@@ -15,12 +15,12 @@ import holdfast
 from checkpoints.filled_arenas import layout
 from checkpoints.led_nodes import WAIT_SECONDS, Node, rank_of, served
 from checkpoints.small_models import state_of, train
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.slots import Version, from_wire
 from holdfast.flash.notices import FailureLog
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.protocol import Failed, NotSaved
-from holdfast.flash.storage.writer import RankArena
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast_wire.messages import Tier
 

@@ -14,11 +14,11 @@ import pytest
 import holdfast
 from checkpoints.led_nodes import running
 from checkpoints.small_models import same, state_of, train
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.writer import RankArena
 from holdfast.flash.trainer import save
 from holdfast.flash.trainer.client import CheckpointError
 

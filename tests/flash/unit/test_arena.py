@@ -11,13 +11,20 @@ from contextlib import contextmanager
 import pytest
 
 from checkpoints.sample_shards import sample_shard
-from holdfast.flash.memory.arena import PAGE, Arena, ArenaError, ArenaWord, geometry_of, in_memory
+from holdfast.flash.memory.arena import (
+    PAGE,
+    Arena,
+    ArenaError,
+    ArenaWord,
+    RankArena,
+    geometry_of,
+    in_memory,
+)
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import TableError, decode, encode, holes
 from holdfast.flash.memory.slots import Move, SlotError, SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, prove
 from holdfast.flash.server.protocol import Layout, TrainerHello
-from holdfast.flash.storage.writer import RankArena
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 ROOM = 64 * 1024
@@ -55,7 +62,7 @@ def arenas() -> Iterator[ArenaStore]:
 
 def _write(arena: Arena, index: int, step: int) -> None:
     slot = arena.slots[index]
-    slot.begin_write(Version(1, step), rank=0, world=1, layout=arena.layout)
+    slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)
     slot.commit([step])
 
@@ -78,7 +85,7 @@ def test_a_slot_is_written_by_its_owner_only() -> None:
     with _arena() as arena:
         _write(arena, 0, 1)
         with pytest.raises(SlotError, match="trainer may not begin a slot that is VALID"):
-            arena.slots[0].begin_write(Version(1, 2), rank=0, world=1, layout=0)
+            arena.slots[0].begin_write(Version(1, 2))
         with pytest.raises(SlotError, match="agent may not release a slot that is EMPTY"):
             arena.slots[1].give_back(Move.RELEASE)
 
@@ -174,9 +181,9 @@ def test_a_damaged_slot_is_passed_over_in_memory(arenas: ArenaStore) -> None:
     assert job is not None
     hashed(job)
     arenas.done(job)
-    assert arenas.offer.drop_damaged(Version(1, 7)) == []
+    assert arenas.held.drop_damaged(Version(1, 7)) == []
     held.arena.slots[0].image[100] ^= 1
-    (note,) = arenas.offer.drop_damaged(Version(1, 7))
+    (note,) = arenas.held.drop_damaged(Version(1, 7))
     assert "slot 0 in memory is damaged" in note
     assert held.arena.slots[0].state is SlotState.EMPTY
 
@@ -202,8 +209,8 @@ def test_a_slot_that_was_compared_ahead_is_compared_once(arenas: ArenaStore) -> 
     for job in ahead:
         arenas.done(job)
     held.arena.slots[0].image[100] ^= 1  # shows whether somebody looks
-    assert arenas.offer.drop_damaged(Version(1, 7)) == []
-    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
+    assert arenas.held.drop_damaged(Version(1, 7)) == []
+    assert len(arenas.held.drop_damaged(Version(1, 7))) == 1
 
 
 def test_damage_that_is_seen_ahead_is_left_to_the_verification(arenas: ArenaStore) -> None:
@@ -215,7 +222,7 @@ def test_damage_that_is_seen_ahead_is_left_to_the_verification(arenas: ArenaStor
     for job in ahead:
         arenas.done(job)
     assert held.arena.slots[0].state is SlotState.VALID
-    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
+    assert len(arenas.held.drop_damaged(Version(1, 7))) == 1
 
 
 def test_a_slot_that_was_written_again_is_compared_again(arenas: ArenaStore) -> None:
@@ -227,7 +234,7 @@ def test_a_slot_that_was_written_again_is_compared_again(arenas: ArenaStore) -> 
     held.arena.slots[0].give_back(Move.RELEASE)
     held = _hashed(arenas, 8)
     held.arena.slots[0].image[100] ^= 1
-    assert len(arenas.offer.drop_damaged(Version(1, 8))) == 1
+    assert len(arenas.held.drop_damaged(Version(1, 8))) == 1
 
 
 def test_a_slot_stays_while_it_is_compared_ahead(arenas: ArenaStore) -> None:

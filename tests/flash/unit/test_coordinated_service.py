@@ -314,7 +314,7 @@ def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> 
 def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path) -> None:
     """A world to come would count on it; a world of one rank that has saved does have all."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
-        assert not node.service.arenas.offer.is_whole(())
+        assert not node.service.arenas.held.is_whole(())
         rank.save(Version(1, 3))
         told = node.master.hears_held()
         while not told[1]:

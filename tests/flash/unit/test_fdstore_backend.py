@@ -17,7 +17,8 @@ import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.memory.arena import Arena, ArenaWord, SlotWord, geometry_of
-from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
+from holdfast.flash.memory.fdstore_backend import FdStoreBackend
+from holdfast.flash.memory.recovery import BackendError
 from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
@@ -259,7 +260,7 @@ def test_what_is_no_runner_is_left_alone() -> None:
     with one, other, stream, far, open(os.devnull) as file:  # noqa: PTH123
         other.send(b"hello")
         for fd in (one.fileno(), other.fileno(), stream.fileno(), file.fileno(), 9999):
-            with pytest.raises(FdStoreError, match=f"descriptor {fd} "):
+            with pytest.raises(BackendError, match=f"descriptor {fd} "):
                 FdStoreBackend(fd, "job")
             assert place_of("", "job", fd) is None
         file.read()

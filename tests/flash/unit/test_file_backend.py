@@ -16,7 +16,8 @@ import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
 from holdfast.flash.memory.arena import PAGE, Arena, ArenaWord, SlotWord
-from holdfast.flash.memory.file_backend import LOCK, FileBackend, FileBackendError
+from holdfast.flash.memory.file_backend import LOCK, FileBackend
+from holdfast.flash.memory.recovery import BackendError
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 
@@ -62,7 +63,7 @@ def test_what_was_being_written_is_emptied(folder: Path) -> None:
     fd = os.open(path, os.O_RDWR)
     arena = Arena(fd)
     slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
-    slot.begin_write(Version(1, 7), rank=0, world=2, layout=arena.layout)
+    slot.begin_write(Version(1, 7))
     slot.image[:100] = bytes(100)
     arena.close()
     os.close(fd)
@@ -174,7 +175,7 @@ def test_foreign_jobs_and_older_formats_are_swept_and_other_files_are_not(folder
 def test_a_second_agent_is_refused_and_the_first_is_named(folder: Path) -> None:
     """Both would write to the same slots; once the first has ended there is no trace of it."""
     first = FileBackend(str(folder), "job")
-    with pytest.raises(FileBackendError, match=rf"in use by another agent, process {os.getpid()}"):
+    with pytest.raises(BackendError, match=rf"in use by another agent, process {os.getpid()}"):
         FileBackend(str(folder), "job")
     first.close()
     FileBackend(str(folder), "job").close()
@@ -244,7 +245,7 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
         arenas.close()
         assert _files(place) == []
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        with pytest.raises(FileBackendError, match="Read-only file system"):
+        with pytest.raises(BackendError, match="Read-only file system"):
             FileBackend(str(place), "job")
     finally:
         subprocess.run(["umount", place], check=True)
@@ -252,7 +253,7 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
 
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     """With what would be right."""
-    with pytest.raises(FileBackendError, match=r"none: No such file.* Mount a memory volume"):
+    with pytest.raises(BackendError, match=r"none: No such file.* Mount a memory volume"):
         FileBackend(str(tmp_path / "none"), "job")
 
 

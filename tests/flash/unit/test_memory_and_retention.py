@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.environment import Environment
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, memory_left, refusal
+from holdfast.flash.memory.memory_budget import Room, memory_left, refusal
 from holdfast.flash.schedule import SaveEvery, Schedule, due
 from holdfast.flash.storage.retention_rule import RetentionSettings, chosen, to_delete
 from holdfast_wire.messages import Tier
@@ -51,7 +51,7 @@ def test_this_machine_has_some_memory_left() -> None:
 
 def test_a_refusal_says_how_much_is_needed() -> None:
     """The error names the size, what is left, whose limit it is, and what to do."""
-    text = refusal(3 * GIB, Room(available=GIB, source="the pod"), RoomSettings(reserve=0))
+    text = refusal(3 * GIB, Room(available=GIB, source="the pod"), reserve=0)
     assert text is not None
     assert "an arena of 3072 MiB does not fit: 1024 MiB are left by the pod" in text
     assert "Raise that limit by 2048 MiB" in text
@@ -59,9 +59,9 @@ def test_a_refusal_says_how_much_is_needed() -> None:
 
 def test_what_fits_exactly_is_granted() -> None:
     """The reserve counts, and no byte more."""
-    settings = RoomSettings(reserve=10)
-    assert refusal(90, Room(available=100, source=""), settings) is None
-    assert refusal(91, Room(available=100, source=""), settings) is not None
+    room = Room(available=100, source="")
+    assert refusal(90, room, reserve=10) is None
+    assert refusal(91, room, reserve=10) is not None
 
 
 @given(

@@ -28,7 +28,7 @@ from holdfast.flash.memory.arena import Arena, ArenaSlot
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem, encode, whole
 from holdfast.flash.memory.slots import SlotState, Version, to_wire
-from holdfast.flash.server.peer_parts import Described, GatherError
+from holdfast.flash.server.peer_parts import Described, GatherError, describe
 from holdfast.flash.server.protocol import (
     Fetch,
     Fetched,
@@ -64,7 +64,7 @@ class Wire:
         """As an agent does over its network."""
         assert number >= 2
         found: Described | None = self._ask(
-            address, lambda commit, taken: commit.lender.describe(version, rank, taken)
+            address, lambda node, taken: describe(node.arenas, node.worker, version, rank, taken)
         )
         if found is None:
             raise GatherError(f"{address} has no part of rank {rank}")
@@ -80,16 +80,13 @@ class Wire:
         into: memoryview,
     ) -> None:
         """As an agent does over its network."""
-        loan = self._ask(address, lambda commit, taken: taken(commit.lender.lend(version, rank)))
+        loan = self._ask(address, lambda node, taken: taken(node.arenas.saved(rank, version)))
         for begin, length in ranges:
             into[begin : begin + length] = loan.image[begin : begin + length]
             self.flip(into[begin : begin + length])
             self.read_bytes += length
         self.nodes[address].word(released())  # whatever else goes on there
-        self.nodes[address].service.post(lambda: self._back(address, loan))
-
-    def _back(self, address: str, loan: Any) -> None:
-        self.nodes[address].commit.lender.take_back(loan)
+        self.nodes[address].service.post(lambda: self.nodes[address].shared.arenas.done(loan))
 
     def _ask(self, address: str, word: Callable[[Any, Callable[[Any], None]], None]) -> Any:
         if address in self.cut:
@@ -101,7 +98,7 @@ class Wire:
             there.set()
 
         node = self.nodes[address]
-        node.service.post(lambda: word(node.commit, taken))
+        node.service.post(lambda: word(node.shared, taken))
         assert there.wait(WAIT_SECONDS)
         return answers[0]
 

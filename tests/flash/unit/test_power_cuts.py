@@ -16,6 +16,7 @@ import pytest
 
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
 from checkpoints.sample_shards import sample_shard
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import Move, Version
 from holdfast.flash.server.arena_store import ArenaStore
@@ -25,7 +26,7 @@ from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast.flash.storage.writer import RankArena, SlotWork, Storage
+from holdfast.flash.storage.writer import SlotWork, Storage
 from holdfast_wire.messages import Tier
 from house.extended import usual
 
@@ -74,8 +75,8 @@ class Life:
         self.save(Version(2, 50), "w2")
 
     def _job(self, held: RankArena, version: Version, final: str = "") -> SlotWork:
-        slot, arena = held.arena.slots[0], held.arena
-        slot.begin_write(version, rank=held.rank, world=2, layout=arena.layout)
+        slot = held.arena.slots[0]
+        slot.begin_write(version)
         body = bytes((version.step, version.lineage, held.rank)) * len(slot.image)
         slot.image[:] = body[: len(slot.image)]
         slot.commit([100 + version.step])

@@ -71,8 +71,7 @@ def _layout(rank: int = 0, world: int = 1) -> Layout:
 
 def _save(link: Link, arena: Arena, version: Version, *, durable: bool) -> None:
     slot = next(slot for slot in arena.slots if slot.state == 0)
-    table = arena.table
-    slot.begin_write(version, rank=table.rank, world=table.world, layout=arena.layout)
+    slot.begin_write(version)
     slot.image[:] = bytes([version.step]) * len(slot.image)
     slot.commit([10])
     tier = Tier.STORAGE if durable else Tier.MEMORY

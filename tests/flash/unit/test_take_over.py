@@ -108,14 +108,14 @@ def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
     assert not home.is_empty()
     arenas = ArenaStore(lambda: PLENTY, backend=home.place())
     assert arenas.take_over() == []
-    assert arenas.offer.usable([0, 1], 2)[0] == Version(1, 6)
+    assert arenas.held.usable([0, 1], 2)[0] == Version(1, 6)
     for rank in (0, 1):
         found = arenas.held.find(rank, Version(1, 6))
         assert found is not None
         assert bytes(found[1].image) == bytes([6]) * len(found[1].image)
         assert list(found[1].lengths) == [6]
         assert arenas.grant(rank, layout(rank)) is found[0]
-    assert arenas.offer.drop_damaged(Version(1, 6)) == []
+    assert arenas.held.drop_damaged(Version(1, 6)) == []
     arenas.resume_from(Version(1, 6))
     assert arenas.held.versions(0) == {Version(1, 6)}
     arenas.close()

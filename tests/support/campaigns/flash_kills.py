@@ -176,7 +176,7 @@ def _save(
     if free is None:
         return
     slot = arena.slots[free]
-    slot.begin_write(version, rank=rank, world=world, layout=arena.layout)
+    slot.begin_write(version)
     piece = pattern(version) * (SIZE // 64)
     for at in range(0, SIZE, len(piece)):
         slot.image[at : at + len(piece)] = piece

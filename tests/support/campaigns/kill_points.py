@@ -134,10 +134,10 @@ TRAINER = (
 )  # fmt: skip
 KEEPER = (
     *_keeper("server.arena_store", "ArenaStore.make", "held.arena.populate(write=True", nth=2),
-    *_keeper("server.arena_store", "ArenaStore.saved", "held.reading.append(slot.index)", nth=5),
+    *_keeper("server.arena_store", "_reading", "held.reading.append(slot.index)", nth=5),
     *_keeper("server.arena_store", "ArenaStore.release", "give_back(Move.RELEASE)", nth=2),
-    *_keeper("storage.writer", "hashed", "slot.hashes[index] = number", nth=30),
-    *_keeper("storage.writer", "hashed", "slot.words[SlotWord.HASHED]", nth=4),
+    *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.hashes[index] = number", nth=30),
+    *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.words[SlotWord.HASHED]", nth=4),
     *_keeper("storage.commit", "open_attempt", "disk.make_dir(path)", "disk.sync_dir(root)", nth=4),
     *_keeper(
         "storage.commit", "write_whole",

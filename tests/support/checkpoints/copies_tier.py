@@ -17,10 +17,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.flash.memory.arena import Arena, ArenaError, SlotWord, geometry_of, make
-from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, make
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, was_hashed
+from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
 from holdfast.flash.server.protocol import TrainerHello, listen
 from holdfast.flash.server.service import TIERS, ServerState, Service
@@ -111,14 +110,10 @@ class CopiesTier:
         except (OSError, ArenaError) as error:
             raise CommitError(f"step {job.version.step} was not copied: {error}") from error
         (slot,) = copy.slots
-        slot.begin_write(
-            job.version, rank=job.held.rank, world=arena.table.world, layout=arena.layout
-        )
+        slot.begin_write(job.version)
         slot.image[:] = job.slot.image
         slot.commit(shard.lengths)
-        for index, number in enumerate(shard.hashes):
-            slot.hashes[index] = number
-        slot.words[SlotWord.HASHED] = slot.words[SlotWord.SEQUENCE]
+        slot.store_hashes(shard.hashes)
         copy.close()
         return shard
 
@@ -174,8 +169,7 @@ class CopiesTier:
             finally:
                 os.close(fd)
             (slot,) = copy.slots
-            spans = copy.table.spans(tuple(slot.lengths))
-            whole = was_hashed(slot) and hash_items(slot.image, spans) == tuple(slot.hashes)
+            whole = slot.is_hashed and slot.is_as_hashed
             copy.close()
             if not whole:
                 raise TierError(f"step {version.step} was passed over: {file} is damaged")

@@ -28,7 +28,7 @@ def save(keeper: ArenaStore, rank: int, step: int, *, hash_it: bool = True) -> N
     """Do what a trainer and its agent do for one step."""
     arena = keeper.grant(rank, layout(rank)).arena
     slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
-    slot.begin_write(Version(1, step), rank=rank, world=2, layout=arena.layout)
+    slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)
     slot.commit([step])
     job = keeper.saved(rank, Version(1, step), work=hash_it)

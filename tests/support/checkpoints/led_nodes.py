@@ -186,8 +186,7 @@ class Rank:
     def save_to(self, tier: Tier, version: Version) -> None:
         """Fill a free slot and tell which tier it is for."""
         slot = next(slot for slot in self.arena.slots if slot.state is SlotState.EMPTY)
-        table = self.arena.table
-        slot.begin_write(version, rank=table.rank, world=table.world, layout=self.arena.layout)
+        slot.begin_write(version)
         slot.image[:] = bytes([version.step]) * len(slot.image)
         slot.commit([10])
         self.tell_saved(tier, version)

@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from holdfast.flash.memory.slots import Version
+from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server.peer_parts import Described, GatherError, Range
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_wire import channel, codec
 from holdfast_wire.messages import (
     ByteRange,
-    CheckpointVersion,
     DescribePartRequest,
     Fence,
     ReadPartRequest,
@@ -44,7 +43,7 @@ _T = TypeVar("_T")
 
 async def describe(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]:
     """Answer DescribePart."""
-    found = await arenas.describe(_version(request), request.rank)
+    found = await arenas.describe(from_wire(request.version), request.rank)
     if found is None:
         await context.abort(grpc.StatusCode.NOT_FOUND, _missing(request))
         return
@@ -59,7 +58,7 @@ async def describe(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[
 
 async def read(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]:
     """Answer ReadPart."""
-    loan = await arenas.lend(_version(request), request.rank)
+    loan = await arenas.lend(from_wire(request.version), request.rank)
     if loan is None:
         await context.abort(grpc.StatusCode.NOT_FOUND, _missing(request))
         return
@@ -77,12 +76,8 @@ async def read(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]
         arenas.take_back(loan)
 
 
-def _version(request: Any) -> Version:
-    return Version(request.version.lineage, request.version.step)
-
-
 def _missing(request: Any) -> str:
-    version = _version(request)
+    version = from_wire(request.version)
     return (
         f"step {version.step} of round {version.lineage}: no part of rank {request.rank} is in "
         "this agent's memory"
@@ -103,7 +98,7 @@ class PartReader:
     def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
         """Return the description of a part; raises `GatherError`."""
         request = DescribePartRequest(
-            fence=self._fence(number), version=_to_wire(version), rank=rank
+            fence=self._fence(number), version=to_wire(version), rank=rank
         )
         return self._wait(address, self._describe(address, codec.to_proto(request)))
 
@@ -119,7 +114,7 @@ class PartReader:
         """Read ranges of an image to the same places of `into`; raises `GatherError`."""
         request = ReadPartRequest(
             fence=self._fence(number),
-            version=_to_wire(version),
+            version=to_wire(version),
             rank=rank,
             ranges=tuple(ByteRange(begin=begin, length=length) for begin, length in ranges),
         )
@@ -180,7 +175,3 @@ async def _reached(link: grpc.aio.Channel) -> Any:
     async with asyncio.timeout(CONNECT_SECONDS):
         await link.channel_ready()
     return peer_pb2_grpc.PeerServiceStub(link)
-
-
-def _to_wire(version: Version) -> CheckpointVersion:
-    return CheckpointVersion(lineage=version.lineage, step=version.step)

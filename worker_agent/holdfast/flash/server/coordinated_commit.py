@@ -14,7 +14,6 @@ from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
-from holdfast.flash.server.peer_parts import Lender
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
 from holdfast.flash.server.tiers import StorageTier
@@ -61,7 +60,6 @@ class CoordinatedCommit:
         self._ended: list[CommitResult] = []
         """Their newest outcomes, which are repeated to a new master."""
         self.restore = CoordinatedRestore(node, coordinator, self._write_beside)
-        self.lender = Lender(node.arenas, node.worker.hand_out)
 
     def token(self, hello: TrainerHello) -> str:
         """Return the name of a world's attempts, the same on all of its nodes."""
@@ -82,7 +80,7 @@ class CoordinatedCommit:
             return
         if arenas.lineage != self._node.begun:
             return  # a restore may have to fall back to what is there
-        now = (arenas.lineage, arenas.offer.saved_by(arenas.here, arenas.world))
+        now = (arenas.lineage, arenas.held.saved_by(arenas.here, arenas.world))
         if now != self._held:
             self._held = now
             self._tell_held()
@@ -90,7 +88,7 @@ class CoordinatedCommit:
     def _tell_held(self) -> None:
         number, versions = self._held
         newest = sorted(versions, reverse=True)[:_MOST_HELD]
-        whole = self._arenas.offer.is_whole(versions)
+        whole = self._arenas.held.is_whole(versions)
         held = MemoryCheckpoints(
             versions=tuple(map(to_wire, newest)), whole=whole, memory_only=not self._shared.root
         )
@@ -293,7 +291,7 @@ class Flusher:
         if not root:
             return "its ranks named no directory for checkpoints"
         arenas, here = self._arenas, len(list(ranks))
-        sizes = {size for one, (size, _) in arenas.offer.parts().items() if one == version}
+        sizes = {size for one, (size, _) in arenas.held.parts().items() if one == version}
         same = sizes == {arenas.world}  # otherwise another world saved it, on other ranks
         if not here or (same and here < arenas.kept):
             return (

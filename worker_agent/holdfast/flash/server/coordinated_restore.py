@@ -128,9 +128,9 @@ class CoordinatedRestore:
         self._coordinator.send(question, lineage)
 
     def _question(self, asking: list[Member]) -> RestoreRequest:
-        hellos, offer = [member.hello for member in asking if member.hello], self._arenas.offer
+        hellos, held = [member.hello for member in asking if member.hello], self._arenas.held
         offers = {name: tier.versions(hellos) for name, tier in self._node.tiers.items()}
-        parts = sorted(offer.parts().items(), reverse=True)[:_MOST_PARTS]
+        parts = sorted(held.parts().items(), reverse=True)[:_MOST_PARTS]
         return RestoreRequest(
             offers=tuple(
                 TierVersions(tier=name, versions=tuple(map(to_wire, versions)))
@@ -141,7 +141,7 @@ class CoordinatedRestore:
                     version=to_wire(version),
                     world_size=size,
                     ranks=own,
-                    whole=offer.is_whole([version]),
+                    whole=held.is_whole([version]),
                     world=self._coordinator.world(version.lineage),
                 )
                 for version, (size, own) in parts
@@ -228,7 +228,7 @@ class CoordinatedRestore:
             tier = self._node.tiers[plan.tier]
             manifest = tier.verify(version, plan.share, max(1, plan.shares))
             if manifest is not None:  # empty the slots that differ: they are nearer
-                self._arenas.offer.drop_unlike(manifest)
+                self._arenas.held.drop_unlike(manifest)
                 self._verified = plan.plan_id
 
         return failure_of(f"checking step {version.step}", check, ManifestError, TierError)

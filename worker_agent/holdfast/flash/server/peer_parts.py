@@ -1,7 +1,7 @@
 """Parts of a version between nodes: read from other nodes' memory, and lent to other nodes.
 
 Belongs here: of reading, the items read so far, the check of every hash, and the threads that wait
-for other nodes; of lending, the description of a slot, and keeping the slot while a peer reads it.
+for other nodes; of lending, the description of a slot.
 
 A part that was read is kept in an arena like the rank's own, but sparse: items that no rank asked
 for are holes and take no memory. Values that are no tensors are small, and are read with the
@@ -18,12 +18,12 @@ from typing import Final, Protocol
 
 from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, in_memory
 from holdfast.flash.memory.hashes import hash64
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
+from holdfast.flash.memory.memory_budget import Room, refusal
 from holdfast.flash.memory.shard_table import TableError, decode
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, was_hashed
-from holdfast.flash.server.worker_thread import failure_of
-from holdfast.flash.storage.writer import SlotWork, hashed
+from holdfast.flash.server.arena_store import ArenaStore
+from holdfast.flash.server.worker_thread import WorkerThread, failure_of
+from holdfast.flash.storage.writer import hashed
 from holdfast_wire.messages import PartSource
 
 Range = tuple[int, int]
@@ -81,10 +81,8 @@ class Lent:
 class Gatherer:
     """Reads of one round from the memory of other nodes."""
 
-    def __init__(
-        self, peers: Peers, room: Callable[[], Room], settings: RoomSettings | None = None
-    ) -> None:
-        self._peers, self._room, self._settings = peers, room, settings or RoomSettings()
+    def __init__(self, peers: Peers, room: Callable[[], Room]) -> None:
+        self._peers, self._room = peers, room
         self._number, self._version = 0, Version(0, 0)
         self.lent: dict[int, Lent] = {}
         """Parts by rank."""
@@ -129,7 +127,7 @@ class Gatherer:
             os.close(fd)
             raise GatherError(f"node {source.node_rank} describes another part than rank {rank}'s")
         slot = arena.slots[0]
-        slot.begin_write(self._version, rank=rank, world=table.world, layout=arena.layout)
+        slot.begin_write(self._version)
         slot.commit(found.lengths)
         lent = Lent(source, fd, arena, found.hashes, table.spans(found.lengths))
         self.lent[rank] = lent
@@ -166,7 +164,7 @@ class Gatherer:
             for lent in [self._known(rank, indices)]
             for index in set(indices) - lent.there
         )
-        reason = refusal(size, self._room(), self._settings) if size else None
+        reason = refusal(size, self._room()) if size else None
         if reason is not None:
             raise GatherError(f"parts of other nodes: {reason}")
 
@@ -222,53 +220,33 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
-Aside = Callable[[Callable[[], str], Callable[[str], None]], None]
-"""Runs the first function on the worker thread, then the second on the service's thread."""
+def describe(
+    arenas: ArenaStore,
+    worker: WorkerThread,
+    version: Version,
+    rank: int,
+    taken: Callable[[Described | None], None],
+) -> None:
+    """Describe a part of this node to another one, once it has hashes; None: it is not here."""
+    job = arenas.saved(rank, version)
+    if job is None:
+        taken(None)
+        return
+    arena, slot = job.held.arena, job.slot
 
+    def look() -> None:
+        there = slot.state is SlotState.VALID and slot.version == version
+        if there and not slot.is_hashed:
+            hashed(job)
 
-Loan = SlotWork
-"""A part of a version that stays in place until it is given back."""
+    def tell(_: str) -> None:
+        described = Described(
+            table=arena.body,
+            bytes_room=arena.geometry.bytes_room,
+            lengths=tuple(slot.lengths),
+            hashes=tuple(slot.hashes) if slot.is_hashed else (),
+        )
+        arenas.done(job)
+        taken(described)
 
-
-class Lender:
-    """Lender of one arena store's slots to other nodes; used by the service's thread only."""
-
-    def __init__(self, arenas: ArenaStore, aside: Aside) -> None:
-        self._arenas, self._aside = arenas, aside
-
-    def describe(
-        self, version: Version, rank: int, taken: Callable[[Described | None], None]
-    ) -> None:
-        """Describe a part, once it has hashes; None: it is not here."""
-        job = self._arenas.saved(rank, version)
-        if job is None:
-            taken(None)
-            return
-        found: SlotWork = job
-
-        def look() -> None:
-            there = found.slot.state is SlotState.VALID and found.slot.version == found.version
-            if there and not was_hashed(found.slot):
-                hashed(found)
-
-        def tell(_: str) -> None:
-            arena, slot = found.held.arena, found.slot
-            hashes = tuple(slot.hashes) if was_hashed(slot) else ()
-            described = Described(
-                table=arena.body,
-                bytes_room=arena.geometry.bytes_room,
-                lengths=tuple(slot.lengths),
-                hashes=hashes,
-            )
-            self._arenas.done(found)
-            taken(described)
-
-        self._aside(lambda: failure_of(f"hashing step {version.step}", look), tell)
-
-    def lend(self, version: Version, rank: int) -> Loan | None:
-        """Return a part that stays in place until `take_back`; None: it is not here."""
-        return self._arenas.saved(rank, version)
-
-    def take_back(self, loan: Loan) -> None:
-        """End a loan: the slot may be given back."""
-        self._arenas.done(loan)
+    worker.hand_out(lambda: failure_of(f"hashing step {version.step}", look), tell)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from holdfast import loop_errors
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 from holdfast.flash.server.protocol import (
@@ -43,7 +44,7 @@ from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failur
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Shard
-from holdfast.flash.storage.writer import RankArena, SlotWork
+from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
 
 if TYPE_CHECKING:
@@ -368,7 +369,7 @@ class Service:
         def made(outcome: tuple[RankArena | None, str]) -> None:
             held, error = outcome
             if held is not None:
-                arenas.adopt(held)
+                arenas.held.add(held)
             self._granted(member, layout, held, error)
 
         self._making.hand_out(

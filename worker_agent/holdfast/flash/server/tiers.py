@@ -182,7 +182,7 @@ class MemoryTier:
         """Return the versions from which these ranks could start with the images here."""
         ranks, arenas = [hello.rank for hello in asking], self._arenas
         asked = [arenas.needs[rank] for rank in ranks if rank in arenas.needs]
-        return arenas.offer.usable(ranks, arenas.world, asked)
+        return arenas.held.usable(ranks, arenas.world, asked)
 
     def newest(
         self,
@@ -191,10 +191,10 @@ class MemoryTier:
     ) -> tuple[Version | None, list[str]]:
         """Return the newest intact version that is complete here; empty the damaged slots."""
         notes: list[str] = []
-        while (version := self._arenas.offer.newest()) is not None:
+        while (version := self._arenas.held.newest()) is not None:
             if above is not None and version <= above:
                 break
-            damage = self._arenas.offer.drop_damaged(version)
+            damage = self._arenas.held.drop_damaged(version)
             if not damage:
                 return version, notes
             notes += damage
@@ -202,7 +202,7 @@ class MemoryTier:
 
     def verify(self, version: Version, share: int, shares: int) -> None:
         """Verify all slots here, and empty the damaged ones."""
-        damage = self._arenas.offer.drop_damaged(version)
+        damage = self._arenas.held.drop_damaged(version)
         if damage:
             raise TierError("; ".join(damage))
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory import replica_check
-from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
-from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.arena import ArenaSlot, RankArena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import (
@@ -41,21 +40,6 @@ from holdfast.flash.storage.manifest import (
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast_wire.messages import Tier
-
-
-@dataclass(eq=False, slots=True)
-class RankArena:
-    """One arena of one rank."""
-
-    rank: int
-    fd: int
-    arena: Arena
-    path: str = ""
-    """Name of the arena in its backend; empty: in memory that no other process can find."""
-    reading: list[int] = field(default_factory=list)
-    """Indices of slots with a reader, once per reader."""
-    proven: dict[int, int] = field(default_factory=dict)
-    """Slot → SEQUENCE of a content that had its hashes a moment ago; for one verification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +74,13 @@ _REFUSED: Final = "rank 0 refused the commit: "
 def hashed(job: SlotWork) -> Shard:
     """Hash every item of the slot, store the hashes in it, and return the shard."""
     slot, table = job.slot, job.held.arena.table
-    lengths = tuple(slot.lengths)
-    spans = table.spans(lengths)
-    hashes = hash_items(slot.image, spans)
-    for index, number in enumerate(hashes):
-        slot.hashes[index] = number
-    slot.words[SlotWord.HASHED] = slot.words[SlotWord.SEQUENCE]
-    return Shard(table=table, lengths=lengths, hashes=hashes, sketches=_sketches(job, spans))
-
-
-def _sketches(job: SlotWork, spans: list[tuple[int, int]]) -> bytes:
-    """Return the sketches of a slot; empty if the ranks were compared before."""
-    table, found = job.held.arena.table, b""
-    for item, (begin, length) in zip(table.items, spans, strict=True):
+    hashes = slot.hash_image(training=True)
+    slot.store_hashes(hashes)
+    sketches = b""  # where the ranks were compared before
+    for item, (begin, length) in zip(table.items, slot.spans, strict=True):
         if item.name == replica_check.ITEM and item.tail:
-            found = bytes(job.image[begin : begin + length])
-    return found
+            sketches = bytes(slot.image[begin : begin + length])
+    return Shard(table=table, lengths=tuple(slot.lengths), hashes=hashes, sketches=sketches)
 
 
 class Storage:
