@@ -53,13 +53,13 @@ def test_a_labour_counts_what_its_work_and_its_results_raise() -> None:
     """Both threads go on afterwards."""
     worker, taken = WorkerThread(), list[str]()
     worker.start()
-    worker.hand_out(_fail, lambda _: taken.append("never"))
-    worker.hand_out(lambda: "done", lambda _: _fail())
-    worker.hand_out(lambda: "done", taken.append)
+    worker.hand_out("a job", _fail, lambda _, error: taken.append(error))
+    worker.hand_out("a job", lambda: "done", lambda *_: _fail())
+    worker.hand_out("a job", lambda: "done", lambda found, _: taken.append(str(found)))
     while worker.in_flight:
         worker.take_in()
     worker.end()
-    assert taken == ["done"]
+    assert taken == ["ZeroDivisionError: nobody thought of it", "done"]
     assert loop_errors.counts() == {LABOUR: 2}
 
 

@@ -145,11 +145,13 @@ def test_a_start_while_something_is_written_still_clears_up(tmp_path: Path) -> N
         def wait() -> None:
             gate.wait(WAIT_SECONDS)
 
-        node.service.post(lambda: node.shared.worker.hand_out(wait, lambda _: None))
+        node.service.post(lambda: node.shared.worker.hand_out("wait", wait, lambda *_: None))
         node.word(plan(plan_id=1, version=None, go=True), 2)
         rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
         later = _half(root, 4, "h1c5")
-        node.service.post(lambda: node.shared.worker.hand_out(lambda: None, lambda _: done.set()))
+        node.service.post(
+            lambda: node.shared.worker.hand_out("end", lambda: None, lambda *_: done.set())
+        )
         gate.set()
         assert done.wait(WAIT_SECONDS)
         assert _names(root) == [later]

@@ -220,14 +220,18 @@ LED = (
     *_node("server.coordinated_commit", "CoordinatedCommit._carried_out", "r.send(ended)"),
     *_node("server.coordinated_commit", "CoordinatedCommit.announce", "tell_durable(version)"),
     *_node("server.coordinated_restore", "CoordinatedRestore.choose", "send(question, lineage)"),
-    *_node("server.coordinated_restore", "CoordinatedRestore._check", "return failure_of("),
+    *_node("server.coordinated_restore", "CoordinatedRestore._check", "manifest = tier.verify("),
     *_node("server.tiers", "MemoryTier.resume", "self._arenas.resume_from("),
     *_node(
-        "server.coordinated_commit", "Flusher._begin.<locals>.write",
-        "return self._shared.write_attempt(",
+        "server.coordinated_commit", "CoordinatedCommit._flush.<locals>.write",
+        "part = self._shared.write_attempt(",
         nth=1,
     ),
-    *_node("server.coordinated_commit", "Flusher._written", "self._arenas.done(job)", nth=1),
+    *_node(
+        "server.coordinated_commit", "CoordinatedCommit._flush.<locals>.flushed",
+        "self._flushing.remove(key)",
+        nth=1,
+    ),
     *_master("written", "committed", "held"),
     *_master("asks", "checked", nth=4),
 )  # fmt: skip

@@ -167,7 +167,7 @@ class LedScene:
         self._round = number
         for index in {0, 1} - self._nodes.keys():
             self._nodes[index] = self._node(number, index)
-        mid_save = self._point.function.startswith("Flusher") and number == 1
+        mid_save = "_flush." in self._point.function and number == 1
         self._ranks = [
             self._rank(number, rank, MID_SAVE if mid_save and not rank else None) for rank in (0, 1)
         ]

@@ -8,16 +8,14 @@ of the master come by `Service.post`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
-from holdfast.flash.server.tiers import StorageTier
-from holdfast.flash.server.worker_thread import failure_of, outcome_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.writer import SlotWork
@@ -54,7 +52,8 @@ class CoordinatedCommit:
         shared = node.tiers[_GRANTED].shared
         assert shared is not None, "all nodes write to storage"  # noqa: S101
         self._shared = shared
-        self._flusher = Flusher(node, shared, coordinator.job, self._tell)
+        self._flushing: set[tuple[Version, str]] = set()
+        """Versions that are being written for a flush, with the name of their attempt."""
         self._granted: set[tuple[str, str]] = set()
         """(directory, own name) of all grants so far."""
         self._ended: list[CommitResult] = []
@@ -145,8 +144,51 @@ class CoordinatedCommit:
             self._flush(version, self._shared.root, self._shared.attempt)
 
     def _flush(self, version: Version, root: str, attempt: str) -> None:
+        """Begin to write a version; a request for one that is being written changes nothing.
+
+        root: Directory of this node's checkpoints; empty: its ranks named none.
+        attempt: Name of the parts' directory; the same on all nodes.
+        """
         self._begun_in.add((root, attempt))
-        self._flusher.flush(version, root, attempt)
+        key = (version, attempt)
+        if key in self._flushing:
+            return
+        if problem := self._problem(version, root):
+            self._tell(_shards(version, root, attempt, self._arenas.world, {}, problem))
+            return
+        ranks = [held.rank for held, _ in self._arenas.held.places(version)]
+        found = [self._arenas.saved(rank, version, _GRANTED) for rank in ranks]
+        jobs = [job for job in found if job is not None]
+        self._flushing.add(key)
+
+        def write() -> dict[int, Shard]:
+            parts = dict[int, Shard]()
+            for job in jobs:
+                part = self._shared.write_attempt(job, root, attempt, self._coordinator.job)
+                parts[job.held.rank] = part
+            return parts
+
+        def flushed(parts: dict[int, Shard] | None, error: str) -> None:
+            self._flushing.remove(key)
+            for job in jobs:
+                self._arenas.done(job)
+            world = jobs[0].held.arena.table.world
+            self._tell(_shards(version, root, attempt, world, parts or {}, error))
+
+        self._node.worker.hand_out(f"writing step {version.step}", write, flushed, CommitError)
+
+    def _problem(self, version: Version, root: str) -> str:
+        """Return the reason why this node cannot write a version; empty: it can."""
+        if not root:
+            return "its ranks named no directory for checkpoints"
+        arenas, tables = self._arenas, self._arenas.held.tables(version)
+        same = {table.world for table in tables} == {arenas.world}  # else of another world's ranks
+        if not tables or (same and len(tables) < arenas.kept):
+            return (
+                f"step {version.step} of round {version.lineage} is in the memory of "
+                f"{len(tables)} of its {arenas.kept} ranks"
+            )
+        return ""
 
     def grant(self, grant: CommitGrant) -> None:
         """Commit a step that the master has granted to this node, of whatever world; once."""
@@ -155,12 +197,10 @@ class CoordinatedCommit:
         self._granted.add((grant.root, grant.own))
         version = from_wire(grant.version)
         work = self._shared.commit_granted(grant, version, self._coordinator.job)
-        self._node.worker.hand_out(
-            lambda: failure_of(f"committing step {version.step}", work, CommitError),
-            lambda error: self._carried_out(grant, error),
-        )
+        what, ended = f"committing step {version.step}", partial(self._carried_out, grant)
+        self._node.worker.hand_out(what, work, ended, CommitError)
 
-    def _carried_out(self, grant: CommitGrant, error: str) -> None:
+    def _carried_out(self, grant: CommitGrant, _: None, error: str) -> None:
         ended = CommitResult(version=grant.version, own=grant.own, error=error)
         self._ended = [*self._ended[-_KEPT_ENDS:], ended]
         self._coordinator.send(ended)
@@ -184,11 +224,13 @@ class CoordinatedCommit:
         Called on the node of rank 0 only.
         """
         what = f"deleting the parts of step {version.step}"
+
+        def deleted(_: None, error: str) -> None:
+            if error:
+                log.warning("%s: %s", what, error)
+
         work = self._shared.discard(shards.root, shards.attempt, version)
-        self._node.worker.hand_out(
-            lambda: failure_of(what, work, OSError),
-            lambda error: log.warning("%s: %s", what, error) if error else None,
-        )
+        self._node.worker.hand_out(what, work, deleted, OSError)
 
     def leave_nothing(self) -> None:
         """Delete this node's attempts that no node commits any more; raises OSError."""
@@ -233,91 +275,3 @@ def _shards(
         bytes=sum(part.bytes for part in parts.values()),
         error=error,
     )
-
-
-@dataclass(slots=True)
-class _Flush:
-    """A version whose parts are being written."""
-
-    root: str
-    attempt: str
-    left: int
-    """Number of ranks whose part is not written yet."""
-    world: int
-    parts: dict[int, Shard] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-
-
-class Flusher:
-    """Writes versions in memory here to storage, even those of dead ranks."""
-
-    def __init__(
-        self,
-        node: ServerState,
-        shared: StorageTier,
-        owner: str,
-        tell: Callable[[ShardsPersisted], None],
-    ) -> None:
-        self._node, self._arenas, self._shared = node, node.arenas, shared
-        self._owner, self._tell = owner, tell
-        self._open: dict[tuple[Version, str], _Flush] = {}
-
-    def flush(self, version: Version, root: str, attempt: str) -> None:
-        """Begin to write a version; a request for one that is being written changes nothing.
-
-        root: directory of this node's checkpoints; empty: its ranks named none.
-        attempt: name of the parts' directory; the same on all nodes.
-        """
-        key = (version, attempt)
-        if key in self._open:
-            return
-        ranks = [rank for rank in self._arenas.held.ranks if self._arenas.held.find(rank, version)]
-        problem = self._problem(version, root, ranks)
-        if problem:
-            self._tell(_shards(version, root, attempt, self._arenas.world, {}, problem))
-            return
-        jobs = [self._arenas.saved(rank, version, _GRANTED) for rank in ranks]
-        found = [job for job in jobs if job is not None]
-        self._open[key] = flush = _Flush(
-            root=root,
-            attempt=attempt,
-            left=len(found),
-            world=found[0].held.arena.table.world,
-        )
-        for job in found:
-            self._begin(flush, job)
-
-    def _problem(self, version: Version, root: str, ranks: Iterable[int]) -> str:
-        if not root:
-            return "its ranks named no directory for checkpoints"
-        arenas, here = self._arenas, len(list(ranks))
-        sizes = {size for one, (size, _) in arenas.held.parts().items() if one == version}
-        same = sizes == {arenas.world}  # otherwise another world saved it, on other ranks
-        if not here or (same and here < arenas.kept):
-            return (
-                f"step {version.step} of round {version.lineage} is in the memory of "
-                f"{here} of its {arenas.kept} ranks"
-            )
-        return ""
-
-    def _begin(self, flush: _Flush, job: SlotWork) -> None:
-        def write() -> Shard:
-            return self._shared.write_attempt(job, flush.root, flush.attempt, self._owner)
-
-        self._node.worker.hand_out(
-            lambda: outcome_of(f"writing step {job.version.step}", write, CommitError),
-            lambda outcome: self._written(flush, job, *outcome),
-        )
-
-    def _written(self, flush: _Flush, job: SlotWork, shard: Shard | None, error: str) -> None:
-        self._arenas.done(job)
-        flush.left -= 1
-        if shard is None:
-            flush.errors.append(error)
-        else:
-            flush.parts[job.held.rank] = shard
-        if flush.left:
-            return
-        del self._open[job.version, flush.attempt]
-        parts, errors = {} if flush.errors else flush.parts, "; ".join(flush.errors)
-        self._tell(_shards(job.version, flush.root, flush.attempt, flush.world, parts, errors))

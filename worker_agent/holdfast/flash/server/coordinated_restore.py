@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from holdfast.flash.memory.slots import Version, from_wire, to_wire
@@ -96,15 +97,14 @@ class CoordinatedRestore:
         """
         jobs = self._arenas.newest_here()
 
-        def looked(error: str) -> None:
+        def looked(_: None, error: str) -> None:
             for job in jobs:
                 self._arenas.done(job)
             if error:
                 log.warning("the newest checkpoint was not compared ahead: %s", error)
 
-        self._node.worker.hand_out(
-            lambda: failure_of("comparing the newest checkpoint", lambda: prove(jobs)), looked
-        )
+        what = "comparing the newest checkpoint"
+        self._node.worker.hand_out(what, lambda: prove(jobs), looked)
 
     def restate(self) -> None:
         """Repeat the request and the verification to a new master."""
@@ -153,10 +153,9 @@ class CoordinatedRestore:
         if self._round != round_number or self._plan is not None:
             return
         if not plan.go:
-            self._node.worker.hand_out(
-                lambda: self._check(plan),
-                lambda error: self._looked(round_number, plan, error),
-            )
+            what = f"checking step {plan.version.step if plan.version else 0}"
+            check, looked = partial(self._check, plan), partial(self._looked, round_number, plan)
+            self._node.worker.hand_out(what, check, looked, ManifestError, TierError)
         elif (
             plan.version is None
             or not plan.sources
@@ -164,9 +163,7 @@ class CoordinatedRestore:
         ):
             self._go(round_number, plan)
         else:  # an earlier master had the other nodes verify it
-            self._describe(
-                round_number, plan, lambda error: self._go_or_refuse(round_number, plan, error)
-            )
+            self._describe(round_number, plan, partial(self._go_or_refuse, round_number, plan))
 
     def _describe(self, round_number: int, plan: RestorePlan, then: Callable[[str], None]) -> None:
         """Fetch the descriptions of the parts in other nodes' memory."""
@@ -210,30 +207,25 @@ class CoordinatedRestore:
 
     def _clear_up(self, work: Work | None) -> None:
         """Delete earlier worlds' unfinished attempts, after the work that is under way for them."""
-        if work is not None:
-            self._node.worker.hand_out(
-                lambda: failure_of("clearing up", work, OSError),
-                lambda error: (
-                    log.warning("earlier worlds' parts stay: %s", error) if error else None
-                ),
-            )
 
-    def _check(self, plan: RestorePlan) -> str:
+        def cleared(_: None, error: str) -> None:
+            if error:
+                log.warning("earlier worlds' parts stay: %s", error)
+
+        if work is not None:
+            self._node.worker.hand_out("clearing up", work, cleared, OSError)
+
+    def _check(self, plan: RestorePlan) -> None:
         """Verify on the worker thread; no rank trains, so the store has no other user meanwhile."""
         if plan.version is None:
-            return ""
-        version = from_wire(plan.version)
+            return
+        tier = self._node.tiers[plan.tier]
+        manifest = tier.verify(from_wire(plan.version), plan.share, max(1, plan.shares))
+        if manifest is not None:  # empty the slots that differ: they are nearer
+            self._arenas.held.drop_unlike(manifest)
+            self._verified = plan.plan_id
 
-        def check() -> None:
-            tier = self._node.tiers[plan.tier]
-            manifest = tier.verify(version, plan.share, max(1, plan.shares))
-            if manifest is not None:  # empty the slots that differ: they are nearer
-                self._arenas.held.drop_unlike(manifest)
-                self._verified = plan.plan_id
-
-        return failure_of(f"checking step {version.step}", check, ManifestError, TierError)
-
-    def _looked(self, round_number: int, plan: RestorePlan, error: str) -> None:
+    def _looked(self, round_number: int, plan: RestorePlan, _: None, error: str) -> None:
         def tell(problem: str) -> None:
             self._coordinator.send(
                 RestorePlanVerified(plan_id=plan.plan_id, error=problem), round_number

@@ -22,7 +22,7 @@ from holdfast.flash.memory.memory_budget import Room, refusal
 from holdfast.flash.memory.shard_table import TableError, decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.worker_thread import WorkerThread, failure_of
+from holdfast.flash.server.worker_thread import WorkerThread
 from holdfast.flash.storage.writer import hashed
 from holdfast_wire.messages import PartSource
 
@@ -239,7 +239,7 @@ def describe(
         if there and not slot.is_hashed:
             hashed(job)
 
-    def tell(_: str) -> None:
+    def tell(*_: object) -> None:
         described = Described(
             table=arena.body,
             bytes_room=arena.geometry.bytes_room,
@@ -249,4 +249,4 @@ def describe(
         arenas.done(job)
         taken(described)
 
-    worker.hand_out(lambda: failure_of(f"hashing step {version.step}", look), tell)
+    worker.hand_out(f"hashing step {version.step}", look, tell)

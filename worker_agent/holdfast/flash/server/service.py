@@ -16,6 +16,7 @@ import logging
 import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -40,7 +41,7 @@ from holdfast.flash.server.protocol import (
     TrainerHello,
 )
 from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
-from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of, outcome_of
+from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Shard
@@ -110,14 +111,14 @@ class ServerState:
         assert commit is not None, "a part was written"  # noqa: S101
         work = commit(job, parts)
 
-        def committed(error: str) -> None:
+        def committed(_: None, error: str) -> None:
             if error:
                 self.tell_failed(job.tier, job.version, error)
             elif self.tiers[job.tier].durable:
                 self.tell_durable(job.version)
 
         what = f"committing step {job.version.step}"
-        self.worker.hand_out(lambda: failure_of(what, work, CommitError), committed)
+        self.worker.hand_out(what, work, committed, CommitError)
 
     def commits_alone(self, name: Tier) -> bool:
         """Return True if this node commits its own parts in a tier: none waits for them there."""
@@ -160,7 +161,10 @@ class ServerState:
 
 
 class CommitPolicy(Protocol):
-    """Policy of commits: local, or coordinated. Called by the service's thread."""
+    """Policy of commits: local, or coordinated. Called by the service's thread.
+
+    A method that ends with `return` does nothing, unless a subclass does.
+    """
 
     def token(self, hello: TrainerHello) -> str:
         """Return the name of a world's attempts, equal for all of its ranks."""
@@ -173,12 +177,15 @@ class CommitPolicy(Protocol):
 
     def failed(self, name: Tier, version: Version, error: str) -> None:
         """Note that a rank here has no part of a step; the service tells the ranks that wait."""
+        return
 
     def turn_ended(self) -> None:
         """Look at the changes of a turn of the service."""
+        return
 
     def leave_nothing(self) -> None:
         """Delete unfinished attempts on storage, as the job is over; raises OSError."""
+        return
 
 
 class RestorePolicy(Protocol):
@@ -364,17 +371,14 @@ class Service:
         if isinstance(found, RankArena):
             self._granted(member, layout, found, "")
             return
-        wanted, what = found, f"an arena of rank {member.rank}"
 
-        def made(outcome: tuple[RankArena | None, str]) -> None:
-            held, error = outcome
+        def made(held: RankArena | None, error: str) -> None:
             if held is not None:
                 arenas.held.add(held)
             self._granted(member, layout, held, error)
 
-        self._making.hand_out(
-            lambda: outcome_of(what, lambda: arenas.make(wanted), ArenaStoreError), made
-        )
+        what = f"an arena of rank {member.rank}"
+        self._making.hand_out(what, partial(arenas.make, found), made, ArenaStoreError)
 
     def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
         if member not in self._node.members:
@@ -435,18 +439,17 @@ class Service:
         """Tell the servers of other ranks, which meet this one in a shared place alone."""
         shared = self._node.tiers[told.tier].shared
         if shared and (work := shared.leave_word(version, told.final, rank, told.error)):
-            self._worker.hand_out(work, lambda _: None)
+            self._worker.hand_out("leaving word", work, lambda *_: None)
 
     def _work_on(self, job: SlotWork) -> None:
         self._node.writing[job.tier, job.version] += 1
-        self._worker.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
+        tier, what = self._node.tiers[job.tier], f"a job on step {job.version.step}"
 
-    def _do(self, job: SlotWork) -> tuple[Shard | None, str]:
-        """Do a job on the worker thread; only its result comes back to the service's thread."""
-        self._copies.wait(job.version)
-        tier = self._node.tiers[job.tier]
-        what = f"a job on step {job.version.step}"
-        return outcome_of(what, lambda: tier.write(job), CommitError)
+        def write() -> Shard:
+            self._copies.wait(job.version)
+            return tier.write(job)
+
+        self._worker.hand_out(what, write, partial(self._done, job), CommitError)
 
     def _done(self, job: SlotWork, shard: Shard | None, error: str) -> None:
         node, key = self._node, (job.tier, job.version)
