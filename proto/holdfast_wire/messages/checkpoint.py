@@ -23,7 +23,7 @@ class Tier(enum.IntEnum):
     """The directory of the checkpoints."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class CheckpointVersion:
     """CheckpointVersion: what was saved. Versions are ordered by lineage, then by step."""
 

@@ -17,7 +17,7 @@ from checkpoints.led_nodes import WAIT_SECONDS, Node, rank_of, served
 from checkpoints.small_models import state_of, train
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
-from holdfast.flash.memory.slots import Version, from_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.notices import FailureLog
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.protocol import Failed, NotSaved
@@ -78,13 +78,13 @@ def test_it_is_said_once_until_it_changes_counted_and_told_to_the_master(
         assert "does not fit" in said[0]
         assert (flash.failed, flash.skipped) == (5, 0)
         told = node.master.hears("written")
-        assert (from_wire(told.version), told.ranks, told.attempt) == (Version(0, 1), (), "w0")
+        assert (told.version, told.ranks, told.attempt) == (Version(0, 1), (), "w0")
         assert told.error.startswith("rank 0 did not save it: ")
         assert "does not fit" in told.error
         room.source = "another limit"
         assert len(_steps(flash, state, range(6, 9))) == 1
         told = node.master.hears("written")
-        assert from_wire(told.version) == Version(0, 6)
+        assert told.version == Version(0, 6)
         room.let = True
         assert _steps(flash, state, range(9, 11)) == []
         assert flash.failed == 8
@@ -101,7 +101,7 @@ def test_each_save_that_was_for_storage_is_told_for_others_wait_for_it(
     ) as flash:
         assert len(_steps(flash, state, range(1, 7))) == 1
         told = [node.master.hears("written") for _ in range(3)]
-        assert [from_wire(one.version).step for one in told] == [2, 4, 6]
+        assert [one.version.step for one in told] == [2, 4, 6]
         assert {one.root for one in told} == {str(tmp_path / "ck")}
         assert flash.failed == 3
         with pytest.raises(CheckpointError, match=r"does not fit"):

@@ -22,7 +22,7 @@ from checkpoints.led_nodes import (
     two_nodes,
 )
 from checkpoints.sample_shards import begin, sample_step, save
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Restore, RestoreStart
 from holdfast.flash.storage.commit import sweep
 from holdfast.flash.storage.filesystem import Disk
@@ -126,7 +126,7 @@ def test_a_step_written_beside_the_start_is_gone_when_the_job_ends_before_its_gr
             node.word(go, 2)
             assert rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] is not None
             told = node.master.hears("written")
-            assert (told.version, _names(root)) == (to_wire(Version(1, 3)), ["step_3.tmp.1.w2"])
+            assert (told.version, _names(root)) == (Version(1, 3), ["step_3.tmp.1.w2"])
         node.service.stop(over=True)
         node.thread.join(WAIT_SECONDS)
     assert _names(root) == []

@@ -26,7 +26,7 @@ from checkpoints.led_nodes import (
     two_nodes,
 )
 from holdfast.flash.memory.shard_table import Box
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Durable, Failed, RequestRefused, Restore, RestoreStart
 from holdfast.flash.server.tiers import StorageTier
 from holdfast.flash.storage.commit import Attempt
@@ -259,7 +259,7 @@ def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> N
     ):
         rank.link.send(Restore())
         question = node.master.hears("asks")
-        assert offered(question, Tier.STORAGE) == (to_wire(Version(1, 7)),)
+        assert offered(question, Tier.STORAGE) == (Version(1, 7),)
         for share, damaged in ((0, False), (1, True)):
             answer = plan(
                 Version(1, 7), plan_id=share + 5, tier=Tier.STORAGE, go=False, share=share, shares=2
@@ -383,7 +383,7 @@ def test_what_only_memory_had_is_written_while_the_world_starts_from_it(tmp_path
             assert _start(node, rank, 2, answer).step == 3
             parts = node.master.hears("written")
             assert (parts.version, parts.ranks, parts.attempt) == (
-                to_wire(Version(1, 3)),
+                Version(1, 3),
                 (0,),
                 "w2",
             )
@@ -448,7 +448,7 @@ def test_what_cannot_be_written_out_of_memory_is_told_though_no_rank_waits(tmp_p
     with _two_dead_worlds(tmp_path, (4,)) as (first, second):
         first.word(flush_to_storage(Version(1, 5), "h1c9"))
         parts = first.master.hears("written")
-        assert (parts.version, parts.attempt, parts.ranks) == (to_wire(Version(1, 5)), "h1c9", ())
+        assert (parts.version, parts.attempt, parts.ranks) == (Version(1, 5), "h1c9", ())
         assert "is in the memory of 0 of its 1 ranks" in parts.error
         (tmp_path / "root").rmdir()
         second.word(flush_to_storage(Version(1, 4), "h1c9"))

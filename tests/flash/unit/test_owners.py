@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from checkpoints.led_nodes import WAIT_SECONDS, Node, Rank, announced, grant_of, rank_of, served
 from checkpoints.small_models import state_of
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import RequestRefused, Restore
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
@@ -70,7 +70,7 @@ def test_the_older_job_starts_from_nothing_of_the_newer_ones(
     old, rank, new, other = two_jobs
     other.link.send(Restore())
     question = new.master.hears("asks")
-    assert offered(question, Tier.STORAGE) == (to_wire(Version(1, 5)),)
+    assert offered(question, Tier.STORAGE) == (Version(1, 5),)
     assert _commit(new, other, Version(6, 7)) == ""
     rank.link.close()  # its world has ended, and a new one begins
     with rank_of(old, tmp_path, 0, world=1, round_number=2) as again:

@@ -27,7 +27,7 @@ from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena, ArenaSlot
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem, encode, whole
-from holdfast.flash.memory.slots import SlotState, Version, to_wire
+from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.peer_parts import Described, GatherError, describe
 from holdfast.flash.server.protocol import (
     Fetch,
@@ -213,7 +213,7 @@ def test_all_parts_are_asked_for_with_what_is_whole_alone(tmp_path: Path) -> Non
             question = node.master.hears("asks")
         (part,) = question.parts
         assert (part.version, part.world_size, part.ranks, part.whole) == (
-            to_wire(SAVED),
+            SAVED,
             2,
             (1,),
             False,
@@ -341,7 +341,7 @@ def test_holders_write_what_the_others_start_from_and_others_do_not(tmp_path: Pa
                 if number == 1:
                     break
                 written = node.master.hears("written")
-                assert (written.version, written.ranks) == (to_wire(SAVED), (number,))
+                assert (written.version, written.ranks) == (SAVED, (number,))
                 assert written.world_size == 2
                 attempts.append(written.attempt)
         assert attempts == ["w2"]

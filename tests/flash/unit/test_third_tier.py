@@ -13,7 +13,7 @@ import pytest
 from checkpoints.copies_tier import copies_tier, node_with_copies, three_tiers
 from checkpoints.led_nodes import WAIT_SECONDS, Rank, Served, plan, rank_of, served
 from holdfast.flash.memory.arena import Arena
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import (
     Durable,
     RequestRefused,
@@ -171,7 +171,7 @@ def test_a_master_is_offered_a_third_tier_and_may_choose_it(tmp_path: Path, copi
         rank.link.send(Restore())
         question = node.master.hears("asks")
         assert [one.tier for one in question.offers] == [Tier.MEMORY, copies, Tier.STORAGE]
-        assert offered(question, copies) == (to_wire(Version(1, 7)),)
+        assert offered(question, copies) == (Version(1, 7),)
         node.word(plan(Version(1, 7), tier=copies, go=False), 2)
         assert node.master.hears("checked") == RestorePlanVerified(plan_id=5)
         node.word(plan(Version(1, 7), tier=copies, go=True), 2)

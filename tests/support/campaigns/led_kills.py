@@ -23,7 +23,7 @@ from campaigns.kill_points import Point, die_at
 from campaigns.named_kills import MID_SAVE, Judge, Process, World, listen_to, start, train
 from checkpoints.led_nodes import REPORTS
 from checkpoints.lone_peers import Nobody
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
 from holdfast.flash.server.protocol import listen
@@ -195,7 +195,7 @@ class LedScene:
         version = max(frozenset.intersection(*held))
         key = (version, f"h{number}")
         for node in self._nodes.values():
-            node.order(FlushToStorage(version=to_wire(version), attempt=key[1]))
+            node.order(FlushToStorage(version=version, attempt=key[1]))
         self._work(lambda: len(self._nodes) < 2 or version in self._master.committed)
         if self._point.who == "node" and len(self._nodes) == 2:
             self._judge.wrong.append(f"step {version.step} was rescued, and nobody died")
@@ -263,11 +263,10 @@ class LedScene:
 
     def _written(self, index: int, parts: ShardsPersisted, _: int | None) -> None:
         assert parts.version is not None
-        version = from_wire(parts.version)
         if parts.error:
             self._tell(CommitAnnounced(version=parts.version, error=parts.error))
             return
-        key = (version, parts.attempt)
+        key = (parts.version, parts.attempt)
         known = self._master.parts[key]
         known[index] = parts
         ranks = {rank for part in known.values() for rank in part.ranks}
@@ -280,15 +279,13 @@ class LedScene:
         self._numbers += 1
         coordinator = min(self._nodes)
         own = f"{key[1]}e{self._master.epoch}c{self._numbers}"
-        grant = CommitGrant(
-            version=to_wire(key[0]), world_size=world, root=root, attempt=key[1], own=own
-        )
+        grant = CommitGrant(version=key[0], world_size=world, root=root, attempt=key[1], own=own)
         self._master.granted[key] = (coordinator, grant)
         self._nodes[coordinator].order(grant)
 
     def _committed(self, index: int, ended: CommitResult, _: int | None) -> None:
         assert ended.version is not None
-        version, attempt = from_wire(ended.version), ended.own.rpartition("e")[0]
+        version, attempt = ended.version, ended.own.rpartition("e")[0]
         known = self._master.granted.get((version, attempt))
         if known is not None and known[1].own != ended.own:
             return
@@ -300,11 +297,11 @@ class LedScene:
         self._tell(CommitAnnounced(version=ended.version, error=ended.error))
 
     def _held(self, index: int, held: MemoryCheckpoints, _: int | None) -> None:
-        self._master.held[index] = frozenset(map(from_wire, held.versions))
+        self._master.held[index] = frozenset(held.versions)
         if len(self._master.held) == 2:
             common = frozenset.intersection(*self._master.held.values())
             complete = max(common, default=None)
-            self._tell(ReleaseCheckpoints(complete=to_wire(complete) if complete else None))
+            self._tell(ReleaseCheckpoints(complete=complete))
 
     def _asks(self, index: int, question: RestoreRequest, number: int) -> None:
         self._master.questions[index] = (number, question)

@@ -21,7 +21,7 @@ from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.memory_budget import Room, memory_left
 from holdfast.flash.memory.shard_table import ShardTable, encode
-from holdfast.flash.memory.slots import SlotState, Version, from_wire, to_wire
+from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
 from holdfast.flash.server.protocol import (
@@ -94,7 +94,7 @@ class Script:
     def hears_held(self) -> tuple[int, frozenset[Version], bool]:
         """Return the next round, what its ranks have in memory, and whether that is everything."""
         held, number = self._queue("held").get(timeout=WAIT_SECONDS)
-        return number, frozenset(map(from_wire, held.versions)), held.whole
+        return number, frozenset(held.versions), held.whole
 
     def heard_nothing(self, name: str) -> bool:
         """Return whether no word of a kind waits."""
@@ -249,26 +249,22 @@ def grant_of(written: ShardsPersisted, own: str) -> CommitGrant:
 
 def announced(version: Version, error: str = "") -> CommitAnnounced:
     """Return the word that a step is committed, or why it will not be."""
-    return CommitAnnounced(version=to_wire(version), error=error)
+    return CommitAnnounced(version=version, error=error)
 
 
 def released(complete: Version | None = None, passed_over: tuple[Version, ...] = ()) -> Any:
     """Return the word of what all nodes have, and of what they never will."""
-    return ReleaseCheckpoints(
-        complete=None if complete is None else to_wire(complete),
-        passed_over=tuple(map(to_wire, passed_over)),
-    )
+    return ReleaseCheckpoints(complete=complete, passed_over=passed_over)
 
 
 def flush_to_storage(version: Version, attempt: str) -> FlushToStorage:
     """Return the word that a version is to go from memory to storage."""
-    return FlushToStorage(version=to_wire(version), attempt=attempt)
+    return FlushToStorage(version=version, attempt=attempt)
 
 
 def plan(version: Version | None = None, **more: Any) -> RestorePlan:
     """Return what a round is to start from, number 5 if no other is named."""
-    found = None if version is None else to_wire(version)
-    return RestorePlan(**{"plan_id": 5, "shares": 1, "version": found, **more})
+    return RestorePlan(**{"plan_id": 5, "shares": 1, "version": version, **more})
 
 
 @contextmanager

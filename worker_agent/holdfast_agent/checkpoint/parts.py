@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.peer_parts import Described, GatherError, Range
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_wire import channel, codec
@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 async def describe(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]:
     """Answer DescribePart."""
-    found = await arenas.describe(from_wire(request.version), request.rank)
+    found = await arenas.describe(_version(request), request.rank)
     if found is None:
         await context.abort(grpc.StatusCode.NOT_FOUND, _missing(request))
         return
@@ -58,7 +58,7 @@ async def describe(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[
 
 async def read(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]:
     """Answer ReadPart."""
-    loan = await arenas.lend(from_wire(request.version), request.rank)
+    loan = await arenas.lend(_version(request), request.rank)
     if loan is None:
         await context.abort(grpc.StatusCode.NOT_FOUND, _missing(request))
         return
@@ -76,8 +76,12 @@ async def read(arenas: Arenas, request: Any, context: Any) -> AsyncIterator[Any]
         arenas.take_back(loan)
 
 
+def _version(request: Any) -> Version:
+    return Version(request.version.lineage, request.version.step)
+
+
 def _missing(request: Any) -> str:
-    version = from_wire(request.version)
+    version = _version(request)
     return (
         f"step {version.step} of round {version.lineage}: no part of rank {request.rank} is in "
         "this agent's memory"
@@ -97,9 +101,7 @@ class PartReader:
 
     def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
         """Return the description of a part; raises `GatherError`."""
-        request = DescribePartRequest(
-            fence=self._fence(number), version=to_wire(version), rank=rank
-        )
+        request = DescribePartRequest(fence=self._fence(number), version=version, rank=rank)
         return self._wait(address, self._describe(address, codec.to_proto(request)))
 
     def read(
@@ -114,7 +116,7 @@ class PartReader:
         """Read ranges of an image to the same places of `into`; raises `GatherError`."""
         request = ReadPartRequest(
             fence=self._fence(number),
-            version=to_wire(version),
+            version=version,
             rank=rank,
             ranges=tuple(ByteRange(begin=begin, length=length) for begin, length in ranges),
         )

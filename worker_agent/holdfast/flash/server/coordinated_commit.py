@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
@@ -86,17 +86,17 @@ class CoordinatedCommit:
 
     def _tell_held(self) -> None:
         number, versions = self._held
-        newest = sorted(versions, reverse=True)[:_MOST_HELD]
-        whole = self._arenas.held.is_whole(versions)
         held = MemoryCheckpoints(
-            versions=tuple(map(to_wire, newest)), whole=whole, memory_only=not self._shared.root
+            versions=tuple(sorted(versions, reverse=True)[:_MOST_HELD]),
+            whole=self._arenas.held.is_whole(versions),
+            memory_only=not self._shared.root,
         )
         self._coordinator.send(held, number)
 
     def release(self, message: ReleaseCheckpoints) -> None:
         """Note the versions that the master allows to drop."""
-        complete = None if message.complete is None else from_wire(message.complete)
-        self._arenas.note_complete(complete, frozenset(map(from_wire, message.passed_over)))
+        complete = message.complete
+        self._arenas.note_complete(complete, frozenset(message.passed_over))
         if complete is not None and complete.lineage >= self._node.begun:
             self.restore.give_up()  # all ranks have saved since: the lent parts are not needed
 
@@ -121,14 +121,14 @@ class CoordinatedCommit:
     def _tell(self, shards: ShardsPersisted) -> None:
         assert shards.version is not None, "all of this module have one"  # noqa: S101
         if not shards.error:
-            self._unannounced[from_wire(shards.version)] = shards
+            self._unannounced[shards.version] = shards
         self._coordinator.send(shards)
 
     def flush_to_storage(self, message: FlushToStorage) -> None:
         """Write a version in memory here to storage, even of dead ranks; report the outcome."""
         if message.version is None:
             return
-        version, attempt, node = from_wire(message.version), message.attempt, self._node
+        version, attempt, node = message.version, message.attempt, self._node
         known, shared, key = self._unannounced.get(version), self._shared, (_GRANTED, version)
         if known is not None and known.attempt == attempt:
             self._coordinator.send(known)
@@ -195,9 +195,8 @@ class CoordinatedCommit:
         if grant.version is None or (grant.root, grant.own) in self._granted:
             return  # under way, or done: `restate` repeats the outcome
         self._granted.add((grant.root, grant.own))
-        version = from_wire(grant.version)
-        work = self._shared.commit_granted(grant, version, self._coordinator.job)
-        what, ended = f"committing step {version.step}", partial(self._carried_out, grant)
+        work = self._shared.commit_granted(grant, grant.version, self._coordinator.job)
+        what, ended = f"committing step {grant.version.step}", partial(self._carried_out, grant)
         self._node.worker.hand_out(what, work, ended, CommitError)
 
     def _carried_out(self, grant: CommitGrant, _: None, error: str) -> None:
@@ -209,7 +208,7 @@ class CoordinatedCommit:
         """Note that a step is committed, or will not be, as the master says."""
         if message.version is None:
             return
-        version = from_wire(message.version)
+        version = message.version
         known = self._unannounced.pop(version, None)
         if message.error:
             self._node.tell_failed(_GRANTED, version, message.error)
@@ -267,7 +266,7 @@ def _shards(
 ) -> ShardsPersisted:
     """Return the report of a node's parts: all of them, or none and an error."""
     return ShardsPersisted(
-        version=to_wire(version),
+        version=version,
         world_size=world,
         ranks=tuple(sorted(parts)),
         root=root,

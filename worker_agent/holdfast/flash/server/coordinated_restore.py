@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server import protocol
 from holdfast.flash.server.arena_store import prove
 from holdfast.flash.server.peer_parts import Gatherer, GatherError
@@ -133,12 +133,12 @@ class CoordinatedRestore:
         parts = sorted(held.parts().items(), reverse=True)[:_MOST_PARTS]
         return RestoreRequest(
             offers=tuple(
-                TierVersions(tier=name, versions=tuple(map(to_wire, versions)))
+                TierVersions(tier=name, versions=tuple(versions))
                 for name, versions in offers.items()
             ),
             parts=tuple(
                 HeldPart(
-                    version=to_wire(version),
+                    version=version,
                     world_size=size,
                     ranks=own,
                     whole=held.is_whole([version]),
@@ -159,7 +159,7 @@ class CoordinatedRestore:
         elif (
             plan.version is None
             or not plan.sources
-            or self._gatherer.has(round_number, from_wire(plan.version))
+            or self._gatherer.has(round_number, plan.version)
         ):
             self._go(round_number, plan)
         else:  # an earlier master had the other nodes verify it
@@ -168,8 +168,8 @@ class CoordinatedRestore:
     def _describe(self, round_number: int, plan: RestorePlan, then: Callable[[str], None]) -> None:
         """Fetch the descriptions of the parts in other nodes' memory."""
         assert plan.version is not None, "there are sources of it"  # noqa: S101
-        version, sources = from_wire(plan.version), plan.sources
-        self._read(lambda: self._gatherer.describe(round_number, version, sources), then)
+        describe = self._gatherer.describe
+        self._read(partial(describe, round_number, plan.version, plan.sources), then)
 
     def _go_or_refuse(self, round_number: int, plan: RestorePlan, error: str) -> None:
         if self._round != round_number or self._plan is not None:
@@ -182,8 +182,7 @@ class CoordinatedRestore:
     def _go(self, round_number: int, plan: RestorePlan) -> None:
         node = self._node
         self._asked, self._plan = dataclasses.replace(self._asked, told=_told(plan)), plan
-        version = None if plan.version is None else from_wire(plan.version)
-        sources = self._sources(plan)
+        version, sources = plan.version, self._sources(plan)
         for name, tier in node.tiers.items():
             self._clear_up(tier.resume(version if name in sources else None))
         if not plan.sources:
@@ -220,7 +219,7 @@ class CoordinatedRestore:
         if plan.version is None:
             return
         tier = self._node.tiers[plan.tier]
-        manifest = tier.verify(from_wire(plan.version), plan.share, max(1, plan.shares))
+        manifest = tier.verify(plan.version, plan.share, max(1, plan.shares))
         if manifest is not None:  # empty the slots that differ: they are nearer
             self._arenas.held.drop_unlike(manifest)
             self._verified = plan.plan_id
@@ -240,7 +239,7 @@ class CoordinatedRestore:
         if plan.version is None:
             self._node.start_from(asking, protocol.RestoreStart(notes=plan.notes))
             return
-        version, tiers = from_wire(plan.version), self._node.tiers
+        version, tiers = plan.version, self._node.tiers
         lent = self._gatherer.lent if plan.sources else {}
         found = [tiers[name].images(version) for name in self._sources(plan)]
         away = (SlotImage(rank=rank, fd=one.fd, index=0, lent=True) for rank, one in lent.items())
