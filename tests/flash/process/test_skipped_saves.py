@@ -19,8 +19,8 @@ from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.notices import FailureLog
-from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
-from holdfast.flash.server.protocol import Failed, NotSaved
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
+from holdfast.flash.server.protocol import Failed, Layout, NotSaved
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast_wire.messages import Tier
 
@@ -113,9 +113,9 @@ def test_each_save_that_was_for_storage_is_told_for_others_wait_for_it(
 class Damaging(ArenaStore):
     """Hands out memory that is no arena."""
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Make one, and spoil its first word."""
-        held = super().make(wanted)
+        held = super().make(rank, layout)
         held.arena.memory[0] ^= 1
         return held
 

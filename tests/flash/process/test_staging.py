@@ -16,9 +16,9 @@ from checkpoints.led_nodes import running
 from checkpoints.small_models import same, state_of, train
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import listen
+from holdfast.flash.server.protocol import Layout, listen
 from holdfast.flash.trainer import save
 from holdfast.flash.trainer.client import CheckpointError
 
@@ -36,13 +36,13 @@ class SlowKeeper(ArenaStore):
         self.begun, self.let = threading.Event(), threading.Event()
         self.refusal = ""
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Wait to be let."""
         self.begun.set()
         assert self.let.wait(WAIT_SECONDS)
         if self.refusal:
             raise ArenaStoreError(self.refusal)
-        return super().make(wanted)
+        return super().make(rank, layout)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_the_newer_job_has_the_directory_and_the_older_replaces_nothing(
     assert f"delete {tmp_path}/owners/2.{NEW}" in error
     found, _ = newest(Disk(), str(tmp_path))
     assert found is not None
-    assert found.manifest.version == Version(6, 7)
+    assert found.version == Version(6, 7)
     assert _commit(new, other, Version(6, 8)) == ""
 
 

@@ -49,8 +49,8 @@ from holdfast.flash.server.protocol import (
     listen,
 )
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import steps
-from holdfast.flash.storage.reader import VerifiedStep, newest
+from holdfast.flash.storage.manifest import Manifest, steps
+from holdfast.flash.storage.reader import newest
 from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
@@ -368,7 +368,7 @@ class Campaign:
         if note.exists():
             say(f"{name}: {note.read_text()}")
         found, notes = _newest(self._root)
-        step = found.manifest.version.step if found else 0
+        step = found.version.step if found else 0
         if step < self._announced or notes:
             say(f"{name}: {self._announced} was announced, {step} is there; {notes}")
 
@@ -383,7 +383,7 @@ class Campaign:
             self._shelf.clear()
 
 
-def _newest(root: str) -> tuple[VerifiedStep | None, list[str]]:
+def _newest(root: str) -> tuple[Manifest | None, list[str]]:
     """Look for the newest step; again when a keeper that lives has changed the directory."""
     while True:
         before = steps(Disk(), root)

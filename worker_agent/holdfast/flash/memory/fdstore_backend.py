@@ -24,7 +24,7 @@ from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import ArenaError, Geometry, in_memory
 from holdfast.flash.memory.recovery import ArenaBackend, BackendError
 from holdfast_wire.datagrams import DatagramError
-from holdfast_wire.fd_messages import Freed, Greeting, Held, Message, receive, send
+from holdfast_wire.fd_messages import Freed, Greeting, Held, receive, send
 
 log: Final = logging.getLogger(__name__)
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -84,19 +84,21 @@ class FdStoreBackend(ArenaBackend):
 
     def _hand_over(self, name: str, fd: int) -> bool:
         """Send a descriptor for which the kernel counts no opener: see `recovery`."""
-        try:
-            shown = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
-        except OSError as error:
-            self._warn(error)
-            return False
         with self._lock:
+            self._say_freed()
+            if self._socket is None:
+                return False
             try:
-                said = self._say(Held(name), shown)
-            finally:
-                os.close(shown)
-            if said:
-                self._names.add(name)
-            return said
+                shown = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+                try:
+                    send(self._socket, Held(name), shown)
+                finally:
+                    os.close(shown)
+            except OSError as error:
+                self._warn(error)
+                return False
+            self._names.add(name)
+            return True
 
     def _found(self) -> list[tuple[str, Callable[[], int]]]:
         left, self._left = self._left, {}
@@ -131,17 +133,6 @@ class FdStoreBackend(ArenaBackend):
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
-
-    def _say(self, word: Message, fd: int) -> bool:
-        self._say_freed()
-        if self._socket is None:
-            return False
-        try:
-            send(self._socket, word, fd)
-        except OSError as error:
-            self._warn(error)
-            return False
-        return True
 
     def _say_freed(self) -> None:
         """Send the names of freed arenas; a name that cannot be sent now goes out with the next."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.ids import unique
@@ -20,7 +19,6 @@ from holdfast.flash.memory.arena import (
     Arena,
     ArenaError,
     ArenaSlot,
-    Geometry,
     RankArena,
     SlotWord,
     geometry_of,
@@ -50,15 +48,6 @@ _FAULTING: Final = min(4, max(1, len(os.sched_getaffinity(0)) // 2))
 
 class ArenaStoreError(Exception):
     """The store cannot give a trainer what it asked for; the text is for the user."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """An arena to be made."""
-
-    rank: int
-    body: bytes
-    geometry: Geometry
 
 
 class ArenaStore:
@@ -115,44 +104,36 @@ class ArenaStore:
 
         Raises `ArenaStoreError` if there is no room, before any allocation.
         """
-        found = self.look_up(rank, layout)
-        if isinstance(found, Wanted):
-            self.held.add(found := self.make(found))
+        found = self.find_arena(rank, layout)
+        if found is None:
+            self.held.add(found := self.make(rank, layout))
         return found
 
-    def look_up(self, rank: int, layout: Layout) -> RankArena | Wanted:
-        """Return the arena that exists for a layout, or the description of the one to make.
-
-        Raises `ArenaStoreError` if the layout is not valid.
-        """
+    def find_arena(self, rank: int, layout: Layout) -> RankArena | None:
+        """Return the arena that exists for a layout; None: it is to be made, after a release."""
         body = layout.table.encode()
         for held in self.held.by_rank.get(rank, ()):
             if held.arena.body == body and held.arena.geometry.bytes_room >= layout.bytes_room:
                 return held
-        try:
-            geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
-        except TableError as error:
-            raise ArenaStoreError(f"rank {rank}: {error}") from error
         self.release()
-        return Wanted(rank=rank, body=body, geometry=geometry)
+        return None
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Make an arena, faulted in, on any thread; one at a time, as each checks the free memory.
 
         The store does not change until `held.add`. Raises `ArenaStoreError` if there is no room,
-        before any allocation, or if the arena cannot be made.
+        before any allocation, if the layout is not valid, or the arena cannot be made.
         """
-        rank, geometry = wanted.rank, wanted.geometry
-        reason = refusal(geometry.total, self.room())
-        if reason is not None:
-            raise ArenaStoreError(f"rank {rank}: {reason}")
+        body = layout.table.encode()
         try:
-            fd, path = (
-                (in_memory(wanted.body, geometry), "")
-                if self._backend is None
-                else self._backend.make(wanted.body, geometry)
-            )
-        except (BackendError, ArenaError, OSError) as error:
+            geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
+            if reason := refusal(geometry.total, self.room()):
+                raise ArenaStoreError(f"rank {rank}: {reason}")
+            if self._backend is None:
+                fd, path = in_memory(body, geometry), ""
+            else:
+                fd, path = self._backend.make(body, geometry)
+        except (TableError, BackendError, ArenaError, OSError) as error:
             raise ArenaStoreError(f"rank {rank}: {error}") from error
         held = RankArena(Arena(fd), fd, path)
         try:

@@ -16,6 +16,7 @@ from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
 from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.writer import SlotWork
@@ -228,7 +229,8 @@ class CoordinatedCommit:
             if error:
                 log.warning("%s: %s", what, error)
 
-        work = self._shared.discard(shards.root, shards.attempt, version)
+        disk, root, attempt = self._shared.disk, shards.root, shards.attempt
+        work = partial(owners.discard_attempt, disk, root, attempt, version)
         self._node.worker.hand_out(what, work, deleted, OSError)
 
     def leave_nothing(self) -> None:
@@ -237,7 +239,7 @@ class CoordinatedCommit:
         for root in {root for root, _ in self._begun_in | self._granted if root}:
             begun = frozenset(name for where, name in self._begun_in if where == root)
             own = frozenset(name for where, name in self._granted if where == root)
-            self._shared.leave_nothing(root, begun, own, first=first)
+            owners.leave_nothing(self._shared.disk, root, begun, own, first=first)
 
     # --- another master -------------------------------------------------------------------------
 

@@ -292,7 +292,7 @@ class Service:
         for member in self._node.members:
             poll.register(member.link, select.POLLIN)
             poll.register(member.pidfd, select.POLLIN)
-        unheard = any(member.has_unheard for member in self._node.members)
+        unheard = any(member.inbox for member in self._node.members)
         ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
         self._worker.take_in()
         self._making.take_in()
@@ -304,28 +304,21 @@ class Service:
 
     def _hear_all(self, ready: set[int]) -> None:
         """Act on the messages of trainers, and on the last messages of dead ones."""
-        for member in [m for m in self._node.members if m.link.fileno() in ready]:
-            self._hear(member)
+        self._listen()
         for member in list(self._node.members):
-            while member.has_unheard and member in self._node.members:
-                self._hear(member)
-        for member in [m for m in self._node.members if m.pidfd in ready]:
-            while member in self._node.members and member.has_last_words():
-                self._hear(member)
-            self._forget(member)
+            while member.inbox:
+                self._hear(member, member.inbox.popleft())
+            if member.pidfd in ready or member.link.closed:
+                self._forget(member)
 
     def _forget(self, member: Member) -> None:
-        if member in self._node.members:
-            self._node.members.remove(member)
-            self._copies.give_up()
-            member.close()
+        self._node.members.remove(member)
+        self._copies.give_up()
+        member.close()
 
-    def _hear(self, member: Member) -> None:
-        message = None
+    def _hear(self, member: Member, message: object) -> None:
         try:
-            message = member.hear()
-            if message is not None:
-                self._take(member, message)
+            self._take(member, message)
         except (LinkError, ArenaStoreError) as error:
             number = message.number if isinstance(message, Layout) else 0
             member.link.send(RequestRefused(error=str(error), number=number))
@@ -333,8 +326,6 @@ class Service:
             number, peer = loop_errors.count(__name__), member.link.peer
             log.exception("a message of process %d failed (fault %d)", peer, number)
             member.link.send(RequestRefused(error=f"{type(error).__name__}: {error}"))
-        if member.is_done:
-            self._forget(member)
 
     def _listen(self) -> None:
         """Receive the messages of all trainers, without acting on them yet."""
@@ -363,12 +354,14 @@ class Service:
                 self._not_saved(member, message)
             case Fetch():
                 self._restore.fetch(member, message)
+            case LinkError():
+                raise message
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a checkpoint server")
 
     def _grant(self, member: Member, layout: Layout) -> None:
-        found, arenas = self.arenas.look_up(member.rank, layout), self.arenas
-        if isinstance(found, RankArena):
+        arenas, rank = self.arenas, member.rank
+        if found := arenas.find_arena(rank, layout):
             self._granted(member, layout, found, "")
             return
 
@@ -377,8 +370,8 @@ class Service:
                 arenas.held.add(held)
             self._granted(member, layout, held, error)
 
-        what = f"an arena of rank {member.rank}"
-        self._making.hand_out(what, partial(arenas.make, found), made, ArenaStoreError)
+        make = partial(arenas.make, rank, layout)
+        self._making.hand_out(f"an arena of rank {rank}", make, made, ArenaStoreError)
 
     def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
         if member not in self._node.members:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,10 +129,9 @@ class Storage:
         return shard
 
     def _where(self, version: Version, final: str) -> tuple[str, str]:
-        """Return the directory of an attempt, and the path of its checkpoint."""
-        if final:
-            return final.rpartition("/")[0] or "/", final
-        return self.root, f"{self.root}/step_{version.step}"
+        """Return the directory of a checkpoint, and the path of its attempt."""
+        root = (final.rpartition("/")[0] or "/") if final else self.root
+        return root, f"{root}/{self._attempt(version).folder}"
 
     def _describe(self, folder: str, job: SlotWork, shard: Shard) -> None:
         content = encode_manifest(Manifest(version=job.version, shards=(shard,)))
@@ -155,9 +154,8 @@ class Storage:
 
     def _give_up(self, version: Version, final: str, rank: int, error: str) -> None:
         """Write that into an attempt's directory; the attempt is not continued."""
-        folder = f"{self._where(version, final)[0]}/{self._attempt(version).folder}"
         with contextlib.suppress(OSError):
-            self._put(folder, f"{_FAILED}{rank}", error.encode())
+            self._put(self._where(version, final)[1], f"{_FAILED}{rank}", error.encode())
 
     def _given_up(self, folder: str) -> str:
         """Return the reason why a step is not committed, with the rank; empty: none.
@@ -230,18 +228,12 @@ class Storage:
             )
 
     def _gather(self, job: SlotWork, world: int) -> dict[int, Shard]:
-        root, _ = self._where(job.version, job.final)
-        folder = f"{root}/{self._attempt(job.version).folder}"
-        shards: dict[int, Shard] = {}
+        root, folder = self._where(job.version, job.final)
+        attempt, shards = self._attempt(job.version), dict[int, Shard]()
         patience = _Patience(self._disk, folder, self._awaited)
         while len(shards) < world:
-            for rank in set(range(world)) - shards.keys():
-                with contextlib.suppress(OSError, ManifestError):
-                    content = self._disk.read(f"{folder}/{_description(rank)}")
-                    shards[rank] = decode_manifest(content).shards[0]
-            if self._attempt(job.version) not in attempts_of(
-                self._disk, root, self._attempt(job.version)
-            ):
+            shards |= _described(self._disk, folder, set(range(world)) - shards.keys())
+            if attempt not in attempts_of(self._disk, root, attempt):
                 raise CommitError(f"{folder} was swept: a newer world has begun")
             if len(shards) < world and (error := self._given_up(folder)):
                 raise CommitError(f"step {job.version.step}: {error}")
@@ -249,14 +241,11 @@ class Storage:
                 missing = sorted(set(range(world)) - shards.keys())
                 raise CommitError(f"step {job.version.step}: no shard of ranks {missing} came")
             time.sleep(_LOOK_SECONDS)
-        for rank in shards:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(f"{folder}/{_description(rank)}")
         return shards
 
     def _await(self, job: SlotWork) -> None:
-        root, final = self._where(job.version, job.final)
-        folder = f"{root}/{self._attempt(job.version).folder}"
+        _, folder = self._where(job.version, job.final)
+        final = job.final or f"{self.root}/step_{job.version.step}"
         deadline = time.monotonic() + _TOGETHER_SECONDS
         while True:
             found = read_manifest_or_none(self._disk, final)
@@ -290,12 +279,17 @@ class _Patience:
 
 
 def _shards_in(disk: Disk, folder: str, world: int) -> dict[int, Shard]:
-    """Return the shards that an attempt's directory describes, by rank."""
-    shards: dict[int, Shard] = {}
+    """Return the shards of an attempt by rank: by its manifest, or as they describe themselves."""
     with contextlib.suppress(OSError, ManifestError):
         manifest = decode_manifest(disk.read(f"{folder}/{MANIFEST_NAME}"))
         return {shard.table.rank: shard for shard in manifest.shards}
-    for rank in range(world):
+    return _described(disk, folder, range(world))
+
+
+def _described(disk: Disk, folder: str, ranks: Iterable[int]) -> dict[int, Shard]:
+    """Return the shards of these ranks that describe themselves."""
+    shards: dict[int, Shard] = {}
+    for rank in ranks:
         with contextlib.suppress(OSError, ManifestError):
             content = disk.read(f"{folder}/{_description(rank)}")
             shards[rank] = decode_manifest(content).shards[0]
