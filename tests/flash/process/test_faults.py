@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints.led_nodes import WAIT_SECONDS, rank_of, served
+from checkpoints.led_nodes import rank_of, received, served
 from checkpoints.lone_peers import nobody
 from holdfast import loop_errors
 from holdfast.flash.memory.slots import Version
@@ -67,8 +67,7 @@ def test_a_message_that_a_keeper_stumbles_over_is_counted_and_refused(tmp_path: 
     """One trainer's fault is not the others'."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
         rank.link.send(Layout(table="\ud800", bytes_room=4096, slots=3))
-        refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(rank.link, RequestRefused)
         assert "UnicodeEncodeError" in refused.error
         assert loop_errors.counts() == {SERVICE: 1}
         rank.save(Version(1, 1))

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from checkpoints.filled_arenas import layout
-from checkpoints.led_nodes import WAIT_SECONDS, Node, rank_of, served
+from checkpoints.led_nodes import Node, rank_of, received, served
 from checkpoints.small_models import state_of, train
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
@@ -152,7 +152,7 @@ def test_other_ranks_of_the_node_do_not_wait_for_a_part_that_never_comes(tmp_pat
     ):
         first.save(Version(1, 7), durable=True)
         second.link.send(NotSaved(lineage=1, step=7, tier=Tier.STORAGE, error="no memory"))
-        failed = first.link.expect(Failed, timeout_s=WAIT_SECONDS)[0]
+        failed = received(first.link, Failed)
         assert failed == Failed(step=7, error="rank 1 did not save it: no memory")
         assert node.master.hears("written").error == failed.error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,10 +17,11 @@ from checkpoints.led_nodes import (
     Rank,
     announced,
     flush_to_storage,
-    grant_of,
     plan,
     rank_of,
+    received,
     released,
+    save_all,
     served,
     two_nodes,
 )
@@ -43,35 +43,28 @@ def test_nothing_is_committed_without_a_grant_or_announced_before_the_master_say
 ) -> None:
     """Parts on storage are told; a grant makes a step of them; the master announces it."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, its = first.master.hears("written"), second.master.hears("written")
+        mine, its = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
         assert (mine.ranks, its.ranks, mine.attempt) == ((0,), (1,), its.attempt)
         assert not (tmp_path / "root/step_7").exists()
-        second.word(grant_of(mine, "w1e1c1"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, "w1e1c1") == ""
         files = sorted(path.name for path in (tmp_path / "root/step_7").iterdir())
         assert files == sorted([".metadata", "holdfast.json", file_name(0), file_name(1)])
         assert rank_0.link.receive(0.1) is None
         first.word(announced(Version(1, 7)))
-        assert rank_0.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+        assert received(rank_0.link, Durable) == Durable(step=7)
 
 
 def test_a_second_coordinator_takes_over_where_the_first_died(tmp_path: Path) -> None:
     """It finds the attempt under the first one's name; the first one then finds nothing."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
         root = tmp_path / "root"
         attempt = Attempt(version=Version(1, 7), number=mine.attempt)
         taken = Attempt(version=Version(1, 7), number=f"{mine.attempt}e1c1")
         (root / attempt.folder).rename(root / taken.folder)  # as far as the first one came
-        second.word(grant_of(mine, f"{mine.attempt}e1c2"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, f"{mine.attempt}e1c2") == ""
         assert (root / "step_7/holdfast.json").exists()
-        first.word(grant_of(mine, f"{mine.attempt}e1c1"))
-        assert first.master.hears("committed").error == "", "it is committed, whoever did it"
+        assert first.grant(mine, f"{mine.attempt}e1c1") == "", "it is committed, whoever did it"
 
 
 def test_a_grant_for_parts_that_are_not_in_this_directory_is_an_error(tmp_path: Path) -> None:
@@ -79,10 +72,9 @@ def test_a_grant_for_parts_that_are_not_in_this_directory_is_an_error(tmp_path: 
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
         rank.save(Version(1, 7), durable=True)
         parts = node.master.hears("written")
-        node.word(grant_of(parts, "w1e1c1"))
-        assert "do all nodes see the same directory?" in node.master.hears("committed").error
+        assert "do all nodes see the same directory?" in node.grant(parts, "w1e1c1")
         node.word(announced(Version(1, 7), "no such luck"))
-        failed = rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0]
+        failed = received(rank.link, Failed)
         assert failed == Failed(step=7, error="no such luck")
 
 
@@ -91,26 +83,16 @@ def test_parts_that_nobody_commits_are_deleted_and_those_of_other_steps_stay(
 ) -> None:
     """By the node of rank 0, also under the name that a coordinator gave them."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-
-        def save(step: int) -> messages.ShardsPersisted:
-            rank_0.save(Version(1, step), durable=True)
-            rank_1.save(Version(1, step), durable=True)
-            second.master.hears("written")
-            told = first.master.hears("written")
-            assert isinstance(told, messages.ShardsPersisted)
-            return told
-
-        save(7)
-        mine = save(8)
+        save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        mine, _ = save_all(Version(1, 8), (first, rank_0), (second, rank_1))
         root, version = tmp_path / "root", Version(1, 7)
         taken = Attempt(version=version, number=f"{mine.attempt}e1c1")
         (root / Attempt(version=version, number=mine.attempt).folder).rename(root / taken.folder)
         for node, rank in ((second, rank_1), (first, rank_0)):
             assert (root / taken.folder).exists()
             node.word(announced(version, "newer steps waited to be committed too"))
-            assert isinstance(rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0], Failed)
-        first.word(grant_of(mine, "w1e1c2"))
-        assert first.master.hears("committed").error == "", "step 8"
+            received(rank.link, Failed)
+        assert first.grant(mine, "w1e1c2") == "", "step 8"
         assert [path.name for path in root.glob("step_*")] == ["step_8"]
 
 
@@ -120,7 +102,7 @@ def test_a_part_that_cannot_be_written_is_told_to_the_master(tmp_path: Path) -> 
         rank.save(Version(1, 7), durable=True)
         parts = node.master.hears("written")
         assert "No such file" in parts.error
-        assert isinstance(rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0], Failed)
+        received(rank.link, Failed)
 
 
 def test_memory_is_kept_until_the_master_says_that_all_nodes_have_something_newer(
@@ -148,9 +130,7 @@ def _start(node: Node, rank: Rank, number: int, answer: messages.RestorePlan) ->
     if not answer.go:
         assert node.master.hears("checked") == messages.RestorePlanVerified(plan_id=answer.plan_id)
         node.word(dataclasses.replace(answer, go=True), number)
-    origin, fds, _ = rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-    for fd in fds:
-        os.close(fd)
+    origin = received(rank.link, RestoreStart)
     assert isinstance(origin, RestoreStart)
     return origin
 
@@ -244,11 +224,8 @@ def test_a_plan_for_a_tier_that_the_node_lacks_is_answered_with_an_error(tmp_pat
 def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> None:
     """A flipped bit in one file is found by the node whose share it is, and by no other."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
-        second.word(grant_of(mine, "w1e1c1"))
-        second.master.hears("committed")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        assert second.grant(mine, "w1e1c1") == ""
     file = sorted((tmp_path / "root/step_7").glob("*.distcp"))[1]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -271,11 +248,8 @@ def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> N
 def test_a_step_of_a_newer_holdfast_is_refused_before_the_master_is_asked(tmp_path: Path) -> None:
     """A master that heard of nothing would let the job begin anew."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
-        second.word(grant_of(mine, "w1e1c1"))
-        second.master.hears("committed")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        assert second.grant(mine, "w1e1c1") == ""
     file = tmp_path / "root/step_7/holdfast.json"
     newer = b'"format":2,"lineage"'
     file.write_bytes(file.read_bytes().replace(b'"format":1,"lineage"', newer))
@@ -283,8 +257,7 @@ def test_a_step_of_a_newer_holdfast_is_refused_before_the_master_is_asked(tmp_pa
     with served(tmp_path, "n2") as node, rank_of(node, root, 0, round_number=2) as rank:
         for _ in range(2):  # whoever asks again is told again
             rank.link.send(Restore())
-            refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-            assert isinstance(refused, RequestRefused)
+            refused = received(rank.link, RequestRefused)
             assert f"{file}: format=2, this Holdfast reads 1" in refused.error
         assert node.master.heard_nothing("asks")
 
@@ -382,11 +355,7 @@ def test_what_only_memory_had_is_written_while_the_world_starts_from_it(tmp_path
             answer = plan(version=Version(1, 3), tier=Tier.MEMORY, go=False)
             assert _start(node, rank, 2, answer).step == 3
             parts = node.master.hears("written")
-            assert (parts.version, parts.ranks, parts.attempt) == (
-                Version(1, 3),
-                (0,),
-                "w2",
-            )
+            assert (parts.version, parts.ranks, parts.attempt) == (Version(1, 3), (0,), "w2")
 
 
 def _all_gone(node: Node) -> None:
@@ -422,8 +391,7 @@ def test_what_dead_ranks_had_in_memory_is_written_at_the_masters_word(tmp_path: 
         assert (mine.ranks, its.ranks, mine.world_size) == ((0,), (1,), 2)
         assert (mine.attempt, its.attempt, mine.error) == ("h1c9", "h1c9", "")
         assert mine.bytes > 0
-        second.word(grant_of(mine, "h1c9e1c10"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, "h1c9e1c10") == ""
         found = read_manifest_or_none(Disk(), str(tmp_path / "root/step_4"))
         assert found is not None
         assert found.version == Version(1, 4)

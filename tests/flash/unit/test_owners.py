@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from checkpoints.led_nodes import WAIT_SECONDS, Node, Rank, announced, grant_of, rank_of, served
+from checkpoints.led_nodes import Node, Rank, announced, rank_of, received, save_all, served
 from checkpoints.small_models import state_of
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import RequestRefused, Restore
@@ -27,10 +27,8 @@ OLD, NEW = "0b1d-old", "77aa-new"
 
 def _commit(node: Node, rank: Rank, version: Version) -> str:
     """Save a step and let the master grant it; return why it was not committed."""
-    rank.save(version, durable=True)
-    parts = node.master.hears("written")
-    node.word(grant_of(parts, f"{parts.attempt}e1c{version.step}"))
-    error: str = node.master.hears("committed").error
+    (parts,) = save_all(version, (node, rank))
+    error = node.grant(parts, f"{parts.attempt}e1c{version.step}")
     node.word(announced(version, error))
     return error
 
@@ -75,8 +73,7 @@ def test_the_older_job_starts_from_nothing_of_the_newer_ones(
     rank.link.close()  # its world has ended, and a new one begins
     with rank_of(old, tmp_path, 0, world=1, round_number=2) as again:
         again.link.send(Restore())
-        refused = again.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(again.link, RequestRefused)
         assert f"belongs to job {NEW}" in refused.error
         assert old.master.heard_nothing("asks")
 

@@ -17,10 +17,11 @@ from checkpoints.led_nodes import (
     WAIT_SECONDS,
     Node,
     Rank,
-    grant_of,
     plan,
     rank_of,
+    received,
     released,
+    save_all,
     served,
 )
 from checkpoints.sample_shards import sample_shard
@@ -179,12 +180,12 @@ def test_a_node_without_memory_reads_what_its_ranks_ask_for(tmp_path: Path) -> N
         assert [one[1] for one in found] == [one[1] for one in wanted], "the values are there"
         assert not any(any(one[0]) for one in found), "the tensors are not"
         link.send(Fetch(items=((1, 0),)))
-        link.expect(Fetched, timeout_s=WAIT_SECONDS)
+        received(link, Fetched)
         assert _content(arenas[1].slots[0], tables[1]) == wanted[1]
         assert not any(_content(arenas[0].slots[0], tables[0])[0])
         before = wire.read_bytes
         link.send(Fetch(items=((1, 0),)))
-        link.expect(Fetched, timeout_s=WAIT_SECONDS)
+        received(link, Fetched)
         assert wire.read_bytes == before, "nothing is read twice"
         assert [image.lent for image in of_arenas(arenas, origin.slots, origin.lent)] == [True] * 2
 
@@ -212,12 +213,7 @@ def test_all_parts_are_asked_for_with_what_is_whole_alone(tmp_path: Path) -> Non
         with _newcomer(tmp_path, node):
             question = node.master.hears("asks")
         (part,) = question.parts
-        assert (part.version, part.world_size, part.ranks, part.whole) == (
-            SAVED,
-            2,
-            (1,),
-            False,
-        )
+        assert (part.version, part.world_size, part.ranks, part.whole) == (SAVED, 2, (1,), False)
         assert offered(question, Tier.MEMORY) == ()
 
 
@@ -260,11 +256,11 @@ def test_damage_on_the_way_is_refused_and_a_second_try_may_do_better(tmp_path: P
         _begun(node, link, 0, 1)
         wire.flip = _flip
         link.send(Fetch(items=((0, 0),)))
-        refused = link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
+        refused = received(link, RequestRefused)
         assert "model.weight of rank 0 on node 0 is damaged" in refused.error
         wire.flip = lambda _: None
         link.send(Fetch(items=((0, 0),)))
-        link.expect(Fetched, timeout_s=WAIT_SECONDS)
+        received(link, Fetched)
 
 
 def test_what_could_not_be_read_is_not_chosen_again(tmp_path: Path) -> None:
@@ -278,7 +274,7 @@ def test_what_could_not_be_read_is_not_chosen_again(tmp_path: Path) -> None:
     ):
         _begun(node, link, 0, 1)
         link.send(Fetch(items=((0, 0),)))
-        refused = link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
+        refused = received(link, RequestRefused)
         assert "parts of other nodes" in refused.error
         assert "MiB" in refused.error
         node.word(_answer(0, 1), 2)
@@ -292,11 +288,7 @@ def test_what_could_not_be_read_is_not_chosen_again(tmp_path: Path) -> None:
 def test_a_part_that_fails_half_described_leaves_no_descriptor(tmp_path: Path) -> None:
     """A source that sends wrong bytes for its values, again and again."""
     wire = Wire()
-    with (
-        _saved(tmp_path, wire),
-        served(tmp_path, "new", wire) as node,
-        _newcomer(tmp_path, node),
-    ):
+    with _saved(tmp_path, wire), served(tmp_path, "new", wire) as node, _newcomer(tmp_path, node):
         node.master.hears("asks")
         wire.flip = _flip
         before = _arenas_open()
@@ -324,7 +316,7 @@ def test_what_is_not_lent_is_refused(tmp_path: Path, item: tuple[int, int]) -> N
     ):
         _begun(node, link, 0, 1)
         link.send(Fetch(items=(item,)))
-        assert "is not lent" in link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0].error
+        assert "is not lent" in received(link, RequestRefused).error
 
 
 def test_holders_write_what_the_others_start_from_and_others_do_not(tmp_path: Path) -> None:
@@ -360,11 +352,11 @@ def test_a_new_master_s_word_to_go_is_obeyed_without_a_look(tmp_path: Path) -> N
         node.master.hears("asks")
         wire.cut.add("n0")
         node.word(_answer(0, 1, go=True), 2)
-        assert "n0 does not answer" in link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0].error
+        assert "n0 does not answer" in received(link, RequestRefused).error
         wire.cut.clear()
         link.send(Restore())
         node.word(_answer(0, 1, go=True), 2)
-        assert link.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0].lent == (0, 1)
+        assert received(link, RestoreStart).lent == (0, 1)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
@@ -376,11 +368,8 @@ def test_what_memory_has_of_a_committed_step_is_not_read_from_storage(
     root.mkdir()
     with served(tmp_path, "n0") as first, served(tmp_path, "n1") as second:
         with rank_of(first, root, 0) as rank_0, rank_of(second, root, 1) as rank_1:
-            rank_0.save(SAVED, durable=True)
-            rank_1.save(SAVED, durable=True)
-            mine, _ = first.master.hears("written"), second.master.hears("written")
-            second.word(grant_of(mine, "w1e1c1"))
-            assert second.master.hears("committed").error == ""
+            mine, _ = save_all(SAVED, (first, rank_0), (second, rank_1))
+            assert second.grant(mine, "w1e1c1") == ""
             if flipped:
                 _flip(_slot(rank_0).image[:12_000])
         with _newcomer(tmp_path, first) as (link, _):
@@ -389,9 +378,7 @@ def test_what_memory_has_of_a_committed_step_is_not_read_from_storage(
             first.word(answer, 2)
             assert first.master.hears("checked").error == ""
             first.word(replace(answer, go=True), 2)
-            origin, descriptors, _ = link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-            for fd in descriptors:
-                os.close(fd)
+            origin = received(link, RestoreStart)
             assert origin.path == f"{root}/step_7"
             assert origin.ranks == (() if flipped else (0,))
             assert rank_0.holds() == (set() if flipped else {7})
@@ -439,7 +426,5 @@ def test_a_layout_of_another_world_does_not_disturb_what_is_lent(tmp_path: Path)
             _begun(node, link, 1)
             table = sample_shard(2, 3, random.Random(0))[0].table
             link.send(Layout(table=encode(table).decode(), bytes_room=4096, slots=3))
-            _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_SECONDS)
-            for fd in descriptors:
-                os.close(fd)
+            received(link, Granted)
             assert rank.holds() == {7}

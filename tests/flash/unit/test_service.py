@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.led_nodes import running
+from checkpoints.led_nodes import WAIT_SECONDS, received, running
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.memory_budget import Room
@@ -36,8 +36,6 @@ from holdfast.flash.server.protocol import (
 )
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
-
-WAIT_SECONDS = 30.0
 
 
 @contextmanager
@@ -97,16 +95,14 @@ def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
     with running(service):
         with _rank(str(tmp_path / "socket"), tmp_path / "root") as link:
             link.send(Restore())
-            link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
+            received(link, RestoreStart)
         with _rank(str(tmp_path / "socket"), tmp_path / "root", lineage=2) as link:
             service.post(wait)
             link.send(Restore())
             link.send(_layout())
             behind.set()
-            link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-            _, descriptors, _ = link.expect(Granted, timeout_s=WAIT_SECONDS)
-            for fd in descriptors:
-                os.close(fd)
+            received(link, RestoreStart)
+            received(link, Granted)
 
 
 def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:
@@ -122,7 +118,7 @@ def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> No
         assert not (tmp_path / "step_7").exists()
         _save(second, arenas[1], Version(1, 7), durable=True)
         for link in (first, second):
-            assert link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+            assert received(link, Durable) == Durable(step=7)
         assert (tmp_path / "step_7" / "holdfast.json").exists()
 
 
@@ -134,11 +130,8 @@ def test_nobody_is_told_what_to_start_from_while_an_older_world_lives(tmp_path: 
             new.send(Restore())
             assert new.receive(0.2) is None
             _save(old, arena, Version(1, 3), durable=False)
-        origin, fds, _ = new.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-        assert isinstance(origin, RestoreStart)
+        origin = received(new, RestoreStart)
         assert (origin.lineage, origin.step, origin.ranks) == (1, 3, (0,))
-        for fd in fds:
-            os.close(fd)
 
 
 def test_an_arena_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
@@ -146,8 +139,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) 
     keeper = ArenaStore(room=lambda: Room(available=2**20, source="a test"))
     with _served(tmp_path, keeper) as path, _rank(path, tmp_path) as link:
         link.send(_layout())
-        refused = link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(link, RequestRefused)
         assert "1 MiB are left by a test" in refused.error
 
 
@@ -156,12 +148,11 @@ def test_a_directory_that_cannot_be_written_fails_that_step(tmp_path: Path) -> N
     with _served(tmp_path) as path, _rank(path, tmp_path / "missing") as link:
         arena = _arena(link)
         _save(link, arena, Version(1, 7), durable=True)
-        failed = link.expect(Failed, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(failed, Failed)
+        failed = received(link, Failed)
         assert (failed.step, "No such file" in failed.error) == (7, True)
         (tmp_path / "missing").mkdir()
         _save(link, arena, Version(1, 8), durable=True)
-        assert link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=8)
+        assert received(link, Durable) == Durable(step=8)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"kind": "Nothing"}', b'{"kind": "Hello"}'])
@@ -170,9 +161,9 @@ def test_what_is_no_message_is_refused_and_nobody_else_notices(tmp_path: Path, b
     with _served(tmp_path) as path, _rank(path, "") as good:
         with _rank(path, "") as bad:
             bad._socket.send(body)
-            assert isinstance(bad.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0], RequestRefused)
+            received(bad, RequestRefused)
         good.send(Restore())
-        assert good.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] == RestoreStart()
+        assert received(good, RestoreStart) == RestoreStart()
 
 
 def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
@@ -180,7 +171,7 @@ def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
     with _served(tmp_path) as path:
         link = connect(path)
     with pytest.raises(LinkError, match="closed the connection"):
-        link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
+        received(link, RestoreStart)
     link.close()
 
 
@@ -190,13 +181,12 @@ def test_a_second_checkpointer_of_a_rank_is_refused_until_the_first_is_closed(
     """Their versions would be mixed; a fork that holds the first is no obstacle."""
     with _served(tmp_path) as path:
         with _rank(path, "") as first, _rank(path, "") as second:
-            refused = second.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-            assert isinstance(refused, RequestRefused)
+            refused = received(second, RequestRefused)
             assert "close that one first" in refused.error
             inherited = os.dup(first.fileno())
         with _rank(path, "") as third:
             third.send(Restore())
-            assert third.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] == RestoreStart()
+            assert received(third, RestoreStart) == RestoreStart()
         os.close(inherited)
 
 
@@ -206,12 +196,11 @@ def test_a_directory_that_cannot_be_read_is_an_error_for_who_asks(tmp_path: Path
     with _served(tmp_path) as path:
         with _rank(path, tmp_path / "file") as link:
             link.send(Restore())
-            refused = link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-            assert isinstance(refused, RequestRefused)
+            refused = received(link, RequestRefused)
             assert "Not a directory" in refused.error
         with _rank(path, "") as link:
             link.send(Restore())
-            assert link.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] == RestoreStart()
+            assert received(link, RestoreStart) == RestoreStart()
 
 
 def test_a_socket_may_lie_deeper_than_the_kernel_takes_paths(tmp_path: Path) -> None:
@@ -220,4 +209,4 @@ def test_a_socket_may_lie_deeper_than_the_kernel_takes_paths(tmp_path: Path) -> 
     deep.mkdir(parents=True)
     with _served(deep) as path, _rank(path, "") as link:
         link.send(Restore())
-        assert link.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] == RestoreStart()
+        assert received(link, RestoreStart) == RestoreStart()

@@ -23,14 +23,7 @@ from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
 from holdfast.flash.server.protocol import TrainerHello, listen
 from holdfast.flash.server.service import TIERS, ServerState, Service
-from holdfast.flash.server.tiers import (
-    CheckpointTier,
-    Images,
-    SlotImage,
-    TierError,
-    TierNode,
-    Work,
-)
+from holdfast.flash.server.tiers import CheckpointTier, Images, SlotImage, TierError, TierNode, Work
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.writer import SlotWork, hashed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from checkpoints.lone_peers import Nobody
 from checkpoints.sample_shards import sample_shard
@@ -53,6 +53,7 @@ from holdfast_wire.messages import (
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 WAIT_SECONDS = 30.0
+_T = TypeVar("_T")
 
 REPORTS: dict[type, str] = {
     MemoryCheckpoints: "held",
@@ -125,6 +126,12 @@ class Node:
     def word(self, message: Any, round_number: int = 0) -> None:
         """Let the master say something, and wait until it was taken in."""
         self._do(lambda: act_on(message, round_number, self.commit))
+
+    def grant(self, parts: ShardsPersisted, own: str) -> str:
+        """Let the master grant parts; return why they were not committed."""
+        self.word(grant_of(parts, own))
+        error: str = self.master.hears("committed").error
+        return error
 
     def restate(self) -> None:
         """Let a new master welcome the node."""
@@ -234,6 +241,23 @@ def rank_of(
         yield Rank(link, arena)
     finally:
         link.close()
+
+
+def received(link: Link, kind: type[_T]) -> _T:
+    """Return the next message of a kind, and close its descriptors."""
+    wanted: Any = kind
+    found, descriptors, _ = link.expect(wanted, timeout_s=WAIT_SECONDS)
+    for fd in descriptors:
+        os.close(fd)
+    assert isinstance(found, kind)
+    return found
+
+
+def save_all(version: Version, *pairs: tuple[Node, Rank]) -> list[ShardsPersisted]:
+    """Have each rank save a step for storage; return what their nodes report."""
+    for _, rank in pairs:
+        rank.save(version, durable=True)
+    return [node.master.hears("written") for node, _ in pairs]
 
 
 def grant_of(written: ShardsPersisted, own: str) -> CommitGrant:

@@ -17,12 +17,7 @@ from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.peer_parts import Described, GatherError, Range
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_wire import channel, codec
-from holdfast_wire.messages import (
-    ByteRange,
-    DescribePartRequest,
-    Fence,
-    ReadPartRequest,
-)
+from holdfast_wire.messages import ByteRange, DescribePartRequest, Fence, ReadPartRequest
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
 CONNECT_SECONDS = 5.0

@@ -41,10 +41,7 @@ class CoordinatedRestore:
     """Start of the newest round, on one node."""
 
     def __init__(
-        self,
-        node: ServerState,
-        coordinator: Coordinator,
-        write_beside: Callable[[Version], None],
+        self, node: ServerState, coordinator: Coordinator, write_beside: Callable[[Version], None]
     ) -> None:
         """Take the node, the connection to the master, and the function that flushes a version.
 
@@ -265,9 +262,5 @@ class CoordinatedRestore:
 def _told(plan: RestorePlan) -> RestorePlan:
     """Return the part of a plan that a new master must know, once its ranks have begun with it."""
     return RestorePlan(
-        plan_id=plan.plan_id,
-        version=plan.version,
-        tier=plan.tier,
-        partial=plan.partial,
-        go=True,
+        plan_id=plan.plan_id, version=plan.version, tier=plan.tier, partial=plan.partial, go=True
     )

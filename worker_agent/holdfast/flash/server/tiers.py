@@ -185,9 +185,7 @@ class MemoryTier:
         return arenas.held.usable(ranks, arenas.world, asked)
 
     def newest(
-        self,
-        asking: Sequence[TrainerHello],
-        above: Version | None,
+        self, asking: Sequence[TrainerHello], above: Version | None
     ) -> tuple[Version | None, list[str]]:
         """Return the newest intact version that is complete here; empty the damaged slots."""
         notes: list[str] = []

@@ -135,11 +135,7 @@ def pass_over(disk: Disk, root: str, attempt: str, committed: Version) -> None:
 def discard_attempt(disk: Disk, root: str, attempt: str, version: Version) -> None:
     """Delete a version's attempt, under whatever coordinator's name it lies; raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        sweep(
-            disk,
-            root,
-            lambda one: one.version != version or not one.number.startswith(attempt),
-        )
+        sweep(disk, root, lambda one: one.version != version or not one.number.startswith(attempt))
 
 
 def leave_nothing(
