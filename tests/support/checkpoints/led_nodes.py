@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -184,7 +185,17 @@ class Rank:
     """A trainer that says what it is told to."""
 
     link: Link
-    arena: Arena
+    table: ShardTable
+    """Of its arenas."""
+
+    @cached_property
+    def arena(self) -> Arena:
+        """Arena that the server has made for it; asked for once."""
+        self.link.send(Layout(table=encode(self.table).decode(), bytes_room=4096, slots=3))
+        _, (fd,), _ = self.link.expect(Granted, timeout_s=WAIT_SECONDS)
+        arena = Arena(fd)
+        os.close(fd)
+        return arena
 
     def save(self, version: Version, *, durable: bool = False) -> None:
         """Fill a free slot and tell."""
@@ -215,16 +226,16 @@ class Rank:
 
 
 @contextmanager
-def rank_of(
+def connected(
     node: Served,
-    root: Path,
+    root: Path | str,
     rank: int,
     world: int = 2,
     round_number: int = 1,
     table: ShardTable | None = None,
     kept: int = 1,
 ) -> Iterator[Rank]:
-    """Connect a trainer of a node, with an arena."""
+    """Connect a trainer of a node; it asks for its arena when it needs one."""
     link = connect(node.path)
     link.send(
         TrainerHello(
@@ -232,15 +243,18 @@ def rank_of(
             policy=CheckpointPolicy(keep_last=3),
         )
     )  # fmt: skip
-    table = table or sample_shard(rank, world, random.Random(0))[0].table
-    link.send(Layout(table=encode(table).decode(), bytes_room=4096, slots=3))
-    _, (fd,), _ = link.expect(Granted, timeout_s=WAIT_SECONDS)
-    arena = Arena(fd)
-    os.close(fd)
     try:
-        yield Rank(link, arena)
+        yield Rank(link, table or sample_shard(rank, world, random.Random(0))[0].table)
     finally:
         link.close()
+
+
+@contextmanager
+def rank_of(*place: Any, **named: Any) -> Iterator[Rank]:
+    """Connect a trainer as `connected`, with an arena."""
+    with connected(*place, **named) as rank:
+        assert rank.arena.slots
+        yield rank
 
 
 def received(link: Link, kind: type[_T]) -> _T:
