@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.memory_budget import Room
@@ -16,6 +18,17 @@ from holdfast.flash.storage.writer import hashed
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 PLENTY = Room(available=2**40, source="a test")
+
+
+@contextmanager
+def memory_folder(name: str) -> Iterator[Path]:
+    """Make a directory in memory; on a disk a test would wait for it."""
+    path = Path("/dev", "shm") / f"holdfast-test-{name}-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for left in path.iterdir():
+        left.unlink()
+    path.rmdir()
 
 
 def layout(rank: int = 0, world: int = 2, room: int = 4096) -> Layout:
