@@ -115,25 +115,6 @@ def test_a_power_cut_at_any_operation_breaks_no_promise(round_number: int) -> No
         assert wrong == [], f"seed {seed}, round {round_number}, operation {cut}"
 
 
-@pytest.mark.parametrize("forgotten", ["forget_sync", "forget_sync_dir"])
-def test_the_disk_finds_a_missing_fsync(forgotten: str) -> None:
-    """With fsync of files, or of directories, left out, some crash breaks a promise."""
-    for cut in range(1, _operations() + 2):
-        for draw in range(4):
-            disk = ForgetfulDisk()
-            setattr(disk, forgotten, True)
-            disk.cut_at = cut
-            announced, deleting = _life(disk, random.Random(0))
-            found = disk.after_power_cut(random.Random(f"{cut}/{draw}"))
-            if announced and (_missing_root(found) or _judge(found, announced, deleting)):
-                return
-    pytest.fail("nothing broke")
-
-
-def _missing_root(disk: ForgetfulDisk) -> bool:
-    return ROOT not in disk.names("")
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 def test_a_failing_operation_costs_at_most_its_own_step(code: int) -> None:
     """Whichever operation fails: the step is committed or refused, older ones are untouched."""

@@ -177,8 +177,12 @@ def test_memory_is_offered_to_a_layout_only_if_it_has_all_parts(
             assert [(part.version.step, part.ranks) for part in question.parts] == [(3, (0,))]
 
 
-def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
-    """The master hears which slot; it will choose another version."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_damage_in_memory_is_found_by_the_check(*, tmp_path: Path, ahead: bool) -> None:
+    """The master hears which slot; it will choose another version.
+
+    A new round's ranks are answered after the look ahead, and damage is found all the same.
+    """
     with served(tmp_path) as node:
         with rank_of(node, tmp_path, 0) as rank:
             rank.save(Version(1, 3))
@@ -186,30 +190,16 @@ def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
             node.master.hears("written")
             slot = next(slot for slot in rank.arena.slots if slot.version.step == 4)
             slot.image[5] ^= 1
+        if ahead:
+            node.service.post(node.commit.restore.look_ahead)
         with rank_of(node, tmp_path, 0, round_number=2) as rank:
             rank.link.send(Restore())
-            node.master.hears("asks")
+            assert node.master.hears("asks").offers
             wrong = plan(version=Version(1, 4), tier=Tier.MEMORY, go=False)
             node.word(wrong, 2)
             assert "in memory is damaged" in node.master.hears("checked").error
             right = plan(plan_id=6, version=Version(1, 3), tier=Tier.MEMORY, go=False)
             assert _start(node, rank, 2, right).step == 3
-
-
-def test_a_new_rounds_ranks_are_answered_after_the_look_ahead(tmp_path: Path) -> None:
-    """It runs while processes start; damage is found by the check all the same."""
-    with served(tmp_path) as node:
-        with rank_of(node, tmp_path, 0) as rank:
-            rank.save(Version(1, 4), durable=True)
-            node.master.hears("written")
-            slot = next(slot for slot in rank.arena.slots if slot.version.step == 4)
-            slot.image[5] ^= 1
-        node.service.post(node.commit.restore.look_ahead)
-        with rank_of(node, tmp_path, 0, round_number=2) as rank:
-            rank.link.send(Restore())
-            assert node.master.hears("asks").offers
-            node.word(plan(version=Version(1, 4), tier=Tier.MEMORY, go=False), 2)
-            assert "in memory is damaged" in node.master.hears("checked").error
 
 
 def test_a_plan_for_a_tier_that_the_node_lacks_is_answered_with_an_error(tmp_path: Path) -> None:
@@ -296,19 +286,26 @@ def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path
         assert told == (1, frozenset([Version(1, 3)]), True)
 
 
+@contextmanager
+def _behind(node: Node) -> Iterator[None]:
+    """Keep a node's service from reading until the block ends."""
+    behind = threading.Event()
+
+    def wait() -> None:
+        behind.wait(WAIT_SECONDS)
+
+    node.service.post(wait)
+    yield
+    behind.set()
+
+
 def test_a_step_for_storage_waits_for_a_keeper_that_is_behind(tmp_path: Path) -> None:
     """Three steps are VALID before the first is heard of: the second is not given back unread."""
     with served(tmp_path) as node, rank_of(node, tmp_path / "root", 0, world=1) as rank:
         (tmp_path / "root").mkdir()
-        behind = threading.Event()
-
-        def wait() -> None:
-            behind.wait(WAIT_SECONDS)
-
-        node.service.post(wait)
-        for step in (1, 2, 3):
-            rank.save(Version(1, step), durable=True)
-        behind.set()
+        with _behind(node):
+            for step in (1, 2, 3):
+                rank.save(Version(1, step), durable=True)
         told = [node.master.hears("written") for _ in range(3)]
         assert [(one.version.step, one.error) for one in told] == [(1, ""), (2, ""), (3, "")]
 
@@ -321,26 +318,19 @@ def test_a_step_in_memory_that_is_wanted_on_storage_waits_too(tmp_path: Path) ->
         rank_of(node, tmp_path / "root", 0, kept=2) as first,
         rank_of(node, tmp_path / "root", 1, kept=2) as second,
     ):
-        behind = threading.Event()
-
-        def wait() -> None:
-            behind.wait(WAIT_SECONDS)
-
-        node.service.post(wait)
-        for rank in (first, second):
-            rank.save(Version(1, 1))
-            rank.tell_saved(Tier.STORAGE, Version(1, 1))
-            rank.save(Version(1, 2))
-        behind.set()
+        with _behind(node):
+            for rank in (first, second):
+                rank.save(Version(1, 1))
+                rank.tell_saved(Tier.STORAGE, Version(1, 1))
+                rank.save(Version(1, 2))
         told = node.master.hears("written")
         assert (told.version.step, told.ranks, told.error) == (1, (0, 1), "")
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_script_that_never_loads_is_kept_all_the_same(tmp_path: Path, *, durable: bool) -> None:
-    """Its first save says that it has begun."""
+def test_a_script_that_never_loads_is_kept_all_the_same(tmp_path: Path) -> None:
+    """Its first save says that it has begun, also one for storage."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
-        rank.save(Version(1, 3), durable=durable)
+        rank.save(Version(1, 3), durable=True)
         assert node.master.hears_held()[:2] == (1, frozenset([Version(1, 3)]))
 
 
@@ -440,10 +430,3 @@ def test_a_part_that_its_rank_had_asked_for_is_not_written_twice(tmp_path: Path)
         node.word(flush_to_storage(Version(1, 7), "w1"))
         assert node.master.hears("written") == parts
         assert node.master.heard_nothing("written")
-
-
-def test_a_world_of_one_node_tells_what_it_has_too(tmp_path: Path) -> None:
-    """Else the master could not have it written when the job ends."""
-    with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
-        rank.save(Version(1, 3))
-        assert node.master.hears_held()[:2] == (1, frozenset([Version(1, 3)]))

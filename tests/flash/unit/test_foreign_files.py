@@ -6,24 +6,23 @@ import errno
 import os
 import random
 import shutil
-import socket
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from checkpoints.led_nodes import connected, received, running
 from checkpoints.sample_shards import sample_step, save
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import Link, RequestRefused, Restore, RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import Restore, RestoreStart, listen
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.reader import committed, newest
 from holdfast.flash.storage.retention import Retainer
 from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast_wire.messages.spec import CheckpointPolicy
 
 WAIT_SECONDS = 30.0
 
@@ -121,25 +120,14 @@ def test_a_directory_that_is_read_only_is_started_from(
     """Remains of a deletion stay in a read-only directory. A load starts from it all the same."""
     _save(tmp_path, 10)
     (tmp_path / ".trash.abc").mkdir()
-    ours, theirs = (Link(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    service = local_service(ArenaStore(), disk=ReadOnly())
-    service.add(theirs)
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
-        ours.send(
-            TrainerHello(
-                rank=0, world=1, kept=1, lineage=1, root=str(tmp_path),
-                policy=CheckpointPolicy(keep_last=3),
-            )
-        )  # fmt: skip
-        ours.send(Restore())
-        origin = ours.expect(RestoreStart, RequestRefused, timeout_s=WAIT_SECONDS)[0]
-    finally:
-        ours.close()
-        thread.join()
-    assert isinstance(origin, RestoreStart)
-    assert origin.step == 10
+    path = str(tmp_path / "keeper")
+    server = SimpleNamespace(path=path)
+    with (
+        running(local_service(ArenaStore(), listen(path), ReadOnly())),
+        connected(server, tmp_path, 0, world=1) as rank,
+    ):
+        rank.link.send(Restore())
+        assert received(rank.link, RestoreStart).step == 10
     assert "earlier worlds' parts stay: " in caplog.text
 
 

@@ -82,17 +82,6 @@ def test_retention_keeps_the_newest_the_pinned_and_the_milestones(
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "name"), [(0, 0, "keep_last=0"), (1, -1, "keep_every=-1")]
-)
-def test_retention_that_would_delete_everything_is_refused(
-    last: int, every: int, name: str
-) -> None:
-    """The error names the setting and its value."""
-    with pytest.raises(ValueError, match=name):
-        RetentionSettings(keep_last=last, keep_every=every)
-
-
-@pytest.mark.parametrize(
     ("last", "every", "told", "expected"),
     [
         (None, None, "", (3, 0)),
@@ -117,6 +106,7 @@ def test_what_is_kept_is_the_scripts_else_the_jobs_choice(
     [
         (0, None, "", "keep_last=0"),
         (True, None, "", "keep_last=True"),
+        (None, -1, "", "keep_every=-1"),
         (None, 2.5, "", "keep_every=2.5"),
         (None, None, "3", "HOLDFAST_CHECKPOINT='3': it is 3: expected an object"),
         (None, None, "7:50", "HOLDFAST_CHECKPOINT='7:50': it is no JSON"),

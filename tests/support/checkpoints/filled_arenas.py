@@ -37,9 +37,9 @@ def layout(rank: int = 0, world: int = 2, room: int = 4096) -> Layout:
     return Layout(table=encode(table).decode(), bytes_room=room, slots=3)
 
 
-def save(keeper: ArenaStore, rank: int, step: int, *, hash_it: bool = True) -> None:
+def save(keeper: ArenaStore, rank: int, step: int, world: int = 2, *, hash_it: bool = True) -> None:
     """Do what a trainer and its agent do for one step."""
-    arena = keeper.grant(rank, layout(rank)).arena
+    arena = keeper.grant(rank, layout(rank, world)).arena
     slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
     slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)
