@@ -22,7 +22,7 @@ from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.reader import committed, newest
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 WAIT_SECONDS = 30.0
 
@@ -56,7 +56,7 @@ def test_a_copy_is_none_of_those_that_retention_leaves(
         _save(tmp_path, step)
     shutil.copytree(tmp_path / "step_10", tmp_path / "step_29")
     _save(tmp_path, 30)
-    Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2)).delete_old(30)
+    Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=2)).delete_old(30)
     assert _steps(tmp_path) == [20, 29, 30]
     assert "retention leaves step 29 alone" in caplog.text
 
@@ -69,7 +69,7 @@ def test_a_step_that_is_a_link_goes_and_what_it_leads_to_stays(tmp_path: Path) -
         _save(root, step)
     (root / "step_10").rename(larger)
     (root / "step_10").symlink_to(larger)
-    Retainer(Disk(), str(root), RetentionSettings(keep_last=1)).delete_old(30)
+    Retainer(Disk(), str(root), CheckpointPolicy(keep_last=1)).delete_old(30)
     assert [path.name for path in root.iterdir()] == ["step_30"]
     assert (larger / "holdfast.json").is_file()
 
@@ -138,7 +138,7 @@ def test_retention_that_fails_is_named_once(
     for step in (1, 2, 3):
         _save(tmp_path, step)
     (tmp_path / "tags" / "best").mkdir(parents=True)
-    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=1))
+    retainer = Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=1))
     retainer.delete_old(3)
     retainer.delete_old(3)
     assert _steps(tmp_path) == [1, 2, 3]

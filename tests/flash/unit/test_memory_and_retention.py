@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from holdfast.environment import Environment
 from holdfast.flash.memory.memory_budget import Room, memory_left, refusal
 from holdfast.flash.schedule import SaveEvery, Schedule, due
-from holdfast.flash.storage.retention_rule import RetentionSettings, chosen, to_delete
+from holdfast.flash.storage.retention_rule import chosen, to_delete
 from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 GIB = 2**30
 
@@ -74,7 +75,7 @@ def test_retention_keeps_the_newest_the_pinned_and_the_milestones(
     steps: list[int], last: int, every: int, pinned: frozenset[int]
 ) -> None:
     """A step is deleted exactly when it is neither among the newest nor pinned nor a milestone."""
-    gone = to_delete(steps, RetentionSettings(keep_last=last, keep_every=every), pinned)
+    gone = to_delete(steps, CheckpointPolicy(keep_last=last, keep_every=every), pinned)
     newest = sorted(set(steps))[-last:]
     for step in set(steps):
         kept = step in newest or step in pinned or (every > 0 and step % every == 0)

@@ -25,15 +25,15 @@ from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast.flash.storage.writer import SlotWork, Storage
 from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
 from house.extended import usual
 
 ROOT = "ck"
 BEST = f"{ROOT}/best"
 JOB = "7e01"
-KEEP = RetentionSettings(keep_last=2)
+KEEP = CheckpointPolicy(keep_last=2)
 
 
 @pytest.fixture(scope="module")

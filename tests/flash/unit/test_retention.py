@@ -17,7 +17,7 @@ from holdfast.flash.storage.commit import Attempt, sweep
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import MANIFEST_NAME
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 
 def _begin(root: Path, step: int, number: str = "0") -> Attempt:
@@ -46,7 +46,7 @@ def test_a_step_that_cannot_be_read_neither_goes_nor_counts_and_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """It may be somebody's last; as many as told stay beside it."""
-    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2))
+    retainer = Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=2))
     for step in (1, 2, 3):
         _save(tmp_path, step)
     file = tmp_path / "step_2" / MANIFEST_NAME
@@ -84,7 +84,7 @@ def test_steps_that_stay_anyway_are_not_read(tmp_path: Path) -> None:
             return super().read(path)
 
     disk = Counting()
-    settings = RetentionSettings(keep_last=2, keep_every=10)
+    settings = CheckpointPolicy(keep_last=2, keep_every=10)
     retainer = Retainer(disk, str(tmp_path), settings)
     for step in (10, 20, 25, 26, 27):
         _save(tmp_path, step)

@@ -161,7 +161,7 @@ KEEPER = (
     ),
     *_keeper("storage.commit", "_publish", "disk.rename_new(folder, final)", nth=2),
     *_keeper("storage.commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
-    *_keeper("server.service", "ServerState.tell_durable", "member.link.send(Durable", nth=3),
+    *_keeper("server.service", "ServerState.tell", "member.link.send(news)", nth=3),
     *_keeper("storage.owners", "_enter", "disk.close(disk.create", "disk.sync_dir(folder)"),
     *_keeper("storage.retention", "Retainer._delete", "delete_steps(", nth=3),
     *_keeper(
@@ -218,7 +218,7 @@ LED = (
         "storage.commit", "discard", "disk.rename(path, trash)", "disk.remove_tree(trash)", nth=1,
     ),
     *_node("server.coordinated_commit", "CoordinatedCommit._carried_out", "r.send(ended)"),
-    *_node("server.coordinated_commit", "CoordinatedCommit.announce", "tell_durable(version)"),
+    *_node("server.coordinated_commit", "CoordinatedCommit.announce", "self._node.tell(version"),
     *_node("server.coordinated_restore", "CoordinatedRestore.choose", "send(question, lineage)"),
     *_node("server.coordinated_restore", "CoordinatedRestore._check", "manifest = tier.verify("),
     *_node("server.tiers", "MemoryTier.resume", "self._arenas.resume_from("),

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from campaigns.flash_kills import Process, start
 from campaigns.kill_points import Point, die_at
-from campaigns.named_kills import MID_SAVE, Judge, Process, World, listen_to, start, train
+from campaigns.named_kills import MID_SAVE, Judge, World, listen_to, train
 from checkpoints.led_nodes import REPORTS
 from checkpoints.lone_peers import Nobody
 from holdfast.flash.memory.slots import Version

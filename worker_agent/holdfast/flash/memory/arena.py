@@ -158,7 +158,7 @@ def geometry_of(table: ShardTable, table_bytes: int, slots: int, bytes_room: int
     )
 
 
-class Arena:
+class Arena(Mapping):
     """One mapping of an arena, by its agent or by a trainer."""
 
     def __init__(self, fd: int) -> None:
@@ -170,9 +170,8 @@ class Arena:
         if (size := os.fstat(fd).st_size) < PAGE:
             kind = ArenaError if size else UnfinishedError
             raise kind(f"descriptor {fd}: {size} bytes are no arena")
-        self._map = Mapping(fd)
-        self._bytes = self._map.memory
-        words = self._bytes[:PAGE].cast("Q")
+        super().__init__(fd)
+        words = self.memory[:PAGE].cast("Q")
         if not words[ArenaWord.MAGIC]:
             raise UnfinishedError(f"descriptor {fd}: no arena yet")
         if words[ArenaWord.MAGIC] != MAGIC or words[ArenaWord.FORMAT] != FORMAT:
@@ -181,11 +180,11 @@ class Arena:
                 f"(magic {words[ArenaWord.MAGIC]:#x}, format {words[ArenaWord.FORMAT]})"
             )
         self.geometry = Geometry(**{name: words[word] for name, word in _SIZES.items()})
-        self.job = _job_in(words, self._bytes, fd)
+        self.job = _job_in(words, self.memory, fd)
         """Uid of the job that the arena was made for; empty in memory that no other job can see."""
-        if self.geometry.total != len(self._bytes):
-            raise ArenaError(f"descriptor {fd}: {len(self._bytes)} bytes do not fit its header")
-        self.body = self._bytes[PAGE : PAGE + self.geometry.table_bytes].tobytes()
+        if self.geometry.total != len(self.memory):
+            raise ArenaError(f"descriptor {fd}: {len(self.memory)} bytes do not fit its header")
+        self.body = self.memory[PAGE : PAGE + self.geometry.table_bytes].tobytes()
         self.layout = layout_id(self.body)
         if self.layout != words[ArenaWord.TABLE_HASH]:
             raise ArenaError(f"descriptor {fd}: the shard table does not match its hash")
@@ -195,23 +194,9 @@ class Arena:
             raise ArenaError(f"descriptor {fd}: {error}") from error
         self.slots = tuple(ArenaSlot(self, index) for index in range(self.geometry.slots))
 
-    @property
-    def address(self) -> int:
-        """Address of the mapping in this process."""
-        return self._map.address
-
-    @property
-    def memory(self) -> memoryview:
-        """All bytes."""
-        return self._bytes
-
     def views(self) -> list[SlotView]:
         """Return a view of each slot for the pure decisions (`slots`)."""
         return [slot.view() for slot in self.slots]
-
-    def keep_from_children(self) -> None:
-        """Leave the mapping out of forked processes: a data loader's child must not pin it."""
-        self._map.keep_from_children()
 
     def populate(self, *, write: bool, threads: int = 1, enlarge: bool = False) -> None:
         """Fault all pages in, so that the first copy does not have to; other threads run meanwhile.
@@ -219,14 +204,14 @@ class Arena:
         `enlarge`: for the maker of the arena: use large pages, where the kernel gives them.
         """
         if enlarge:
-            self._map.enlarge(threads=threads)
-        self._map.fault_in(write=write, threads=threads)
+            self.enlarge(threads=threads)
+        self.fault_in(write=write, threads=threads)
 
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""
         for slot in self.slots:
             slot.close()
-        self._map.close()
+        super().close()
 
 
 class ArenaSlot:

@@ -221,8 +221,8 @@ def overlap(one: Box, other: Box) -> Box | None:
     return begins, sizes
 
 
-def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]:
-    """Return the faults of the tables together; empty if each tensor is tiled exactly.
+def holes(tables: Iterable[ShardTable]) -> list[str]:
+    """Return the faults of the tables' files together; empty if each tensor is tiled exactly.
 
     A checkpoint of tables that do not tile is incomplete and must never be chosen.
     """
@@ -230,9 +230,7 @@ def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]
     boxes: dict[str, set[Box]] = {}
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     wrong = []
-    for item in (item for table in tables for item in table.tensors):
-        if files_only and item.tail:
-            continue
+    for item in (item for table in tables for item in table.tensors if not item.tail):
         kind = (item.dtype, item.shape)
         if shapes.setdefault(item.name, kind) != kind:
             wrong.append(f"{item.name}: {kind} on one rank, {shapes[item.name]} on another")

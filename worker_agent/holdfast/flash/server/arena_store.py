@@ -37,7 +37,7 @@ from holdfast.flash.memory.slots import (
     releasable,
 )
 from holdfast.flash.server.protocol import Layout, TrainerHello
-from holdfast.flash.storage.manifest import Manifest, Shard
+from holdfast.flash.storage.manifest import Manifest
 from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
 
@@ -375,8 +375,12 @@ class ArenaSet:
         """
         stored = {shard.table.rank: shard for shard in manifest.shards}
         for held, slot in self.places(manifest.version):
-            shard = stored.get(held.rank)
-            if shard is None or shard.table != held.arena.table or not _is_same(slot, shard):
+            shard, form = stored.get(held.rank), (held.arena.table, tuple(slot.lengths))
+            if (
+                shard is None
+                or (shard.table, shard.lengths) != form
+                or slot.hash_image(training=False) != shard.hashes
+            ):
                 slot.give_back(Move.RELEASE)
 
     def newest(self) -> Version | None:
@@ -384,12 +388,6 @@ class ArenaSet:
         worlds = {held.arena.table.world for arenas in self.by_rank.values() for held in arenas}
         found = (version for world in worlds for version in self.saved_by(range(world), world))
         return max(found, default=None)
-
-
-def _is_same(slot: ArenaSlot, shard: Shard) -> bool:
-    """Return True if a slot has the bytes of a committed shard, its tail included."""
-    same = tuple(slot.lengths) == shard.lengths
-    return same and slot.hash_image(training=False) == shard.hashes
 
 
 def prove(jobs: Iterable[SlotWork]) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.coordinated_restore import CoordinatedRestore
-from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.server.protocol import Durable, TrainerHello
 from holdfast.flash.server.service import Coordinator, ServerState
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
@@ -216,7 +216,7 @@ class CoordinatedCommit:
             if known is not None and 0 in self._arenas.held.ranks:
                 self._discard(version, known)
         else:
-            self._node.tell_durable(version)
+            self._node.tell(version, Durable(step=version.step))
 
     def _discard(self, version: Version, shards: ShardsPersisted) -> None:
         """Delete the parts of a step that nobody commits: otherwise each would stay until the end.

@@ -6,10 +6,10 @@ service's own thread, except for the verification.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from holdfast.flash.server.arena_store import prove
 from holdfast.flash.server.peer_parts import Gatherer, GatherError
 from holdfast.flash.server.protocol import Member
 from holdfast.flash.server.service import Coordinator, ServerState
-from holdfast.flash.server.tiers import Images, SlotImage, TierError, Work
+from holdfast.flash.server.tiers import SlotImage, TierError, Work
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.manifest import FormatError, ManifestError
 from holdfast_wire.messages import (
@@ -119,7 +119,7 @@ class CoordinatedRestore:
         try:
             question = self._question(asking)
         except (OSError, FormatError, TierError) as error:
-            self._node.refuse(asking, str(error))
+            self._node.answer(asking, protocol.RequestRefused(error=str(error)))
             return
         self._round, self._asked, self._plan = lineage, question, None
         self._coordinator.send(question, lineage)
@@ -172,13 +172,16 @@ class CoordinatedRestore:
         if self._round != round_number or self._plan is not None:
             return
         if error:
-            self._node.refuse([member for member in self._node.members if member.asks], error)
+            asking = [member for member in self._node.members if member.asks]
+            self._node.answer(asking, protocol.RequestRefused(error=error))
         else:
             self._go(round_number, plan)
 
     def _go(self, round_number: int, plan: RestorePlan) -> None:
         node = self._node
-        self._asked, self._plan = dataclasses.replace(self._asked, told=_told(plan)), plan
+        # What a new master must know of the plan, now that its ranks begin with it.
+        told = replace(plan, go=True, share=0, shares=0, notes=(), sources=())
+        self._asked, self._plan = replace(self._asked, told=told), plan
         version, sources = plan.version, self._sources(plan)
         for name, tier in node.tiers.items():
             self._clear_up(tier.resume(version if name in sources else None))
@@ -233,19 +236,9 @@ class CoordinatedRestore:
             self._describe(round_number, plan, tell)
 
     def _begin(self, asking: list[Member], plan: RestorePlan) -> None:
-        if plan.version is None:
-            self._node.start_from(asking, protocol.RestoreStart(notes=plan.notes))
-            return
-        version, tiers = plan.version, self._node.tiers
-        lent = self._gatherer.lent if plan.sources else {}
-        found = [tiers[name].images(version) for name in self._sources(plan)]
-        away = (SlotImage(rank=rank, fd=one.fd, index=0, lent=True) for rank, one in lent.items())
-        images = Images(
-            slots=(*(slot for one in found for slot in one.slots), *away), path=found[-1].path
-        )
-        durable = tiers[plan.tier].durable
-        start = images.start(version, plan.notes, durable=durable)
-        self._node.start_from(asking, start, images.descriptors)
+        away = self._gatherer.lent.items() if plan.sources else ()
+        lent = [SlotImage(rank=rank, fd=one.held.fd, index=0, lent=True) for rank, one in away]
+        self._node.start_from(asking, plan.version, self._sources(plan), plan.notes, lent)
 
     def fetch(self, member: Member, wanted: protocol.Fetch) -> None:
         """Read items from other nodes' memory for a rank."""
@@ -257,10 +250,3 @@ class CoordinatedRestore:
                 )
 
         self._read(lambda: self._gatherer.fetch(wanted.items), fetched)
-
-
-def _told(plan: RestorePlan) -> RestorePlan:
-    """Return the part of a plan that a new master must know, once its ranks have begun with it."""
-    return RestorePlan(
-        plan_id=plan.plan_id, version=plan.version, tier=plan.tier, partial=plan.partial, go=True
-    )

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import Fetch, LinkError, Member, RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import Fetch, LinkError, Member, RequestRefused, TrainerHello
 from holdfast.flash.server.service import CommitPolicy, ServerState, Service
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.filesystem import Disk
@@ -56,7 +56,7 @@ class LocalRestore:
         """Newest lineage that has a start; the start is chosen once for all of its ranks."""
         self._version: Version | None = None
         self._tier = Tier.UNSPECIFIED
-        self._notes: tuple[str, ...] = ()
+        self._notes: list[str] = []
 
     def choose(self, lineage: int, asking: list[Member]) -> None:
         """Answer with the newest version that verifies, the same for all ranks of a lineage."""
@@ -66,15 +66,9 @@ class LocalRestore:
                 self._choose([member.hello for member in asking if member.hello])
                 self._lineage = lineage
         except (OSError, FormatError) as error:
-            node.refuse(asking, str(error))
-            return
-        if self._version is None:
-            node.start_from(asking, RestoreStart(notes=self._notes))
-            return
-        tier = node.tiers[self._tier]
-        images = tier.images(self._version)
-        start = images.start(self._version, self._notes, durable=tier.durable)
-        node.start_from(asking, start, images.descriptors)
+            node.answer(asking, RequestRefused(error=str(error)))
+        else:
+            node.start_from(asking, self._version, [self._tier], self._notes)
 
     def _choose(self, asking: list[TrainerHello]) -> None:
         version, chosen, notes = None, Tier.UNSPECIFIED, list[str]()
@@ -88,7 +82,7 @@ class LocalRestore:
             if work and (error := failure_of("clearing up", work, OSError)):
                 # It costs room, not safety: the directory may be read-only.
                 log.warning("earlier worlds' parts stay: %s", error)
-        self._version, self._tier, self._notes = version, chosen, tuple(notes)
+        self._version, self._tier, self._notes = version, chosen, notes
 
     def fetch(self, member: Member, wanted: Fetch) -> None:
         """Refuse: there are no other nodes."""

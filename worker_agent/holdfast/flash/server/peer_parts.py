@@ -10,13 +10,12 @@ description.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, in_memory
+from holdfast.flash.memory.arena import Arena, ArenaError, RankArena, geometry_of, in_memory
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.memory_budget import Room, refusal
 from holdfast.flash.memory.shard_table import TableError, decode
@@ -70,9 +69,8 @@ class Lent:
     """One part of another node, with the items read so far."""
 
     source: PartSource
-    fd: int
-    arena: Arena
-    hashes: tuple[int, ...]
+    held: RankArena
+    """Arena like the rank's own, with the hashes that its items must have."""
     spans: list[Range]
     there: set[int] = field(default_factory=set)
     """Indices of the items that were read and match their hashes."""
@@ -115,7 +113,7 @@ class Gatherer:
             table = decode(found.table)
             geometry = geometry_of(table, len(found.table), 1, found.bytes_room)
             fd = in_memory(found.table, geometry)
-            arena = Arena(fd)
+            held = RankArena(Arena(fd), fd)
         except (TableError, ArenaError, OSError) as error:
             raise GatherError(f"rank {rank} of node {source.node_rank}: {error}") from error
         if (table.rank, len(found.hashes), len(found.lengths)) != (
@@ -123,14 +121,13 @@ class Gatherer:
             table.count,
             len(table.byte_items),
         ):
-            arena.close()
-            os.close(fd)
+            held.close()
             raise GatherError(f"node {source.node_rank} describes another part than rank {rank}'s")
-        slot = arena.slots[0]
+        slot = held.arena.slots[0]
         slot.begin_write(self._version)
         slot.commit(found.lengths)
-        lent = Lent(source, fd, arena, found.hashes, table.spans(found.lengths))
-        self.lent[rank] = lent
+        slot.store_hashes(found.hashes)
+        self.lent[rank] = lent = Lent(source, held, slot.spans)
         self._read(rank, lent, range(len(table.tensors), table.count))
 
     def fetch(self, items: Iterable[tuple[int, int]]) -> None:
@@ -169,15 +166,14 @@ class Gatherer:
             raise GatherError(f"parts of other nodes: {reason}")
 
     def _read(self, rank: int, lent: Lent, indices: Iterable[int]) -> None:
-        image = lent.arena.slots[0].image
+        slot, source = lent.held.arena.slots[0], lent.source
         for batch in _batches(sorted(set(indices) - lent.there), lent.spans):
             ranges = _joined([lent.spans[index] for index in batch])
-            source = lent.source
-            self._peers.read(source.address, self._number, self._version, rank, ranges, image)
+            self._peers.read(source.address, self._number, self._version, rank, ranges, slot.image)
             for index in batch:
                 begin, length = lent.spans[index]
-                if hash64(image[begin : begin + length]) != lent.hashes[index]:
-                    name = lent.arena.table.items[index].name
+                if hash64(slot.image[begin : begin + length]) != slot.hashes[index]:
+                    name = lent.held.arena.table.items[index].name
                     raise GatherError(
                         f"{name} of rank {rank} on node {source.node_rank} is damaged"
                     )
@@ -190,8 +186,7 @@ class Gatherer:
 
     def _give_up(self) -> None:
         for lent in self.lent.values():
-            lent.arena.close()
-            os.close(lent.fd)
+            lent.held.close()
         self.lent = {}
 
 

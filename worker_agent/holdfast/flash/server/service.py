@@ -40,7 +40,7 @@ from holdfast.flash.server.protocol import (
     Saved,
     TrainerHello,
 )
-from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
+from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, SlotImage, StorageTier, TierNode
 from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
@@ -115,7 +115,7 @@ class ServerState:
             if error:
                 self.tell_failed(job.tier, job.version, error)
             elif self.tiers[job.tier].durable:
-                self.tell_durable(job.version)
+                self.tell(job.version, Durable(step=job.version.step))
 
         what = f"committing step {job.version.step}"
         self.worker.hand_out(what, work, committed, CommitError)
@@ -125,39 +125,61 @@ class ServerState:
         tier = self.tiers[name]
         return tier.commit is not None and tier.shared is None
 
-    def tell_durable(self, version: Version) -> None:
-        """Tell the ranks that wait for a step that it is committed."""
+    def tell(self, version: Version, news: Durable | Failed) -> None:
+        """Tell the ranks that wait for a step whether it is committed."""
         for member in self.members:
             if version in member.durable:
                 member.durable.discard(version)
-                member.link.send(Durable(step=version.step))
+                member.link.send(news)
 
     def tell_failed(self, name: Tier, version: Version, error: str) -> None:
         """Tell the ranks that wait for a step that it will not be committed in a tier."""
         self.parts.pop((name, version), None)
         if self.commits_alone(name):
             log.warning("step %d is not in %s: %s", version.step, name.name, error)
+        else:
+            self.tell(version, Failed(step=version.step, error=error))
+
+    def start_from(
+        self,
+        members: Sequence[Member],
+        version: Version | None,
+        tiers: Sequence[Tier],
+        notes: Sequence[str],
+        lent: Sequence[SlotImage] = (),
+    ) -> None:
+        """Let ranks that wait start from a version; None: from nothing.
+
+        tiers: Tiers with images of it, the one that it was chosen from last.
+        notes: Versions that were passed over, with reasons. lent: Images on other nodes.
+        """
+        if version is None:
+            self.answer(members, RestoreStart(notes=tuple(notes)))
             return
-        for member in self.members:
-            if version in member.durable:
-                member.durable.discard(version)
-                member.link.send(Failed(step=version.step, error=error))
+        found = [self.tiers[name].images(version) for name in tiers]
+        slots = [*(slot for one in found for slot in one.slots), *lent]
+        start = RestoreStart(
+            lineage=version.lineage,
+            step=version.step,
+            path=found[-1].path,
+            ranks=tuple(one.rank for one in slots),
+            slots=tuple(one.index for one in slots),
+            lent=tuple(one.rank for one in slots if one.lent),
+            durable=self.tiers[tiers[-1]].durable,
+            notes=tuple(notes),
+        )
+        self.answer(members, start, tuple(one.fd for one in slots))
 
     @staticmethod
-    def start_from(
-        members: Sequence[Member], origin: RestoreStart, descriptors: Sequence[int] = ()
+    def answer(
+        members: Sequence[Member],
+        message: RestoreStart | RequestRefused,
+        descriptors: tuple[int, ...] = (),
     ) -> None:
         """Answer ranks that wait for their start."""
         for member in members:
             member.asks = False
-            member.link.send(origin, tuple(descriptors))
-
-    @staticmethod
-    def refuse(members: Sequence[Member], error: str) -> None:
-        """Answer ranks that wait for their start with an error."""
-        for member in members:
-            member.asks = False
-            member.link.send(RequestRefused(error=error))
+            member.link.send(message, descriptors)
 
 
 class CommitPolicy(Protocol):

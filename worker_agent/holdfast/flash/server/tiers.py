@@ -11,24 +11,24 @@ cannot use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, read_manifest_or_none
 from holdfast.flash.storage.reader import committed, newest, verify
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast.flash.storage.writer import SlotWork, Storage, hashed
 from holdfast_wire.messages import CommitGrant
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 _MOST_STORED: Final = 16
-_KEEP_ALL: Final = RetentionSettings(keep_last=1_000_000)
+_KEEP_ALL: Final = CheckpointPolicy(keep_last=1_000_000)
 """Retention for a write or commit of another world than the present one."""
 Work = Callable[[], None]
 """Slow work, for the worker thread."""
@@ -70,24 +70,6 @@ class Images:
     slots: tuple[SlotImage, ...] = ()
     path: str = ""
     """Directory of a committed step; empty: none."""
-
-    def start(self, version: Version, notes: Iterable[str], *, durable: bool) -> RestoreStart:
-        """Return the message that has ranks start from these images."""
-        return RestoreStart(
-            lineage=version.lineage,
-            step=version.step,
-            path=self.path,
-            ranks=tuple(one.rank for one in self.slots),
-            slots=tuple(one.index for one in self.slots),
-            lent=tuple(one.rank for one in self.slots if one.lent),
-            durable=durable,
-            notes=tuple(notes),
-        )
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors that travel with the message, in the order of its slots."""
-        return [one.fd for one in self.slots]
 
 
 class CheckpointTier(Protocol):
@@ -247,9 +229,8 @@ class StorageTier:
         """Take the directory that the rank names, if it names one."""
         known = self.storage
         if hello.root and (known is None or (known.root, known.token) != (hello.root, attempt)):
-            retention = RetentionSettings.of(hello.policy)
             self.storage = Storage(
-                self.disk, hello.root, attempt, retention, owner, awaited=self._awaited
+                self.disk, hello.root, attempt, hello.policy, owner, awaited=self._awaited
             )
 
     # --- saves ----------------------------------------------------------------------------------

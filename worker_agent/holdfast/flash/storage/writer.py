@@ -38,8 +38,8 @@ from holdfast.flash.storage.manifest import (
     read_manifest_or_none,
 )
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Storage:
         disk: Disk,
         root: str,
         token: str,
-        retention: RetentionSettings,
+        retention: CheckpointPolicy,
         owner: str,
         awaited: Callable[[], bool] = lambda: True,
     ) -> None:
