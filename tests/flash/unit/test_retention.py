@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from checkpoints.sample_shards import begin, sample_step, save
+from checkpoints.sample_shards import begin, make_newer, sample_step, save
 from checkpoints.small_models import state_of
-from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.commit import Attempt, sweep
 from holdfast.flash.storage.filesystem import Disk
@@ -29,14 +27,6 @@ def _save(root: Path, step: int) -> None:
     save(Disk(), root, sample_step(step, random.Random(step)))
 
 
-def _make_newer(file: Path) -> None:
-    """Make of a manifest what the next Holdfast may write."""
-    fields = json.loads(file.read_bytes())
-    fields["checkpoint"]["format"] = 2
-    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
-    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
-
-
 def _steps(root: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in root.glob("step_*"))
 
@@ -51,7 +41,7 @@ def test_a_step_that_cannot_be_read_neither_goes_nor_counts_and_is_named_once(
         _save(tmp_path, step)
     file = tmp_path / "step_2" / MANIFEST_NAME
     if how == "newer":
-        _make_newer(file)
+        make_newer(file)
     elif how == "damaged":
         file.write_bytes(file.read_bytes().replace(b"lengths", b"lengthz"))
     else:
@@ -116,7 +106,7 @@ def test_a_job_that_never_loads_deletes_no_newer_releases_step(tmp_path: Path) -
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         flash.save(1)
         flash.save(2)
-    _make_newer(tmp_path / "step_1" / MANIFEST_NAME)
+    make_newer(tmp_path / "step_1" / MANIFEST_NAME)
     with holdfast.Checkpointer(tmp_path, model=model, keep_last=1) as flash:
         for step in (3, 4):
             flash.save(step)

@@ -187,7 +187,7 @@ def _node(file: str, function: str, *texts: str, **more: Any) -> list[Point]:
 
 def _master(*words: str, **more: Any) -> list[Point]:
     return [
-        Point("master", "server.service", "Coordinator", word, **{"nth": 3, **more})
+        Point("master", "server.coordinated_restore", "Coordinator", word, **{"nth": 3, **more})
         for word in words
     ]
 

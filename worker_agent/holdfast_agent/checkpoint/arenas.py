@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from holdfast.flash.memory.recovery import ArenaBackend
     from holdfast.flash.memory.slots import Version
     from holdfast.flash.server.coordinated_commit import CoordinatedCommit
+    from holdfast.flash.server.coordinated_restore import Report
     from holdfast.flash.server.peer_parts import Described, Peers
-    from holdfast.flash.server.service import Report, ServerState, Service
+    from holdfast.flash.server.service import ServerState, Service
     from holdfast.flash.storage.writer import SlotWork
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.coordinated_restore import CoordinatedRestore
+from holdfast.flash.server.coordinated_restore import CoordinatedRestore, Coordinator
 from holdfast.flash.server.protocol import Durable, TrainerHello
-from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.service import ServerState
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard

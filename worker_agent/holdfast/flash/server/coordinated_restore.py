@@ -1,7 +1,7 @@
 """Restore under a job master: it chooses, this node verifies, then starts.
 
-Belongs here: the restore on one node, up to the answer to its ranks. Everything runs on the
-service's own thread, except for the verification.
+Belongs here: the restore on one node, up to the answer to its ranks; the `Coordinator` that the
+agent provides. Everything runs on the service's own thread, except for the verification.
 """
 
 from __future__ import annotations
@@ -11,22 +11,25 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server import protocol
 from holdfast.flash.server.arena_store import prove
-from holdfast.flash.server.peer_parts import Gatherer, GatherError
+from holdfast.flash.server.peer_parts import Gatherer, GatherError, Peers
 from holdfast.flash.server.protocol import Member
-from holdfast.flash.server.service import Coordinator, ServerState
+from holdfast.flash.server.service import ServerState
 from holdfast.flash.server.tiers import SlotImage, TierError, Work
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.manifest import FormatError, ManifestError
 from holdfast_wire.messages import (
+    CommitResult,
     HeldPart,
+    MemoryCheckpoints,
     RestorePlan,
     RestorePlanVerified,
     RestoreRequest,
+    ShardsPersisted,
     Tier,
     TierVersions,
 )
@@ -35,6 +38,31 @@ from holdfast_wire.tiers import offered
 log: Final = logging.getLogger(__name__)
 
 _MOST_PARTS: Final = 8
+
+
+Report = MemoryCheckpoints | ShardsPersisted | CommitResult | RestoreRequest | RestorePlanVerified
+"""A message to the master."""
+
+
+class Coordinator(Protocol):
+    """Connection to the master; called from the service's thread, and returns at once."""
+
+    @property
+    def job(self) -> str:
+        """Uid of the job."""
+
+    @property
+    def peers(self) -> Peers:
+        """Connection to other agents."""
+
+    def attempt(self, round_number: int) -> str:
+        """Return the name of a world's attempts, the same on all of its nodes."""
+
+    def world(self, round_number: int) -> str:
+        """Return the name of a round's world, the same on all of its nodes; empty: unknown."""
+
+    def send(self, message: Report, round_number: int | None = None) -> None:
+        """Send to the master; of several pending `MemoryCheckpoints` only the newest is sent."""
 
 
 class CoordinatedRestore:

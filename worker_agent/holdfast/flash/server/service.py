@@ -4,8 +4,8 @@ One thread owns the store and all connections. It reads a disk only while a worl
 rank trains. A worker thread (`worker_thread`) hashes, writes and commits, one job after another, so
 that the trainers keep their cores. The `CommitPolicy` commits steps, the `RestorePolicy` chooses a
 world's start: `local_commit` has both without a job master. With one they are `coordinated_commit`
-and `coordinated_restore`, over the `Coordinator` that the agent provides. `tiers` has the places
-that they write to and start from, `protocol` the messages and the end of one trainer.
+and `coordinated_restore`. `tiers` has the places that they write to and start from, `protocol` the
+messages and the end of one trainer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from holdfast import loop_errors
 from holdfast.flash.memory.arena import RankArena
@@ -47,21 +47,6 @@ from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
-
-if TYPE_CHECKING:
-    from holdfast.flash.server.peer_parts import Peers
-    from holdfast_wire.messages import (
-        CommitResult,
-        MemoryCheckpoints,
-        RestorePlanVerified,
-        RestoreRequest,
-        ShardsPersisted,
-    )
-
-    Report = (
-        MemoryCheckpoints | ShardsPersisted | CommitResult | RestoreRequest | RestorePlanVerified
-    )
-    """A message to the master."""
 
 log: Final = logging.getLogger(__name__)
 
@@ -222,27 +207,6 @@ class RestorePolicy(Protocol):
 
     def fetch(self, member: Member, wanted: Fetch) -> None:
         """Read items of other nodes' memory for a rank; raises `LinkError` if none is lent."""
-
-
-class Coordinator(Protocol):
-    """Connection to the master; called from the service's thread, and returns at once."""
-
-    @property
-    def job(self) -> str:
-        """Uid of the job."""
-
-    @property
-    def peers(self) -> Peers:
-        """Connection to other agents."""
-
-    def attempt(self, round_number: int) -> str:
-        """Return the name of a world's attempts, the same on all of its nodes."""
-
-    def world(self, round_number: int) -> str:
-        """Return the name of a round's world, the same on all of its nodes; empty: unknown."""
-
-    def send(self, message: Report, round_number: int | None = None) -> None:
-        """Send to the master; of several pending `MemoryCheckpoints` only the newest is sent."""
 
 
 class Service:
