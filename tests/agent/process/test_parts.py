@@ -28,7 +28,6 @@ from holdfast_wire import channel, codec, keys
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
     ByteRange,
-    CheckpointVersion,
     Fence,
     GetRoundResponse,
     ReadPartRequest,
@@ -168,9 +167,7 @@ async def test_a_reader_that_gives_up_frees_the_slot(lender: Lender) -> None:
     assert loan is not None
     lender.arenas.take_back(loan)
     ranges = [ByteRange(begin=0, length=3 * 2**20)] * 500
-    request = ReadPartRequest(
-        fence=_fence(2), version=CheckpointVersion(lineage=1, step=7), ranges=tuple(ranges)
-    )
+    request = ReadPartRequest(fence=_fence(2), version=SAVED, ranges=tuple(ranges))
     options, credentials = (
         channel.peer_channel_options(JOB),
         channel.channel_credentials(lender.tls),

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from checkpoints.filled_arenas import layout
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
-from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import RankArena
-from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import Move, Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import Layout
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
@@ -40,16 +38,9 @@ KEEP = CheckpointPolicy(keep_last=2)
 def ranks() -> Iterator[list[RankArena]]:
     """The arenas of two ranks, which are on two nodes."""
     keepers = [ArenaStore(), ArenaStore()]
-    yield [
-        arenas.grant(rank, Layout(table=encode(_table(rank)).decode(), bytes_room=4096, slots=1))
-        for rank, arenas in enumerate(keepers)
-    ]
+    yield [arenas.grant(rank, layout(rank)) for rank, arenas in enumerate(keepers)]
     for arenas in keepers:
         arenas.close()
-
-
-def _table(rank: int) -> ShardTable:
-    return sample_shard(rank, 2, random.Random(0))[0].table
 
 
 @dataclass
