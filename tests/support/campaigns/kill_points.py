@@ -171,7 +171,7 @@ KEEPER = (
     *_keeper("server.arena_store", "ArenaStore.resume_from", "slot.give_back(", after=True),
     *_keeper("storage.commit", "sweep", "discard(disk, root", after=True),
     *_keeper("server.tiers", "StorageTier.newest", "found, damaged = newest", nth=2, files=True),
-    *_keeper("server.service", "ServerState.start_from", "member.link.send(origin", nth=3),
+    *_keeper("server.service", "ServerState.answer", "member.link.send(message", nth=3),
     *_keeper(
         "storage.commit", "write_shard", "write_whole(disk, folder, shard.file", nth=6, files=True,
     ),
