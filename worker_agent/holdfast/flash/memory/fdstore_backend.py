@@ -160,17 +160,16 @@ def _connection(fd: int) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise BackendError(f"descriptor {fd} is no socket: {error.strerror}") from error
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.detach)
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
             raise BackendError(f"descriptor {fd} is another kind of socket")
-        if receive(sock) != (Greeting(), None):
-            raise BackendError(f"descriptor {fd} leads to somebody else")
-    except (OSError, EOFError, DatagramError) as error:
-        sock.detach()
-        raise BackendError(f"descriptor {fd} leads to no runner: {error!r}") from error
-    except BackendError:
-        sock.detach()
-        raise
+        try:
+            if receive(sock) != (Greeting(), None):
+                raise BackendError(f"descriptor {fd} leads to somebody else")
+        except (OSError, EOFError, DatagramError) as error:
+            raise BackendError(f"descriptor {fd} leads to no runner: {error!r}") from error
+        undo.pop_all()
     sock.set_inheritable(False)
     return sock
 

@@ -67,7 +67,8 @@ class ArenaStore:
         self.held = ArenaSet()
         self.led = led
         self._backend = backend
-        self._lineage = -1
+        self.lineage = -1
+        """Round of the newest world whose ranks have connected; -1: none has."""
         self.here: set[int] = set()
         """Ranks of the newest world that have connected."""
         self._passed_over: frozenset[Version] = frozenset()
@@ -89,15 +90,10 @@ class ArenaStore:
 
     def join(self, hello: TrainerHello) -> None:
         """Note a rank that has connected; a world of another size changes what is complete."""
-        if hello.lineage != self._lineage:
-            self._lineage, self.here, self.needs = hello.lineage, set(), {}
+        if hello.lineage != self.lineage:
+            self.lineage, self.here, self.needs = hello.lineage, set(), {}
         self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
-
-    @property
-    def lineage(self) -> int:
-        """Round of the newest world whose ranks have connected; -1: none has."""
-        return self._lineage
 
     def grant(self, rank: int, layout: Layout) -> RankArena:
         """Return an arena for the layout: the existing one, or a new one, faulted in.

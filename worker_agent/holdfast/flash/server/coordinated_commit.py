@@ -18,7 +18,7 @@ from holdfast.flash.server.protocol import Durable, TrainerHello
 from holdfast.flash.server.service import ServerState
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
-from holdfast.flash.storage.manifest import Shard
+from holdfast.flash.storage.manifest import Shard, read_manifest_or_none
 from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import (
     CommitAnnounced,
@@ -248,7 +248,8 @@ class CoordinatedCommit:
         for ended in self._ended:
             self._coordinator.send(ended)
         for version, shards in list(self._unannounced.items()):
-            if self._shared.is_committed(shards.root, version):
+            found = read_manifest_or_none(self._shared.disk, f"{shards.root}/step_{version.step}")
+            if found is not None and found.version == version:
                 # The report may be lost with the old master.
                 self.announce(CommitAnnounced(version=shards.version))
             else:

@@ -21,7 +21,7 @@ from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, read_manifest_or_none
+from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard
 from holdfast.flash.storage.reader import committed, newest, verify
 from holdfast.flash.storage.writer import SlotWork, Storage, hashed
 from holdfast_wire.messages import CommitGrant
@@ -263,11 +263,6 @@ class StorageTier:
         return lambda: own.commit_granted(
             version, world=grant.world_size, attempt=grant.attempt, own=grant.own
         )
-
-    def is_committed(self, root: str, version: Version) -> bool:
-        """Return True if the step's directory holds this version."""
-        found = read_manifest_or_none(self.disk, f"{root}/step_{version.step}")
-        return found is not None and found.version == version
 
     def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
         """Return the work that tells other servers that a rank has no part of a version."""
