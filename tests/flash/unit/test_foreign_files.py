@@ -7,16 +7,13 @@ import os
 import random
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from checkpoints.led_nodes import connected, received, running
+from checkpoints.led_nodes import alone, connected, received
 from checkpoints.sample_shards import sample_step, save
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import Restore, RestoreStart, listen
+from holdfast.flash.server.protocol import Restore, RestoreStart
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
@@ -120,10 +117,8 @@ def test_a_directory_that_is_read_only_is_started_from(
     """Remains of a deletion stay in a read-only directory. A load starts from it all the same."""
     _save(tmp_path, 10)
     (tmp_path / ".trash.abc").mkdir()
-    path = str(tmp_path / "keeper")
-    server = SimpleNamespace(path=path)
     with (
-        running(local_service(ArenaStore(), listen(path), ReadOnly())),
+        alone(tmp_path / "keeper", disk=ReadOnly()) as server,
         connected(server, tmp_path, 0, world=1) as rank,
     ):
         rank.link.send(Restore())

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from checkpoints.led_nodes import WAIT_SECONDS, Rank, connected, received, running
+from checkpoints.led_nodes import WAIT_SECONDS, LoneServer, Rank, alone, connected, received
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import (
     Durable,
     Failed,
@@ -29,29 +26,11 @@ from holdfast.flash.server.protocol import (
     Restore,
     RestoreStart,
     connect,
-    listen,
 )
-from holdfast.flash.server.service import Service
-
-
-@dataclass
-class Served:
-    """A keeper without a master."""
-
-    path: str
-    service: Service
-
-
-@contextmanager
-def _served(folder: Path, keeper: ArenaStore | None = None) -> Iterator[Served]:
-    path = str(folder / "socket")
-    service = local_service(keeper or ArenaStore(), listen(path))
-    with running(service):
-        yield Served(path, service)
 
 
 def _rank(
-    server: Served, root: Path | str, rank: int = 0, world: int = 1, lineage: int = 1
+    server: LoneServer, root: Path | str, rank: int = 0, world: int = 1, lineage: int = 1
 ) -> AbstractContextManager[Rank]:
     return connected(server, root, rank, world, lineage, kept=world)
 
@@ -68,7 +47,7 @@ def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
     def wait() -> None:
         behind.wait(WAIT_SECONDS)
 
-    with _served(tmp_path) as server:
+    with alone(tmp_path / "socket") as server:
         with _rank(server, tmp_path / "root") as rank:
             rank.link.send(Restore())
             received(rank.link, RestoreStart)
@@ -84,7 +63,7 @@ def test_what_is_said_behind_a_question_is_answered_too(tmp_path: Path) -> None:
 def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> None:
     """One rank's part alone is none; with the other's it is durable, and both hear so."""
     with (
-        _served(tmp_path) as server,
+        alone(tmp_path / "socket") as server,
         _rank(server, tmp_path, 0, 2) as first,
         _rank(server, tmp_path, 1, 2) as second,
     ):
@@ -99,7 +78,7 @@ def test_a_step_is_announced_once_all_ranks_are_on_storage(tmp_path: Path) -> No
 
 def test_nobody_is_told_what_to_start_from_while_an_older_world_lives(tmp_path: Path) -> None:
     """Its ranks may still save: the answer comes when the last of them is gone."""
-    with _served(tmp_path) as server, _rank(server, "", lineage=2) as new:
+    with alone(tmp_path / "socket") as server, _rank(server, "", lineage=2) as new:
         with _rank(server, "", lineage=1) as old:
             assert old.arena.slots
             new.link.send(Restore())
@@ -112,7 +91,7 @@ def test_nobody_is_told_what_to_start_from_while_an_older_world_lives(tmp_path: 
 def test_an_arena_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     """The trainer is told before anything is allocated, and may go on without."""
     keeper = ArenaStore(room=lambda: Room(available=2**20, source="a test"))
-    with _served(tmp_path, keeper) as server, _rank(server, tmp_path) as rank:
+    with alone(tmp_path / "socket", keeper) as server, _rank(server, tmp_path) as rank:
         rank.link.send(_layout())
         refused = received(rank.link, RequestRefused)
         assert "1 MiB are left by a test" in refused.error
@@ -120,7 +99,7 @@ def test_an_arena_that_does_not_fit_is_refused_with_the_numbers(tmp_path: Path) 
 
 def test_a_directory_that_cannot_be_written_fails_that_step(tmp_path: Path) -> None:
     """The reason reaches the trainer, and the slot is given back for the next."""
-    with _served(tmp_path) as server, _rank(server, tmp_path / "missing") as rank:
+    with alone(tmp_path / "socket") as server, _rank(server, tmp_path / "missing") as rank:
         rank.save(Version(1, 7), durable=True)
         failed = received(rank.link, Failed)
         assert (failed.step, "No such file" in failed.error) == (7, True)
@@ -132,7 +111,7 @@ def test_a_directory_that_cannot_be_written_fails_that_step(tmp_path: Path) -> N
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"kind": "Nothing"}', b'{"kind": "Hello"}'])
 def test_what_is_no_message_is_refused_and_nobody_else_notices(tmp_path: Path, body: bytes) -> None:
     """A foreign word costs its sender an answer; the keeper serves on."""
-    with _served(tmp_path) as server, _rank(server, "") as good:
+    with alone(tmp_path / "socket") as server, _rank(server, "") as good:
         with _rank(server, "") as bad:
             bad.link._socket.send(body)
             received(bad.link, RequestRefused)
@@ -142,7 +121,7 @@ def test_what_is_no_message_is_refused_and_nobody_else_notices(tmp_path: Path, b
 
 def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
     """The trainer does not wait for its whole time-out."""
-    with _served(tmp_path) as server:
+    with alone(tmp_path / "socket") as server:
         link = connect(server.path)
     with pytest.raises(LinkError, match="closed the connection"):
         received(link, RestoreStart)
@@ -153,7 +132,7 @@ def test_a_second_checkpointer_of_a_rank_is_refused_until_the_first_is_closed(
     tmp_path: Path,
 ) -> None:
     """Their versions would be mixed; a fork that holds the first is no obstacle."""
-    with _served(tmp_path) as server:
+    with alone(tmp_path / "socket") as server:
         with _rank(server, "") as first, _rank(server, "") as second:
             refused = received(second.link, RequestRefused)
             assert "close that one first" in refused.error
@@ -167,7 +146,7 @@ def test_a_second_checkpointer_of_a_rank_is_refused_until_the_first_is_closed(
 def test_a_directory_that_cannot_be_read_is_an_error_for_who_asks(tmp_path: Path) -> None:
     """Not for the keeper, which serves on."""
     (tmp_path / "file").write_text("no directory")
-    with _served(tmp_path) as server:
+    with alone(tmp_path / "socket") as server:
         with _rank(server, tmp_path / "file") as rank:
             rank.link.send(Restore())
             refused = received(rank.link, RequestRefused)
@@ -181,6 +160,6 @@ def test_a_socket_may_lie_deeper_than_the_kernel_takes_paths(tmp_path: Path) -> 
     """107 bytes are the kernel's limit; temporary directories know nothing of it."""
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
-    with _served(deep) as server, _rank(server, "") as rank:
+    with alone(deep / "socket") as server, _rank(server, "") as rank:
         rank.link.send(Restore())
         assert received(rank.link, RestoreStart) == RestoreStart()

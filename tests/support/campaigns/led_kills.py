@@ -22,8 +22,7 @@ from typing import Any
 from campaigns.flash_kills import Process, start
 from campaigns.kill_points import Point, die_at
 from campaigns.named_kills import MID_SAVE, Judge, World, listen_to, train
-from checkpoints.led_nodes import REPORTS
-from checkpoints.lone_peers import Nobody
+from checkpoints.led_nodes import REPORTS, Script
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
@@ -49,26 +48,16 @@ from holdfast_wire.tiers import TIERS, offered
 _WORLDS = 3
 
 
-class PipeCoordinator:
+@dataclass
+class PipeCoordinator(Script):
     """Says everything into a pipe."""
 
-    def __init__(self, pipe: int) -> None:
-        """Take the pipe."""
-        self._pipe = pipe
-        self.job, self.peers = "job", Nobody()
-
-    def world(self, round_number: int) -> str:
-        """Names the world of a round."""
-        return f"w{round_number}"
-
-    def attempt(self, round_number: int) -> str:
-        """All of a round's parts lie in this attempt's directory."""
-        return f"w{round_number}"
+    pipe: int = -1
 
     def send(self, message: Any, round_number: int | None = None) -> None:
         """Say a message, with the round that it is about."""
         name = REPORTS[type(message)].encode()
-        os.write(self._pipe, b"lead " + name + b" " + _packed((message, round_number)) + b"\n")
+        os.write(self.pipe, b"lead " + name + b" " + _packed((message, round_number)) + b"\n")
 
 
 def _packed(words: Any) -> bytes:
@@ -80,7 +69,7 @@ def _serve(path: str, orders: int, point: Point | None, pipe: int) -> None:
     if point is not None:
         die_at(point, pipe)
     node = ServedNode(ArenaStore(led=True))
-    commit = CoordinatedCommit(node, PipeCoordinator(pipe))
+    commit = CoordinatedCommit(node, PipeCoordinator(pipe=pipe))
     service = Service(node, commit, commit.restore, listener)
 
     def obey() -> None:

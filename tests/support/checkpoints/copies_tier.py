@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from checkpoints.led_nodes import LoneServer, alone
 from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, make
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
-from holdfast.flash.server.protocol import TrainerHello, listen
-from holdfast.flash.server.service import TIERS, ServerState, Service
+from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.server.service import TIERS
 from holdfast.flash.server.tiers import CheckpointTier, Images, SlotImage, TierError, TierNode, Work
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
@@ -47,27 +44,9 @@ def three_tiers(name: Tier, folder: Path) -> Mapping[Tier, Callable[[TierNode], 
     }
 
 
-@dataclass
-class NodeWithCopies:
-    """A served node with three tiers."""
-
-    path: str
-
-
-@contextmanager
-def node_with_copies(folder: Path, name: Tier, socket: str) -> Iterator[NodeWithCopies]:
+def node_with_copies(folder: Path, name: Tier, socket: str) -> AbstractContextManager[LoneServer]:
     """Serve one node without a master. Its memory is gone at the end; the copies stay."""
-    arenas, path = ArenaStore(), str(folder / socket)
-    node = ServerState(arenas, tiers=three_tiers(name, folder / "copies"))
-    service = Service(node, LocalCommit(node), LocalRestore(node), listen(path))
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
-        yield NodeWithCopies(path)
-    finally:
-        service.stop()
-        thread.join()
-        arenas.close()
+    return alone(folder / socket, tiers=three_tiers(name, folder / "copies"))
 
 
 class CopiesTier:

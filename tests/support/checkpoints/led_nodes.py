@@ -25,6 +25,7 @@ from holdfast.flash.memory.shard_table import ShardTable, encode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
+from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
 from holdfast.flash.server.protocol import (
     Granted,
     Layout,
@@ -37,6 +38,7 @@ from holdfast.flash.server.protocol import (
 from holdfast.flash.server.service import TIERS, Service
 from holdfast.flash.server.service import ServerState as ServedNode
 from holdfast.flash.server.tiers import CheckpointTier, TierNode
+from holdfast.flash.storage.filesystem import Disk
 from holdfast_agent.checkpoint.arenas import act_on
 from holdfast_wire.messages import (
     CommitAnnounced,
@@ -160,6 +162,28 @@ def running(service: Service) -> Iterator[threading.Thread]:
         service.stop()
         thread.join()
         service.arenas.close()
+
+
+@dataclass
+class LoneServer:
+    """A served keeper without a master."""
+
+    path: str
+    service: Service
+
+
+@contextmanager
+def alone(
+    path: Path,
+    arenas: ArenaStore | None = None,
+    disk: Disk | None = None,
+    tiers: Mapping[Tier, Callable[[TierNode], CheckpointTier]] = TIERS,
+) -> Iterator[LoneServer]:
+    """Serve a node's trainers, without a master; at the end its arenas go."""
+    node = ServedNode(arenas or ArenaStore(), disk, tiers)
+    service = Service(node, LocalCommit(node), LocalRestore(node), listen(str(path)))
+    with running(service):
+        yield LoneServer(str(path), service)
 
 
 @contextmanager
