@@ -12,7 +12,6 @@ from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.protocol import Fetch, LinkError, Member, RequestRefused, TrainerHello
 from holdfast.flash.server.service import CommitPolicy, ServerState, Service
 from holdfast.flash.server.worker_thread import failure_of
-from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import FormatError, Shard
 from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
@@ -89,9 +88,7 @@ class LocalRestore:
         raise LinkError(f"{type(wanted).__name__} is not for a checkpoint server")
 
 
-def local_service(
-    arenas: ArenaStore, listener: socket.socket | None = None, disk: Disk | None = None
-) -> Service:
+def local_service(arenas: ArenaStore, listener: socket.socket | None = None) -> Service:
     """Return a service without a master. listener: see `Service`."""
-    node = ServerState(arenas, disk)
+    node = ServerState(arenas)
     return Service(node, LocalCommit(node), LocalRestore(node), listener)
