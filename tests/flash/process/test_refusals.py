@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from checkpoints.sample_shards import make_newer
 from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
@@ -96,6 +97,15 @@ def test_other_parameter_groups_are_refused(tmp_path: Path, parts: list[slice], 
     assert same((other.state_dict(), its.state_dict()), before)
 
 
+def _made_newer(step: Path) -> None:
+    """Make of a committed step what the next Holdfast may write."""
+    file = step / "holdfast.json"
+    fields = json.loads(file.read_bytes())
+    fields["checkpoint"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
+
+
 @pytest.mark.parametrize("newer", [(1, 2), (2,)])
 def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
     tmp_path: Path, newer: tuple[int, ...]
@@ -106,7 +116,7 @@ def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
         for step in (1, 2):
             flash.save(step)
     for step in newer:
-        make_newer(tmp_path / f"step_{step}" / "holdfast.json")
+        _made_newer(tmp_path / f"step_{step}")
     other, its = state_of(5)
     before = {key: value.clone() for key, value in other.state_dict().items()}
     text = r"step_2/holdfast.json: format=2, this Holdfast reads 1: .*Update Holdfast, or move"
