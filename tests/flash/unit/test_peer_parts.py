@@ -30,7 +30,7 @@ from holdfast.flash.memory.arena import Arena, ArenaSlot
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem, encode, whole
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.peer_parts import Described, GatherError, describe
+from holdfast.flash.server.peer_parts import Described, GatherError, PartPlace, describe
 from holdfast.flash.server.protocol import (
     Fetch,
     Fetched,
@@ -61,27 +61,23 @@ class Wire:
         """Changes bytes on their way."""
         self.read_bytes = 0
 
-    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
+    def describe(self, part: PartPlace) -> Described:
         """As an agent does over its network."""
-        assert number >= 2
+        assert part.number >= 2
         found: Described | None = self._ask(
-            address, lambda node, taken: describe(node.arenas, node.worker, version, rank, taken)
+            part.address,
+            lambda node, taken: describe(node.arenas, node.worker, part.version, part.rank, taken),
         )
         if found is None:
-            raise GatherError(f"{address} has no part of rank {rank}")
+            raise GatherError(f"{part.address} has no part of rank {part.rank}")
         return found
 
-    def read(
-        self,
-        address: str,
-        _: int,
-        version: Version,
-        rank: int,
-        ranges: Sequence[tuple[int, int]],
-        into: memoryview,
-    ) -> None:
+    def read(self, part: PartPlace, ranges: Sequence[tuple[int, int]], into: memoryview) -> None:
         """As an agent does over its network."""
-        loan = self._ask(address, lambda node, taken: taken(node.arenas.saved(rank, version)))
+        address = part.address
+        loan = self._ask(
+            address, lambda node, taken: taken(node.arenas.saved(part.rank, part.version))
+        )
         for begin, length in ranges:
             into[begin : begin + length] = loan.image[begin : begin + length]
             self.flip(into[begin : begin + length])

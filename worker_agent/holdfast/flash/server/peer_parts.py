@@ -46,21 +46,23 @@ class Described:
     hashes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """Place of a part in another agent's memory, during the round of this number."""
+
+    address: str
+    number: int
+    version: Version
+    rank: int
+
+
 class Peers(Protocol):
     """Connection to other agents; called from threads of their own, and blocks."""
 
-    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
-        """Return the description of a part; raises `GatherError`. number: of the round."""
+    def describe(self, part: PartPlace) -> Described:
+        """Return the description of a part; raises `GatherError`."""
 
-    def read(
-        self,
-        address: str,
-        number: int,
-        version: Version,
-        rank: int,
-        ranges: Sequence[Range],
-        into: memoryview,
-    ) -> None:
+    def read(self, part: PartPlace, ranges: Sequence[Range], into: memoryview) -> None:
         """Read ranges of an image to the same places of `into`; raises `GatherError`."""
 
 
@@ -68,7 +70,9 @@ class Peers(Protocol):
 class Lent:
     """One part of another node, with the items read so far."""
 
-    source: PartSource
+    part: PartPlace
+    node_rank: int
+    """Rank of that node."""
     held: RankArena
     """Arena like the rank's own, with the hashes that its items must have."""
     spans: list[Range]
@@ -108,7 +112,8 @@ class Gatherer:
                     self._borrow(source, rank)
 
     def _borrow(self, source: PartSource, rank: int) -> None:
-        found = self._peers.describe(source.address, self._number, self._version, rank)
+        part = PartPlace(source.address, self._number, self._version, rank)
+        found = self._peers.describe(part)
         try:
             table = decode(found.table)
             geometry = geometry_of(table, len(found.table), 1, found.bytes_room)
@@ -127,8 +132,8 @@ class Gatherer:
         slot.begin_write(self._version)
         slot.commit(found.lengths)
         slot.store_hashes(found.hashes)
-        self.lent[rank] = lent = Lent(source, held, slot.spans)
-        self._read(rank, lent, range(len(table.tensors), table.count))
+        self.lent[rank] = lent = Lent(part, source.node_rank, held, slot.spans)
+        self._read(lent, range(len(table.tensors), table.count))
 
     def fetch(self, items: Iterable[tuple[int, int]]) -> None:
         """Read items, by rank and index in its table, that were not read yet.
@@ -143,7 +148,7 @@ class Gatherer:
             try:
                 self._look_for_room(wanted)
                 for rank, indices in wanted.items():
-                    self._read(rank, self._known(rank, indices), indices)
+                    self._read(self._known(rank, indices), indices)
             except GatherError as error:
                 self._refused[self._version] = str(error)
                 raise
@@ -165,17 +170,17 @@ class Gatherer:
         if reason is not None:
             raise GatherError(f"parts of other nodes: {reason}")
 
-    def _read(self, rank: int, lent: Lent, indices: Iterable[int]) -> None:
-        slot, source = lent.held.arena.slots[0], lent.source
+    def _read(self, lent: Lent, indices: Iterable[int]) -> None:
+        slot = lent.held.arena.slots[0]
         for batch in _batches(sorted(set(indices) - lent.there), lent.spans):
             ranges = _joined([lent.spans[index] for index in batch])
-            self._peers.read(source.address, self._number, self._version, rank, ranges, slot.image)
+            self._peers.read(lent.part, ranges, slot.image)
             for index in batch:
                 begin, length = lent.spans[index]
                 if hash64(slot.image[begin : begin + length]) != slot.hashes[index]:
                     name = lent.held.arena.table.items[index].name
                     raise GatherError(
-                        f"{name} of rank {rank} on node {source.node_rank} is damaged"
+                        f"{name} of rank {lent.held.rank} on node {lent.node_rank} is damaged"
                     )
                 lent.there.add(index)
 
