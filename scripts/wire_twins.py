@@ -27,7 +27,7 @@ PACKAGE = "holdfast_wire.messages"
 PROTO_PACKAGE = ".holdfast.v1."
 WIDTH = 100
 ORDERED = frozenset({"CheckpointVersion"})
-"""Messages whose twins compare with < and >, by their fields in order."""
+"""Messages whose twins compare with < and >, by their fields in order, and are made by them too."""
 
 _F = FieldDescriptorProto
 SCALARS: Mapping[int, tuple[str, str]] = {
@@ -186,9 +186,9 @@ def _enum(file: _File, index: int, kind: EnumDescriptorProto) -> list[str]:
 
 def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str, str]) -> list[str]:
     path = (_MESSAGES, index)
-    order = ", order=True" if kind.name in ORDERED else ""
+    order = "order=True" if kind.name in ORDERED else "kw_only=True"
     lines = [
-        f"@dataclasses.dataclass(frozen=True, slots=True, kw_only=True{order})",
+        f"@dataclasses.dataclass(frozen=True, slots=True, {order})",
         f"class {kind.name}:",
         *_summary(file, kind.name, path),
     ]

@@ -21,7 +21,7 @@ class Tier(enum.IntEnum):
     STORAGE = 2  # The directory of the checkpoints.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class CheckpointVersion:
     """CheckpointVersion: a saved state. Versions are ordered by lineage, then by step."""
 

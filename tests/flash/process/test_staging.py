@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.led_nodes import running
+from checkpoints.led_nodes import alone
 from checkpoints.small_models import same, state_of, train
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.writer import RankArena
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
+from holdfast.flash.server.protocol import Layout
 from holdfast.flash.trainer import save
 from holdfast.flash.trainer.client import CheckpointError
 
@@ -36,23 +35,22 @@ class SlowKeeper(ArenaStore):
         self.begun, self.let = threading.Event(), threading.Event()
         self.refusal = ""
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Wait to be let."""
         self.begun.set()
         assert self.let.wait(WAIT_SECONDS)
         if self.refusal:
             raise ArenaStoreError(self.refusal)
-        return super().make(wanted)
+        return super().make(rank, layout)
 
 
 @pytest.fixture
 def arenas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeeper]:
     """The keeper that this process's Checkpointers find; every arena is a large one."""
     found = SlowKeeper()
-    service = local_service(found, listen(str(tmp_path / "keeper")))
     monkeypatch.setenv("HOLDFAST_ARENA", str(tmp_path / "keeper"))
     monkeypatch.setattr(save, "QUICK_BYTES", 0)
-    with running(service):
+    with alone(tmp_path / "keeper", found):
         yield found
         found.let.set()
 

@@ -189,7 +189,7 @@ class Copier:
         table = self.arena.table
         if len(bodies) > len(self._plan.values) and bodies[-1]:
             self._comparison.carried(version.step)
-        slot.begin_write(version, rank=table.rank, world=table.world, layout=self.arena.layout)
+        slot.begin_write(version)
         if slot.index not in self._framed:
             self._frame(slot)
         at = table.tensor_bytes
