@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from holdfast_master.inputs import OperatorMessage
 from holdfast_master.job.requests.operator_messages import ineffective
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy, StragglerPolicy
 from holdfast_wire.reasons import EventReason
-from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.job import job_spec, training
 
 _HANG = HangPolicy(
     mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=60.0, first_step_seconds=1800.0
@@ -62,9 +61,7 @@ def test_act_without_room_is_named(spec: dict[str, Any], said: bool) -> None:  #
     assert _said(slow=report, **spec) == []
 
 
-def test_people_are_told_once_and_training_goes_on(
-    training: Callable[..., SteeredJob],
-) -> None:
+def test_people_are_told_once_and_training_goes_on() -> None:
     """Later specs with the same contradiction say nothing; a new one is told."""
     job = training(3, min_replicas=3, health=HealthPolicy(hang=_HANG, straggler=_SLOW))
     for generation in (2, 3):

@@ -31,24 +31,7 @@ from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.policies.goodput import from_entries
-from holdfast_wire.messages import (
-    AssignmentMode,
-    BudgetCharge,
-    Goodbye,
-    GoodputMarked,
-    Incident,
-    JobPhase,
-    NodeGone,
-    NodeJoined,
-    NoticeReceived,
-    PodObservation,
-    ScheduleConfirmed,
-    StopRequested,
-    StorePrepared,
-    WorldAssignment,
-    WorldDecided,
-    WorldMember,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle import core_state, invariants, memory
 from simulation.oracle.durability import Unsynced
 from simulation.oracle.handover import Handover
@@ -60,7 +43,7 @@ if TYPE_CHECKING:
     from simulation.master import Master
     from simulation.oracle.checks import Checks
 
-_ENDING = ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}
+_ENDING = ENDED | {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED}
 
 
 NODES_PER_LOOK = 8
@@ -92,7 +75,9 @@ class Watch:
         """Its node ranks."""
         self.patience = 0.0
         self.decided = state.round
-        self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
+        self.members: tuple[wire.WorldMember, ...] = (
+            state.assigned.members if state.assigned else ()
+        )
         self.unsynced = Unsynced()
         self.charges = list(state.charges)
         self.running = 0
@@ -136,7 +121,7 @@ class Watch:
         self._look(context)
 
     def _instructions(self, event: Input | None, batch: list[Instruction]) -> None:
-        told: dict[tuple[int, int], list[WorldAssignment]] = {}
+        told: dict[tuple[int, int], list[wire.WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
                 self._record(event, item, batch)
@@ -207,7 +192,7 @@ class Watch:
             if event.session in self.sessions:
                 self.heard[event.session] = self.now
                 self.contact[self.sessions[event.session][:2]] = self.now
-            if isinstance(event.message, Goodbye) and not event.message.terminated:
+            if isinstance(event.message, wire.Goodbye) and not event.message.terminated:
                 self._forget(event.session)
         elif isinstance(event, Disconnected):
             self._forget(event.session)
@@ -215,7 +200,7 @@ class Watch:
             self.patience += event.seconds
         elif (
             isinstance(event, OperatorMessage)
-            and isinstance(event.message, PodObservation)
+            and isinstance(event.message, wire.PodObservation)
             and is_over(event.message)
         ):
             self.over.add(event.message.pod_uid)
@@ -229,13 +214,15 @@ class Watch:
         own = (identity.epoch, identity.incarnation)
         invariants.superseded_steps_down(own, event.fence, batch)
         # Neither is about a round: it counts for the node, whatever runs there.
-        if not isinstance(event, Received) or isinstance(event.message, Goodbye | NoticeReceived):
+        if not isinstance(event, Received) or isinstance(
+            event.message, wire.Goodbye | wire.NoticeReceived
+        ):
             return
         context = self.master.core.inspect()
         world = context.worlds.running()
         about = event.fence.round if event.fence is not None else 0
         assigned = context.worlds.assigned
-        if isinstance(event.message, StorePrepared) and assigned is not None:
+        if isinstance(event.message, wire.StorePrepared) and assigned is not None:
             # A store's id says the round: the agent may not have heard of it yet.
             used = event.message.store_id in assigned.store_ids.values()
             about = assigned.round if used else about
@@ -253,34 +240,34 @@ class Watch:
         fact: Any = item.fact
         state = self.master.core.inspect().state
         memory.ends_begin(self.master.core.inspect(), fact)
-        if isinstance(fact, WorldDecided):
+        if isinstance(fact, wire.WorldDecided):
             self._world(fact)
-        elif isinstance(fact, GoodputMarked):
+        elif isinstance(fact, wire.GoodputMarked):
             self.presence.brought_along |= isinstance(event, Connected)
             for node in fact.nodes:
                 self.presence.brings(node.node_rank, from_entries(node.classes))
-        elif isinstance(fact, NodeJoined):
+        elif isinstance(fact, wire.NodeJoined):
             self.presence.joins(fact.node_rank)
-        elif isinstance(fact, NodeGone):
+        elif isinstance(fact, wire.NodeGone):
             self.presence.leaves(fact.node_rank)
             told = fact.agent_id in self.master.core.inspect().state.dismissed
             if not told and not self._is_ending():
                 self.checks.lost(self, fact.node_rank, fact.agent_id)
-        elif isinstance(fact, StopRequested):
+        elif isinstance(fact, wire.StopRequested):
             if fact.succeeded and state.assigned is not None and state.spec is not None:
                 self.checks.succeeded(state.assigned, state.spec.success_policy)
-        elif isinstance(fact, ScheduleConfirmed):
+        elif isinstance(fact, wire.ScheduleConfirmed):
             self.checks.schedule_confirmed(fact, state.assigned)
         else:
             self._account(fact, batch)
 
     def _account(self, fact: Any, batch: list[Instruction]) -> None:
-        if isinstance(fact, Incident):
+        if isinstance(fact, wire.Incident):
             self.checks.accounts.told(self.master, fact, batch)
-        elif isinstance(fact, BudgetCharge):
+        elif isinstance(fact, wire.BudgetCharge):
             self.checks.accounts.charged(self.master, fact, batch)
 
-    def _world(self, fact: WorldDecided) -> None:
+    def _world(self, fact: wire.WorldDecided) -> None:
         self.checks.promises.decided(fact)
         if fact.store_port:
             self.checks.accounts.assigned(fact)
@@ -315,7 +302,7 @@ class Watch:
         invariants.world_alive(invariants.starting(fact), heard, self.now, limit)
         self._members(fact)
 
-    def _members(self, fact: WorldDecided) -> None:
+    def _members(self, fact: wire.WorldDecided) -> None:
         """Look at who is in a world, beside the world before."""
         if fact.replicas:
             invariants.replicas_stable(self.fact, fact)
@@ -327,11 +314,11 @@ class Watch:
         connected = {(rank, agent_id) for rank, agent_id, _ in self.sessions.values()}
         invariants.evidence_first(self.members, fact, known, connected)
 
-    def _collect(self, item: Send, told: dict[tuple[int, int], list[WorldAssignment]]) -> None:
+    def _collect(self, item: Send, told: dict[tuple[int, int], list[wire.WorldAssignment]]) -> None:
         message, fence = item.response.message, item.response.fence
-        if not isinstance(message, WorldAssignment) or fence is None:
+        if not isinstance(message, wire.WorldAssignment) or fence is None:
             return
-        if message.mode is AssignmentMode.RECONFIGURE:
+        if message.mode is wire.AssignmentMode.RECONFIGURE:
             self.rosters.told(message)
         else:
             told.setdefault((fence.round, message.replica), []).append(message)
@@ -341,7 +328,7 @@ class Watch:
     def written(self, records: list[Record], *, synced: bool) -> None:
         """Records are on the disk; of a full one people are told, and the job goes on."""
         facts = [record.fact for record in records]
-        charges = [fact for fact in facts if isinstance(fact, BudgetCharge)]
+        charges = [fact for fact in facts if isinstance(fact, wire.BudgetCharge)]
         if charges and synced and self.master is self.checks.job.master:
             self.checks.accounts.written(charges)
         self.unsynced.written(records, safe=synced or self.checks.job.disk.full)

@@ -70,8 +70,3 @@ class Sampler:
         self.steps(20)
         self.silent = set()
         return self.job.core.inspect().health.groups["0"]
-
-    def told(self, reason: str) -> list[str]:
-        """Return the events of a reason."""
-        events = self.job.core.events_after(0, 100_000)
-        return [event.text for event in events if event.reason == reason]
