@@ -128,8 +128,8 @@ def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
     if pending.coordinator is None:
         return False
     rank, agent_id = pending.coordinator
-    node, limit = job.membership.nodes.get(rank), job.settings.commit_seconds
-    if node is None or node.agent_id != agent_id:
+    limit = job.settings.commit_seconds
+    if job.membership.agent(rank, agent_id) is None:
         return False
     if job.now < pending.granted_at + limit:
         return True

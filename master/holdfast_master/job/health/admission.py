@@ -36,9 +36,8 @@ MOST_IN_A_ROW: Final = 3
 
 def is_healthy(state: JobState, node: Node) -> bool:
     """Whether this agent's check found it healthy."""
-    judged = state.judged.get(node.rank)
-    healthy = judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
-    return healthy and judged is not None and judged.agent_id == node.agent_id
+    judged = state.judged_agent(node.rank, node.agent_id)
+    return judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
 
 
 def settle(job: JobContext, own: OpenCheck) -> None:
@@ -65,9 +64,9 @@ def settle(job: JobContext, own: OpenCheck) -> None:
 
 
 def _present(job: JobContext, own: OpenCheck, name: str) -> Node | None:
-    node = job.membership.nodes.get(own.nodes[name].rank)
-    here = node is not None and node.session is not None
-    return node if here and node is not None and node.agent_id == own.nodes[name].agent_id else None
+    checked = own.nodes[name]
+    node = job.membership.agent(checked.rank, checked.agent_id)
+    return node if node is not None and node.session is not None else None
 
 
 def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:

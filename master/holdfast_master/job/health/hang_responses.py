@@ -40,7 +40,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         return True
     # A rank may have ended well since the verdict.
     verdict = dataclasses.replace(verdict, ended=world.ended_ranks)
-    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
+    nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     found = hang_response.decide(
         verdict,
         nodes,
@@ -66,7 +66,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
 
 def _note_answer(job: JobContext, world: World, hang: Hang, verdict: HangVerdict) -> None:
     """Note what is done for a hang, and what those before have cost."""
-    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
+    nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     ranks = tuple(one.rank for one in verdict.ranks)
     for one in job.health.answered:
         one.cost_seconds = _cost(one, hang)

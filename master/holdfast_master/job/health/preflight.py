@@ -110,14 +110,16 @@ def _waiting(job: JobContext) -> list[Node]:
         and node.warm
         and rank not in leaving
         and not eligibility.is_admitted(job, node)
-        and not eligibility.is_kept_out(job, node)
+        and not eligibility.is_kept_out(job.state, node)
     ]
 
 
 def _gathered(job: JobContext, waiting: list[Node]) -> bool:
     """Whether no other node is expected to be checked with these, or the time is over."""
     own = job.preflight
-    kept_out = sum(eligibility.is_kept_out(job, node) for node in job.membership.nodes.values())
+    kept_out = sum(
+        eligibility.is_kept_out(job.state, node) for node in job.membership.nodes.values()
+    )
     if len(waiting) + len(job.membership.candidates) + kept_out >= job.wanted:
         return True
     if own.gather_until is None:
@@ -214,8 +216,7 @@ def _checked(ranks: list[int], more: str, one: str) -> str:
 
 
 def _turn(job: JobContext, node: CheckedNode, kind: GoodputClass) -> None:
-    present = job.membership.nodes.get(node.rank)
-    if present is not None and present.agent_id == node.agent_id:
+    if job.membership.agent(node.rank, node.agent_id) is not None:
         job.turn(node.rank, kind)
 
 
@@ -279,8 +280,8 @@ def _may_report(job: JobContext, own: OpenCheck, name: str) -> bool:
 
 
 def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
-    node = job.membership.nodes.get(own.nodes[name].rank)
-    return node is not None and node.agent_id == own.nodes[name].agent_id
+    node = own.nodes[name]
+    return job.membership.agent(node.rank, node.agent_id) is not None
 
 
 def _never_asked(own: OpenCheck) -> list[str]:
@@ -406,7 +407,7 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
     found = dict[CheckedNode, str]()
     for rank, node in sorted(job.membership.nodes.items()):
         host = strikes.host_of(job, rank)
-        if eligibility.is_kept_out(job, node):
+        if eligibility.is_kept_out(job.state, node):
             continue
         # Its own also under another name: a new master hears late on which hosts its nodes are.
         known = [one for one in noted if one.host == host or one.node_rank == rank]
@@ -421,7 +422,5 @@ def _judged_at(job: JobContext, node: Node) -> float:
 
     A journal of a release before has no time: nothing came later than that verdict.
     """
-    judged = job.state.judged.get(node.rank)
-    if judged is None or judged.agent_id != node.agent_id:
-        return 0.0
-    return judged.unix_time or math.inf
+    judged = job.state.judged_agent(node.rank, node.agent_id)
+    return 0.0 if judged is None else judged.unix_time or math.inf

@@ -119,8 +119,8 @@ def _references(job: JobContext, world: World) -> dict[str, float]:
     """
     found = {}
     for rank, place in world.places.items():
-        judged = job.state.judged.get(rank)
-        if judged is not None and judged.agent_id == place.member.agent_id:
+        judged = job.state.judged_agent(rank, place.member.agent_id)
+        if judged is not None:
             found[f"{_NODE}{rank}"] = _SLOW if judged.verdict in _BAD else 1.0
     return found
 
@@ -140,7 +140,7 @@ def _align(group: GroupHistory) -> Slices[None]:
 def _window(
     job: JobContext, world: World, group: GroupHistory, steps: Sequence[Step]
 ) -> Slices[Window]:
-    nodes = nodes_of(world)
+    nodes = world.nodes_by_rank()
     marked = any(item.section in _MARKED for _, item in job.membership.reports(world.places))
     yield
     # Ranks may have come or gone between the looks that the steps are of.
@@ -171,14 +171,9 @@ def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
     return frozenset(rank_of(one.node) for one in verdicts if one.node)
 
 
-def nodes_of(world: World) -> dict[int, int]:
-    """The node rank of each global rank."""
-    return world.nodes_by_rank()
-
-
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
     """The node that all these ranks are on; None: there are several, or no ranks."""
-    by_rank = nodes_of(world)
+    by_rank = world.nodes_by_rank()
     nodes = {by_rank[rank] for rank in ranks if rank in by_rank}
     return nodes.pop() if len(nodes) == 1 else None
 

@@ -251,10 +251,8 @@ def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
     kind = cost_class(incident)
     going = world.undisturbed()
     for rank, place in world.places.items():
-        node = job.membership.nodes.get(rank)
-        if rank in going:
-            continue
-        if node is None or node.agent_id != place.member.agent_id or rank in world.finished:
+        gone = job.membership.agent(rank, place.member.agent_id) is None
+        if gone or rank in going or rank in world.finished:
             continue
         if incident.detection and world.training:
             job.ledger.reclassify(

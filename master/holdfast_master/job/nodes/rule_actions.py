@@ -28,8 +28,8 @@ def _replace(job: JobContext, incident: OpenIncident, rank: int) -> None:
     elsewhere = incident.response.action is FailureAction.REPLACE_ON_OTHER_NODE
     why = incident.response.reason
     host = exclude(job, rank, why) if elsewhere else ""
-    node = job.membership.nodes.get(rank)
-    if node is None or node.agent_id != incident.best.agent_id:
+    node = job.membership.agent(rank, incident.best.agent_id)
+    if node is None:
         return  # it is gone already, and its replacement asked for
     if replacement.ask(job, rank, node.pod_uid, why, avoid_node=host):
         node.condemned = True

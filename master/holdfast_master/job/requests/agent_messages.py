@@ -61,8 +61,8 @@ def take_deferred(job: JobContext) -> None:
     """Take the deferred reports about an adopted world: it may have ended since."""
     reports, job.claims.held = job.claims.held, []
     for report in reports:
-        node = job.membership.nodes.get(report.node_rank)
-        if node is not None and node.agent_id == report.agent_id:
+        node = job.membership.agent(report.node_rank, report.agent_id)
+        if node is not None:
             received(job, node, report.fence, report.message)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from holdfast_master.instructions import Finished
 from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness, replacement
@@ -162,10 +160,10 @@ def send_finish(job: JobContext) -> None:
 
 def check_success(job: JobContext, world: World) -> None:
     """End the job once the success policy is met."""
-    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
-    verdict = judge_success(job.spec.success_policy, tally)
-    if verdict.met:
-        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+    policy, rank0 = job.spec.success_policy, world.rank0_done
+    met, reason = judge_success(policy, world.size, world.ranks_done, rank0=rank0)
+    if met:
+        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=reason)
 
 
 def toward_suspend(job: JobContext) -> None:
@@ -232,34 +230,18 @@ def below_min_due(job: JobContext) -> None:
     job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The count of the world's ranks that have ended with exit code 0."""
+def judge_success(
+    policy: wire.SuccessPolicy, size: int, done: int, *, rank0: bool
+) -> tuple[bool, str]:
+    """Decide whether the policy is met, and say why; an unspecified policy means all workers.
 
-    world_size: int
-    ranks_done: int
-    rank0_done: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SuccessOutcome:
-    """The verdict on the success policy, with the reason."""
-
-    met: bool
-    reason: str
-
-
-def judge_success(policy: wire.SuccessPolicy, tally: Tally) -> SuccessOutcome:
-    """Decide whether the policy is met; an unspecified policy means all workers."""
+    Of size ranks, those done, and rank 0 if so, have ended with exit code 0.
+    """
     if policy is wire.SuccessPolicy.ANY_WORKER:
-        return SuccessOutcome(
-            tally.ranks_done > 0, f"{_ranks_finished(tally.ranks_done)}, one is enough"
-        )
+        return done > 0, f"{_ranks_finished(done)}, one is enough"
     if policy is wire.SuccessPolicy.RANK0:
-        text = "rank 0 has finished" if tally.rank0_done else "rank 0 has not finished"
-        return SuccessOutcome(tally.rank0_done, text)
-    met = 0 < tally.world_size <= tally.ranks_done
-    return SuccessOutcome(met, f"{tally.ranks_done} of {_ranks_finished(tally.world_size)}")
+        return rank0, "rank 0 has finished" if rank0 else "rank 0 has not finished"
+    return 0 < size <= done, f"{done} of {_ranks_finished(size)}"
 
 
 def _ranks_finished(ranks: int) -> str:

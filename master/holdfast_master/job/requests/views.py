@@ -7,6 +7,7 @@ from typing import Final
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
@@ -289,7 +290,7 @@ def _node(job: JobContext, rank: int) -> wire.NodeInfo:
         preflight=preflight,
         preflight_reason=reason,
         replica=place.replica.number if place else 0,
-        unfit=_is_unfit(job.state, node),
+        unfit=eligibility.is_kept_out(job.state, node),
     )
 
 
@@ -297,15 +298,8 @@ def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
     """The verdict of the check before the node joined, in a word, and its reason."""
     if job.preflight.checks(node.rank, node.agent_id):
         return "checking", ""
-    judged = job.state.judged.get(node.rank)
-    if judged is None or judged.agent_id != node.agent_id:
-        return "", ""
-    return judged.verdict.lower(), judged.reason
-
-
-def _is_unfit(state: JobState, node: Node) -> bool:
-    judged = state.judged.get(node.rank)
-    return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
+    judged = job.state.judged_agent(node.rank, node.agent_id)
+    return ("", "") if judged is None else (judged.verdict.lower(), judged.reason)
 
 
 def _absent(state: JobState, operator: OperatorView, rank: int) -> wire.NodeState:

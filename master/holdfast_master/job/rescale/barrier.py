@@ -205,9 +205,7 @@ def saved(job: JobContext, node: Node, message: BarrierReached) -> None:
     if not world.training or node.rank in world.saved:
         return
     world.saved[node.rank] = message.step
-    job.turn(
-        node.rank, GoodputClass.RESCALE, job.incidents.current.id if job.incidents.current else ""
-    )
+    job.turn(node.rank, GoodputClass.RESCALE, job.incidents.current_id)
     check_complete(job, world)
 
 

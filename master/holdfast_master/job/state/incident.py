@@ -165,6 +165,11 @@ class Incidents:
     fruitless: int = 0
     """Failures in a row that were charged by this master without a new step between them."""
 
+    @property
+    def current_id(self) -> str:
+        """The id of the current incident; empty: there is none."""
+        return "" if self.current is None else self.current.id
+
     def open(self) -> list[OpenIncident]:
         """Every incident that is not closed, the oldest first."""
         return [*self.cooling, *([self.current] if self.current else [])]

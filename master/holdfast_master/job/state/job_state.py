@@ -138,6 +138,11 @@ class JobState:
     nodes_disrupted: int = 0
     rescales: int = 0
 
+    def judged_agent(self, rank: int, agent_id: str) -> wire.NodeJudged | None:
+        """The newest verdict on this very agent; None: there is none."""
+        judged = self.judged.get(rank)
+        return judged if judged is not None and judged.agent_id == agent_id else None
+
     def progressed(self, ended_round: int) -> bool:
         """Whether that world got further than any world before that failed.
 

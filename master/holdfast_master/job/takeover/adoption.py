@@ -130,11 +130,12 @@ def _adopt_replicas(job: JobContext, roster: wire.OuterRoster, found: dict[int, 
 
 def _left(membership: Membership, members: Claimed) -> int | None:
     """A member that said hello and was lost before all had; None: there is none."""
-    for hello, _ in members:
-        node = membership.nodes.get(hello.node_rank)
-        if node is None or node.agent_id != hello.agent_id:
-            return hello.node_rank
-    return None
+    ranks = (
+        hello.node_rank
+        for hello, _ in members
+        if membership.agent(hello.node_rank, hello.agent_id) is None
+    )
+    return next(ranks, None)
 
 
 def expect(job: JobContext) -> None:
@@ -224,8 +225,8 @@ def _end(job: JobContext, text: str) -> None:
 def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> None:
     """Stop what claimants run, but for these nodes'."""
     for rank, hello in sorted(job.claims.hellos.items()):
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.agent_id == hello.agent_id and rank not in but:
+        node = job.membership.agent(rank, hello.agent_id)
+        if node is not None and rank not in but:
             job.out.stop_round(node, hello.round, text)
 
 

@@ -76,8 +76,7 @@ def _knowledge(job: JobContext, hello: wire.Hello) -> Knowledge:
     if replacing is not None:
         superseded.add(replacing.pod_uid)
     dismissed = {hello.agent_id} if hello.agent_id in job.state.dismissed else set()
-    known = job.membership.nodes.get(rank)
-    if known is not None and known.agent_id == hello.agent_id:
+    if job.membership.agent(rank, hello.agent_id) is not None:
         dismissed = set()
     return Knowledge(
         newest_pod=job.operator.newest_pod(rank),

@@ -122,7 +122,7 @@ def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world:
 
 def _turn_nodes(job: JobContext, world: World) -> None:
     kind = incidents.cost_class(job.incidents.current)
-    incident = job.incidents.current.id if job.incidents.current else ""
+    incident = job.incidents.current_id
     starting = set(world.starting)
     for rank in job.membership.nodes:
         if rank in starting:
@@ -191,9 +191,8 @@ def stop_survivors(job: JobContext, reason: str) -> None:
     assigned = job.worlds.assigned
     if assigned is None:
         return
-    incident = job.incidents.current.id if job.incidents.current else ""
     for node in job.membership.present(assigned.places):
         if assigned.has(node):
             job.out.stop_round(node, assigned.round_of(node.rank), reason)
-            job.turn(node.rank, GoodputClass.WAITING, incident)
+            job.turn(node.rank, GoodputClass.WAITING, job.incidents.current_id)
             assigned.disturb(node.rank)

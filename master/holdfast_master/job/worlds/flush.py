@@ -95,10 +95,8 @@ def _unheard(job: JobContext) -> bool:
         return False
     reported = tracker.held if tracker.round == world.saver_round else {}
     return any(
-        (node := job.membership.nodes.get(rank)) is not None
-        and world.holds(rank, node.agent_id)
-        and rank not in reported
-        for rank in world.savers
+        rank not in reported and job.membership.agent(rank, agent) is not None
+        for rank, agent in world.holders
     )
 
 
@@ -238,6 +236,5 @@ def memory_step(membership: Membership, tracker: CheckpointTracker) -> int:
     memory: Copy | None = tracker.memory
     if memory is None:
         return 0
-    nodes = membership.nodes
-    there = all(rank in nodes and nodes[rank].agent_id == agent for rank, agent in memory.holders)
+    there = all(membership.agent(rank, agent) for rank, agent in memory.holders)
     return memory.version.step if there else 0
