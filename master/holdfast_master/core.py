@@ -54,29 +54,23 @@ from holdfast_wire.reasons import EventReason
 class Core:
     """The job master's decisions. Deterministic: the same inputs give the same instructions.
 
-    The shell's order: `Core(...)`, or `Core.restore(...)` where a journal exists; then once
+    The shell's order: `Core(...)`, with the records of a journal that exists; then once
     `open(now)`; then `handle` for each input and a `Ticked` when `next_deadline` has come. After
     each call it carries out the returned batch as `instructions` says. After a stall it hands in
     `Stalled` first, then everything that has arrived meanwhile, and only then `Ticked`.
     """
 
-    def __init__(self, identity: CoreIdentity, settings: CoreSettings) -> None:
-        self._job = JobContext(identity, settings, _blank(settings))
-
-    @classmethod
-    def restore(
-        cls,
-        records: Iterable[wire.JournalRecord],
+    def __init__(
+        self,
         identity: CoreIdentity,
         settings: CoreSettings,
-    ) -> Core:
-        """A core whose state is the fold of the records of all earlier segments."""
-        state = _blank(settings)
+        records: Iterable[wire.JournalRecord] = (),
+    ) -> None:
+        """Its state is the fold of the records of all earlier segments."""
+        state = JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
         for record in records:
             apply(state, record)
-        core = cls(identity, settings)
-        core._job = JobContext(identity, settings, state)
-        return core
+        self._job = JobContext(identity, settings, state)
 
     def open(self, now: Moment) -> list[Instruction]:
         """The first batch: opens the journal's segment of this epoch, starts the clocks."""
@@ -187,10 +181,6 @@ class Core:
     def spec(self) -> wire.MasterSpec | None:
         """The spec in force; None: none has come yet."""
         return self._job.state.spec
-
-
-def _blank(settings: CoreSettings) -> JobState:
-    return JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
 
 
 # ---------------------------------------------------------------------------------------- inputs

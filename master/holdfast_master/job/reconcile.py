@@ -34,7 +34,7 @@ def steer(job: JobContext) -> None:
         job.changes.take()
         _turn(job)
         _settle_checkpoints(job)
-    if job.state.sequence != job.placed.sequence:
+    if job.state.sequence != job.placed_sequence:
         digests.keep_fresh(job)
 
 

@@ -79,7 +79,7 @@ class Master:
             version="0.1.0",
         )
         self.base = tuple(records)
-        self.core = job.wrap(Core.restore(records, self.identity, self.settings))
+        self.core = job.wrap(Core(self.identity, self.settings, records))
         self.written: list[Record] = []
         """Every record of this process, whether the disk took it or not."""
         self.watch = job.checks.new_master(self)

@@ -7,7 +7,7 @@ whatever becomes of the others meanwhile.
 from __future__ import annotations
 
 from holdfast_master.inputs import UserCall
-from holdfast_master.instructions import RefusalCode, Refuse, Reply
+from holdfast_master.instructions import RefusalCode
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
 from holdfast_master.job.state.context import JobContext
@@ -38,16 +38,16 @@ def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointReque
     world, number = job.worlds.saving(), event.request_id
     if not 0 < seconds <= LONGEST_SECONDS:
         text = f"timeout_seconds is {seconds:g}; it must be above 0 and at most {LONGEST_SECONDS:g}"
-        job.out.put(Refuse(number, RefusalCode.INVALID_ARGUMENT, "TIMEOUT_OUT_OF_BOUNDS", text))
+        job.out.refuse(number, "TIMEOUT_OUT_OF_BOUNDS", text, RefusalCode.INVALID_ARGUMENT)
         return
     if world is None or not _trains(job, world):
         phase = job.state.phase.name.lower()
         text = f"no round trains now ({phase}): {job.state.text}; ask again once one does"
-        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "NOT_TRAINING", text))
+        job.out.refuse(number, "NOT_TRAINING", text)
         return
     problem = _problem(job.membership, world, job.checkpoints.tracker)
     if problem:
-        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "CANNOT_SAVE", problem))
+        job.out.refuse(number, "CANNOT_SAVE", problem)
         return
     because = f": {short(request.reason)}" if request.reason else ""
     reason = f"{event.who} asks for a checkpoint{because}"
@@ -162,12 +162,8 @@ def sign_due(job: JobContext) -> None:
 
 def _is_known(tracker: CheckpointTracker, step: int) -> bool:
     """Whether a node has a part of a step from `step` on, in memory or being stored."""
-    versions = {
-        *tracker.counts,
-        *(one for one, _ in tracker.pending),
-        *(one for one, _ in tracker.done),
-    }
-    return any(version.step >= step for version in versions)
+    stored = (version for version, _ in (*tracker.pending, *tracker.done))
+    return any(version.step >= step for version in (*tracker.counts, *stored))
 
 
 def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted) -> None:
@@ -180,8 +176,8 @@ def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted)
     )
     for number in [one for one, since in order.requests.items() if since < version.step]:
         del order.requests[number]
-        job.timers.cancel(Timer.REQUEST, number)
-        job.out.put(Reply(number, answer))
+        job.timers.cancel(Timer.REQUEST, subject=number)
+        job.out.reply(number, answer)
     if not order.requests:
         _end(job.timers, job.checkpoints, order)
 
@@ -218,7 +214,7 @@ def request_due(job: JobContext, request_id: int) -> None:
             f"step {order.step} was not saved in time; does the script save with "
             "holdfast.Checkpointer, to a path?"
         )
-    job.out.put(Refuse(request_id, RefusalCode.DEADLINE_EXCEEDED, "SAVE_SLOW", text))
+    job.out.refuse(request_id, "SAVE_SLOW", text, RefusalCode.DEADLINE_EXCEEDED)
     if not order.requests:
         _end(job.timers, job.checkpoints, order)
 
@@ -231,14 +227,13 @@ def _refuse_all(
     code: RefusalCode = RefusalCode.ABORTED,
 ) -> None:
     for number in _end(job.timers, job.checkpoints, order):
-        job.out.put(Refuse(number, code, reason, text))
+        job.out.refuse(number, reason, text, code)
 
 
 def _end(timers: Timers, checkpoints: Checkpoints, order: SaveOrder) -> list[int]:
     """Forget the order; return who waits for it."""
     checkpoints.order = None
-    timers.cancel(Timer.SAVE_ACK)
-    timers.cancel(Timer.SAVE_SIGN)
+    timers.cancel(Timer.SAVE_ACK, Timer.SAVE_SIGN)
     for number in order.requests:
-        timers.cancel(Timer.REQUEST, number)
+        timers.cancel(Timer.REQUEST, subject=number)
     return list(order.requests)

@@ -112,11 +112,10 @@ def _consider(job: JobContext, start: _Start) -> None:
 def _choose(job: JobContext, start: _Start) -> None:
     tracker = start.tracker
     offers = _offers(job, tracker)
-    fact = job.state.checkpoint
-    announced = fact.version if fact is not None else None
-    choice = policy.origin(offers, tracker.damaged, announced, job.settings.gather_ranks)
-    if choice.older and fact is not None and fact.version is not None:
-        lost = f"step {fact.version.step} was durable and is not to be had"
+    stored = job.state.stored
+    choice = policy.origin(offers, tracker.damaged, stored, job.settings.gather_ranks)
+    if choice.older and stored is not None:
+        lost = f"step {stored.step} was durable and is not to be had"
         tracker.notes.append(lost)
         job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
     tracker.reason, tracker.checked = choice.reason, set()
@@ -183,9 +182,8 @@ def _versions(
 ) -> dict[wire.Tier, frozenset[wire.CheckpointVersion]]:
     """Return the versions that a node could take by tier, those committed since its look too."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
-    fact = state.checkpoint
-    if fact is not None and fact.version is not None and tracker.committed_since(fact.version):
-        found[wire.Tier.STORAGE] |= {fact.version}
+    if state.stored is not None and tracker.committed_since(state.stored):
+        found[wire.Tier.STORAGE] |= {state.stored}
     return found
 
 

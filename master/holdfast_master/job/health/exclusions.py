@@ -13,10 +13,8 @@ from holdfast_master.job.health import stragglers, trials
 from holdfast_master.job.nodes import liveness, rule_actions
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import RENEW
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.straggler import exclusion
 from holdfast_master.policies.straggler.exclusion import Exclude, NoExclusion, Prospects
@@ -125,7 +123,4 @@ def _exclude(job: JobContext, world: World, found: Exclude) -> None:
         job.out.event(EventReason.STRAGGLER_EXCLUDED, text, Warn, node=rank)
         # Nodes of the job on the same host are judged by themselves: they stay.
         rule_actions.exclude(job, rank, f"{name} is slow there", others_leave=False)
-        # The operator is asked once the others go on without it: see `reconcile`.
-        node.replace_why = "it was slow"
-        job.out.command(RENEW, rank, durable=True)
-        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: it is slow")
+        liveness.renew(job, node, "it was slow", f"node {rank} leaves: it is slow")

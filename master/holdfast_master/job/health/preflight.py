@@ -92,8 +92,7 @@ def _forget(job: JobContext) -> None:
         for node in own.open.nodes.values():
             _turn(job, node, GoodputClass.WAITING)
     own.open = own.gather_until = None
-    for timer in (Timer.PREFLIGHT_GATHER, Timer.PREFLIGHT_ROUND):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.PREFLIGHT_GATHER, Timer.PREFLIGHT_ROUND)
 
 
 # -------------------------------------------------------------------------------------- beginning
@@ -131,7 +130,7 @@ def _gathered(job: JobContext, waiting: list[Node]) -> bool:
 
 
 def _begin(job: JobContext, waiting: list[Node]) -> None:
-    own, settings = job.preflight, _settings(job)
+    own, settings = job.preflight, job.health_policy.preflight or PreflightPolicy()
     own.started += 1
     own.gather_until = None
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
@@ -170,11 +169,6 @@ def _again(own: Preflight, check: OpenCheck) -> str:
         f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
     ]
     return "; " + "; ".join(words) if words else ""
-
-
-def _settings(job: JobContext) -> PreflightPolicy:
-    health = job.spec.health
-    return (health.preflight if health is not None else None) or PreflightPolicy()
 
 
 def _trusted(job: JobContext) -> list[Node]:

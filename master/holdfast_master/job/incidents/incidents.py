@@ -211,8 +211,7 @@ def break_world(job: JobContext, why: str) -> None:
         world.disturbed.update(world.savers)
     job.worlds.end(why)
     job.touch(Change.WORLD_BROKEN)
-    for timer in (Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW)
     if not world.assigned:
         return
     job.worlds.recovering = True
@@ -310,7 +309,7 @@ def judge(job: JobContext, incident: OpenIncident) -> None:
     if reason and not incident.terminal:
         job.timers.ensure(Timer.TERMINAL, job.now + job.settings.terminal_seconds, incident.id)
     if not reason:
-        job.timers.cancel(Timer.TERMINAL, incident.id)
+        job.timers.cancel(Timer.TERMINAL, subject=incident.id)
     incident.terminal, incident.end_reason = text, reason
     job.touch(Change.INCIDENT_JUDGED)
 
@@ -414,8 +413,7 @@ def close_all(job: JobContext) -> None:
 
 
 def _forget(timers: Timers, incidents: Incidents, incident: OpenIncident) -> None:
-    timers.cancel(Timer.TERMINAL, incident.id)
-    timers.cancel(Timer.EVIDENCE, incident.id)
+    timers.cancel(Timer.TERMINAL, Timer.EVIDENCE, subject=incident.id)
     incidents.forget(incident)
 
 

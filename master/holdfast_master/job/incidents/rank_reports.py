@@ -34,7 +34,7 @@ def is_stepless(job: JobContext, world: World) -> bool:
         return False
     if state.guessed_round == world.round:
         return False
-    hang = job.spec.health.hang if job.spec.health is not None else None
+    hang = job.health_policy.hang
     patience = job.settings.unseen_start_seconds
     return guessed_steps.is_stepless(
         tuple(_reports(job.membership, world)),

@@ -15,7 +15,7 @@ def refresh(job: JobContext, node: Node) -> None:
     job.membership.note_beyond(node.rank, beyond=_is_beyond(job, node))
     fit, world = _is_candidate(job, node), job.worlds.newest
     if fit:
-        job.timers.cancel(Timer.REJOIN, node.rank)
+        job.timers.cancel(Timer.REJOIN, subject=node.rank)
     changed = job.membership.note_candidate(
         node.rank,
         fit=fit,

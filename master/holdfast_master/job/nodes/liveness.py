@@ -7,7 +7,7 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, replacement
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import DRAINING, RELEASED
+from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
@@ -170,12 +170,21 @@ def _remove(job: JobContext, node: Node, text: str) -> None:
     if node.session is not None:
         job.out.put(CloseSession(node.session, RefusalCode.ABORTED, "NODE_LOST", text))
     job.drop(node)
-    for timer in (Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY):
-        job.timers.cancel(timer, node.rank)
+    job.timers.cancel(Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY, subject=node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
     marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))
     job.out.record(wire.GoodputMarked(nodes=(marked,)))
     job.out.record(wire.NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
+
+
+def renew(job: JobContext, node: Node, why: str, text: str) -> None:
+    """The node is to leave, and another agent of its rank to come.
+
+    The operator is asked for it once the others go on without this one: see `reconcile`.
+    """
+    node.replace_why = why
+    job.out.command(RENEW, node.rank, durable=True)
+    drain(job, node, EvidenceKind.DRAINED, text)
 
 
 def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:

@@ -74,7 +74,7 @@ def pods_listed(job: JobContext) -> None:
 def _settle_rejoin(timers: Timers, pod: wire.PodObservation) -> None:
     """A container that was to start again does not, or has a new pod: nobody waits for it."""
     if is_over(pod) or pod.terminating or not pod.ends:
-        timers.cancel(Timer.REJOIN, pod.node_rank)
+        timers.cancel(Timer.REJOIN, subject=pod.node_rank)
 
 
 def rejoin_due(job: JobContext, rank: int) -> None:
@@ -94,7 +94,7 @@ def _doubt(job: JobContext, pod: wire.PodObservation) -> None:
         until = job.now + job.settings.adopt_seconds
         job.timers.ensure(Timer.UNREACHABLE, until, pod.node_rank)
     else:
-        job.timers.cancel(Timer.UNREACHABLE, pod.node_rank)
+        job.timers.cancel(Timer.UNREACHABLE, subject=pod.node_rank)
 
 
 def unreachable_due(job: JobContext, rank: int) -> None:

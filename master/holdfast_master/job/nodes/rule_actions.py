@@ -8,7 +8,6 @@ from __future__ import annotations
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_state import RENEW
 from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import ExcludeDecision, FailureAction, NodeExcluded
@@ -79,7 +78,5 @@ def _move(job: JobContext, culprit: int, host: str) -> None:
         there = pod is not None and pod.node == host and pod.pod_uid == node.pod_uid
         if rank == culprit or not there or node.draining is not None:
             continue
-        # The operator is asked once the others go on without it: see `reconcile`.
-        node.replace_why = f"it is on {host}, which is avoided"
-        job.out.command(RENEW, rank, durable=True)
-        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: {node.replace_why}")
+        why = f"it is on {host}, which is avoided"
+        liveness.renew(job, node, why, f"node {rank} leaves: {why}")

@@ -77,7 +77,7 @@ def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerEx
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
     if explains and world.explain(node.rank, message.local_rank):
-        job.timers.cancel(Timer.MISSING, node.rank)
+        job.timers.cancel(Timer.MISSING, subject=node.rank)
     if not message.barrier and world.saves(node.rank):
         world.reached = max(world.reached, message.step)
 
@@ -210,7 +210,7 @@ def _round_started(job: JobContext, node: Node, number: int, message: wire.Round
         # Its hello was from before they began: it need not say why there were none. Processes that
         # have ended since had their start reported before: an agent does not repeat that.
         world.unexplained.pop(node.rank, None)
-        job.timers.cancel(Timer.MISSING, node.rank)
+        job.timers.cancel(Timer.MISSING, subject=node.rank)
     if message.cold_reason and message.cold_reason != node.cold_reason:
         _note_cold(job.out, node, message.cold_reason)
     if message.first_step:

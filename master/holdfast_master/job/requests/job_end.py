@@ -62,8 +62,7 @@ def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
     job.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(job, text)
     incidents.close_all(job)
-    job.timers.cancel(Timer.BELOW_MIN)
-    job.timers.cancel(Timer.ACTIVE_DEADLINE)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.ACTIVE_DEADLINE)
     for node in list(job.membership.nodes.values()):
         job.turn(node.rank, wire.GoodputClass.WAITING)
         dismiss(job, node)
@@ -126,19 +125,17 @@ def conclude(job: JobContext) -> None:
     else:
         job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", wire.EventSeverity.ERROR)
     job.move(trigger, stop.reason, text)
-    job.timers.cancel(Timer.END)
-    for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.END, Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE)
     send_finish(job)
     job.out.put(Finished(stop.succeeded, stop.reason))
 
 
 def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
     """A script that saves here ended after steps that it did not save."""
-    stop, fact, last = state.stop, state.checkpoint, state.assigned
-    if stop is None or not stop.succeeded or fact is None or fact.version is None or last is None:
+    stop, stored, last = state.stop, state.stored, state.assigned
+    if stop is None or not stop.succeeded or stored is None or last is None:
         return
-    saved, done = fact.version.step, state.ended_steps.get(last.round, 0)
+    saved, done = stored.step, state.ended_steps.get(last.round, 0)
     if saved < done:
         text = (
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
@@ -178,8 +175,7 @@ def toward_suspend(job: JobContext) -> None:
         return
     if flush.for_end(job, "the job is suspended", job.settings.stop_grace_seconds, None):
         return
-    job.timers.cancel(Timer.BELOW_MIN)
-    job.timers.cancel(Timer.JOIN_WINDOW)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.JOIN_WINDOW)
     job.move(Trigger.SUSPENDED, PhaseReason.SUSPENDED, "stopped at a checkpoint; waits")
     job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
     job.worlds.recovering = False

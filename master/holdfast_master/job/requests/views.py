@@ -75,7 +75,7 @@ def status(job: JobContext) -> wire.JobStatus:
         generation=spec.generation,
         job_seconds=job.clock.job_seconds,
         degraded_progress=world is not None and world.training and not world.sdk_ranks,
-        stored_step=_stored_step(job.state),
+        stored_step=state.stored.step if state.stored else 0,
         memory_step=flush.memory_step(job.membership, job.checkpoints.tracker),
         checkpoint_intervals=interval.intervals(job),
         goodput_assumed=state.goodput_assumed,
@@ -139,11 +139,6 @@ def _standing_still(job: JobContext) -> str:
         f"no replica has completed a step for {least:.0f} s, replica {longest} not for the longest "
         f"time: {seconds:.0f} s, since step {step}"
     )
-
-
-def _stored_step(state: JobState) -> int:
-    fact = state.checkpoint
-    return fact.version.step if fact is not None and fact.version is not None else 0
 
 
 def _members(job: JobContext, world: World | None) -> list[Node]:

@@ -201,7 +201,7 @@ def saved(job: JobContext, node: Node, message: BarrierReached) -> None:
         world.unexplained[node.rank] = set(range(node.local_world_size))
         job.timers.ensure(Timer.MISSING, job.now + job.settings.terminal_seconds, node.rank)
         return
-    job.timers.cancel(Timer.MISSING, node.rank)
+    job.timers.cancel(Timer.MISSING, subject=node.rank)
     if not world.training or node.rank in world.saved:
         return
     world.saved[node.rank] = message.step

@@ -34,6 +34,8 @@ class JobState:
     sequence: int = 0
     job_seconds: float = 0.0
     """The job's own time at the newest record, s."""
+    unix_time: float = dataclasses.field(default=0.0, compare=False)
+    """Wall clock at the newest record."""
     epoch: int = 0
     started_unix: float = 0.0
     finished_unix: float = 0.0
@@ -137,6 +139,11 @@ class JobState:
     nodes_replaced: int = 0
     nodes_disrupted: int = 0
     rescales: int = 0
+
+    @property
+    def stored(self) -> wire.CheckpointVersion | None:
+        """The newest version that was announced durable."""
+        return None if self.checkpoint is None else self.checkpoint.version
 
     def judged_agent(self, rank: int, agent_id: str) -> wire.NodeJudged | None:
         """The newest verdict on this very agent; None: there is none."""

@@ -245,8 +245,7 @@ def _adopt(job: JobContext, members: Claimed, fact: wire.WorldDecided) -> None:
     job.membership.spares = job.membership.candidates - world.places.keys()
     for node in list(job.membership.nodes.values()):
         eligibility.refresh(job, node)
-    for timer in (Timer.BELOW_MIN, Timer.JOIN_WINDOW):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.JOIN_WINDOW)
     stepped = {hello.node_rank for hello, _ in members if hello.step}
     if world.replicas or len(stepped) == len(world.places):
         world.stepped.update(stepped)

@@ -51,7 +51,7 @@ def assign(job: JobContext, world: World) -> None:
     for rank in world.starting:
         node = job.membership.nodes[rank]
         send_assignment(job, node, cap)
-        job.timers.cancel(Timer.MISSING, rank)  # it was about the round before
+        job.timers.cancel(Timer.MISSING, subject=rank)  # it was about the round before
         node.note(())
         node.saving = None
         node.stalled = False

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility, liveness
 from holdfast_master.job.state import snapshot
-from holdfast_master.job.state.context import JobContext, Placed
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import PROMISED, JobState
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer
@@ -85,8 +85,8 @@ def keep_fresh(job: JobContext) -> None:
         _ended(job.state),
         min(len(state.draining) + len(state.promised), _DRAINING),
     )
-    if guarded == job.placed.guarded or _place(job):
-        job.placed = Placed(state.sequence, guarded)
+    if guarded == job.placed or _place(job):
+        job.placed, job.placed_sequence = guarded, state.sequence
 
 
 def _place(job: JobContext) -> bool:

@@ -101,10 +101,9 @@ def _unheard(job: JobContext) -> bool:
 
 
 def _stock(state: JobState, tracker: CheckpointTracker) -> Stock:
-    fact = state.checkpoint
     return Stock(
         memory=tracker.memory,
-        committed=fact.version if fact is not None else None,
+        committed=state.stored,
         whole=[pending.version for pending in tracker.pending.values() if pending.whole],
         failed=tracker.failed,
     )
@@ -158,10 +157,8 @@ def _announce(
 
 
 def _newest(state: JobState) -> str:
-    fact = state.checkpoint
-    if fact is None or fact.version is None:
-        return "storage has none"
-    return f"the newest on storage is step {fact.version.step}"
+    stored = state.stored
+    return f"the newest on storage is step {stored.step}" if stored else "storage has none"
 
 
 def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
@@ -200,12 +197,11 @@ def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
 
 def _end(job: JobContext) -> None:
     """Nothing is waited for any more."""
-    rescue, fact = job.checkpoints.tracker.rescue, job.state.checkpoint
+    rescue, done = job.checkpoints.tracker.rescue, job.state.stored
     if rescue is None:
         return
     job.checkpoints.tracker.rescue = None
     job.timers.cancel(Timer.RESCUE)
-    done = fact.version if fact is not None else None
     if done is not None and rescue.awaited is not None and done >= rescue.awaited:
         text = f"step {done.step} is on storage, {job.now - rescue.started:.3g} s later"
         job.out.event(EventReason.CHECKPOINT_RESCUED, text)

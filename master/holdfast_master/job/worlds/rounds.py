@@ -272,8 +272,7 @@ def _decide(
     job.worlds.decide(world)
     job.membership.spares = job.membership.candidates - world.places.keys()
     job.membership.spare_since = None
-    for timer in (Timer.JOIN_WINDOW, Timer.BELOW_MIN):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.JOIN_WINDOW, Timer.BELOW_MIN)
     job.out.event(EventReason.WORLD_DECIDED, f"round {number}: {_named(world)}; {fact.reason}")
     job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, fact.reason)
     job.timers.set(Timer.STORE, job.now + job.settings.store_seconds)

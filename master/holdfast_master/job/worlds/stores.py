@@ -71,7 +71,7 @@ def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> Non
     job.touch(Change.STORE_REPORTED)
     if message.port:
         node.store, node.store_failed = message, False
-        job.timers.cancel(Timer.STORE_RETRY, node.rank)
+        job.timers.cancel(Timer.STORE_RETRY, subject=node.rank)
         return
     node.store, node.store_failed = None, True
     job.timers.set(Timer.STORE_RETRY, job.now + 1.0, node.rank)

@@ -322,7 +322,7 @@ def test_nodes_that_wait_for_their_turn_to_come_back_are_not_lost() -> None:
     for rank in range(4):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), CoreSettings())
+    core = Core(identity(4), CoreSettings(), records)
     core.open(Moment(now, now))
     for rank in range(3):
         now += 4.0
@@ -346,7 +346,7 @@ def test_a_crowd_has_time_until_its_first_is_back() -> None:
     for rank in range(crowd):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), CoreSettings())
+    core = Core(identity(4), CoreSettings(), records)
     core.open(Moment(now, now))
     run_until(core, now + 19.9)
     assert len(core.nodes(Moment(now + 19.9, now))) == crowd
@@ -362,7 +362,7 @@ def test_a_crowd_that_comes_back_keeps_its_long_interval() -> None:
     for rank in range(4):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(1.0, 1.0))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), settings)
+    core = Core(identity(4), settings, records)
     core.open(Moment(2.0, 2.0))
     batch = core.handle(Connected(1, said_hello(0), None), Moment(2.1, 2.1))
     (welcome,) = [

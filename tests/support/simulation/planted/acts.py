@@ -24,12 +24,12 @@ def _nothing(*_: Any) -> None:
 def _next_node() -> list[Patch]:
     """The host of the slow node is avoided, and the node behind it leaves."""
 
-    def drain(job: Any, node: Any, kind: Any, text: str) -> None:
+    def renew(job: Any, node: Any, why: str, text: str) -> None:
         others = sorted(job.membership.nodes)
         behind = others[(others.index(node.rank) + 1) % len(others)]
-        liveness.drain(job, job.membership.nodes[behind], kind, text)
+        liveness.renew(job, job.membership.nodes[behind], why, text)
 
-    return [(exclusions, "liveness", SimpleNamespace(drain=drain))]
+    return [(exclusions, "liveness", SimpleNamespace(renew=renew))]
 
 
 @BUGS.wrong(
