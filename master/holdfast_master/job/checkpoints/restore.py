@@ -58,9 +58,8 @@ def _world_of(job: JobContext, node: Node, number: int) -> World | None:
 
     A replica goes on with its start while no world runs because another one has failed.
     """
-    if job.worlds.in_replica(node.rank, node.agent_id, number):
-        return job.worlds.assigned
-    return job.worlds.running_with(node, number)
+    own = job.worlds.in_replica(node.rank, node.agent_id, number)
+    return own or job.worlds.running_with(node, number)
 
 
 def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest) -> None:

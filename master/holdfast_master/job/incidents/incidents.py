@@ -35,7 +35,7 @@ def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int
     """
     if worlds.running_with(node, round_number) is not None:
         return True
-    if worlds.in_replica(node.rank, node.agent_id, round_number):
+    if worlds.in_replica(node.rank, node.agent_id, round_number) is not None:
         return True
     return any(round_number in incident.broken for incident in incidents.open())
 
@@ -62,22 +62,25 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
 
 def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
     """The processes that the evidence is about cannot go on; without a node, nobody's can."""
-    newest = job.worlds.newest
-    for world in (newest, job.worlds.assigned):
+    for world in (job.worlds.newest, job.worlds.assigned):
         if world is None or not world.is_about(item.node_rank, round_number):
             continue
         if item.node_rank is None or world.holds(item.node_rank, item.agent_id):
             world.disturb(item.node_rank)
+    _break_unassigned(job, item.text)
+
+
+def _break_unassigned(job: JobContext, text: str) -> None:
+    """Break a world that was decided with a replica that does not go on."""
+    newest = job.worlds.newest
     if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
-        break_world(job, item.text)  # it was decided with a replica that does not go on
+        break_world(job, text)
 
 
 def note_gone(job: JobContext, node: Node, text: str) -> None:
     """Processes of a node are gone while no world runs: its replica does not go on."""
     job.worlds.disturb(node.rank, node.agent_id)
-    newest = job.worlds.newest
-    if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
-        break_world(job, text)
+    _break_unassigned(job, text)
 
 
 def _is_of(world: World, item: Evidence) -> bool:

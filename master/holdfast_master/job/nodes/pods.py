@@ -17,7 +17,7 @@ from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import failure
-from holdfast_master.policies.failure import TAKEN, Evidence, EvidenceKind, Response
+from holdfast_master.policies.failure import TAKEN, Evidence, EvidenceKind
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
@@ -204,7 +204,8 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     waits, adopts = job.worlds.running() is None, job.timers.running(Timer.ADOPT)
     if not job.operator.list_done and (adopts or not waits):
         return
-    response = _answer(job.spec, job.now, pod, text)
+    # The operator makes another pod in any case.
+    response = failure.respond(_end_of(pod, "", job.now), job.spec.failure_rules)
     if response.action is wire.FailureAction.FAIL_JOB:
         why = f"{response.reason}: {text}"
         job.request_end(succeeded=False, reason=EndReason.FAIL_JOB_RULE, text=why)
@@ -230,19 +231,6 @@ def _incident(pod: wire.PodObservation) -> str:
     return f"pod {pod.pod_uid}"
 
 
-def _answer(spec: wire.MasterSpec, now: float, pod: wire.PodObservation, text: str) -> Response:
-    """The answer of the failure rules. The operator makes another pod in any case."""
-    item = Evidence(
-        kind=pod_kind(pod),
-        text=text,
-        at=now,
-        node_rank=pod.node_rank,
-        exit_code=exit_code(pod),
-        conditions=pod.conditions,
-    )
-    return failure.respond(item, spec.failure_rules)
-
-
 def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
     """Nothing trains, and this is why: it counts as a restart without progress.
 
@@ -250,11 +238,8 @@ def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
     """
     kind = wire.BudgetKind.PREEMPTIONS if pod_kind(pod) in TAKEN else wire.BudgetKind.NO_PROGRESS
     can = failure.afford(incidents.balance(job, kind))
-    paid = wire.BudgetCharge(
-        kind=kind,
-        job_seconds=job.clock.job_seconds,
-        incident_id=_incident(pod),
-    )
+    seconds = job.clock.job_seconds
+    paid = wire.BudgetCharge(kind=kind, job_seconds=seconds, incident_id=_incident(pod))
     job.out.record(paid, durable=True)
     job.out.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
     if not can.ok:

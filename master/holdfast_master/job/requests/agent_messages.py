@@ -182,13 +182,11 @@ def _finished_meanwhile(
     job: JobContext, node: Node, number: int, message: wire.WorkerExited
 ) -> None:
     """A process of a replica that goes on ended well while no world runs."""
-    worlds = job.worlds
-    if not worlds.in_replica(node.rank, node.agent_id, number):
+    last, newest = job.worlds.in_replica(node.rank, node.agent_id, number), job.worlds.newest
+    if last is None:
         return
-    last, newest = worlds.assigned, worlds.newest
-    if last is not None:
-        last.explain(node.rank, message.local_rank)
-        _finish(job, node, last, message)
+    last.explain(node.rank, message.local_rank)
+    _finish(job, node, last, message)
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
@@ -234,10 +232,8 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: wire.Round
 
 def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
     """No process of a round is left on a node while no world runs: its replica does not go on."""
-    last = job.worlds.assigned
-    if last is None or not last.replicas or not last.has(node):
-        return
-    if last.round_of(node.rank) == number and node.rank not in last.finished:
+    last = job.worlds.in_replica(node.rank, node.agent_id, number)
+    if last is not None and node.rank not in last.finished:
         incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
 
 
@@ -279,12 +275,9 @@ def missing_due(job: JobContext, rank: int) -> None:
 
 def _missing_meanwhile(job: JobContext, node: Node) -> None:
     """A node of a replica that was to go on has not said why it has no processes."""
-    last = job.worlds.assigned
-    if last is None or not last.replicas or not last.has(node):
-        return
-    if last.unexplained.get(node.rank) and node.rank not in last.finished:
-        text = f"node {node.rank} has no processes and did not say why"
-        incidents.note_gone(job, node, text)
+    last = job.worlds.in_replica(node.rank, node.agent_id)
+    if last is not None and last.unexplained.get(node.rank) and node.rank not in last.finished:
+        incidents.note_gone(job, node, f"node {node.rank} has no processes and did not say why")
 
 
 def _barrier(job: JobContext, node: Node, number: int, message: wire.BarrierReached) -> None:

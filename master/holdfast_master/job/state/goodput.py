@@ -19,7 +19,7 @@ class Account:
     """Microseconds on the master's clock."""
     totals: Totals
     begun: int
-    """Microseconds on the same clock: what was counted before began as long before it was opened."""
+    """When it was opened, less what was counted before that, microseconds."""
     incident: str = ""
     """Incident that the running class is a cost of."""
     recent: int = 0

@@ -12,12 +12,7 @@ from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.orders import Barrier
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import (
-    RankEvidence,
-    WorldDecided,
-    WorldMember,
-    WorldReplica,
-)
+from holdfast_wire.messages import RankEvidence, WorldDecided, WorldMember, WorldReplica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -445,12 +440,15 @@ class Worlds:
         world = self.member(node)
         return world if world is not None and world.round_of(node.rank) == number else None
 
-    def in_replica(self, rank: int, agent_id: str, number: int) -> bool:
-        """Whether a round is an agent's in a replica that may have gone on since."""
+    def in_replica(self, rank: int, agent_id: str, number: int | None = None) -> World | None:
+        """The world of an agent's replica, which may go on while no other world runs.
+
+        number: a round; None is returned if it is not the agent's.
+        """
         last = self.assigned
         if last is None or not last.replicas or not last.holds(rank, agent_id):
-            return False
-        return last.round_of(rank) == number
+            return None
+        return last if number in {None, last.round_of(rank)} else None
 
     def disturb(self, rank: int, agent_id: str, number: int | None = None) -> None:
         """Note that the processes of an agent, in round `number` if it is given, cannot go on."""

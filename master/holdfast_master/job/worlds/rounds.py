@@ -19,9 +19,7 @@ from holdfast_master.policies import rendezvous
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
 from holdfast_master.policies.replicas import SeatedReplica
-from holdfast_wire.messages import (
-    WorldDecided,
-)
+from holdfast_wire.messages import WorldDecided
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 _HELD_EVENTS = {
