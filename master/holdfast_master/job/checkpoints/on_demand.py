@@ -191,15 +191,11 @@ def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, e
 def settle(job: JobContext, order: SaveOrder) -> None:
     """An order ends with the processes that it was given to at the latest."""
     world = job.worlds.saving()
-    if world is not None and _is_of(order, world):
+    savers = (world.saver_replica, world.saver_round) if world is not None else None
+    if savers == (order.replica, order.round):
         return
     text = f"round {order.round} ended before step {order.step} was on storage; ask again"
     _refuse_all(job, order, "ROUND_ENDED", text)
-
-
-def _is_of(order: SaveOrder, world: World) -> bool:
-    """Whether the savers of a world are those that were told."""
-    return (order.replica, order.round) == (world.saver_replica, world.saver_round)
 
 
 def request_due(job: JobContext, request_id: int) -> None:

@@ -74,7 +74,7 @@ def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest
     before = tracker.asked.get(node.rank)
     tracker.asked[node.rank] = message
     if before is not None and tracker.origin is not None and message.told is None:
-        _send_origin(job, start, node, tracker.origin)  # it may not have heard of it
+        _send(job, start, tracker.origin, only=node.rank)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
@@ -130,7 +130,7 @@ def _choose(job: JobContext, start: _Start) -> None:
     if tracker.origin.go:
         _go(job, start, tracker.origin)
     else:
-        _send_to_all(job, start, tracker.origin)
+        _send(job, start, tracker.origin)
 
 
 def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOffer]:
@@ -186,24 +186,17 @@ def _versions(
     return found
 
 
-def _send_origin(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
-    if node.rank in start.ranks:
-        share = start.ranks.index(node.rank)
-        job.out.send(node, _part(start, origin, node.rank, share), start.round)
-
-
-def _send_to_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
-    for share, rank in enumerate(start.ranks):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            job.out.send(node, _part(start, origin, rank, share), start.round)
-
-
-def _part(start: _Start, origin: wire.RestorePlan, rank: int, share: int) -> wire.RestorePlan:
-    """An origin as one node is told it: its share of the files, and whose memory it reads."""
-    sources = start.tracker.sources.get(rank, ())
+def _send(
+    job: JobContext, start: _Start, origin: wire.RestorePlan, only: int | None = None
+) -> None:
+    """Tell all nodes, or one: each its share of the files, and whose memory it reads."""
     shares = len(start.ranks)
-    return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
+    for share, rank in enumerate(start.ranks):
+        node = job.membership.nodes.get(rank) if only in {None, rank} else None
+        if node is not None:
+            sources = start.tracker.sources.get(rank, ())
+            own = dataclasses.replace(origin, share=share, shares=shares, sources=sources)
+            job.out.send(node, own, start.round)
 
 
 def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanVerified) -> None:
@@ -233,7 +226,7 @@ def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     origin = dataclasses.replace(origin, go=True)
     tracker.origin = origin
     tracker.started(origin)
-    _send_to_all(job, start, origin)
+    _send(job, start, origin)
     if origin.version is not None:
         where = word(origin.tier)
         who = start.world.places[start.ranks[0]].replica.number

@@ -225,7 +225,9 @@ def _send(job: JobContext, own: OpenCheck) -> None:
     slack = min(ANSWER_SECONDS, left / 4)
     own.seconds = min(ROUND_SECONDS, left - slack)
     if own.check.current is None or own.seconds < 1.0:
-        _conclude(job, own)
+        _forget(job)
+        if job.state.stop is None:
+            admission.settle(job, own)
         return
     job.timers.set(Timer.PREFLIGHT_ROUND, job.now + own.seconds + slack)
     for name in sorted(own.check.current.partners):
@@ -351,13 +353,6 @@ def round_due(job: JobContext) -> None:
 def _advance(job: JobContext, own: OpenCheck) -> None:
     own.check = rounds.conclude(own.check, own.reports.values(), _never_asked(own))
     _send(job, own)
-
-
-def _conclude(job: JobContext, own: OpenCheck) -> None:
-    """The check is over: its nodes are judged by what it has."""
-    _forget(job)
-    if job.state.stop is None:
-        admission.settle(job, own)
 
 
 def look_for_suspects(job: JobContext) -> None:

@@ -10,7 +10,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import Incidents, OpenIncident
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.policies import failure, node_history
 from holdfast_master.policies.failure import BackoffSchedule, Evidence
@@ -48,7 +48,7 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
     """
     _disturb(job, item, round_number)
     world = job.worlds.running()
-    if world is not None and world.is_about(item.node_rank, round_number) and _is_of(world, item):
+    if world is not None and _concerns(world, item, round_number):
         _interrupt(job, world, item, joins=_shaken(job.membership, world))
         return
     rank = item.node_rank
@@ -63,11 +63,15 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
 def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
     """The processes that the evidence is about cannot go on; without a node, nobody's can."""
     for world in (job.worlds.newest, job.worlds.assigned):
-        if world is None or not world.is_about(item.node_rank, round_number):
-            continue
-        if item.node_rank is None or world.holds(item.node_rank, item.agent_id):
+        if world is not None and _concerns(world, item, round_number):
             world.disturb(item.node_rank)
     _break_unassigned(job, item.text)
+
+
+def _concerns(world: World, item: Evidence, round_number: int) -> bool:
+    """Whether the evidence is about processes of this world."""
+    known = item.node_rank is None or world.holds(item.node_rank, item.agent_id)
+    return known and world.is_about(item.node_rank, round_number)
 
 
 def _break_unassigned(job: JobContext, text: str) -> None:
@@ -81,10 +85,6 @@ def note_gone(job: JobContext, node: Node, text: str) -> None:
     """Processes of a node are gone while no world runs: its replica does not go on."""
     job.worlds.disturb(node.rank, node.agent_id)
     _break_unassigned(job, text)
-
-
-def _is_of(world: World, item: Evidence) -> bool:
-    return item.node_rank is None or world.holds(item.node_rank, item.agent_id)
 
 
 def _is_ack(incident: OpenIncident, item: Evidence) -> bool:
@@ -380,7 +380,8 @@ def failure_limit(job: JobContext) -> int:
 
 def close(job: JobContext, incident: OpenIncident) -> None:
     """Charge the incident's culprit, once, and write down what it cost."""
-    _forget(job.timers, job.incidents, incident)
+    job.timers.cancel(Timer.TERMINAL, Timer.EVIDENCE, subject=incident.id)
+    job.incidents.forget(incident)
     charge = charge_of(job, incident)
     if charge.kind in _FAILED:
         job.incidents.fruitless = 0 if incident.progressed else job.incidents.fruitless + 1
@@ -415,11 +416,6 @@ def close_all(job: JobContext) -> None:
         close(job, incident)
 
 
-def _forget(timers: Timers, incidents: Incidents, incident: OpenIncident) -> None:
-    timers.cancel(Timer.TERMINAL, Timer.EVIDENCE, subject=incident.id)
-    incidents.forget(incident)
-
-
 def _summary(incident: OpenIncident) -> str:
     parts = [incident.best.text]
     if incident.stepped_at is not None:
@@ -441,19 +437,13 @@ def backoff_reason(job: JobContext) -> str:
     schedule = BackoffSchedule(
         first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
     )
-    pause = failure.pause(_in_a_row(job) + 1, schedule)
-    until = _broken_at(incident) + pause.seconds
+    # Failures without progress before this one, also those that an earlier master charged.
+    before = max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
+    pause = failure.pause(before + 1, schedule)
+    # Of an incident that an earlier master opened the time is not known: its pause begins anew.
+    broken_at = incident.opened_at if incident.broken_at is None else incident.broken_at
+    until = broken_at + pause.seconds
     if job.now >= until:
         return ""
     job.timers.set(Timer.BACKOFF, until)
     return f"{pause.reason}; the last failure was: {incident.best.text}"
-
-
-def _in_a_row(job: JobContext) -> int:
-    """Failures without progress before the open one, also those that an earlier master charged."""
-    return max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
-
-
-def _broken_at(incident: OpenIncident) -> float:
-    # Of an incident that an earlier master opened the time is not known: its pause begins anew.
-    return incident.opened_at if incident.broken_at is None else incident.broken_at

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -70,7 +69,14 @@ def _exited(job: JobContext, node: Node, number: int, message: wire.WorkerExited
     world = job.worlds.running_with(node, number)
     if world is not None:
         _note_exit(job, node, world, message)
-    _EXITS[_classify(world, message)](job, node, number, message)
+    if message.barrier:
+        return  # the barrier has a report of its own
+    if message.exit_code:
+        _exited_badly(job, node, number, message)
+    elif world is not None:
+        _finish(job, node, world, message)
+    else:
+        _finished_meanwhile(job, node, number, message)
 
 
 def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
@@ -80,24 +86,6 @@ def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerEx
         job.timers.cancel(Timer.MISSING, subject=node.rank)
     if not message.barrier and world.saves(node.rank):
         world.reached = max(world.reached, message.step)
-
-
-class _Exit(enum.Enum):
-    """The meaning of a process's end."""
-
-    AT_BARRIER = enum.auto()
-    FINISHED = enum.auto()
-    FINISHED_MEANWHILE = enum.auto()
-    """While its world does not run: its replica may go on."""
-    FAILED = enum.auto()
-
-
-def _classify(world: World | None, message: wire.WorkerExited) -> _Exit:
-    if message.barrier:
-        return _Exit.AT_BARRIER
-    if message.exit_code:
-        return _Exit.FAILED
-    return _Exit.FINISHED if world is not None else _Exit.FINISHED_MEANWHILE
 
 
 def _exited_badly(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
@@ -156,12 +144,6 @@ def _laid_to_who_left(
     )
 
 
-def _finished(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
-    world = job.worlds.running_with(node, number)
-    if world is not None:
-        _finish(job, node, world, message)
-
-
 def _finish(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     if not 0 <= message.local_rank < node.local_world_size:
         return
@@ -190,14 +172,6 @@ def _finished_meanwhile(
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
-
-
-_EXITS: dict[_Exit, Callable[[JobContext, Node, int, wire.WorkerExited], None]] = {
-    _Exit.AT_BARRIER: lambda *_: None,  # the barrier has a report of its own
-    _Exit.FINISHED: _finished,
-    _Exit.FINISHED_MEANWHILE: _finished_meanwhile,
-    _Exit.FAILED: _exited_badly,
-}
 
 
 def _round_started(job: JobContext, node: Node, number: int, message: wire.RoundStarted) -> None:

@@ -69,11 +69,6 @@ def _is_sane(item: wire.RankProgress) -> bool:
     return 0 <= item.step_seconds < _FOREVER and 0 <= item.since_step_seconds < _FOREVER
 
 
-def _since_step(item: wire.RankProgress) -> float:
-    """The time since a reported step; a guess says nothing of what lies between two."""
-    return 0.0 if guessed_steps.is_guess(item) else item.since_step_seconds
-
-
 def _note_start(job: JobContext, node: Node, world: World) -> None:
     """Note the start of a node whose RoundStarted may have been lost with its stream."""
     if len(node.ranks) < node.local_world_size or node.rank in world.stepped:
@@ -107,9 +102,11 @@ def _note_progress(state: JobState, out: OutgoingBatch, world: World) -> None:
 
 
 def _classify(job: JobContext, node: Node, world: World) -> None:
+    # A guess says nothing of what lies between two steps.
+    ages = [0.0 if guessed_steps.is_guess(one) else one.since_step_seconds for one in node.ranks]
     activity = Activity(
         sections=frozenset([item.section for item in node.ranks]),
-        since_step_seconds=max([_since_step(item) for item in node.ranks]),
+        since_step_seconds=max(ages),
         usual_step_seconds=world.step_seconds,
     )
     kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)

@@ -85,13 +85,9 @@ def _same_size(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> 
     back = replacement.recall(job, f"{event.who} asks for them{_because(request.reason)}")
     if not back:
         return f"{text}; nothing changes"
-    text = f"{text}; {_nodes(back)} back"
+    text = f"{text}; {nodes_named(back)} {verb(len(back), 'comes', 'come')} back"
     job.out.event(EventReason.SCALE_REQUESTED, text)
     return text
-
-
-def _nodes(ranks: list[int]) -> str:
-    return f"{nodes_named(ranks)} {verb(len(ranks), 'comes', 'come')}"
 
 
 def scale_answered(job: JobContext, result: wire.ScaleResult) -> None:
@@ -192,15 +188,10 @@ def _why_at_once(membership: Membership, world: World) -> str:
     problem = barrier.blind(membership, world)
     if problem:
         return f"at once, from the script's own checkpoint: {problem}"
-    stalled = [rank for rank in world.places if _is_stalled(membership, rank)]
+    stalled = [node.rank for node in membership.present(world.places) if node.stalled]
     if stalled:
         return f"at once: node {stalled[0]} completes no step, so its ranks would not save"
     return ""
-
-
-def _is_stalled(membership: Membership, rank: int) -> bool:
-    node = membership.nodes.get(rank)
-    return node is not None and node.stalled
 
 
 def _restart_node(job: JobContext, event: UserCall, rank: int, reason: str) -> None:

@@ -17,7 +17,7 @@ from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies import flush as policy
-from holdfast_master.policies.flush import Copy, FlushStep, FlushVerdict, Holder, Stock
+from holdfast_master.policies.flush import Copy, FlushStep, Holder, Stock
 from holdfast_wire.messages import (
     CheckpointVersion,
     EventSeverity,
@@ -129,7 +129,8 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
         return False
     if tracker.rescue is None:
         tracker.rescue = new
-        _announce(job.state, job.out, version, verdict, why)
+        text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
+        job.out.event(EventReason.CHECKPOINT_RESCUING, f"{text}; {_newest(job.state)}")
         _stop_ranks(job, why, grace, ending=new.ending)
     rescue = tracker.rescue
     rescue.awaited = version
@@ -147,13 +148,6 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
 
 def _hold(job: JobContext, text: str) -> None:
     job.move(Trigger.HELD, PhaseReason.RESCUE, text)
-
-
-def _announce(
-    state: JobState, out: OutgoingBatch, version: CheckpointVersion, verdict: FlushVerdict, why: str
-) -> None:
-    text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
-    out.event(EventReason.CHECKPOINT_RESCUING, f"{text}; {_newest(state)}")
 
 
 def _newest(state: JobState) -> str:

@@ -83,7 +83,9 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
-        _send(job, world, replica, fact, verdict.reason)
+        message = _message(replica, fact, verdict.reason)
+        for node in job.membership.present(world.members_of(replica)):
+            job.out.send(node, message, replica.round)
 
 
 def note_alone(job: JobContext, world: World) -> None:
@@ -128,13 +130,6 @@ def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | Non
     elif job.worlds.ready_since is None:
         job.worlds.ready_since = job.now
     return job.worlds.ready_since
-
-
-def _send(
-    job: JobContext, world: World, replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
-) -> None:
-    for node in job.membership.present(world.members_of(replica)):
-        job.out.send(node, _message(replica, roster, reason), replica.round)
 
 
 def _message(

@@ -95,7 +95,8 @@ def _held_back(job: JobContext) -> tuple[str, str]:
     """
     kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
     known = all(job.membership.nodes[rank].hello is not None for rank in kept)
-    if kept and known and not _is_ending(job):
+    incident = job.incidents.current
+    if kept and known and not (incident is not None and incident.terminal):
         return "", ""
     if text := _held(job):
         return PhaseReason.AWAITING_EVIDENCE, text
@@ -163,12 +164,6 @@ def _may_grow(job: JobContext, present: int) -> bool:
         for rank in view.over | view.unreachable
     )
     return present + left < job.bounds.largest
-
-
-def _is_ending(job: JobContext) -> bool:
-    """Whether the open incident is about to end the job."""
-    incident = job.incidents.current
-    return incident is not None and bool(incident.terminal)
 
 
 def _held(job: JobContext) -> str:
@@ -256,13 +251,14 @@ def _decide(
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
     recorded = tuple(replicas.as_member(one) for one in members)
+    cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
     fact = WorldDecided(
         replicas=replicas.recorded(job, number, chosen),
         group=0,
         round=number,
         members=recorded,
         restart_count=_restarts(job.state, job.claims),
-        reason=_why(job, verdict.reason),
+        reason=f"{cause}; {verdict.reason}" if cause else verdict.reason,
         world_hash=world_hash(job.identity.epoch, 0, number, recorded),
     )
     job.out.record(fact)
@@ -296,11 +292,6 @@ def _restarts(state: JobState, claims: Claims) -> int:
         return state.assigned.restart_count + 1
     digest = claims.digest
     return digest.restart_count + 1 if digest is not None and digest.world_members else 0
-
-
-def _why(job: JobContext, size_reason: str) -> str:
-    cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
-    return f"{cause}; {size_reason}" if cause else size_reason
 
 
 def advance(job: JobContext) -> None:
