@@ -32,7 +32,7 @@ STEPS: Final = 20.0
 _WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})
 
 
-def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> None:
+def look(job: JobContext, world: World) -> None:
     """Look whether a replica of the newest roster keeps the others waiting, or all stand still.
 
     One that has not completed a first step may yet: it is no measure of the others.
@@ -56,7 +56,8 @@ def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> Non
         found = policy.frozen(paces, limit) if len(paces) == len(members) else None
         if found is not None:
             asked.blamed = True
-            _put_out(job, world, settings, found)
+            _put_out(job, world, found)
+    settings = job.hang_policy
     if settings is not None:
         stepped = {one.number for one in paces}
         starting = [one.number for one in members if one.number not in stepped]
@@ -72,11 +73,7 @@ def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
 
 
 def _look_longer(
-    job: JobContext,
-    world: World,
-    settings: wire.HangPolicy,
-    paces: list[Pace],
-    starting: list[int],
+    job: JobContext, world: World, settings: wire.HangPolicy, paces: list[Pace], starting: list[int]
 ) -> None:
     """Look for what needs a longer wait: a start that never ends, and that all stand still.
 
@@ -88,21 +85,19 @@ def _look_longer(
     if job.now - job.worlds.put_out_at < longest:
         return
     if not starting:
-        _look_at_all(job, world, settings, policy.all_still(paces, longest))
+        _look_at_all(job, world, policy.all_still(paces, longest))
     for found in policy.never_started(paces, starting, longest):
-        _put_out(job, world, settings, found)
+        _put_out(job, world, found)
 
 
-def _put_out(
-    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
-) -> None:
+def _put_out(job: JobContext, world: World, found: FrozenReplica) -> None:
     one = next(one for one in world.replicas if one.number == found.number)
     pace, last = _pace(job, world, one), job.state.roster
     job.worlds.put_out_at = job.now
     job.worlds.frozen[found.number] = FrozenAt(
         step=pace.step if pace is not None else 0, epoch=last.epoch if last else 0
     )
-    _respond(job, world, settings, found)
+    _respond(job, world, found)
 
 
 # ---------------------------------------------------------------------- all stand at one step: why
@@ -151,7 +146,7 @@ def judge(job: JobContext, world: World) -> None:
     starting = {one.number for one in members if _pace(job, world, one) is None}
     for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
-        _put_out(job, world, job.hang_policy, found)
+        _put_out(job, world, found)
 
 
 def _take_in(job: JobContext, world: World) -> None:
@@ -201,15 +196,13 @@ def _have_ended(job: JobContext, world: World, but: wire.WorldReplica) -> bool:
     return bool(ended) and not left and not ends and job.state.checkpoint is not None
 
 
-def _look_at_all(
-    job: JobContext, world: World, settings: wire.HangPolicy, found: FrozenReplica | None
-) -> None:
+def _look_at_all(job: JobContext, world: World, found: FrozenReplica | None) -> None:
     """Answer once where no replica of the roster makes progress."""
     if found is None:
         job.worlds.frozen.pop(0, None)
     elif 0 not in job.worlds.frozen:
         job.worlds.frozen[0] = FrozenAt()
-        _respond(job, world, settings, found)
+        _respond(job, world, found)
 
 
 def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | None:
@@ -234,11 +227,10 @@ def _reporting(job: JobContext, world: World, replica: wire.WorldReplica) -> lis
     return nodes if reported and len(nodes) == len(ranks) else []
 
 
-def _respond(
-    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
-) -> None:
+def _respond(job: JobContext, world: World, found: FrozenReplica) -> None:
     """Put a replica out of the roster, and restart it where the spec has hangs acted on."""
     ends = job.state.stop is not None or job.spec.suspend
+    settings = job.hang_policy
     acts = settings is not None and settings.mode is wire.HealthMode.ACT and not ends
     left = "it is left alone" if found.number == 0 else "the others go on without it until it steps"
     text = f"{found.reason}; {'it is restarted' if acts else left}"

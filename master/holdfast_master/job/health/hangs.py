@@ -46,7 +46,7 @@ def due(job: JobContext) -> None:
     job.timers.set(Timer.HANG, job.now + LOOK_SECONDS)
     policy = job.hang_policy
     if world.replicas:
-        frozen_replicas.look(job, world, policy)
+        frozen_replicas.look(job, world)
         return
     if policy is None:
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, replacement
@@ -99,7 +101,9 @@ def lose(
     if planned:
         return
     job.out.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
-    item = _evidence(node, kind, text, job.now if at is None else at, pod)
+    item = node.evidence(_why_lost(node, kind), text, job.now if at is None else at)
+    if pod is not None:
+        item = dataclasses.replace(item, exit_code=exit_code(pod), conditions=pod.conditions)
     world = job.worlds.newest
     if world is None or not world.has(node):
         _report_outsider(job, node, item)
@@ -120,20 +124,6 @@ def _await_or_replace(job: JobContext, node: Node, text: str, *, followed: bool)
         job.timers.ensure(Timer.REJOIN, job.now + job.settings.rejoin_seconds, node.rank)
     else:
         replacement.ask(job, node.rank, node.pod_uid, text)
-
-
-def _evidence(
-    node: Node, kind: EvidenceKind, text: str, at: float, pod: wire.PodObservation | None
-) -> Evidence:
-    return Evidence(
-        kind=_why_lost(node, kind),
-        text=text,
-        at=at,
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-        exit_code=exit_code(pod) if pod else None,
-        conditions=pod.conditions if pod else (),
-    )
 
 
 def _report_outsider(job: JobContext, node: Node, item: Evidence) -> None:

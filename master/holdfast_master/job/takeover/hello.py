@@ -13,9 +13,9 @@ from holdfast_master.job.nodes import liveness as node_liveness
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED, JobState
+from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
@@ -43,7 +43,7 @@ def connected(job: JobContext, event: Connected) -> None:
     claim = Claim(hello.pod_uid, hello.agent_id)
     arrival, reason = judge_arrival(incumbent, claim, _knowledge(job, hello))
     if arrival is Arrival.OUTDATED:
-        _send_away(job.state, job.out, event.session, hello, reason)
+        _send_away(job, event.session, hello, reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
     roster.note_known(job, hello.assignment)
@@ -81,9 +81,8 @@ def _knowledge(job: JobContext, hello: wire.Hello) -> Knowledge:
     )
 
 
-def _send_away(
-    state: JobState, out: OutgoingBatch, session: int, hello: wire.Hello, reason: str
-) -> None:
+def _send_away(job: JobContext, session: int, hello: wire.Hello, reason: str) -> None:
+    state, out = job.state, job.out
     released = state.dismissed.get(hello.agent_id) == RELEASED
     outcome = wire.LeaveOutcome.RELEASED if released else wire.LeaveOutcome.REPLACED
     if hello.agent_id in state.dismissed and state.stop is not None:

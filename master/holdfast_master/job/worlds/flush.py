@@ -18,13 +18,7 @@ from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies import flush as policy
 from holdfast_master.policies.flush import Copy, FlushStep, Holder, Stock
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    EventSeverity,
-    FlushToStorage,
-    GoodputClass,
-    JobPhase,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
@@ -34,7 +28,7 @@ def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bo
     why: what ends it, for people. grace: SIGTERM to SIGKILL for the ranks, s. latest: when nobody
     waits any more, patient clock, s; None: that is not known.
     """
-    if job.worlds.assigned is None or job.state.phase is JobPhase.SUSPENDED:
+    if job.worlds.assigned is None or job.state.phase is wire.JobPhase.SUSPENDED:
         return False
     if _unheard(job):
         _hold(job, f"{why}; a new master asks the agents what they have in memory")
@@ -165,10 +159,10 @@ def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> Non
             job.out.stop_round(node, world.round_of(node.rank), why, grace)
             world.disturb(node.rank)
             if ending:
-                job.turn(node.rank, GoodputClass.WAITING)
+                job.turn(node.rank, wire.GoodputClass.WAITING)
 
 
-def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
+def _order(job: JobContext, rescue: Rescue, version: wire.CheckpointVersion) -> None:
     """Tell every holder; parts that a rank had asked for are not written twice."""
     tracker = job.checkpoints.tracker
     started = [one.attempt for one in tracker.pending.values() if one.version == version]
@@ -186,7 +180,7 @@ def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
     if rescue is None or rescue.ordered is None or memory is None:
         return
     if (node.rank, node.agent_id) in memory.holders:
-        out.send(node, FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
+        out.send(node, wire.FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
 
 
 def _end(job: JobContext) -> None:
@@ -201,7 +195,7 @@ def _end(job: JobContext) -> None:
         job.out.event(EventReason.CHECKPOINT_RESCUED, text)
 
 
-def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
+def _lost(job: JobContext, version: wire.CheckpointVersion, reason: str) -> None:
     """Steps that only memory had will not be on storage; said once."""
     tracker = job.checkpoints.tracker
     if tracker.lost is not None and tracker.lost >= version:
@@ -209,7 +203,7 @@ def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
     tracker.lost = version
     # A job that ends needs its memory no more; a suspended one is to go on from there.
     wanted = tracker.memory is not None and tracker.memory.memory_only and not job.spec.suspend
-    severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
+    severity, what = (wire.EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
 

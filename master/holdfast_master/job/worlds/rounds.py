@@ -245,7 +245,7 @@ def _decide(
     job: JobContext,
     verdict: Form,
     members: tuple[Candidate, ...],
-    chosen: tuple[SeatedReplica, ...] = (),
+    chosen: tuple[SeatedReplica, ...],
 ) -> None:
     """Decide the round's number and write its members down."""
     state = job.state
