@@ -66,9 +66,7 @@ def look(job: JobContext, world: World) -> None:
 
 def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
     """The replicas of the newest roster that have not ended."""
-    roster = job.state.roster
-    known = roster.replicas if roster is not None else ()
-    members = [one for one in world.replicas if one.number in known]
+    members = [one for one in world.replicas if one.number in job.state.named_replicas]
     return [one for one in members if not world.finished.issuperset(world.members_of(one))]
 
 

@@ -224,13 +224,13 @@ def break_world(job: JobContext, why: str) -> None:
     ended = WorldEnded(round=world.round, step=world.reached, reason=why, stepless=stepless)
     job.out.record(ended, durable=True)
     reported.close(job)
-    if job.incidents.current is not None:
-        job.incidents.current.broken |= _rounds(world)
-        job.incidents.current.broken_at = job.now
-        job.incidents.current.remember(
-            world, rank_reports.reached(job.now, job.membership, world, job.incidents.current.best)
-        )
-        _count_cost(job, job.incidents.current, world)
+    incident = job.incidents.current
+    if incident is not None:
+        incident.broken |= _rounds(world)
+        incident.broken_at = job.now
+        reached = rank_reports.reached(job.now, job.membership, world, incident.best)
+        incident.remember(world, reached)
+        _count_cost(job, incident, world)
 
 
 def _rounds(world: World) -> set[int]:
@@ -241,11 +241,12 @@ def _rounds(world: World) -> set[int]:
 
 def note_assigned(job: JobContext, round_number: int) -> None:
     """The world that follows the incident was decided."""
-    if job.incidents.current is not None:
-        job.incidents.current.to_round = round_number
-        if job.incidents.current.decided_at is None:
-            job.incidents.current.decided_at = job.now
-        job.out.record(job.incidents.current.fact())
+    incident = job.incidents.current
+    if incident is not None:
+        incident.to_round = round_number
+        if incident.decided_at is None:
+            incident.decided_at = job.now
+        job.out.record(incident.fact())
 
 
 def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:

@@ -15,7 +15,7 @@ from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import liveness
-from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.goodput import entries
 from holdfast_master.policies.liveness import NodeHealth
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
@@ -106,7 +106,8 @@ def lose(
         item = dataclasses.replace(item, exit_code=exit_code(pod), conditions=pod.conditions)
     world = job.worlds.newest
     if world is None or not world.has(node):
-        _report_outsider(job, node, item)
+        report = incidents.report_gone if node.draining is None else incidents.report_late
+        report(job, item, node.rank)
     elif node.rank in world.finished:
         return  # its work is done
     else:
@@ -124,14 +125,6 @@ def _await_or_replace(job: JobContext, node: Node, text: str, *, followed: bool)
         job.timers.ensure(Timer.REJOIN, job.now + job.settings.rejoin_seconds, node.rank)
     else:
         replacement.ask(job, node.rank, node.pod_uid, text)
-
-
-def _report_outsider(job: JobContext, node: Node, item: Evidence) -> None:
-    """Report the loss of a node that the newest world does without."""
-    if node.draining is not None:
-        incidents.report_late(job, item, node.rank)
-    else:
-        incidents.report_gone(job, item, node.rank)
 
 
 def _went_early(job: JobContext, node: Node) -> None:
@@ -159,7 +152,8 @@ def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
 def _remove(job: JobContext, node: Node, text: str) -> None:
     if node.session is not None:
         job.out.put(CloseSession(node.session, RefusalCode.ABORTED, "NODE_LOST", text))
-    job.drop(node)
+    job.membership.remove(node)
+    job.touch(Change.NODE_GONE)
     job.timers.cancel(Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY, subject=node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
     marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))

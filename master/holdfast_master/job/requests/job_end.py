@@ -167,23 +167,23 @@ def toward_suspend(job: JobContext) -> None:
     """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
     if job.state.phase is wire.JobPhase.SUSPENDED:
         return
-    if _at_barrier(job, "the job is suspended"):
+    why = "the job is suspended"
+    if _at_barrier(job, why):
         return
-    incidents.break_world(job, "the job is suspended")
+    incidents.break_world(job, why)
     incidents.close_all(job)
     if job.state.stop is not None:
         return
-    if flush.for_end(job, "the job is suspended", job.settings.stop_grace_seconds, None):
+    if flush.for_end(job, why, job.settings.stop_grace_seconds, None):
         return
     job.timers.cancel(Timer.BELOW_MIN, Timer.JOIN_WINDOW)
     job.move(Trigger.SUSPENDED, PhaseReason.SUSPENDED, "stopped at a checkpoint; waits")
     job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
     job.worlds.recovering = False
-    for node in job.membership.nodes.values():
+    nodes = list(job.membership.nodes.values())
+    for node in nodes:
         job.turn(node.rank, wire.GoodputClass.WAITING)
-    replacement.release(
-        job, list(job.membership.nodes.values()), "the job is suspended", free_pods=True
-    )
+    replacement.release(job, nodes, why, free_pods=True)
 
 
 def resume(job: JobContext) -> None:
@@ -218,11 +218,8 @@ def below_min_due(job: JobContext) -> None:
     """Too few nodes for too long."""
     timeout = job.spec.below_min_timeout_seconds
     ready = len(job.membership.candidates)
-    text = (
-        f"{ready} of at least {counted(job.bounds.smallest, 'node')} "
-        f"{verb(ready, 'was', 'were')} ready "
-        f"for {timeout:g} s"
-    )
+    least = counted(job.bounds.smallest, "node")
+    text = f"{ready} of at least {least} {verb(ready, 'was', 'were')} ready for {timeout:g} s"
     job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)
 
 

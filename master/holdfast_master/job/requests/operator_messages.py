@@ -15,7 +15,14 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import ClusterStrikes, HealthMode, MasterSpec, SpecAccepted, StopRequest
+from holdfast_wire.messages import (
+    ClusterStrikes,
+    HealthMode,
+    HealthPolicy,
+    MasterSpec,
+    SpecAccepted,
+    StopRequest,
+)
 from holdfast_wire.reasons import EndReason, EventReason
 
 
@@ -102,25 +109,17 @@ def stop_requested(job: JobContext, wish: StopRequest) -> None:
         flush.hurry(job)
 
 
-def ineffective(spec: MasterSpec) -> tuple[str, ...]:
-    """Return the odd health settings of a job: field, value, effect and remedy of each."""
-    return (*_of_hangs(spec), *_of_stragglers(spec))
-
-
-def _of_hangs(spec: MasterSpec) -> Iterator[str]:
-    hang = spec.health.hang if spec.health is not None else None
-    if hang is None or hang.mode in OFF:
-        return
-    if hang.first_step_seconds < hang.min_seconds:
+def ineffective(spec: MasterSpec) -> Iterator[str]:
+    """Yield the odd health settings of a job: field, value, effect and remedy of each."""
+    health = spec.health or HealthPolicy()
+    hang, slow = health.hang, health.straggler
+    hangs = hang is not None and hang.mode not in OFF
+    if hang is not None and hangs and hang.first_step_seconds < hang.min_seconds:
         yield (
             f"health.hang.firstStepSeconds {hang.first_step_seconds:g} is below minSeconds "
             f"{hang.min_seconds:g}, so a first step has {hang.min_seconds:g} s as well: raise "
             "firstStepSeconds, or lower minSeconds"
         )
-
-
-def _of_stragglers(spec: MasterSpec) -> Iterator[str]:
-    slow = spec.health.straggler if spec.health is not None else None
     if slow is None or slow.mode in OFF:
         return
     if slow.votes > slow.votes_out_of:

@@ -81,7 +81,7 @@ def status(job: JobContext) -> wire.JobStatus:
         goodput_assumed=state.goodput_assumed,
         health=health,
         health_text=health_text,
-        outer_replicas=state.roster.replicas if state.roster else (),
+        outer_replicas=state.named_replicas,
         outer_epoch=state.roster.epoch if state.roster else 0,
         sync=job.state.sync,
     )
@@ -156,13 +156,9 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
 
 def _synchronises(job: JobContext, world: World, number: int) -> bool:
     """Whether a replica has stepped, and is one of those that agree with each other."""
-    last = job.state.roster
-    if last is None or number not in last.replicas:
-        return False
-    return any(
-        one.number == number and world.stepped.issuperset(world.members_of(one))
-        for one in world.replicas
-    )
+    members = world.by_replica.get(number)
+    named = number in job.state.named_replicas
+    return named and members is not None and world.stepped.issuperset(members)
 
 
 def _rate(world: World | None, members: list[Node]) -> float:

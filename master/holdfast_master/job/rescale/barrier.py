@@ -90,16 +90,11 @@ def seen_by(job: JobContext, choice: BarrierStep) -> float:
 
 def resume(job: JobContext, world: World) -> None:
     """An earlier master's barrier: its ranks save and stop all the same, if all know the step."""
-    nodes = job.membership.nodes
-    present = {rank for rank in world.savers if rank in nodes}
-    present = {rank for rank in present if world.holds(rank, nodes[rank].agent_id)}
-    if len(present) < len(world.savers):
+    if not all(job.membership.agent(rank, agent) for rank, agent in world.holders):
         incidents.break_world(job, "a new master took over: had those saved that are gone?")
         return
-    settings, stop = job.settings, job.state.stop
-    reason = (
-        job.incidents.current.best.text if job.incidents.current is not None else job.state.text
-    )
+    settings, stop, incident = job.settings, job.state.stop, job.incidents.current
+    reason = job.state.text if incident is None else incident.best.text
     shrinks = len(world.places) > job.wanted
     patience = job.spec.scale_down_grace_seconds if shrinks else settings.barrier_seconds
     patience = patience if stop is None else job.end.grace / 2

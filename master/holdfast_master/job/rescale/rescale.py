@@ -149,15 +149,10 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
     kind = failure.strongest(kinds) if kinds else EvidenceKind.RESCALED
     why = _why_leaving(leaving)
     text = f"{why}: {verdict.reason}" if why else verdict.reason
-    item = Evidence(
-        kind=kind,
-        text=text,
-        at=job.now,
-        node_rank=leaving[0].rank if len(leaving) == 1 else None,
-    )
-    asked = verdict.purpose is not Purpose.GROW or _growth_asked(
-        job, verdict.size - len(world.places)
-    )
+    alone = leaving[0].rank if len(leaving) == 1 else None
+    item = Evidence(kind=kind, text=text, at=job.now, node_rank=alone)
+    more = verdict.size - len(world.places)
+    asked = verdict.purpose is not Purpose.GROW or _growth_asked(job, more)
     job.out.event(EventReason.RESCALING, text)
     incident = incidents.open_incident(job, item, world, asked=asked)
     if incident.terminal:

@@ -11,7 +11,7 @@ from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.membership import Membership
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger, advance
@@ -123,11 +123,6 @@ class JobContext:
         if reason not in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}:
             return
         self.out.event(EventReason.STOP_REQUESTED, text)
-
-    def drop(self, node: Node) -> None:
-        """Forget a node that is gone."""
-        self.membership.remove(node)
-        self.touch(Change.NODE_GONE)
 
     def turn(self, rank: int, kind: wire.GoodputClass, incident: str = "") -> None:
         """Count the node's time from now on as this goodput class."""

@@ -141,6 +141,11 @@ class JobState:
     rescales: int = 0
 
     @property
+    def named_replicas(self) -> tuple[int, ...]:
+        """The replicas of the newest roster; empty: there has been none."""
+        return () if self.roster is None else self.roster.replicas
+
+    @property
     def stored(self) -> wire.CheckpointVersion | None:
         """The newest version that was announced durable."""
         return None if self.checkpoint is None else self.checkpoint.version

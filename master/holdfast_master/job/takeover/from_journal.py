@@ -7,7 +7,7 @@ the world is taken to run until a member says otherwise.
 from __future__ import annotations
 
 from holdfast_master.instructions import Finished
-from holdfast_master.job.incidents import goodput_marks, reported
+from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes.replacement import REPLACE
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.rescale import barrier
@@ -78,9 +78,10 @@ def _restore_world(job: JobContext) -> None:
 
 def _restore_incidents(job: JobContext) -> None:
     for fact in job.state.incidents.values():
-        if fact.open and fact.reported_only:
-            reported.take_up(job, fact)
-        if not fact.open or fact.reported_only:
+        if not fact.open:
+            continue
+        if fact.reported_only:  # a hang
+            job.health.open_incident = fact.id
             continue
         incident = _open_incident(job, fact)
         if job.state.trained_rounds.get(fact.to_round, False):

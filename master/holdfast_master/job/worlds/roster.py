@@ -40,7 +40,6 @@ def settle(job: JobContext) -> None:
     if world is None or not world.replicas:
         return
     last = job.state.roster
-    known = last.replicas if last is not None else ()
     unmet = last is not None and job.worlds.unmet_epoch == last.epoch
     again = "its members could not meet" if unmet else ""
     if job.worlds.strange_roster:
@@ -50,7 +49,7 @@ def settle(job: JobContext) -> None:
     standings = list(_standings(job, world))
     verdict = policy.roster(
         standings,
-        known,
+        job.state.named_replicas,
         job.now,
         ready_since=_ready_since(job, standings),
         window=job.spec.join_window_seconds,
@@ -101,9 +100,7 @@ def note_alone(job: JobContext, world: World) -> None:
 
 
 def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
-    going = {one.number for one in replicas.going(job)}
-    last = job.state.roster
-    known = last.replicas if last is not None else ()
+    going, known = {one.number for one in replicas.going(job)}, job.state.named_replicas
     for replica in world.replicas:
         ranks = world.members_of(replica)
         nodes = [job.membership.nodes.get(rank) for rank in ranks]

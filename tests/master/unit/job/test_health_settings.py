@@ -22,14 +22,14 @@ _SLOW = StragglerPolicy(
 
 
 def _said(hang: HangPolicy = _HANG, slow: StragglerPolicy = _SLOW, **changes: Any) -> list[str]:
-    found = ineffective(job_spec(health=HealthPolicy(hang=hang, straggler=slow), **changes))
+    found = [*ineffective(job_spec(health=HealthPolicy(hang=hang, straggler=slow), **changes))]
     return [text.partition(" ")[0] for text in found]
 
 
 def test_nothing_is_said_of_settings_that_fit() -> None:
     """Neither of a job without any."""
     assert _said() == []
-    assert ineffective(job_spec()) == ()
+    assert list(ineffective(job_spec())) == []
 
 
 def test_a_first_step_that_is_to_be_quicker_than_any_other_is_named() -> None:
