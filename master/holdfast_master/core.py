@@ -28,7 +28,6 @@ from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Subject, Timer
 from holdfast_master.job.takeover import adoption, from_journal, hello
 from holdfast_master.job.worlds import digests, rounds, start
@@ -180,7 +179,7 @@ def _superseded(job: JobContext, fence: wire.Fence | None) -> bool:
     if fence.epoch == identity.epoch and fence.incarnation in {"", identity.incarnation}:
         return False
     text = f"a master of epoch {fence.epoch} exists, this one has epoch {identity.epoch}"
-    job.out.event(EventReason.MASTER_SUPERSEDED, text, Warn)
+    job.out.warn(EventReason.MASTER_SUPERSEDED, text)
     job.out.put(StepDown(text))
     job.stepped_down = True
     return True
@@ -218,7 +217,7 @@ def _note_operator(job: JobContext, event: inputs.OperatorMessage) -> None:
 def _stalled(job: JobContext, event: inputs.Stalled) -> None:
     job.clock.stalled += max(0.0, event.seconds)
     text = f"this master stood still for {event.seconds:.1f} s; every deadline is put off"
-    job.out.event(EventReason.MASTER_STALLED, text, Warn)
+    job.out.warn(EventReason.MASTER_STALLED, text)
 
 
 def _ticked(job: JobContext, _: inputs.Ticked) -> None:
@@ -241,10 +240,8 @@ _INPUTS: dict[type, Callable[[JobContext, Any], None]] = {
     inputs.OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
     inputs.OperatorMessage: _note_operator,
     inputs.UserCall: user_requests.asked,
-    inputs.JournalNoted: lambda job, event: job.out.event(event.reason, event.text, Warn),
-    inputs.PeerRefused: lambda job, event: job.out.event(
-        EventReason.PEER_REFUSED, event.text, Warn
-    ),
+    inputs.JournalNoted: lambda job, event: job.out.warn(event.reason, event.text),
+    inputs.PeerRefused: lambda job, event: job.out.warn(EventReason.PEER_REFUSED, event.text),
     inputs.Ticked: _ticked,
     inputs.Stalled: _stalled,
 }

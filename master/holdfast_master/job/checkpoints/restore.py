@@ -13,7 +13,6 @@ from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import checkpoints as policy
@@ -116,7 +115,7 @@ def _choose(job: JobContext, start: _Start) -> None:
     if choice.older and stored is not None:
         lost = f"step {stored.step} was durable and is not to be had"
         tracker.notes.append(lost)
-        job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
+        job.out.warn(EventReason.CHECKPOINT_LOST, lost)
     tracker.reason, tracker.checked = choice.reason, set()
     tracker.sources = _sources(job, offers, choice.version) if choice.gathered else {}
     tracker.origin = wire.RestorePlan(
@@ -210,7 +209,7 @@ def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanV
         return
     if message.error and origin.version is not None:
         text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
-        job.out.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.CHECKPOINT_DAMAGED, text, node=node.rank)
         tracker.notes.append(short(text))
         tracker.damaged.add((origin.version, origin.tier))
         tracker.origin = None

@@ -18,7 +18,6 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.preflight import rounds
@@ -59,7 +58,7 @@ def settle(job: JobContext, own: OpenCheck) -> None:
     for link in outcome.links:
         ranks = sorted(own.nodes[name].rank for name in link.pair)
         text = f"between {nodes_named(ranks)}: {link.reason}"
-        job.out.event(EventReason.PREFLIGHT_LINK_SLOW, text, Warn)
+        job.out.warn(EventReason.PREFLIGHT_LINK_SLOW, text)
     job.touch(Change.PREFLIGHT_OVER)
 
 
@@ -151,4 +150,4 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
 
 def _report_bad(job: JobContext, node: Node, text: str) -> None:
     strikes.strike(job, node.rank, StrikeCause.PREFLIGHT, text)
-    job.out.event(EventReason.PREFLIGHT_FAILED, text, Warn, node=node.rank)
+    job.out.warn(EventReason.PREFLIGHT_FAILED, text, node=node.rank)

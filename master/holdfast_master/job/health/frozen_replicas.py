@@ -12,7 +12,6 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import FrozenAt, Inquiry, World
 from holdfast_master.policies import hang, hang_limit
@@ -235,7 +234,7 @@ def _respond(job: JobContext, world: World, found: FrozenReplica) -> None:
     places = world.places.items()
     nodes = [rank for rank, place in places if found.number in (0, place.replica.number)]
     one = nodes[0] if len(nodes) == 1 else None
-    job.out.event(EventReason.REPLICA_FROZEN, text, Warn, node=one)
+    job.out.warn(EventReason.REPLICA_FROZEN, text, node=one)
     job.touch(Change.REPLICA_READY)
     if not acts:
         return

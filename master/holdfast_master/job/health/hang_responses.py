@@ -14,7 +14,6 @@ from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import AnsweredHang, Hang
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
@@ -54,7 +53,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         return False
     if found.action is HangAction.NOTHING:
         if not hang.left:
-            job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
+            job.out.warn(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}")
         hang.left = True
         return True
     _note_answer(job, world, hang, verdict)

@@ -15,7 +15,6 @@ from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit, hang_response
@@ -289,7 +288,7 @@ def _report(job: JobContext, world: World, found: Hang, verdict: HangVerdict) ->
     known = job.health.open_incident
     incident = reported.found(job, world, found, verdict, node)
     if incident != known:  # else an earlier look, or an earlier master, has said so
-        job.out.event(EventReason.HANG_FOUND, text, Warn, node=node, incident=incident)
+        job.out.warn(EventReason.HANG_FOUND, text, node=node, incident=incident)
         if node is not None:
             strikes.strike(job, node, StrikeCause.HANG, text)
 

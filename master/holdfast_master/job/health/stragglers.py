@@ -9,7 +9,6 @@ from holdfast_master.job.health import trials
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.preflight import verdicts
@@ -186,7 +185,7 @@ def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict,
     for one in found:
         if _accused((one,)) - before:
             rank = node_rank(one)
-            job.out.event(EventReason.STRAGGLER_FOUND, one.reason, Warn, node=rank)
+            job.out.warn(EventReason.STRAGGLER_FOUND, one.reason, node=rank)
             if rank is not None and not one.own_work:
                 strikes.strike(job, rank, StrikeCause.STRAGGLER, one.reason)
     for one in gone:

@@ -9,7 +9,6 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import Incidents, OpenIncident
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.policies import failure, node_history
@@ -194,7 +193,7 @@ def open_incident(
     incident.involve(item)
     job.incidents.current = incident
     job.out.record(incident.fact())
-    severity = EventSeverity.NORMAL if incident.planned else Warn
+    severity = EventSeverity.NORMAL if incident.planned else EventSeverity.WARNING
     job.out.event(
         EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=incident.id
     )
@@ -405,7 +404,7 @@ def _pay(job: JobContext, incident: OpenIncident, kind: BudgetKind, why: str) ->
     job.out.record(paid, durable=True)
     job.out.event(EventReason.BUDGET_CHARGED, f"{why}: {can.reason}", incident=incident.id)
     if not can.ok:
-        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn, incident=incident.id)
+        job.out.warn(EventReason.BUDGET_EXHAUSTED, can.reason, incident=incident.id)
         incident.end_reason = failure.END_REASONS[kind]
         incident.terminal = f"{can.reason}; the last was: {incident.best.text}"
 

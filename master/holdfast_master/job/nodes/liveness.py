@@ -11,7 +11,6 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import liveness
@@ -68,7 +67,7 @@ def watch(job: JobContext, node: Node) -> None:
     if judgement.health is NodeHealth.AWAY and not node.away_noted:
         node.away_noted = True
         text = f"node {node.rank} is {judgement.reason}"
-        job.out.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.NODE_DISCONNECTED, text, node=node.rank)
     until = judgement.until
     if judgement.health is NodeHealth.ALIVE:
         until = liveness.next_look(until, node.heartbeat, job.now)
@@ -100,7 +99,7 @@ def lose(
     _remove(job, node, text)
     if planned:
         return
-    job.out.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
+    job.out.warn(EventReason.NODE_LOST, text, node=node.rank)
     item = node.evidence(_why_lost(node, kind), text, job.now if at is None else at)
     if pod is not None:
         item = dataclasses.replace(item, exit_code=exit_code(pod), conditions=pod.conditions)

@@ -12,7 +12,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import pod_end
@@ -194,7 +194,7 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     """Tell people of it, and do what the rules and the budget say."""
     job.operator.note_early_end(pod.pod_uid)
     text = pod_end(pod, "before its agent joined")
-    job.out.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
+    job.out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
     if any(charge.incident_id == _incident(pod) for charge in job.state.charges):
         return  # an earlier master has judged it
     # A master that may not know of a running world does not know which pods' agents had joined: not
@@ -224,7 +224,7 @@ def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservati
         f"{pod_end(pod, 'before its agent joined')}: does its command start one? Begin it with "
         "holdfast-run, or with torchrun --rdzv-backend=holdfast"
     )
-    out.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
+    out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
 
 
 def _incident(pod: wire.PodObservation) -> str:
@@ -243,6 +243,6 @@ def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
     job.out.record(paid, durable=True)
     job.out.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
     if not can.ok:
-        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn)
+        job.out.warn(EventReason.BUDGET_EXHAUSTED, can.reason)
         reason = failure.END_REASONS[kind]
         job.request_end(succeeded=False, reason=reason, text=f"{can.reason}; the last was: {text}")

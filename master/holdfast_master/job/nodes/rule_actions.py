@@ -8,7 +8,6 @@ from __future__ import annotations
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import ExcludeDecision, FailureAction, NodeExcluded
 from holdfast_wire.reasons import EventReason
@@ -35,7 +34,7 @@ def _replace(job: JobContext, incident: OpenIncident, rank: int) -> None:
         liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} is replaced: {why}")
     else:
         text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"
-        job.out.event(EventReason.REPLACE_REQUESTED, text, Warn, node=rank)
+        job.out.warn(EventReason.REPLACE_REQUESTED, text, node=rank)
 
 
 def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = True) -> str:

@@ -17,7 +17,7 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import FINISHED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
@@ -119,7 +119,7 @@ def _failed(job: JobContext, node: Node, number: int, message: wire.WorkerExited
     )
     incident = job.incidents.current
     if incident is None or incident.count < _SHOWN_EXITS:
-        job.out.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.WORKER_FAILED, text, node=node.rank)
     incidents.report_process(
         job, _laid_to_who_left(job.worlds, node, number, message, item), number
     )

@@ -7,7 +7,7 @@ from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import start
 from holdfast_master.policies import goodput, guessed_steps
@@ -115,5 +115,5 @@ def _classify(job: JobContext, node: Node, world: World) -> None:
     stalled = kind is wire.GoodputClass.HANG
     if stalled and not node.stalled:
         text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
-        job.out.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.STEP_STALLED, text, node=node.rank)
     node.stalled = stalled

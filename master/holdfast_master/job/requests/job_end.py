@@ -141,7 +141,7 @@ def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
             f"{saved}: close({done}) of the script's Checkpointer saves the last step"
         )
-        out.event(EventReason.STEPS_NOT_SAVED, text, wire.EventSeverity.WARNING)
+        out.warn(EventReason.STEPS_NOT_SAVED, text)
 
 
 def send_finish(job: JobContext) -> None:

@@ -10,7 +10,6 @@ from holdfast_master.job.requests import job_end, user_requests
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.worlds import flush
@@ -76,7 +75,7 @@ def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
     job.out.event(EventReason.SPEC_ACCEPTED, f"{text}, suspended" if spec.suspend else text)
     for text in ineffective(spec):
         if before is None or text not in ineffective(before):
-            job.out.event(EventReason.HEALTH_SETTINGS, text, Warn)
+            job.out.warn(EventReason.HEALTH_SETTINGS, text)
     if job.wanted < wanted:
         job.membership.release_overdue = False
         job.timers.set(Timer.RELEASE, job.now + spec.scale_down_grace_seconds)

@@ -6,7 +6,6 @@ from holdfast_master.job.incidents import incidents, rank_reports
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.orders import Barrier, StepOrder
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -219,7 +218,7 @@ def check_complete(job: JobContext, world: World) -> None:
         )
     else:
         text = f"the ranks stopped at different steps, {steps[0]} to {steps[-1]}"
-        job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+        job.out.warn(EventReason.BARRIER_MISSED, text)
     world.disturb(None)
     incidents.break_world(job, reason)
 
@@ -234,7 +233,7 @@ def barrier_due(job: JobContext) -> None:
 
 def miss(job: JobContext, text: str) -> None:
     """The ranks cannot be stopped together: they are restarted from their own checkpoint."""
-    job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+    job.out.warn(EventReason.BARRIER_MISSED, text)
     if job.worlds.newest is not None:
         job.worlds.newest.disturb(None)
     incidents.break_world(job, text)

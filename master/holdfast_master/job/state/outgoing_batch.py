@@ -26,7 +26,6 @@ from holdfast_wire import messages as wire
 from holdfast_wire.messages.agent import SessionResponseMessage
 from holdfast_wire.messages.operator import SyncResponseMessage
 
-Warn = wire.EventSeverity.WARNING
 EPOCH_BITS = 32
 """Bits below the epoch in the number of a command."""
 _LONGEST_TEXT = 1_000
@@ -78,6 +77,10 @@ class OutgoingBatch:
             incident_id=incident,
         )
         self.record(wire.EventRecorded(event=event))
+
+    def warn(self, reason: str, text: str, *, node: int | None = None, incident: str = "") -> None:
+        """Write an event about something wrong."""
+        self.event(reason, text, wire.EventSeverity.WARNING, node=node, incident=incident)
 
     def command(self, kind: str, rank: int, *, durable: bool = False) -> int:
         """A new command id; it is written down so that it is never used again.

@@ -18,7 +18,6 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.takeover_claims import Claimed, Claims
 from holdfast_master.job.state.timers import Timer
@@ -217,7 +216,7 @@ def _end(job: JobContext, text: str) -> None:
     job.touch(Change.WORLD_NOT_ADOPTED)
     if not claims.hellos:
         return
-    job.out.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
+    job.out.warn(EventReason.WORLD_NOT_ADOPTED, text)
     _stop_claimants(job, text)
     claims.hellos.clear()
 

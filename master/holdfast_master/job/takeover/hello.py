@@ -15,7 +15,6 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
@@ -34,7 +33,7 @@ def connected(job: JobContext, event: Connected) -> None:
     hello = event.hello
     wrong = _refusal(job.identity, hello)
     if wrong:
-        job.out.event(EventReason.NODE_REFUSED, f"node {hello.node_rank}: {wrong}", Warn)
+        job.out.warn(EventReason.NODE_REFUSED, f"node {hello.node_rank}: {wrong}")
         code = RefusalCode.INVALID_ARGUMENT
         job.out.put(CloseSession(event.session, code, "HELLO_REFUSED", wrong))
         return
@@ -91,7 +90,7 @@ def _send_away(job: JobContext, session: int, hello: wire.Hello, reason: str) ->
     message = wire.Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
     out.send_session(session, message)
     text = f"node {hello.node_rank}, agent {hello.agent_id}, is sent away: {reason}"
-    out.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
+    out.warn(EventReason.NODE_REFUSED, text, node=hello.node_rank)
 
 
 def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:

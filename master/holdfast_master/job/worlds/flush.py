@@ -13,7 +13,7 @@ from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies import flush as policy
@@ -203,7 +203,8 @@ def _lost(job: JobContext, version: wire.CheckpointVersion, reason: str) -> None
     tracker.lost = version
     # A job that ends needs its memory no more; a suspended one is to go on from there.
     wanted = tracker.memory is not None and tracker.memory.memory_only and not job.spec.suspend
-    severity, what = (wire.EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
+    severity = wire.EventSeverity.NORMAL if wanted else wire.EventSeverity.WARNING
+    what = "only" if wanted else "and is lost"
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
 

@@ -16,7 +16,6 @@ from holdfast_master.job.health import frozen_replicas
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
@@ -96,7 +95,7 @@ def note_alone(job: JobContext, world: World) -> None:
             f"replicas without a roster train alone: {numbers}; spec.localSGD needs a script that "
             "calls holdfast.local_sgd.members_of_environment() before its first step"
         )
-        job.out.event(EventReason.REPLICA_ALONE, text, Warn)
+        job.out.warn(EventReason.REPLICA_ALONE, text)
 
 
 def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
@@ -201,7 +200,7 @@ def failed(job: JobContext, node: Node, _: int, message: wire.RosterFailed) -> N
     job.worlds.unmet_epoch = last.epoch
     names = ", ".join(map(str, itertools.islice(last.replicas, _MOST_NAMED)))
     text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
-    job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
+    job.out.warn(EventReason.ROSTER_FAILED, text, node=node.rank)
     job.touch(Change.ROSTER_FAILED)
 
 

@@ -8,7 +8,6 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.takeover_claims import Claims
 from holdfast_master.job.state.timers import Timer
@@ -331,5 +330,5 @@ def store_due(job: JobContext) -> None:
             continue
         first.store_failed, first.store_asked = True, ""
         text = f"node {first.rank} did not have a store within {limit:g} s"
-        job.out.event(EventReason.STORE_MISSING, text, Warn, node=first.rank)
+        job.out.warn(EventReason.STORE_MISSING, text, node=first.rank)
     incidents.break_world(job, text)

@@ -9,7 +9,7 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.policies.failure import EvidenceKind
@@ -76,13 +76,13 @@ def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> Non
     node.store, node.store_failed = None, True
     job.timers.set(Timer.STORE_RETRY, job.now + 1.0, node.rank)
     text = f"node {node.rank} could not start a store: {message.error or 'no reason given'}"
-    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+    job.out.warn(EventReason.STORE_MISSING, text, node=node.rank)
 
 
 def _lost(job: JobContext, world: World, node: Node, message: StorePrepared) -> None:
     """The store of the newest world ended. Ranks that are not connected try for many minutes."""
     text = f"the store of round {world.round} ended: {message.error or 'no reason given'}"
-    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+    job.out.warn(EventReason.STORE_MISSING, text, node=node.rank)
     if job.worlds.member(node) is not world or world.training or node.rank in world.finished:
         return
     item = node.evidence(EvidenceKind.STORE_LOST, f"node {node.rank}: {text}", job.now)
