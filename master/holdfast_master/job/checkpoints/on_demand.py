@@ -13,6 +13,7 @@ from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.orders import SaveOrder
+from holdfast_master.job.state.phases import BEGINNING
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
@@ -27,9 +28,6 @@ LONGEST_SECONDS = 3600.0
 SIGN_SECONDS = 10.0
 """After the step, until something shows that ranks save it: a copy that training does not wait for
 is in memory by then."""
-
-_OTHERS_START = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
-"""Phases in which some replicas may train while others are made."""
 
 
 def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointRequest) -> None:
@@ -65,7 +63,7 @@ def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointReque
 
 def _trains(job: JobContext, world: World) -> bool:
     """Whether the savers train; other replicas may be lost, or start."""
-    if not world.replicas or job.state.phase not in _OTHERS_START:
+    if not world.replicas or job.state.phase not in BEGINNING:
         return job.state.phase is wire.JobPhase.TRAINING
     return world.stepped.issuperset(world.savers)
 

@@ -25,7 +25,7 @@ LEAST_SECONDS: Final = 30.0
 """Least time without a step before a replica is frozen, s: nothing is compiled or loaded in the
 middle of a run for longer, and the others wait as long."""
 EVIDENCE_SECONDS: Final = 6.0
-"""For the evidence of all nodes; an agent takes 2 s."""
+"""For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
 STEPS: Final = 20.0
 """The same in steps of usual length."""
 _WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})

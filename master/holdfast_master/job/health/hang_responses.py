@@ -14,6 +14,7 @@ from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import AnsweredHang, Hang
+from holdfast_master.job.state.phases import RUNNING
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
@@ -23,10 +24,8 @@ from holdfast_master.policies.hang_response import (
     HangVerdict,
     PastResponse,
 )
-from holdfast_wire.messages import HealthMode, JobPhase
+from holdfast_wire.messages import HealthMode
 from holdfast_wire.reasons import Cause, EventReason
-
-_RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING})
 
 
 def respond(job: JobContext, world: World, hang: Hang) -> bool:
@@ -141,7 +140,7 @@ def _hosts(job: JobContext, world: World) -> dict[int, str]:
 def _is_free(job: JobContext) -> bool:
     """Whether nothing else is about to end the world."""
     ends = job.state.stop is not None or job.spec.suspend or job.worlds.barrier is not None
-    return job.state.phase in _RUNNING and not ends
+    return job.state.phase in RUNNING and not ends
 
 
 def _tried(job: JobContext, world: World) -> bool:

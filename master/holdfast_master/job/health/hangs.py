@@ -15,6 +15,7 @@ from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
 from holdfast_master.job.state.membership import Node
+from holdfast_master.job.state.phases import RUNNING
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit, hang_response
@@ -28,8 +29,6 @@ LOOK_SECONDS: Final = 1.0
 """Between two looks at the running world; each costs a look at every rank."""
 AGAIN_SECONDS: Final = 60.0
 """Between two looks at ranks that compute: a dump of stacks costs each some milliseconds."""
-EVIDENCE_SECONDS: Final = 6.0
-"""For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
 
 
 def watch(job: JobContext) -> None:
@@ -58,7 +57,7 @@ def _look(job: JobContext, world: World, policy: wire.HangPolicy) -> None:
     if not own.since and world.all_started():
         own.since = job.now
     _learn(job, world, own)
-    paused = job.worlds.barrier is not None or job.state.phase not in _RUNNING
+    paused = job.worlds.barrier is not None or job.state.phase not in RUNNING
     sections = [_section(item) for _, item in _ranks(job, world)]
     since = _since(job, world, own)
     if since is None:
@@ -119,9 +118,6 @@ def _look_again(job: JobContext, world: World, found: Hang) -> None:
     left = found.left and not verdict.ended
     if left or verdict.may_change or not found.answered:
         _ask(job, world, found)
-
-
-_RUNNING: Final = frozenset({wire.JobPhase.TRAINING, wire.JobPhase.STARTING})
 
 
 def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, wire.RankProgress]]:
@@ -216,7 +212,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
         if node.session is not None and node.rank not in world.finished:
             found.awaited.add(node.rank)
             job.out.send(node, order, world.round)
-    job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
+    job.timers.set(Timer.HANG_EVIDENCE, job.now + frozen_replicas.EVIDENCE_SECONDS)
     _settle(job, world, found)
 
 

@@ -11,6 +11,7 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW
 from holdfast_master.job.state.membership import Node
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import liveness
@@ -23,7 +24,6 @@ from holdfast_wire.reasons import EventReason
 
 _SECONDS_PER_HANDSHAKE = 0.005
 """Twice the time of one handshake in a crowd that comes back; agents that give up begin anew."""
-_QUIET_PHASES = frozenset({wire.JobPhase.STOPPING, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED})
 
 
 def disconnected(job: JobContext, session: int) -> None:
@@ -39,7 +39,7 @@ def disconnected(job: JobContext, session: int) -> None:
     node.away_noted = False
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DISCONNECTED)
-    if node.rank in job.state.released or job.state.phase in _QUIET_PHASES:
+    if node.rank in job.state.released or job.state.phase in OVER:
         lose(job, node, EvidenceKind.NODE_REMOVED, "it was told to leave and left")
         return
     pod = job.operator.pods.get(node.rank)
@@ -95,7 +95,7 @@ def lose(
 
     followed: the next agent of its pod is there.
     """
-    planned = node.rank in job.state.released or job.state.phase in _QUIET_PHASES
+    planned = node.rank in job.state.released or job.state.phase in OVER
     _remove(job, node, text)
     if planned:
         return

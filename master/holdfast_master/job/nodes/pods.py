@@ -13,7 +13,7 @@ from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import failure
@@ -180,7 +180,7 @@ def _check_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     # One that was being deleted proves nothing; an operator that is new does not know by whom.
     if pod.wanted or pod.terminating or pod.pod_uid in job.operator.ended_early:
         return
-    if state.phase in ENDED | {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED}:
+    if state.phase in OVER | {wire.JobPhase.SUSPENDED}:
         return
     if pod.phase is wire.PodPhase.SUCCEEDED:
         seen_whole = job.operator.list_done or not job.timers.running(Timer.ADOPT)

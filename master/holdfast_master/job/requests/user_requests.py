@@ -14,7 +14,7 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext, PendingStacks
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.operator_view import PendingScale, is_over
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
@@ -27,13 +27,12 @@ from holdfast_wire.reasons import EndReason, EventReason
 _SCALE_SECONDS = 30.0
 _STACK_SECONDS = 10.0
 _BACK = "; a restart of this node, or a scale, brings it back"
-_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def asked(job: JobContext, event: UserCall) -> None:
     """A request; it is answered once, now or later."""
     request = event.request
-    if job.state.phase in _OVER and not isinstance(request, wire.StopJobRequest):
+    if job.state.phase in OVER and not isinstance(request, wire.StopJobRequest):
         text = f"the job is {job.state.phase.name.lower()}: {job.state.text}"
         job.out.refuse(event.request_id, "JOB_ENDED", text)
         return

@@ -13,6 +13,7 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView
+from holdfast_master.job.state.phases import BEGINNING, ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush, replicas
@@ -23,8 +24,7 @@ from holdfast_master.policies.quantities import counted, in_words, verb
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
 
-_BEGINS: Final = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
-_ENDED: Final = frozenset({wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED, wire.JobPhase.SUSPENDED})
+_ENDED: Final = ENDED | {wire.JobPhase.SUSPENDED}
 _STILL_SECONDS: Final = 3.0
 """s: least time without a step after which people read that replicas wait."""
 _STILL_STEPS: Final = 3.0
@@ -93,7 +93,7 @@ def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
     The core's own phase is of the newest world, in which others may only begin.
     """
     state, world = job.state, job.worlds.assigned
-    if world is not None and state.phase in _BEGINS:
+    if world is not None and state.phase in BEGINNING:
         trains = [one for one in replicas.going(job) if _synchronises(job, world, one.number)]
         if trains:
             count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"

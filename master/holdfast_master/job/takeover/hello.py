@@ -15,7 +15,7 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
 from holdfast_master.job.worlds import digests, flush, roster, stores
@@ -24,8 +24,6 @@ from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.settings import CoreIdentity
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
-
-_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def connected(job: JobContext, event: Connected) -> None:
@@ -124,7 +122,7 @@ def _joined(job: JobContext, session: int, hello: wire.Hello) -> None:
     eligibility.refresh(job, node)
     digests.drain(job, node)
     job.touch(Change.NODE_JOINED)
-    if job.state.phase in _OVER:
+    if job.state.phase in OVER:
         job_end.dismiss(job, node)
 
 
@@ -165,7 +163,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> N
     preflight.repeat(job, node)
     flush.send(job.checkpoints.tracker, job.out, node)
     job.touch(Change.NODE_RETURNED)
-    if job.state.phase in _OVER:
+    if job.state.phase in OVER:
         job_end.dismiss(job, node)
     elif node.rank in job.state.released:
         job.out.leave(node, wire.LeaveOutcome.RELEASED, "released", job.end.grace)
