@@ -79,8 +79,7 @@ def test_the_adopted_world_recovers_like_any_other() -> None:
 
 def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round() -> None:
     """Five seconds for the members to come back, then one new round without it."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)
@@ -98,8 +97,7 @@ def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round() -> None:
 
 def test_a_member_whose_node_answers_nothing_is_not_waited_for() -> None:
     """It was lost together with the master: the others train on at once, and it gets a new pod."""
-    job = training(3, join_window_seconds=30.0)
-    job.replaces = False
+    job = training(3, join_window_seconds=30.0, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)
@@ -148,8 +146,7 @@ def test_where_the_others_are_too_few_a_node_that_answers_nothing_is_waited_for(
 
 def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing() -> None:
     """A member of which nothing is known gets its time, as ever."""
-    job = training(4)
-    job.replaces = False
+    job = training(4, replaces=False)
     job.raises = 0.0
     job.kill_master()
     for rank in (2, 3):
@@ -322,8 +319,7 @@ def test_a_death_before_the_adoption_is_not_forgotten() -> None:
 
 def test_what_was_lost_with_the_master_is_not_waited_for_as_at_a_beginning() -> None:
     """The survivors' processes have ended as well: ten seconds, not the whole join window."""
-    job = training(3, min_replicas=1, join_window_seconds=60.0)
-    job.replaces = False
+    job = training(3, min_replicas=1, join_window_seconds=60.0, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)

@@ -121,8 +121,7 @@ def test_a_barrier_that_was_lost_with_its_stream_is_no_failure() -> None:
 
 def test_a_saved_node_that_dies_does_not_disturb_the_barrier() -> None:
     """It had stopped already; the world that follows does without it."""
-    job = training(4)
-    job.replaces = False
+    job = training(4, replaces=False)
     slow = job.agents[3]
     slow.save_seconds = 2.0
     job.ask(wire.DrainNodeRequest(node_rank=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def _slow(job: SteeredJob, node: int, excess: float = 0.05) -> Sampler:
     return sampled
 
 
-def _with_standby(**changes: object) -> SteeredJob:
+def _with_standby(**changes: Any) -> SteeredJob:
     job = training(3, standbys=1, health=ACT, min_replicas=3, **changes)
     job.add_agent(3)
     job.run(1.0)
@@ -77,8 +78,7 @@ def test_nodes_on_the_host_of_a_slow_node_stay() -> None:
 
 def test_the_world_shrinks_where_that_is_faster() -> None:
     """Four nodes at a third of their pace are slower than three at their own."""
-    job = training(4, min_replicas=2, health=ACT)
-    job.replaces = False
+    job = training(4, min_replicas=2, health=ACT, replaces=False)
     _slow(job, 1, excess=0.2)
     job.run(5.0)
     assert job.members == [0, 2, 3]

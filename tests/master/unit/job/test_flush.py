@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast_master.inputs import OperatorMessage
@@ -13,11 +15,20 @@ V7 = wire.CheckpointVersion(lineage=1, step=7)
 V9 = wire.CheckpointVersion(lineage=1, step=9)
 
 
-def last_try(nodes: int = 2, **changes: object) -> tuple[SteeredJob, Words]:
+def last_try(nodes: int = 2, **changes: Any) -> tuple[SteeredJob, Words]:
     """A job of two nodes that no failure may interrupt."""
     budgets = (wire.Budget(kind=wire.BudgetKind.FAILURES, limit=0),)
     job = training(nodes, budgets=budgets, **changes)
     return job, Words(job)
+
+
+def failing(*held: wire.CheckpointVersion) -> tuple[SteeredJob, Words]:
+    """Such a job that has just failed, with these versions in memory."""
+    job, words = last_try()
+    words.hold(*held)
+    job.agents[1].crash_worker()
+    job.run(3.0)
+    return job, words
 
 
 def test_a_job_that_fails_has_its_newest_steps_written_before_its_agents_leave() -> None:
@@ -86,10 +97,7 @@ def test_a_directory_that_a_later_world_names_makes_rescues_possible() -> None:
 
 def test_a_step_that_became_complete_a_moment_before_the_end_is_written_too() -> None:
     """The word of it is a little younger than the word of the crash."""
-    job, words = last_try()
-    words.hold(V7)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V7)
     words.hold(V9, V7)
     orders = words.told(wire.FlushToStorage, 1)
     assert [order.version for order in orders] == [V7, V9]
@@ -152,10 +160,7 @@ def test_parts_that_were_on_their_way_are_not_written_twice() -> None:
 
 def test_a_node_that_is_lost_meanwhile_ends_the_rescue() -> None:
     """The others' parts are of no use; the job ends, and says what is lost and why."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     assert words.told(wire.FlushToStorage)
     job.agents[1].crash()
     job.run(1.0)
@@ -168,10 +173,7 @@ def test_a_node_that_is_lost_meanwhile_ends_the_rescue() -> None:
 
 def test_a_disk_that_is_full_ends_the_rescue() -> None:
     """With the reason of the node."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     words.write(1, words.told(wire.FlushToStorage, 1)[0], error="no space left on device")
     assert len(words.told(wire.Leave)) == 2
     assert "no space left on device" in words.events("CheckpointFailed")[0]
@@ -181,10 +183,7 @@ def test_a_disk_that_is_full_ends_the_rescue() -> None:
 
 def test_the_end_does_not_wait_for_ever() -> None:
     """A node that never answers costs the setting's time."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     job.run(job.context.settings.rescue_seconds - 5.0)
     assert not words.told(wire.Leave)
     job.run(5.0)
@@ -195,10 +194,7 @@ def test_the_end_does_not_wait_for_ever() -> None:
 
 def test_a_node_that_was_away_gets_the_order_again() -> None:
     """Not a Leave: it has a part of what is to be saved."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     job.agents[1].cut_off()
     job.run(0.5)
     job.agents[1].reachable()
@@ -210,10 +206,7 @@ def test_a_node_that_was_away_gets_the_order_again() -> None:
 
 def test_a_new_master_hears_what_there_is_and_finishes_the_rescue() -> None:
     """The end is in the journal; what agents hold and have written they say again."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     order = words.told(wire.FlushToStorage, 1)[0]
     job.restart_master()
     job.run(2.0)
@@ -230,10 +223,7 @@ def test_a_new_master_hears_what_there_is_and_finishes_the_rescue() -> None:
 
 def test_a_new_master_does_not_wait_for_agents_that_say_nothing() -> None:
     """Agents whose ranks keep no checkpoints have nothing to say."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, _ = failing(V9)
     job.restart_master()
     job.run(job.context.settings.adopt_seconds + 6.0)
     assert job.is_in("FAILED")
@@ -255,10 +245,7 @@ def test_a_stop_at_once_gives_memory_up(*, by_operator: bool) -> None:
 
 def test_a_person_may_end_the_wait() -> None:
     """The job fails anyway."""
-    job, words = last_try()
-    words.hold(V9)
-    job.agents[1].crash_worker()
-    job.run(3.0)
+    job, words = failing(V9)
     assert not words.told(wire.Leave)
     job.ask(wire.StopJobRequest(now=True))
     assert len(words.told(wire.Leave)) == 2

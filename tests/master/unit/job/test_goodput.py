@@ -51,8 +51,7 @@ def test_an_incident_says_what_it_cost() -> None:
 
 def test_time_before_detection_is_not_productive() -> None:
     """Five seconds of silence were lost to all nodes."""
-    job = training(2, min_replicas=1)
-    job.replaces = False
+    job = training(2, min_replicas=1, replaces=False)
     job.raises = 0.0
     job.agents[1].freeze()
     job.run(20.0)

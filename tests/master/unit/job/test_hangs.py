@@ -25,6 +25,20 @@ def _asked(job: SteeredJob) -> list[tuple[int, wire.CollectEvidence]]:
     return [(node, sent) for node, sent in job.sent if isinstance(sent, wire.CollectEvidence)]
 
 
+def _hung(seconds: float = 20.0) -> SteeredJob:
+    """A job whose first rank stands still, and the others wait for it."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(seconds)
+    return job
+
+
+def _go_on(job: SteeredJob) -> None:
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+
+
 def test_a_world_that_trains_does_not_hang() -> None:
     """Nobody is asked, however long it trains."""
     job = training(3, health=HEALTH)
@@ -34,10 +48,7 @@ def test_a_world_that_trains_does_not_hang() -> None:
 
 def test_a_world_without_progress_is_asked_once_and_named() -> None:
     """After the limit that its own pace has taught; every member gives its evidence."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(7.0)
+    job = _hung(7.0)
     assert not _asked(job)
     job.run(6.0)
     assert sorted(node for node, _ in _asked(job)) == [0, 1, 2]
@@ -46,8 +57,7 @@ def test_a_world_without_progress_is_asked_once_and_named() -> None:
     assert job.state.phase is wire.JobPhase.TRAINING
     job.run(30.0)
     assert len(job.texts(EventReason.HANG_FOUND)) == 1
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
@@ -65,8 +75,7 @@ def test_the_hang_that_holds_is_in_the_health_of_the_job() -> None:
     assert hang is not None
     assert hang.cause
     assert hang.seconds == pytest.approx(first.seconds + 5.0, abs=0.1)
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert job.core.health(job.moment()).hang is None
 
 
@@ -81,17 +90,13 @@ def _kept(job: SteeredJob) -> list[wire.IncidentEvidence]:
 
 def test_a_hang_is_an_incident_that_keeps_its_evidence() -> None:
     """It is closed when the ranks go on, spends no budget, and has the stacks of all ranks."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     (hang,) = _hangs(job)
     assert (hang.open, hang.reported_only, hang.from_round) == (True, True, 1)
     (kept,) = _kept(job)
     assert kept.incident_id == hang.id
     assert [one.rank for one in kept.ranks] == [0, 1, 2]
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     (over,) = _hangs(job)
     assert not over.open
     assert over.first_step_seconds > 0
@@ -100,10 +105,7 @@ def test_a_hang_is_an_incident_that_keeps_its_evidence() -> None:
 
 def test_a_successor_goes_on_with_the_hang_that_it_finds() -> None:
     """Neither the incident nor its event is doubled; the first progress closes it."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     job.restart_master()
     job.run(2.0)
     assert [one.open for one in _hangs(job)] == [True]
@@ -111,18 +113,14 @@ def test_a_successor_goes_on_with_the_hang_that_it_finds() -> None:
     assert len(_kept(job)) == 2
     assert {one.incident_id for one in _kept(job)} == {_hangs(job)[0].id}
     assert len(job.texts(EventReason.HANG_FOUND)) == 1
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert [one.open for one in _hangs(job)] == [False]
     assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
 def test_a_successor_closes_a_hang_that_ended_while_there_was_no_master() -> None:
     """It sees the ranks make progress."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     job.kill_master()
     job.agents[0].workers.pause(paused=False)
     job.start_master()
@@ -136,12 +134,11 @@ def test_the_status_sums_the_health_up() -> None:
     job = training(3, health=HEALTH)
     job.run(5.0)
     found = [job.status]
-    _pause(job, paused=True)
+    job.agents[0].workers.pause(paused=True)
     job.run(20.0)
     found.append(job.status)
     assert found[-1].health_text == _hangs(job)[0].text
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     found.append(job.status)
     job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
@@ -151,10 +148,7 @@ def test_the_status_sums_the_health_up() -> None:
 
 def test_a_hang_ends_with_its_world() -> None:
     """A person restarts the round: the hang is closed, and the ranks never went on."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
     (hang,) = _hangs(job)
@@ -175,10 +169,6 @@ def test_nobody_is_asked_where_hangs_are_not_looked_for() -> None:
         assert not _asked(job)
 
 
-def _pause(job: SteeredJob, *, paused: bool) -> None:
-    job.agents[0].workers.pause(paused=paused)
-
-
 def test_a_first_evaluation_without_the_sdk_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks compute, are looked at once a minute, and are named when a first step would be."""
     without_sdk(monkeypatch)
@@ -190,15 +180,14 @@ def test_a_first_evaluation_without_the_sdk_is_no_hang(monkeypatch: pytest.Monke
     )
     job = training(3, health=wire.HealthPolicy(hang=hang))
     job.run(10.0)
-    _pause(job, paused=True)
+    job.agents[0].workers.pause(paused=True)
     job.run(150.0)
     assert not job.texts(EventReason.HANG_FOUND)
     assert len(_asked(job)) == 3 * 3
     job.run(120.0)
     (text,) = job.texts(EventReason.HANG_FOUND)
     assert "linear.py" in text or "train.py" in text
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
@@ -210,9 +199,9 @@ def test_an_evaluation_that_ended_is_learned_without_a_word(
     job = training(3, health=HEALTH)
     job.run(10.0)
     for _ in range(2):
-        _pause(job, paused=True)
+        job.agents[0].workers.pause(paused=True)
         job.run(30.0)
-        _pause(job, paused=False)
+        job.agents[0].workers.pause(paused=False)
         job.run(10.0)
     assert not job.texts(EventReason.HANG_FOUND)
     assert not job.texts(EventReason.HANG_OVER)
@@ -231,7 +220,7 @@ def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
     without_sdk(monkeypatch, '  File "/job/train.py", line 9 in spin\n')
     job = training(3, health=HEALTH)
     job.run(10.0)
-    _pause(job, paused=True)
+    job.agents[0].workers.pause(paused=True)
     job.run(20.0)
     assert len(job.texts(EventReason.HANG_FOUND)) == 1
     before = _hanging_seconds(job)
@@ -283,17 +272,13 @@ def _learned_pause(job: SteeredJob) -> float:
 )
 def test_a_section_is_no_pause_of_training(node: int, section: wire.RankSection) -> None:
     """Of any rank: the others wait for it. The next hang is found as early as the first."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    _pause(job, paused=True)
-    job.run(1.0)
+    job = _hung(1.0)
     current = job.agents[node].workers.current
     assert current is not None
     usual, current.slot.section = current.slot.section, section - 1
     job.run(30.0)
     current.slot.section = usual
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert _learned_pause(job) == 0.0
 
 
@@ -304,18 +289,14 @@ def test_the_start_of_a_world_is_no_pause_of_training() -> None:
     job.agents[1].crash_worker()
     job.run(35.0)
     assert job.status.round == 2
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert job.context.worlds.running().reached  # type: ignore[union-attr]
     assert _learned_pause(job) == 0.0
 
 
 def test_a_pause_that_no_step_has_ended_is_not_learned() -> None:
     """The rank went on into an evaluation, which has a limit of its own."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    _pause(job, paused=True)
-    job.run(7.0)
+    job = _hung(7.0)
     current = job.agents[0].workers.current
     assert current is not None
     usual, current.slot.section = current.slot.section, wire.RankSection.EVAL - 1
@@ -323,6 +304,5 @@ def test_a_pause_that_no_step_has_ended_is_not_learned() -> None:
     assert _learned_pause(job) == 0.0
     current.slot.section = usual
     job.run(7.0)
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert _learned_pause(job) == pytest.approx(7.0, abs=2.0)

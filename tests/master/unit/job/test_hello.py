@@ -97,8 +97,7 @@ def test_a_crowd_is_given_a_longer_interval() -> None:
 
 def test_node_states_for_people() -> None:
     """Active, draining, disconnected, missing, lost."""
-    job = training(3, standbys=2)
-    job.replaces = False
+    job = training(3, standbys=2, replaces=False)
     job.agents[1].cut_off()
     job.add_agent(3)
     job.run(0.4)

@@ -55,8 +55,7 @@ def test_no_two_masters_give_out_the_same_number(*, journal: bool) -> None:
 
 def test_a_member_that_does_not_come_back_is_lost_after_the_limit() -> None:
     """Five seconds, then the others go on."""
-    job = training(3, min_replicas=1)
-    job.replaces = False
+    job = training(3, min_replicas=1, replaces=False)
     job.kill_master()
     job.agents[1].crash(told=False)
     job.run(1.0)

@@ -12,8 +12,7 @@ from simulation.steered.job import started, training
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_agent_that_dies_leaves_a_smaller_world_at_once(rank: int) -> None:
     """With evidence of its death nobody waits for silence; the first node is no exception."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[rank].crash()
     job.run(0.3)
     assert job.is_in("STARTING", "TRAINING")
@@ -81,8 +80,7 @@ def test_nobody_is_re_formed_while_a_member_may_be_alive() -> None:
 
 def test_a_silent_member_is_waited_for_too() -> None:
     """Connected, but frozen: what its collective breaks in others waits for the verdict."""
-    job = training(3, min_replicas=1)
-    job.replaces = False
+    job = training(3, min_replicas=1, replaces=False)
     job.agents[2].freeze()
     job.run(2.0)
     job.agents[0].crash_worker(1, "RuntimeError")
@@ -95,8 +93,7 @@ def test_a_silent_member_is_waited_for_too() -> None:
 
 def test_below_the_minimum_the_survivors_stop_and_wait() -> None:
     """Then another node comes, and the training goes on."""
-    job = training(2)
-    job.replaces = False
+    job = training(2, replaces=False)
     job.agents[1].crash()
     job.run(1.0)
     assert job.is_in("WAITING")
@@ -147,8 +144,7 @@ def test_an_evicted_node_is_charged_to_preemptions() -> None:
 
 def test_a_preemption_that_comes_late_still_spares_the_failure_budget() -> None:
     """The condition is seen only after the node was lost and the others train again."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     agent = job.agents[1]
     agent.crash(told=False)
     job.run(7.0)
@@ -186,8 +182,7 @@ def test_a_pod_deleted_by_hand_is_a_preemption() -> None:
 
 def test_a_node_that_the_operator_removes_is_not_charged() -> None:
     """Wanted deletions are no failures."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     agent = job.agents[2]
     job.operator.mark(2, wanted=True)
     job.run(0.2)
@@ -200,8 +195,7 @@ def test_a_node_that_the_operator_removes_is_not_charged() -> None:
 
 def test_an_agent_that_leaves_by_itself_is_charged_as_a_rescale() -> None:
     """Nothing failed, nobody asked: the size changed."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[2].goodbye(terminated=False)
     job.run(15.0)
     assert job.charges() == [wire.BudgetKind.RESCALES]

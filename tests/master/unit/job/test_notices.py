@@ -28,8 +28,7 @@ def told(job: SteeredJob) -> list[str]:
 @pytest.mark.parametrize("notice", [SPOT, REBOOT])
 def test_a_node_that_will_go_leaves_at_a_barrier(notice: NoticeReceived) -> None:
     """No step is lost, another node is asked for, and the preemption budget pays once."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[1].report(notice)
     job.run(8.0)
     assert job.members == [0, 2]
@@ -77,8 +76,7 @@ def test_the_event_names_the_source_and_the_time_that_is_left() -> None:
 
 def test_a_notice_of_the_operator_counts_like_the_agent_s() -> None:
     """Both may have it, in any order: that is one departure."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     taint = dataclasses.replace(SPOT, source="node gpu-7", text="taint spot-itn", seconds_left=0.0)
     job.pods[2] = dataclasses.replace(job.pods[2], notice=taint)
     job.take(OperatorMessage(job.pods[2]))
@@ -118,8 +116,7 @@ def test_a_new_master_goes_on_with_an_announced_departure(after: float) -> None:
 
 def test_a_notice_that_came_while_no_master_was_there_is_repeated() -> None:
     """The agent says it to the next one."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.kill_master()
     job.run(0.1)
     job.agents[1].report(SPOT)
@@ -132,8 +129,7 @@ def test_a_notice_that_came_while_no_master_was_there_is_repeated() -> None:
 
 def test_a_notice_is_known_to_a_master_without_a_journal() -> None:
     """The agent repeats it: at most the preemption budget pays."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[1].report(SPOT)
     job.run(0.01)
     job.restart_master(0.5, journal=False)
@@ -154,8 +150,7 @@ def test_a_person_s_drain_stays_free_when_a_notice_follows() -> None:
 
 def test_a_notice_that_is_withdrawn_changes_nothing_afterwards() -> None:
     """The ranks have been told to stop: the node leaves all the same."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[1].report(SPOT)
     job.run(0.01)
     job.agents[1].statements.withdraw(SPOT.source)

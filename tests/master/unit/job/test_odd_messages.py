@@ -172,8 +172,7 @@ def test_cold_starts_are_told_once() -> None:
 
 def test_answers_to_commands_are_noted() -> None:
     """Unknown ids are nobody's."""
-    job = training(2, min_replicas=2)
-    job.replaces = False
+    job = training(2, min_replicas=2, replaces=False)
     job.agents[1].crash()
     job.run(1.0)
     assert not job.state.commands or all(
@@ -289,8 +288,7 @@ def test_two_drains_of_one_node_are_one() -> None:
 
 def test_a_drained_node_that_dies_first_explains_the_others() -> None:
     """Whoever raises because of it is not blamed: a person wanted it out."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.raises = 1.0
     job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(0.1)

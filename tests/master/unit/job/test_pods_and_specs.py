@@ -56,8 +56,7 @@ def test_nodes_of_the_journal_whose_pods_are_gone_are_lost_at_once() -> None:
 
 def test_each_pod_that_fails_is_replaced_once() -> None:
     """The replacement's own end is another wish."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.agents[1].crash()
     job.run(1.0)
     job.add_agent(1)
@@ -70,8 +69,7 @@ def test_each_pod_that_fails_is_replaced_once() -> None:
 def test_an_excluded_host_is_told_to_a_new_operator_stream() -> None:
     """Excluded once, repeated to whoever watches; its nodes are no candidates."""
     rules = (wire.FailureRule(action=wire.FailureAction.REPLACE_ON_OTHER_NODE, exit_codes=(9,)),)
-    job = training(3, failure_rules=rules)
-    job.replaces = False
+    job = training(3, failure_rules=rules, replaces=False)
     for rank in (1, 2):
         job.pods[rank] = wire.PodObservation(
             node_rank=rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def _costs(
 COSTS = _costs(0.01, 0.2)
 
 
-def followed(nodes: int = 3, costs: wire.SavingReport = COSTS, **changes: object) -> SteeredJob:
+def followed(nodes: int = 3, costs: wire.SavingReport = COSTS, **changes: Any) -> SteeredJob:
     """A job that trains, whose ranks follow the master's schedule."""
     return training(nodes, agents={"costs": costs}, **changes)
 

@@ -267,10 +267,6 @@ class SteeredAgent(Agent):
                 delay = self.luck.uniform(0.005, 0.1)
                 self.job.time.after(delay, self.job.pod_failed, self, exit_code)
 
-    def freeze(self, *, node: bool = False) -> None:
-        """SIGSTOP of the agent: its lease runs out."""
-        super().freeze(node=node)
-
     def _unanswered(self, stream: Stream, since: float) -> None:
         """Streams break where the test says so: see `blip` and `cut_off`."""
 

@@ -366,8 +366,12 @@ def started(
     return job
 
 
-def training(nodes: int = 4, **changes: object) -> SteeredJob:
-    """A job that trains, with at least a few steps done; `changes` as `started` takes them."""
+def training(nodes: int = 4, *, replaces: bool = True, **changes: object) -> SteeredJob:
+    """A job that trains, with at least a few steps done; `changes` as `started` takes them.
+
+    replaces: the operator makes pods for those that are gone.
+    """
     job = started(nodes, **changes)  # type: ignore[arg-type]
     job.run(2.0)
+    job.replaces = replaces
     return job
