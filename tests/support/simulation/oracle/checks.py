@@ -146,11 +146,7 @@ class Checks:
         assigned = self.job.master.core.inspect().state.assigned
         newest = (assigned.round, assigned.world_hash) if assigned is not None else None
         rounds.sort(
-            key=lambda found: (
-                (found.number, found.world) == newest,
-                found.follows,
-                found.number,
-            )
+            key=lambda found: ((found.number, found.world) == newest, found.follows, found.number)
         )
         if any(found.master[1].startswith("twin") for found in rounds):
             return

@@ -160,10 +160,7 @@ def _any_success(_: Any, policy: SuccessPolicy, size: int, done: int, **__: bool
 
 
 @_BUGS.wrong(
-    "effect first",
-    "assignments go out before their record is durable",
-    OutgoingBatch,
-    "record",
+    "effect first", "assignments go out before their record is durable", OutgoingBatch, "record"
 )
 def _worlds_last(right: Any, self: Any, fact: Any, *, durable: bool = False) -> None:
     right(self, fact, durable=durable and not isinstance(fact, WorldDecided))
