@@ -9,12 +9,12 @@ from __future__ import annotations
 from holdfast_master.inputs import UserCall
 from holdfast_master.instructions import RefusalCode
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.orders import SaveOrder
 from holdfast_master.job.state.phases import BEGINNING
-from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.quantities import counted
@@ -43,7 +43,7 @@ def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointReque
         text = f"no round trains now ({phase}): {job.state.text}; ask again once one does"
         job.out.refuse(number, "NOT_TRAINING", text)
         return
-    problem = _problem(job.membership, world, job.checkpoints.tracker)
+    problem = _problem(job, world)
     if problem:
         job.out.refuse(number, "CANNOT_SAVE", problem)
         return
@@ -68,22 +68,22 @@ def _trains(job: JobContext, world: World) -> bool:
     return world.stepped.issuperset(world.savers)
 
 
-def _problem(membership: Membership, world: World, tracker: CheckpointTracker) -> str:
+def _problem(job: JobContext, world: World) -> str:
     """Return why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
-    if tracker.round == world.saver_round and tracker.memory_only:
+    if job.checkpoints.tracker.round == world.saver_round and job.checkpoints.tracker.memory_only:
         return (
             "the ranks named no directory: this job's checkpoints live in memory only; give "
             "holdfast.Checkpointer a directory that all nodes see"
         )
     for rank in world.savers:
-        node = membership.nodes.get(rank)
+        node = job.membership.nodes.get(rank)
         if node is None or node.hello is None:
             return f"node {rank} is away; ask again once it is back"
         if not node.hello.knows_goes_on:
             return f"the agent of node {rank} is of a release that cannot save and go on"
-    return barrier.blind(membership, world)
+    return barrier.blind(job.membership, world)
 
 
 def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
@@ -177,7 +177,7 @@ def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted)
         job.timers.cancel(Timer.REQUEST, subject=number)
         job.out.reply(number, answer)
     if not order.requests:
-        _end(job.timers, job.checkpoints, order)
+        _end(job, order)
 
 
 def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, error: str) -> None:
@@ -210,7 +210,7 @@ def request_due(job: JobContext, request_id: int) -> None:
         )
     job.out.refuse(request_id, "SAVE_SLOW", text, RefusalCode.DEADLINE_EXCEEDED)
     if not order.requests:
-        _end(job.timers, job.checkpoints, order)
+        _end(job, order)
 
 
 def _refuse_all(
@@ -220,14 +220,14 @@ def _refuse_all(
     text: str,
     code: RefusalCode = RefusalCode.ABORTED,
 ) -> None:
-    for number in _end(job.timers, job.checkpoints, order):
+    for number in _end(job, order):
         job.out.refuse(number, reason, text, code)
 
 
-def _end(timers: Timers, checkpoints: Checkpoints, order: SaveOrder) -> list[int]:
+def _end(job: JobContext, order: SaveOrder) -> list[int]:
     """Forget the order; return who waits for it."""
-    checkpoints.order = None
-    timers.cancel(Timer.SAVE_ACK, Timer.SAVE_SIGN)
+    job.checkpoints.order = None
+    job.timers.cancel(Timer.SAVE_ACK, Timer.SAVE_SIGN)
     for number in order.requests:
-        timers.cancel(Timer.REQUEST, subject=number)
+        job.timers.cancel(Timer.REQUEST, subject=number)
     return list(order.requests)

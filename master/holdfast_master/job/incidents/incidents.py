@@ -7,10 +7,10 @@ import dataclasses
 from holdfast_master.job.incidents import goodput_marks, rank_reports, reported, strikes
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.incident import Incidents, OpenIncident
+from holdfast_master.job.state.incident import OpenIncident
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, node_history
 from holdfast_master.policies.failure import BackoffSchedule, Evidence
 from holdfast_master.policies.goodput import micros
@@ -27,16 +27,16 @@ from holdfast_wire.reasons import EndReason, EventReason
 from holdfast_wire.strikes import StrikeCause
 
 
-def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int) -> bool:
+def concerns(job: JobContext, node: Node, round_number: int) -> bool:
     """Whether a node's evidence about its processes of a round still counts.
 
     Not if another world runs under that number: masters without a journal count anew.
     """
-    if worlds.running_with(node, round_number) is not None:
+    if job.worlds.running_with(node, round_number) is not None:
         return True
-    if worlds.in_replica(node.rank, node.agent_id, round_number) is not None:
+    if job.worlds.in_replica(node.rank, node.agent_id, round_number) is not None:
         return True
-    return any(round_number in incident.broken for incident in incidents.open())
+    return any(round_number in incident.broken for incident in job.incidents.open())
 
 
 def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
@@ -189,7 +189,7 @@ def open_incident(
         count=1,
         detection=max(0.0, job.now - item.at),
     )
-    incident.remember(world, rank_reports.reached(job.now, job.membership, world, item))
+    incident.remember(world, rank_reports.reached(job, world, item))
     incident.involve(item)
     job.incidents.current = incident
     job.out.record(incident.fact())
@@ -227,7 +227,7 @@ def break_world(job: JobContext, why: str) -> None:
     if incident is not None:
         incident.broken |= _rounds(world)
         incident.broken_at = job.now
-        reached = rank_reports.reached(job.now, job.membership, world, incident.best)
+        reached = rank_reports.reached(job, world, incident.best)
         incident.remember(world, reached)
         _count_cost(job, incident, world)
 

@@ -12,7 +12,6 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import pod_end
@@ -30,7 +29,7 @@ def pod_seen(job: JobContext, pod: wire.PodObservation) -> None:
         _late(job, pod)
         return
     view.note(pod)
-    replacement.settle(job.operator, job.out, pod)
+    replacement.settle(job, pod)
     _settle_rejoin(job.timers, pod)
     _doubt(job, pod)
     job.touch(Change.POD_SEEN)
@@ -185,7 +184,7 @@ def _check_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     if pod.phase is wire.PodPhase.SUCCEEDED:
         seen_whole = job.operator.list_done or not job.timers.running(Timer.ADOPT)
         if job.worlds.running() is None and seen_whole:
-            _no_agent(job.operator, job.out, pod)
+            _no_agent(job, pod)
         return
     _judge_early_end(job, pod)
 
@@ -217,14 +216,14 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
         _charge(job, pod, text)
 
 
-def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
+def _no_agent(job: JobContext, pod: wire.PodObservation) -> None:
     """The command ran to its end without an agent: it would do so in each new pod."""
-    operator.note_early_end(pod.pod_uid)
+    job.operator.note_early_end(pod.pod_uid)
     text = (
         f"{pod_end(pod, 'before its agent joined')}: does its command start one? Begin it with "
         "holdfast-run, or with torchrun --rdzv-backend=holdfast"
     )
-    out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
+    job.out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
 
 
 def _incident(pod: wire.PodObservation) -> str:

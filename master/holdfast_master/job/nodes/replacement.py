@@ -6,8 +6,7 @@ from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.operator_view import OperatorView, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.quantities import verb
@@ -52,14 +51,14 @@ def recall(job: JobContext, why: str) -> list[int]:
     return back
 
 
-def settle(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
+def settle(job: JobContext, pod: wire.PodObservation) -> None:
     """A pod was seen: a newer one of the rank is what was asked for."""
-    decision = operator.replacing.get(pod.node_rank)
+    decision = job.operator.replacing.get(pod.node_rank)
     if decision is None or decision.pod_uid == pod.pod_uid:
         return
-    if operator.is_coming(pod.node_rank):
-        del operator.replacing[pod.node_rank]
-        out.record(wire.CommandFinished(command_id=decision.decision_id, ok=True))
+    if job.operator.is_coming(pod.node_rank):
+        del job.operator.replacing[pod.node_rank]
+        job.out.record(wire.CommandFinished(command_id=decision.decision_id, ok=True))
 
 
 def repeat(job: JobContext) -> None:

@@ -90,7 +90,7 @@ def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerEx
 
 def _exited_badly(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     node.over = node.over or message.final
-    if incidents.concerns(job.worlds, job.incidents, node, number):
+    if incidents.concerns(job, node, number):
         _failed(job, node, number, message)
     if message.final and not any(incident.given_up for incident in job.incidents.open()):
         # Nobody's incident: the world goes on without it.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import start
 from holdfast_master.policies import goodput, guessed_steps
@@ -49,7 +47,7 @@ def received(job: JobContext, node: Node, _: int, message: wire.Heartbeat) -> No
     hangs.watch(job)
     _note_start(job, node, world)
     start.guessed(job, node, world)
-    _note_progress(job.state, job.out, world)
+    _note_progress(job, world)
     if world.training and job.ledger.kind(node.rank) in _COUNTED:
         _classify(job, node, world)
 
@@ -91,14 +89,14 @@ def _note_samples(now: float, node: Node, ranks: tuple[wire.RankProgress, ...]) 
     node.samples = samples
 
 
-def _note_progress(state: JobState, out: OutgoingBatch, world: World) -> None:
+def _note_progress(job: JobContext, world: World) -> None:
     """A step beyond the last failure's is written down: no-progress charges end there."""
-    failed = state.failed_step
+    failed = job.state.failed_step
     if failed is None or not world.training or not world.marked <= failed < world.reached:
         return
     world.marked = world.reached
-    if any(charge.kind is wire.BudgetKind.NO_PROGRESS for charge in state.charges):
-        out.record(wire.WorldTraining(round=world.round, step=world.reached))
+    if any(charge.kind is wire.BudgetKind.NO_PROGRESS for charge in job.state.charges):
+        job.out.record(wire.WorldTraining(round=world.round, step=world.reached))
 
 
 def _classify(job: JobContext, node: Node, world: World) -> None:

@@ -7,10 +7,8 @@ from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.context import JobContext, JobEnd
-from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -33,7 +31,7 @@ def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
     if job.state.phase is wire.JobPhase.STOPPING:
         pursue(job)
         return
-    text = _text(job.state, job.end, stop)
+    text = _text(job, stop)
     if not (stop.succeeded or stop.now) and _at_barrier(job, text):
         return
     incidents.break_world(job, text)
@@ -42,8 +40,8 @@ def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
         _end_now(job, stop)
 
 
-def _text(state: JobState, end: JobEnd, stop: wire.StopRequested) -> str:
-    return end.text or state.text or stop.reason
+def _text(job: JobContext, stop: wire.StopRequested) -> str:
+    return job.end.text or job.state.text or stop.reason
 
 
 def _at_barrier(job: JobContext, reason: str) -> bool:
@@ -58,7 +56,7 @@ def _at_barrier(job: JobContext, reason: str) -> bool:
 
 
 def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
-    text = _text(job.state, job.end, stop)
+    text = _text(job, stop)
     job.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(job, text)
     incidents.close_all(job)
@@ -100,7 +98,7 @@ def dismiss(job: JobContext, node: Node) -> None:
     """Tell an agent that the job has ended."""
     stop = job.state.stop
     if stop is not None:
-        job.out.leave(node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop))
+        job.out.leave(node, outcome(stop), _text(job, stop), grace(job, stop))
 
 
 def pursue(job: JobContext) -> None:
@@ -115,8 +113,8 @@ def conclude(job: JobContext) -> None:
     if stop is None or job.state.phase is not wire.JobPhase.STOPPING:
         return
     goodput_marks.write(job)
-    text = _text(job.state, job.end, stop)
-    _report_unsaved(job.state, job.out)
+    text = _text(job, stop)
+    _report_unsaved(job)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
         job.out.event(EventReason.JOB_SUCCEEDED, text)
@@ -130,18 +128,18 @@ def conclude(job: JobContext) -> None:
     job.out.put(Finished(stop.succeeded, stop.reason))
 
 
-def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
+def _report_unsaved(job: JobContext) -> None:
     """A script that saves here ended after steps that it did not save."""
-    stop, stored, last = state.stop, state.stored, state.assigned
+    stop, stored, last = job.state.stop, job.state.stored, job.state.assigned
     if stop is None or not stop.succeeded or stored is None or last is None:
         return
-    saved, done = stored.step, state.ended_steps.get(last.round, 0)
+    saved, done = stored.step, job.state.ended_steps.get(last.round, 0)
     if saved < done:
         text = (
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
             f"{saved}: close({done}) of the script's Checkpointer saves the last step"
         )
-        out.warn(EventReason.STEPS_NOT_SAVED, text)
+        job.out.warn(EventReason.STEPS_NOT_SAVED, text)
 
 
 def send_finish(job: JobContext) -> None:

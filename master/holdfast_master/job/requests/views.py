@@ -12,7 +12,6 @@ from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.phases import BEGINNING, ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -76,7 +75,7 @@ def status(job: JobContext) -> wire.JobStatus:
         job_seconds=job.clock.job_seconds,
         degraded_progress=world is not None and world.training and not world.sdk_ranks,
         stored_step=state.stored.step if state.stored else 0,
-        memory_step=flush.memory_step(job.membership, job.checkpoints.tracker),
+        memory_step=flush.memory_step(job),
         checkpoint_intervals=interval.intervals(job),
         goodput_assumed=state.goodput_assumed,
         health=health,
@@ -257,7 +256,7 @@ def nodes(job: JobContext) -> tuple[wire.NodeInfo, ...]:
 def _node(job: JobContext, rank: int) -> wire.NodeInfo:
     node = job.membership.nodes.get(rank)
     if node is None:
-        return wire.NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
+        return wire.NodeInfo(node_rank=rank, state=_absent(job, rank))
     world = job.worlds.running()
     place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
     hello = node.hello
@@ -293,16 +292,16 @@ def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
     return ("", "") if judged is None else (judged.verdict.lower(), judged.reason)
 
 
-def _absent(state: JobState, operator: OperatorView, rank: int) -> wire.NodeState:
+def _absent(job: JobContext, rank: int) -> wire.NodeState:
     """The state of an expected node that is not there."""
-    gone = state.departed.get(rank)
+    gone = job.state.departed.get(rank)
     if gone is None:
         return wire.NodeState.MISSING
-    if rank in state.finished:
+    if rank in job.state.finished:
         return wire.NodeState.FINISHED
-    if state.dismissed.get(gone.agent_id) != RELEASED:
+    if job.state.dismissed.get(gone.agent_id) != RELEASED:
         return wire.NodeState.LOST
-    coming = rank in operator.replacing or operator.is_coming(rank)
+    coming = rank in job.operator.replacing or job.operator.is_coming(rank)
     return wire.NodeState.MISSING if coming else wire.NodeState.DRAINED
 
 

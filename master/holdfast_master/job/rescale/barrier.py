@@ -70,7 +70,7 @@ def set_step(job: JobContext, world: World, order: StepOrder, command: str) -> B
 
 def _choose(job: JobContext, world: World, order: StepOrder) -> BarrierStep:
     return policy.choose(
-        rank_reports.sightings(job.now, job.membership, world),
+        rank_reports.sightings(job, world),
         latency=_latency(job),
         tries=order.tries,
         not_before=max(world.reached, order.passed),

@@ -161,7 +161,7 @@ def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> N
     node_liveness.watch(job, node)
     eligibility.refresh(job, node)
     preflight.repeat(job, node)
-    flush.send(job.checkpoints.tracker, job.out, node)
+    flush.send(job, node)
     job.touch(Change.NODE_RETURNED)
     if job.state.phase in OVER:
         job_end.dismiss(job, node)

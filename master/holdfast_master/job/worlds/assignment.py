@@ -9,7 +9,6 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -57,7 +56,7 @@ def assign(job: JobContext, world: World) -> None:
         node.stalled = False
     _turn_nodes(job, world)
     if before is not None:
-        _stop_left(job.membership, job.out, last or World(before), world)
+        _stop_left(job, last or World(before), world)
     size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
     job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
     job.touch(Change.WORLD_ASSIGNED)
@@ -112,12 +111,12 @@ def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
     return {tier: wish[tier] or known[tier] for tier in TIERS}
 
 
-def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world: World) -> None:
+def _stop_left(job: JobContext, before: World, world: World) -> None:
     """End what runs on nodes that are not in the new world."""
-    for node in membership.present(before.places):
+    for node in job.membership.present(before.places):
         if node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            out.stop_round(node, before.round_of(node.rank), reason)
+            job.out.stop_round(node, before.round_of(node.rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
+from holdfast_master.job.state.checkpoints import Rescue
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies import flush as policy
@@ -52,7 +51,7 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
     if job.worlds.assigned is None:
         return False
     tracker, settings = job.checkpoints.tracker, job.settings
-    stock = _stock(job.state, tracker)
+    stock = _stock(job)
     nodes = job.membership.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in job.membership.candidates}
     most = settings.gather_ranks if _all_gather(job.membership, members or tuple(candidates)) else 0
@@ -94,19 +93,19 @@ def _unheard(job: JobContext) -> bool:
     )
 
 
-def _stock(state: JobState, tracker: CheckpointTracker) -> Stock:
+def _stock(job: JobContext) -> Stock:
+    tracker = job.checkpoints.tracker
     return Stock(
         memory=tracker.memory,
-        committed=state.stored,
+        committed=job.state.stored,
         whole=[pending.version for pending in tracker.pending.values() if pending.whole],
         failed=tracker.failed,
     )
 
 
-def _present(state: JobState, membership: Membership) -> Collection[Holder]:
+def _present(job: JobContext) -> Collection[Holder]:
     """Agents that have not gone; one that is away may be back in a moment."""
-    nodes = membership.nodes.values()
-    released = state.released
+    nodes, released = job.membership.nodes.values(), job.state.released
     return {(one.rank, one.agent_id) for one in nodes if one.rank not in released and not one.over}
 
 
@@ -114,7 +113,7 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
     """Do what is to be done now; False: it is over, or there is nothing to do."""
     tracker, world = job.checkpoints.tracker, job.worlds.assigned
     number = world.round if world is not None else 0
-    verdict = policy.decide(_stock(job.state, tracker), _present(job.state, job.membership))
+    verdict = policy.decide(_stock(job), _present(job))
     version, over = verdict.version, (number, new.ending) in tracker.rescued
     if version is None or over or verdict.step is FlushStep.LOST:
         _end(job)
@@ -171,16 +170,16 @@ def _order(job: JobContext, rescue: Rescue, version: wire.CheckpointVersion) -> 
     rescue.attempt = started[0] if started else f"h{job.identity.epoch}c{number}"
     memory = tracker.memory
     for node in job.membership.present(rank for rank, _ in (memory.holders if memory else ())):
-        send(tracker, job.out, node)
+        send(job, node)
 
 
-def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
+def send(job: JobContext, node: Node) -> None:
     """Send a holder the order, again after it was away."""
-    rescue, memory = tracker.rescue, tracker.memory
+    rescue, memory = job.checkpoints.tracker.rescue, job.checkpoints.tracker.memory
     if rescue is None or rescue.ordered is None or memory is None:
         return
     if (node.rank, node.agent_id) in memory.holders:
-        out.send(node, wire.FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
+        job.out.send(node, wire.FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
 
 
 def _end(job: JobContext) -> None:
@@ -216,10 +215,10 @@ def hurry(job: JobContext) -> None:
         job.touch(Change.FLUSH_GIVEN_UP)
 
 
-def memory_step(membership: Membership, tracker: CheckpointTracker) -> int:
+def memory_step(job: JobContext) -> int:
     """Newest step that is in the memory of every node of its world; 0: none that is known."""
-    memory: Copy | None = tracker.memory
+    memory: Copy | None = job.checkpoints.tracker.memory
     if memory is None:
         return 0
-    there = all(membership.agent(rank, agent) for rank, agent in memory.holders)
+    there = all(job.membership.agent(rank, agent) for rank, agent in memory.holders)
     return memory.version.step if there else 0

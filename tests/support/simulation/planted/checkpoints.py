@@ -52,9 +52,9 @@ def _for_ever(right: Any, context: Any, new: Any, why: str, grace: float) -> Any
 
 
 @BUGS.wrong("rescued early", "one node's part counts as a step", flush, "_stock")
-def _with_parts(right: Any, state: Any, tracker: Any) -> Any:
-    stock = right(state, tracker)
-    there = [one.version for one in tracker.pending.values() if one.ranks]
+def _with_parts(right: Any, context: Any) -> Any:
+    stock, pending = right(context), context.checkpoints.tracker.pending
+    there = [one.version for one in pending.values() if one.ranks]
     return dataclasses.replace(stock, committed=max([stock.committed, *there], key=_order))
 
 
