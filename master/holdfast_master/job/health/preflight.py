@@ -25,6 +25,7 @@ from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
+    MeasuringRound,
     Participant,
     RoundId,
 )
@@ -75,7 +76,7 @@ def holds(job: JobContext) -> str:
     own = job.preflight.open
     if own is None or job.worlds.recovering or job.bounds.fit(len(job.membership.candidates)):
         return ""
-    return _checked(_tested(own), "are checked before they join", "is checked before it joins")
+    return _checked(own)
 
 
 def repeat(job: JobContext, node: Node) -> None:
@@ -153,8 +154,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
         _turn(job, nodes[name], GoodputClass.PREFLIGHT)
-    text = _checked(_tested(own.open), "are checked before they join", "is checked before it joins")
-    job.out.event(EventReason.PREFLIGHT_BEGUN, text + _again(own, own.open))
+    job.out.event(EventReason.PREFLIGHT_BEGUN, _checked(own.open) + _again(own, own.open))
     _send(job, own.open)
 
 
@@ -164,10 +164,9 @@ def _standing(own: Preflight, node: CheckedNode) -> CheckStanding:
 
 def _again(own: Preflight, check: OpenCheck) -> str:
     """The words about nodes that are checked for the second time."""
-    found = {check.nodes[name]: name for name in _tested_names(check)}
-    words = [
-        f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
-    ]
+    tested = [check.nodes[name] for name in _tested_names(check)]
+    again = [node for node in tested if node in own.suspects]
+    words = [f"node {node.rank} again: {own.suspects[node]}" for node in again]
     return "; " + "; ".join(words) if words else ""
 
 
@@ -201,12 +200,10 @@ def _tested_names(own: OpenCheck) -> list[str]:
     return [one.node for one in own.check.participants if one.standing is not CheckStanding.TRUSTED]
 
 
-def _tested(own: OpenCheck) -> list[int]:
-    return [own.nodes[name].rank for name in _tested_names(own)]
-
-
-def _checked(ranks: list[int], more: str, one: str) -> str:
-    return f"{nodes_named(ranks)} {verb(len(ranks), one, more)}"
+def _checked(own: OpenCheck) -> str:
+    ranks = [own.nodes[name].rank for name in _tested_names(own)]
+    check = verb(len(ranks), "is checked before it joins", "are checked before they join")
+    return f"{nodes_named(ranks)} {check}"
 
 
 def _turn(job: JobContext, node: CheckedNode, kind: GoodputClass) -> None:
@@ -288,34 +285,34 @@ def _never_asked(own: OpenCheck) -> list[str]:
 
 def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> None:
     """Tell the partner where to connect to."""
-    own = job.preflight.open
-    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
-    if own is None or not name or not _is_current(own, message.round):
+    part = _part(job, node, message.round)
+    if part is None:
         return
-    current = own.check.current
-    if current is not None and name in current.servers and name not in own.places:
+    own, current, name = part
+    if name in current.servers and name not in own.places:
         own.places[name] = message
         _order(job, own, current.partners[name])
 
 
-def _is_current(own: OpenCheck, given: CheckRound | None) -> bool:
-    current = own.check.current
-    return (
-        current is not None
-        and given is not None
-        and current.id == RoundId(given.check, given.number)
-    )
+def _part(
+    job: JobContext, node: Node, given: CheckRound | None
+) -> tuple[OpenCheck, MeasuringRound, str] | None:
+    """The open check, its round and a node's name in it; None: the node speaks of no such round."""
+    own = job.preflight.open
+    current = own.check.current if own is not None else None
+    if own is None or current is None or given is None:
+        return None
+    name = own.name_of(node.rank, node.agent_id)
+    known = name in current.partners and current.id == RoundId(given.check, given.number)
+    return (own, current, name) if known else None
 
 
 def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
     """Take a report of the open round; the last one ends it."""
-    own = job.preflight.open
-    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
-    if own is None or not name or not _is_current(own, message.round):
+    part = _part(job, node, message.round)
+    if part is None:
         return
-    current = own.check.current
-    if current is None or name not in current.partners:
-        return
+    own, current, name = part
     own.reports[name] = FigureReport(
         round=current.id,
         node=name,

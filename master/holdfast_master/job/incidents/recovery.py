@@ -38,20 +38,17 @@ def note_trains(job: JobContext, world: World) -> None:
     job.timers.set(Timer.EVIDENCE, until, incident.id)
 
 
-def note_seen(job: JobContext, world: World) -> None:
-    """A rank reports steps after all: the incident that the world follows on has its time."""
+def note_stepped(job: JobContext, world: World, at: float, *, guessed: bool) -> None:
+    """A rank reports steps after all, or all have guessed ones since this time.
+
+    It is that of the incident which the world follows on.
+    """
     for incident in job.incidents.open():
         if incident.unseen and incident.to_round == world.round:
-            incident.unseen, incident.stepped_at, incident.guessed = False, job.now, False
-
-
-def note_guessed(job: JobContext, world: World, at: float) -> None:
-    """All ranks had a guessed step at this time: the incident that the world follows on has it."""
-    for incident in job.incidents.open():
-        if incident.unseen and incident.to_round == world.round:
-            incident.unseen, incident.stepped_at, incident.guessed = False, at, True
-            until = job.now + job.settings.evidence_seconds
-            job.timers.set(Timer.EVIDENCE, until, incident.id)
+            incident.unseen, incident.stepped_at, incident.guessed = False, at, guessed
+            if guessed:
+                until = job.now + job.settings.evidence_seconds
+                job.timers.set(Timer.EVIDENCE, until, incident.id)
 
 
 def training_fact(world: World, *, start_seen: bool = False) -> WorldTraining:

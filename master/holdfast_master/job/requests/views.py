@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from holdfast_master.job.checkpoints import interval
@@ -341,12 +342,9 @@ def events_after(state: JobState, sequence: int, limit: int) -> tuple[wire.JobEv
     if not events:
         return ()
     skip = max(0, sequence + 1 - events[0].sequence)
-    last = min(len(events), skip + max(0, limit))
-    # A deque is slow in its middle: go from the nearer end.
-    newest = [events[-back] for back in range(1, len(events) - skip + 1)] if skip else list(events)
-    if skip:
-        newest.reverse()
-    return tuple(newest[: last - skip])
+    # A deque is slow in its middle: its newest events are asked for, so go from that end.
+    newest = list(itertools.islice(reversed(events), max(0, len(events) - skip)))
+    return tuple(newest[::-1][: max(0, limit)])
 
 
 def listed_incidents(job: JobContext) -> tuple[wire.Incident, ...]:

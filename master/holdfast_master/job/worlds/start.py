@@ -75,7 +75,7 @@ def _see(job: JobContext, world: World) -> None:
     start_seen = late <= job.settings.unseen_start_seconds
     if start_seen:
         recovery.recount_start(job, world)
-    recovery.note_seen(job, world)
+    recovery.note_stepped(job, world, job.now, guessed=False)
     recovery.count_redone(job, world)
     job.out.record(recovery.training_fact(world, start_seen=start_seen))
     goodput_marks.write_if_small(job)
@@ -162,5 +162,5 @@ def _note_first_step(job: JobContext, world: World) -> None:
         goodput_marks.write_if_small(job)
         text = f"round {world.round}: steps are guessed from the ranks' collectives, from 0 on"
         job.out.event(EventReason.STEPS_GUESSED, text)
-    recovery.note_guessed(job, world, at)
+    recovery.note_stepped(job, world, at, guessed=True)
     job.touch(Change.STEPS_REPORTED)  # newcomers have waited for it

@@ -15,7 +15,6 @@ from holdfast_master.inputs import Stalled
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import pods
 from holdfast_master.job.requests import job_end, operator_messages
-from holdfast_master.job.state import incident
 from holdfast_master.job.state.operator_view import is_over
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.world import World
@@ -124,7 +123,7 @@ def _failure(right: Any, blamed: Any, action: Any, **more: bool) -> Any:
     return Charge(BudgetKind.FAILURES, found.reason) if taken else found
 
 
-@_BUGS.wrong("survivor blamed", "the first to be heard is the culprit", incident, "culprit")
+@_BUGS.wrong("survivor blamed", "the first to be heard is the culprit", failure, "culprit")
 def _first_heard(_: Any, evidence: Any) -> Any:
     return evidence[0]
 
