@@ -7,7 +7,6 @@ begins another one with the nodes that the journal has no verdict on.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from holdfast_master.job.health import admission, references
@@ -404,9 +403,6 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
 
 
 def _judged_at(job: JobContext, node: Node) -> float:
-    """The time of this agent's verdict; 0: it joined before checks were wanted.
-
-    A journal of a release before has no time: nothing came later than that verdict.
-    """
+    """The time of this agent's verdict; 0: it joined before checks were wanted."""
     judged = job.state.judged_agent(node.rank, node.agent_id)
-    return 0.0 if judged is None else judged.unix_time or math.inf
+    return 0.0 if judged is None else judged.unix_time

@@ -241,9 +241,6 @@ def _event_recorded(state: JobState, fact: wire.EventRecorded) -> None:
         return
     state.event_sequence = fact.event.sequence
     state.events.append(fact.event)
-    # Not `trim`: events are most of a journal's records.
-    while len(state.events) > state.event_limit:
-        state.events.popleft()
 
 
 def _phase_changed(state: JobState, fact: wire.PhaseChanged) -> None:

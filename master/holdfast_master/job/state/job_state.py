@@ -111,6 +111,7 @@ class JobState:
     incidents: dict[str, wire.Incident] = dataclasses.field(default_factory=dict)
     incident_count: int = 0
     events: collections.deque[wire.JobEvent] = dataclasses.field(default_factory=collections.deque)
+    """The newest, as many as `event_limit`."""
     event_sequence: int = 0
     commands: dict[int, wire.CommandIssued] = dataclasses.field(default_factory=dict)
     next_command_id: int = 1
@@ -139,6 +140,9 @@ class JobState:
     nodes_replaced: int = 0
     nodes_disrupted: int = 0
     rescales: int = 0
+
+    def __post_init__(self) -> None:
+        self.events = collections.deque(self.events, maxlen=self.event_limit)
 
     @property
     def named_replicas(self) -> tuple[int, ...]:
@@ -186,5 +190,3 @@ class JobState:
         for kept, limit in bounded:
             while len(kept) > limit:
                 del kept[next(iter(kept))]
-        while len(self.events) > self.event_limit:
-            self.events.popleft()

@@ -102,15 +102,11 @@ class World:
         self._arrange()
 
     def _arrange(self) -> None:
-        self.places, self.size = {}, 0
+        self.places, self.by_replica, self.size = {}, {}, 0
         members = iter(self.fact.members)
         for replica in self.fact.replicas or (self._whole(),):
             self._place(replica, list(itertools.islice(members, replica.nodes)))
         self.highest = max(self.places, default=-1)
-        ranked: dict[int, list[int]] = {}
-        for rank, place in self.places.items():
-            ranked.setdefault(place.replica.number, []).append(rank)
-        self.by_replica = {number: tuple(one) for number, one in ranked.items()}
         ranks, replicas = tuple(self.places), self.replicas
         self.starting = self.savers = ranks
         if replicas:
@@ -131,6 +127,7 @@ class World:
 
     def _place(self, replica: WorldReplica, members: list[WorldMember]) -> None:
         size, base = sum(member.local_world_size for member in members), 0
+        self.by_replica[replica.number] = tuple(member.node_rank for member in members)
         for group_rank, member in enumerate(members):
             self.places[member.node_rank] = WorldMemberState(
                 group_rank=group_rank,
