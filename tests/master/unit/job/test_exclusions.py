@@ -28,8 +28,7 @@ REPORT = HealthPolicy(
 def _slow(job: SteeredJob, node: int, excess: float = 0.05) -> Sampler:
     """Have a node become slow after a usual past, until the master has judged it."""
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {node: excess})
     return sampled
 
@@ -41,6 +40,14 @@ def _with_standby(**changes: Any) -> SteeredJob:
     for rank in range(4):
         job.pods[rank] = dataclasses.replace(job.pods[rank], node=f"gpu-{rank}")
         job.take(OperatorMessage(job.pods[rank]))
+    return job
+
+
+def _replaced() -> SteeredJob:
+    """One whose node 1 was slow, left for the standby, and has a new agent."""
+    job = _with_standby()
+    _slow(job, 1)
+    job.run(25.0)
     return job
 
 
@@ -93,8 +100,7 @@ def test_a_slow_node_stays_where_nobody_gains(least: int, excess: float, because
     """For lack of room, or of a gain: people are told once, and training goes on."""
     job = training(3, min_replicas=least, max_replicas=3, health=ACT)
     sampled = _slow(job, 1, excess)
-    for _ in range(5):
-        sampled.steps(20, {1: excess})
+    sampled.repeat(5, slow={1: excess})
     (text,) = sampled.job.texts(EventReason.STRAGGLER_KEPT)
     assert text.startswith("node 1 stays: ")
     assert because in text
@@ -118,16 +124,13 @@ def test_a_script_without_the_sdk_would_do_its_steps_again(monkeypatch: pytest.M
 def _after(job: SteeredJob, slow: dict[int, float], windows: int = 6) -> Sampler:
     """Let the world that follows do windows of steps, its nodes slow by so much."""
     sampled = Sampler(job)
-    for _ in range(windows):
-        sampled.steps(5, slow)
+    sampled.repeat(windows, 5, slow=slow)
     return sampled
 
 
 def test_slowness_that_goes_with_a_rank_is_no_node_s() -> None:
     """The successor is as slow: strike and exclusion are taken back, nobody else leaves for it."""
-    job = _with_standby()
-    _slow(job, 1)
-    job.run(25.0)
+    job = _replaced()
     assert job.members == [0, 3, 2]
     assert [one.host for one in job.state.strikes if not one.withdrawn] == ["gpu-1"]
     sampled = _after(job, {3: 0.05})
@@ -136,8 +139,7 @@ def test_slowness_that_goes_with_a_rank_is_no_node_s() -> None:
     assert job.status.excluded_nodes == ()
     assert not [one for one in job.state.strikes if not one.withdrawn]
     assert job.refold().straggler_trials == job.state.straggler_trials
-    for _ in range(8):
-        sampled.steps(5)
+    sampled.repeat(8, 5)
     sampled = _after(job, {3: 0.3}, 8)
     assert "was as slow on another node" in sampled.job.texts(EventReason.STRAGGLER_KEPT)[-1]
     assert len(sampled.job.texts(EventReason.STRAGGLER_EXCLUDED)) == 1
@@ -148,9 +150,7 @@ def test_an_operator_that_was_away_hears_that_an_exclusion_is_lifted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has the exclusion from before; it would avoid the host as long as the job lives."""
-    job = _with_standby()
-    _slow(job, 1)
-    job.run(25.0)
+    job = _replaced()
     job.operator.leave()
     assert _after(job, {3: 0.05}).job.texts(EventReason.STRAGGLER_CLEARED)
     said: list[object] = []
@@ -163,9 +163,7 @@ def test_an_operator_that_was_away_hears_that_an_exclusion_is_lifted(
 
 def test_own_work_that_begins_later_is_no_node_s_either() -> None:
     """The script does its steps again, and is as slow from the same step on."""
-    job = _with_standby()
-    _slow(job, 1)
-    job.run(25.0)
+    job = _replaced()
     sampled = _after(job, {}, 10)
     assert not sampled.job.texts(EventReason.STRAGGLER_CLEARED)
     sampled = _after(job, {3: 0.05})
@@ -175,9 +173,7 @@ def test_own_work_that_begins_later_is_no_node_s_either() -> None:
 
 def test_a_node_that_was_slow_stays_excluded() -> None:
     """Its successor is as fast as the others."""
-    job = _with_standby()
-    _slow(job, 1)
-    job.run(25.0)
+    job = _replaced()
     sampled = _after(job, {}, 10)
     assert not sampled.job.texts(EventReason.STRAGGLER_CLEARED)
     assert job.status.excluded_nodes == ("gpu-1",)
@@ -236,9 +232,7 @@ def test_report_only_says_it() -> None:
 def test_no_more_nodes_leave_than_the_cap_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new master counts those that left under the one before; people are told why one stays."""
     monkeypatch.setattr(exclusion, "CAP_NODES", 1)
-    job = _with_standby()
-    _slow(job, 1)
-    job.run(25.0)
+    job = _replaced()
     assert job.members == [0, 3, 2]
     job.restart_master(0.5)
     job.run(20.0)
@@ -255,8 +249,7 @@ def test_a_new_master_goes_on_with_an_exclusion(after: float) -> None:
     job = _with_standby()
     before = job.agents[1].pod_uid
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.05}, wait=0.0)
     job.run(after)
     while not sampled.job.texts(EventReason.STRAGGLER_EXCLUDED):

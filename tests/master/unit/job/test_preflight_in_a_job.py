@@ -275,8 +275,7 @@ def slowed(least: int, mode: wire.HealthMode = wire.HealthMode.REPORT) -> Steere
     job.run_until("TRAINING")
     job.run(1.0)
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.05})
     assert job.texts(EventReason.STRAGGLER_FOUND)
     job.sent.clear()

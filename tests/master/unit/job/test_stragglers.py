@@ -33,14 +33,12 @@ def test_a_node_that_becomes_slow_is_named_and_later_cleared(nodes: int) -> None
     """Within 20 steps at these thresholds; clocks that differ by minutes do not matter."""
     sampled = Sampler(training(nodes, health=_health()))
     sampled.offsets = {1: 200.0, 0: -55.0}
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
     sampled.steps(20, {1: 0.03})
     (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     assert "1" in text
-    for _ in range(6):
-        sampled.steps(20)
+    sampled.repeat(6)
     assert len(sampled.job.texts(EventReason.STRAGGLER_GONE)) == 1
 
 
@@ -48,8 +46,7 @@ def test_a_verdict_counts_steps_as_the_script_does() -> None:
     """A run that went on from a checkpoint is slow since the step that its script names."""
     sampled = Sampler(training(2, health=_health()))
     sampled.before = 5000
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.03})
     (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     step = int(text.partition("since step ")[2].partition(",")[0])
@@ -60,8 +57,7 @@ def test_a_verdict_holds_while_ranks_evaluate_or_save() -> None:
     """Such a window says nothing of anybody: the verdict is neither over nor found again."""
     job = training(2, health=_health())
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.03})
     for section in (Section.EVAL, Section.TRAIN):
         for agent in job.agents.values():
@@ -82,8 +78,7 @@ def test_a_node_that_its_check_found_slow_is_named_from_the_first_step() -> None
         agent = job.agents[rank].agent_id
         state.judged[rank] = wire.NodeJudged(node_rank=rank, agent_id=agent, verdict=verdict)
     sampled = Sampler(job)
-    for _ in range(4):
-        sampled.steps(20, {1: 0.03})
+    sampled.repeat(4, slow={1: 0.03})
     (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     assert text.startswith("node 1 ")
 
@@ -91,8 +86,7 @@ def test_a_node_that_its_check_found_slow_is_named_from_the_first_step() -> None
 def test_a_longer_period_of_the_same_collectives_is_judged_anew() -> None:
     """Parts of a step were taken for steps at first: nothing of them counts any more."""
     sampled = Sampler(training(2, health=_health()))
-    for _ in range(3):
-        sampled.steps(20)
+    sampled.repeat(3)
     group = sampled.job.context.health.groups["0"]
     assert group.record.windows > 0
     group.repeat(1, 4)
@@ -109,8 +103,7 @@ def test_a_large_world_is_judged_in_slices_with_the_same_result(
     """Samples that come between two slices change nothing of the look that is under way."""
     monkeypatch.setattr(stragglers, "AT_ONCE_RANKS", 1)
     sampled = Sampler(training(4, health=_health()))
-    for _ in range(10):
-        sampled.steps(20, wait=0.015)
+    sampled.repeat(10, wait=0.015)
     assert sampled.job.context.health.groups["0"].judgement is not None
     sampled.job.run(3.0)
     assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
@@ -162,8 +155,7 @@ def test_nobody_is_judged_where_the_mode_says_so() -> None:
     """Nor where a spec of an older operator has no health at all."""
     for health in (_health(mode=wire.HealthMode.DISABLED), None):
         sampled = Sampler(training(2, health=health))
-        for _ in range(10):
-            sampled.steps(20)
+        sampled.repeat(10)
         sampled.steps(40, {1: 0.05})
         assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire.messages import CollectiveSamples, GroupCollectives, RankCollectives
@@ -63,6 +64,11 @@ class Sampler:
         self.first += count
         self.at += wall * count
         self.job.run(wait)
+
+    def repeat(self, times: int, count: int = 20, **changes: Any) -> None:
+        """Let all ranks do this many times `count` steps, as `steps` takes them."""
+        for _ in range(times):
+            self.steps(count, **changes)
 
     def only(self, *nodes: int) -> GroupHistory:
         """Let all ranks do 20 steps, of which these nodes alone send samples; the group."""
