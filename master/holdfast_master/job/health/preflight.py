@@ -371,20 +371,9 @@ def look_for_suspects(job: JobContext) -> None:
     own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
     for checked in found:
         node = job.membership.nodes[checked.rank]
-        _stop_ranks(job, node)
+        # Ranks that still live, in a collective without the others, would be measured along.
+        job.stop_ranks(node, f"node {node.rank} is checked before it joins a world again")
         eligibility.refresh(job, node)
-
-
-def _stop_ranks(job: JobContext, node: Node) -> None:
-    """Stop ranks that may still live, in a collective without the others.
-
-    They would be measured along, and the agent would refuse.
-    """
-    assigned = job.worlds.assigned
-    if assigned is not None and assigned.has(node):
-        reason = f"node {node.rank} is checked before it joins a world again"
-        job.out.stop_round(node, assigned.round_of(node.rank), reason)
-        assigned.disturb(node.rank)
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:

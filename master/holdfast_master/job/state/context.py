@@ -11,7 +11,7 @@ from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.job.state.health import OFF, Health, Preflight
 from holdfast_master.job.state.incident import Incidents
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.membership import Membership
+from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger, advance
@@ -123,6 +123,15 @@ class JobContext:
         if reason not in {EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR}:
             return
         self.out.event(EventReason.STOP_REQUESTED, text)
+
+    def stop_ranks(self, node: Node, reason: str, grace: float = 0.0) -> bool:
+        """Have a member of the assigned world end its processes; False: the node is none."""
+        world = self.worlds.assigned
+        if world is None or not world.has(node):
+            return False
+        self.out.stop_round(node, world.round_of(node.rank), reason, grace)
+        world.disturb(node.rank)
+        return True
 
     def turn(self, rank: int, kind: wire.GoodputClass, incident: str = "") -> None:
         """Count the node's time from now on as this goodput class."""

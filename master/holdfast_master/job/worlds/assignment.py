@@ -188,10 +188,6 @@ def _peers(membership: Membership, world: World, index: int) -> tuple[PeerAddres
 def stop_survivors(job: JobContext, reason: str) -> None:
     """Nobody goes on without the others: end what is left of the broken world."""
     assigned = job.worlds.assigned
-    if assigned is None:
-        return
-    for node in job.membership.present(assigned.places):
-        if assigned.has(node):
-            job.out.stop_round(node, assigned.round_of(node.rank), reason)
+    for node in job.membership.present(assigned.places if assigned else ()):
+        if job.stop_ranks(node, reason):
             job.turn(node.rank, GoodputClass.WAITING, job.incidents.current_id)
-            assigned.disturb(node.rank)

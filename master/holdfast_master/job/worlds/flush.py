@@ -151,14 +151,9 @@ def _newest(state: JobState) -> str:
 def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
     """Stop the remaining ranks of the ended world: they would go on to save."""
     world = job.worlds.assigned
-    if world is None:
-        return
-    for node in job.membership.present(world.places):
-        if world.has(node):
-            job.out.stop_round(node, world.round_of(node.rank), why, grace)
-            world.disturb(node.rank)
-            if ending:
-                job.turn(node.rank, wire.GoodputClass.WAITING)
+    for node in job.membership.present(world.places if world else ()):
+        if job.stop_ranks(node, why, grace) and ending:
+            job.turn(node.rank, wire.GoodputClass.WAITING)
 
 
 def _order(job: JobContext, rescue: Rescue, version: wire.CheckpointVersion) -> None:
