@@ -319,10 +319,7 @@ async def serve(config: MasterConfig, storage: Storage) -> ProcessEnd:
         incarnation=config.incarnation,
         version=__version__,
     )
-    if storage.history.records:
-        core = Core.restore(storage.history.records, identity, config.core)
-    else:
-        core = Core(identity, config.core)
+    core = Core(identity, config.core, storage.history.records)
     journal, history, decider = storage.journal, storage.history, storage.decider(core)
     master = Master(config, core, journal, history, decider, storage.evidence)
     master.after_records = lambda: storage.after_batch(core.durable_state, master.note_journal)

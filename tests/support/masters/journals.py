@@ -48,7 +48,7 @@ def troubled_story() -> list[JournalRecord]:
     job.run_until("TRAINING")
     agents[1].crash()
     job.run(30)
-    job.change(replicas=3)
+    job.operator.change(replicas=3)
     job.run(60)
     job.evict(0)
     job.run(90)

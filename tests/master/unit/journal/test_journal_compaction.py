@@ -155,7 +155,7 @@ def test_the_master_goes_on_after_a_base_as_after_the_records(
     )
     job = SteeredJob(job_spec(), seed=1)
     opened = [
-        Core.restore(records, identity, CoreSettings()).open(job.moment())
+        Core(identity, CoreSettings(), records).open(job.moment())
         for records in (story, read(tmp_path).records)
     ]
     assert opened[0] == opened[1]

@@ -62,14 +62,14 @@ def troubled(seed: int, **more: Any) -> RecordedJob:
     kinds: tuple[Callable[[], object], ...] = (
         lambda: job.agents[chance.randrange(3)].crash(-9),
         lambda: job.evict(chance.randrange(3)),
-        lambda: job.change(replicas=chance.randrange(2, 5)),
+        lambda: job.operator.change(replicas=chance.randrange(2, 5)),
         lambda: job.ask(wire.DrainNodeRequest(node_rank=chance.randrange(3), reason="test")),
         lambda: job.ask(wire.RestartWorkerRequest(reason="test")),
         lambda: job.ask(wire.DumpStacksRequest()),
         lambda: job.ask(wire.ScaleRequest(replicas=3)),
         lambda: job.stall_master(2.0),
-        job.operator_leaves,
-        job.operator_returns,
+        job.operator.leave,
+        job.operator.come_back,
     )
     for _ in range(12):
         job.run(chance.uniform(0.5, 12.0))
@@ -100,7 +100,7 @@ def test_a_departure_that_was_announced_is_decided_the_same() -> None:
     job.agents[1].report(spot)
     job.run(15.0)
     job.pods[2] = dataclasses.replace(job.pods[2], notice=dataclasses.replace(spot, source="node"))
-    job.tell_pod(2)
+    job.operator.observe(2)
     job.run(30.0)
     steps = job.again()
     assert differences(steps) == []
