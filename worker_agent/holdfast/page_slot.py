@@ -46,15 +46,6 @@ _MOST: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavingWords:
-    """Save costs of a rank that follows its master's schedule; ns, 0: not measured."""
-
-    step_ns: int
-    tiers: Mapping[Tier, TierSaving]
-    """By tier that the rank saves to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleHeard:
     """The master's newest schedule, as this rank reads it."""
 
@@ -209,13 +200,16 @@ class SlotWriter:
         words[Word.ANSWERED_ID] = self._answered
         return StepAnswer.SAVE_AND_STOP
 
-    def say_saving(self, saving: SavingWords) -> None:
-        """Store the save costs of this rank, and that it follows the master's schedule."""
+    def say_saving(self, step_ns: int, tiers: Mapping[Tier, TierSaving]) -> None:
+        """Store the save costs of this rank, and that it follows the master's schedule.
+
+        step_ns: duration of a step without a save; 0: not measured. tiers: those it saves to.
+        """
         values: list[tuple[int, int]] = [
-            (Word.SAVES, sum(1 << tier for tier in saving.tiers)),
-            (Word.SAVED_STEP_NS, saving.step_ns),
+            (Word.SAVES, sum(1 << tier for tier in tiers)),
+            (Word.SAVED_STEP_NS, step_ns),
         ]
-        for tier, costs in saving.tiers.items():
+        for tier, costs in tiers.items():
             values += (
                 (Word.STOP_NS + tier, costs.stop_ns),
                 (Word.DURABLE_NS + tier, costs.durable_ns),

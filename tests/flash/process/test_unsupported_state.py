@@ -11,10 +11,11 @@ import pytest
 import holdfast
 from checkpoints.small_models import load, same, save, state_of, train
 from holdfast.flash.trainer import arguments
+from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_files, stored
-from holdfast.flash.trainer.restore import RestoreError, Restorer
+from holdfast.flash.trainer.restore import RestoreError, restore
 from holdfast.flash.trainer.state_dict import collect
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
@@ -137,9 +138,9 @@ def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
     parts = arguments.parts(other, None, None, None, {"data": Position()})
     place = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
     found = stored(of_files(str(tmp_path / "step_1")), 1)
-    restorer = Restorer(parts, place, lambda: (collect(parts, 0), found), lambda _: None)
+    state = collect(parts, 0), found
     with pytest.raises(RestoreError, match=r"rank_0\.data: its reshard failed: ZeroDivisionError"):
-        restorer.run(partial=False, threads=1)
+        restore(parts, place, Holders(), lambda: state, lambda _: None, partial=False, threads=1)
     assert same(other.state_dict(), before)
 
 

@@ -17,7 +17,8 @@ def _offer(number: int, step: int, every: SaveEvery = NEW) -> ScheduleOffer:
 
 def _saves(course: Course, step: int) -> Due:
     found = [due(step, every) for every in course.at(step)]
-    return Due(any(one.memory for one in found), any(one.storage for one in found))
+    kinds = [(one.memory, one.storage, one.sure) for one in found]
+    return Due(*map(any, zip(*kinds, strict=True)))
 
 
 def test_a_confirmed_schedule_holds_from_its_step_on() -> None:

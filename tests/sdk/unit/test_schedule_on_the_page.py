@@ -16,10 +16,10 @@ from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.job import Job
 from holdfast.page import Page, PageError, TierSaving
 from holdfast.page_layout import TIER_WORDS, Word
-from holdfast.page_slot import SavingWords, ScheduleHeard, SlotWriter
+from holdfast.page_slot import ScheduleHeard, SlotWriter
 from holdfast_wire.messages import Tier
 
-NOTHING = SavingWords(step_ns=0, tiers={Tier.MEMORY: TierSaving(), Tier.STORAGE: TierSaving()})
+NOTHING = {Tier.MEMORY: TierSaving(), Tier.STORAGE: TierSaving()}
 
 
 def both(memory: int, storage: int) -> dict[Tier, int]:
@@ -31,7 +31,7 @@ def test_an_offer_is_heard_once_and_acked_with_its_step() -> None:
     """Then it is heard again when all ranks know it."""
     with page_of(1) as page:
         writer = SlotWriter(page, 0, 0)
-        writer.say_saving(NOTHING)
+        writer.say_saving(0, NOTHING)
         assert writer.hear_schedule(6) is None
         page.offer_schedule(0, 4, step=20, every=both(3, 30))
         heard = ScheduleHeard(number=4, step=20, every=both(3, 30), confirmed=0, is_new=True)
@@ -80,29 +80,21 @@ def test_what_saving_costs_is_read_by_the_agent() -> None:
     with page_of(1) as page:
         writer = SlotWriter(page, 0, 0)
         assert page.read(0).saving is None
-        writer.say_saving(
-            SavingWords(
-                step_ns=4,
-                tiers={
-                    Tier.MEMORY: TierSaving(stop_ns=5, every=0),
-                    Tier.STORAGE: TierSaving(stop_ns=6, durable_ns=7),
-                },
-            )
-        )
-        saving = page.read(0).saving
-        assert saving is not None
-        assert saving.step_ns == 4
-        assert saving.tiers == {
+        costs = {
             Tier.MEMORY: TierSaving(stop_ns=5, every=0),
             Tier.STORAGE: TierSaving(stop_ns=6, durable_ns=7),
         }
+        writer.say_saving(4, costs)
+        saving = page.read(0).saving
+        assert saving is not None
+        assert (saving.step_ns, saving.tiers) == (4, costs)
 
 
 def test_a_tier_that_a_rank_does_not_save_to_has_no_costs() -> None:
     """Its words are empty, which would say that a save costs nothing."""
     with page_of(1) as page:
         writer = SlotWriter(page, 0, 0)
-        writer.say_saving(SavingWords(step_ns=4, tiers={Tier.STORAGE: TierSaving(stop_ns=6)}))
+        writer.say_saving(4, {Tier.STORAGE: TierSaving(stop_ns=6)})
         saving = page.read(0).saving
         assert saving is not None
         assert saving.tiers == {Tier.STORAGE: TierSaving(stop_ns=6)}
@@ -174,7 +166,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         super().__init__()
         self.page = Page.create(1)
         self.writer = SlotWriter(self.page, 0, 0)
-        self.writer.say_saving(NOTHING)
+        self.writer.say_saving(0, NOTHING)
         self.step_now = 0
         self.number = 0
         self.told: dict[int, tuple[int, int]] = {}

@@ -22,6 +22,11 @@ OWN_BYTES: Final = 64 * 2**10
 """Bytes of a plain buffer that is saved per rank, at most: 16,384 channels of a BatchNorm."""
 
 
+def name_of(path: Path) -> str:
+    """Return the name of what lies under these keys of the nested state."""
+    return ".".join(map(str, path))
+
+
 def constant(value: Any) -> Callable[[], Any]:
     """Return a reader of a value that stays."""
     return lambda: value
@@ -56,7 +61,6 @@ class GlobalBox:
 class TensorLeaf:
     """A tensor, and the place to find it again without a walk."""
 
-    name: str
     path: Path
     holder: Mapping[Any, Any]
     key: Any
@@ -75,6 +79,11 @@ class TensorLeaf:
     """False: another rank stores this box, and this one needs it at a start only."""
     alike: bool = True
     """False: ranks that have the same elements may have them unlike."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Join the keys, once."""
+        object.__setattr__(self, "name", name_of(self.path))
 
 
 def is_own(leaf: TensorLeaf) -> bool:
@@ -90,8 +99,7 @@ def is_own(leaf: TensorLeaf) -> bool:
 
 def of_rank(leaf: TensorLeaf, rank: int) -> TensorLeaf:
     """Return a buffer's leaf under its name for one rank."""
-    path = (OWN_BUFFERS, f"rank_{rank}", *leaf.path)
-    return replace(leaf, name=".".join(map(str, path)), path=path, own=True)
+    return replace(leaf, path=(OWN_BUFFERS, f"rank_{rank}", *leaf.path), own=True)
 
 
 def in_replica(path: Path) -> Path:
@@ -103,11 +111,15 @@ def in_replica(path: Path) -> Path:
 class ValueLeaf:
     """A value that is no tensor; each save reads it anew."""
 
-    name: str
     path: Path
     read: Callable[[], Any]
     own: bool = False
     """True: a value of `per_rank`."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Join the keys, once."""
+        object.__setattr__(self, "name", name_of(self.path))
 
 
 def is_common(leaf: ValueLeaf) -> bool:
@@ -161,10 +173,8 @@ class Leaves:
                 by the first save to storage. False: they may differ, such as the statistics of a
                 normalization, and all ranks get those that are stored.
         """
-        key = len(self.tensors)
-        box = GlobalBox(tuple(shape), tuple(offsets))
-        name = ".".join(map(str, path))
-        leaf = TensorLeaf(name, path, {key: values}, key, values, trained=trained, box=box)
+        key, box = len(self.tensors), GlobalBox(tuple(shape), tuple(offsets))
+        leaf = TensorLeaf(path, {key: values}, key, values, trained=trained, box=box)
         self.tensors.append(replace(leaf, stored=stored, alike=alike))
 
     def add_value(self, path: Path, read: Callable[[], Any]) -> None:
@@ -174,7 +184,7 @@ class Leaves:
             path: Its keys in the nested state, as in `add_box`. Ranks with the name have it equal.
             read: Returns the value of the moment; every save calls it.
         """
-        self.values.append(ValueLeaf(".".join(map(str, path)), path, read))
+        self.values.append(ValueLeaf(path, read))
 
     def watch(self, holder: Mapping[Any, Any], key: Any) -> None:
         """Plan anew once `holder[key]`, a tensor that boxes are views of, is another one."""

@@ -24,9 +24,8 @@ from holdfast.flash.memory.arena import (
     geometry_of,
     mapped,
 )
-from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
-from holdfast.flash.server.protocol import Layout, LinkError, Restore
+from holdfast.flash.server.protocol import LinkError, Restore
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
@@ -34,8 +33,13 @@ from holdfast.flash.trainer.collectives import REFUSED, from_all
 from holdfast.flash.trainer.copier import Changed, Copier, RoomNeeded, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, parts_of_model
-from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.planner import (
+    ImagePlan,
+    Planner,
+    RankPosition,
+    fits,
+    parts_of_model,
+)
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.state_dict import Parts, collect
@@ -419,18 +423,15 @@ class Preparer:
     def _plan(self, client: Client, *, wait: bool) -> bool:
         """Plan anew; return False while the arena for the plan is being made."""
         leaves = collect(self._parts, self._place.rank)
-        room = self._room + (room_for(leaves) if self._place.world > 1 else 0)
-        plan = self._planner.plan(leaves, room)
-        body = encode(plan.table)
-        arena = self.copier.arena if self.copier is not None else None
-        if arena and arena.body == body and arena.geometry.bytes_room >= room:
-            self.copier = Copier(plan, leaves, arena, before=self.copier)
+        plan = self._planner.plan(leaves, self._room)
+        layout = plan.layout()
+        if self.copier is not None and fits(self.copier.arena, layout):
+            self.copier = Copier(plan, leaves, self.copier.arena, before=self.copier)
             return True
         self.copier = None
-        layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         self._coming = coming = _Coming(plan, leaves)
         client.ask_for_arena(layout)
-        geometry = geometry_of(plan.table, len(body), SLOTS, room)
+        geometry = geometry_of(plan.table, len(layout.table.encode()), SLOTS, plan.bytes_room)
         return self._has_come(client, coming, wait=wait or geometry.total <= QUICK_BYTES)
 
     def _has_come(self, client: Client, coming: _Coming, *, wait: bool) -> bool:

@@ -19,6 +19,7 @@ from time import monotonic_ns
 from holdfast.flash.schedule import (
     ALONE,
     Course,
+    Due,
     SaveEvery,
     Schedule,
     ScheduleOffer,
@@ -27,7 +28,7 @@ from holdfast.flash.schedule import (
 )
 from holdfast.job import Job
 from holdfast.page import TierSaving
-from holdfast.page_slot import SavingWords, SlotWriter
+from holdfast.page_slot import SlotWriter
 from holdfast_wire.messages import Tier
 
 _SPANS = 32
@@ -36,17 +37,6 @@ _SAVES = 15
 """Number of saves to memory for a median."""
 _WRITES = 5
 """Number of saves to storage for a median; they are rare."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueSave:
-    """Saves that are due at a step."""
-
-    memory: bool
-    storage: bool
-    sure: bool
-    """Every rank saves the step to storage. False for a step that only an offered or only an old
-    schedule asks for: it is saved for the ranks that follow that one, and must not be awaited."""
 
 
 class SaveSchedule:
@@ -61,7 +51,7 @@ class SaveSchedule:
         self.meter = Meter()
         self._said: SaveCosts | None = None
 
-    def begin(self, job: Job, step: int, *, writing: bool) -> DueSave:
+    def begin(self, job: Job, step: int, *, writing: bool) -> Due:
         """Return the saves due at a completed step, after a look at the shared page."""
         self.meter.stepped(monotonic_ns(), writing=writing)
         if self._follows:
@@ -70,10 +60,10 @@ class SaveSchedule:
             due(step, self._schedule.over(every), self._schedule.first)
             for every in self._course.at(step)
         ]
-        return DueSave(
+        return Due(
             memory=any(one.memory for one in found),
             storage=any(one.storage for one in found),
-            sure=all(one.storage for one in found),
+            sure=all(one.sure for one in found),
         )
 
     def _listen(self, job: Job, step: int) -> None:
@@ -105,7 +95,7 @@ class SaveSchedule:
                 every=self._schedule.own(Tier.STORAGE),
             ),
         }
-        slot.say_saving(SavingWords(step_ns=measured.step_ns, tiers=tiers))
+        slot.say_saving(measured.step_ns, tiers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,33 +219,19 @@ class TorchShards:
                 wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
                 if not {*saved} & {*own}:
                     continue  # another group; else a scheduler that goes on has set its settings
-            for key, value in group.items():
-                name = settings.get((number, key)) if key not in OF_THE_CLASS else None
-                if name in filling.found.tensors and name is not None:
-                    group_value = _new_like(filling.found.tensors[name][0].item, value)
-                    filling.fill(name, locate_tensor(group_value, name, filling.place))
-                    self._settings.append((group, key, group_value))
-                elif name is not None and key != "params":
-                    self._settings.append((group, key, filling.values[name]))
-            self._only_stored(filling, number, group, settings)
+            for (at, key), name in settings.items():
+                if at == number and key not in OF_THE_CLASS and key != "params":
+                    # Also one that the group lacks, such as one that a scheduler has added.
+                    value = self._stored_setting(filling, name, group.get(key))
+                    self._settings.append((group, key, value))
 
-    def _only_stored(
-        self,
-        filling: Filling,
-        number: int,
-        group: dict[str, Any],
-        settings: Mapping[tuple[Any, Any], str],
-    ) -> None:
-        """Take stored settings that this group lacks, such as one that a scheduler has added."""
-        for (at, key), name in settings.items():
-            if at != number or key in group or key in OF_THE_CLASS:
-                continue
-            if name in filling.found.tensors:
-                value = _new_like(filling.found.tensors[name][0].item, None)
-                filling.fill(name, locate_tensor(value, name, filling.place))
-                self._settings.append((group, key, value))
-            elif name in filling.values:
-                self._settings.append((group, key, filling.values[name]))
+    def _stored_setting(self, filling: Filling, name: str, here: Any) -> Any:
+        """Return a stored setting; of a tensor the copies are planned."""
+        if name not in filling.found.tensors:
+            return filling.values[name]
+        value = _new_like(filling.found.tensors[name][0].item, here)
+        filling.fill(name, locate_tensor(value, name, filling.place))
+        return value
 
     def _unshard_nothing(self) -> None:
         """Have FSDP drop its gathered parameters: they would outlive the values they came from."""

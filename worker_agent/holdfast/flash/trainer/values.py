@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections import Counter, OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -185,7 +185,12 @@ def _reason(text: str) -> str:
     return next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
 
 
-class StoredValues(MutableMapping[str, Any]):
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    read: Callable[[], bytes]
+
+
+class StoredValues(UserDict[str, Any]):
     """Values by name, each decoded when it is first asked for.
 
     A rank takes few values of other ranks, and of a thousand ranks there are many. `__getitem__`
@@ -193,53 +198,28 @@ class StoredValues(MutableMapping[str, Any]):
     """
 
     def __init__(self) -> None:
-        self._encoded: dict[str, Callable[[], bytes]] = {}
-        self._decoded: dict[str, Any] = {}
+        super().__init__()
         self._simple: dict[bytes, Any] = {}
         """Bytes → number or text: the settings of parameter groups are mostly alike."""
 
     def add(self, name: str, read: Callable[[], bytes]) -> None:
         """Add a value that is still encoded."""
-        self._encoded[name] = read
+        self.data[name] = _Encoded(read)
 
     def __getitem__(self, name: str) -> Any:
         """Return the value."""
-        if name in self._decoded:
-            return self._decoded[name]
-        body = self._encoded[name]()
-        if body in self._simple:
-            value = self._simple[body]
-        else:
-            value = decode_value(name, body)
-            if isinstance(value, _SIMPLE):
-                self._simple[body] = value
-        self._decoded[name] = value
-        del self._encoded[name]
+        value = self.data[name]
+        if isinstance(value, _Encoded):
+            value = self.data[name] = self._decoded(name, value.read())
         return value
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Put a value in its place."""
-        self._encoded.pop(name, None)
-        self._decoded[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        """Drop a value."""
-        if name not in self:
-            raise KeyError(name)
-        self._encoded.pop(name, None)
-        self._decoded.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        """Return True if there is such a value, and decode nothing."""
-        return name in self._decoded or name in self._encoded
-
-    def __iter__(self) -> Iterator[str]:
-        """Return an iterator of the names."""
-        return iter([*self._decoded, *self._encoded])
-
-    def __len__(self) -> int:
-        """Return the number of values."""
-        return len(self._decoded) + len(self._encoded)
+    def _decoded(self, name: str, body: bytes) -> Any:
+        if body in self._simple:
+            return self._simple[body]
+        value = decode_value(name, body)
+        if isinstance(value, _SIMPLE):
+            self._simple[body] = value
+        return value
 
 
 ALIGN: Final = 64
