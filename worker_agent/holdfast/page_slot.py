@@ -25,6 +25,7 @@ from holdfast.page_layout import (
     Word,
     barrier_check,
     fence,
+    keep_order,
     schedule_check,
 )
 from holdfast.page_sample import Section
@@ -98,12 +99,10 @@ class SlotWriter:
         """Store words inside one write of the sequence lock."""
         words = self._words
         words[_SEQUENCE] = self._sequence + 1
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         for word, value in values:
             words[word] = value
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self._sequence += 2
         words[_SEQUENCE] = self._sequence
 
@@ -184,8 +183,7 @@ class SlotWriter:
         barrier_id: int = words[_BARRIER_ID]
         if barrier_id > self._seen_id:
             step: int = words[Word.BARRIER_STEP]
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             if words[Word.BARRIER_CHECK] != barrier_check(barrier_id, step):
                 return _NOTHING  # half written: the next step sees it whole
             self._seen_id, self._barrier_step = barrier_id, step
@@ -224,15 +222,13 @@ class SlotWriter:
         """
         words = self._words
         number: int = words[Word.SCHEDULE_ID]
-        if NEEDS_FENCE:
-            fence()  # the writer of a newer number has written the confirmed one before
+        keep_order()  # the writer of a newer number has written the confirmed one before
         confirmed: int = words[Word.SCHEDULE_CONFIRMED]
         if (number, confirmed) == self._schedule:
             return None
         step: int = words[Word.SCHEDULE_STEP]
         every = words[Word.SCHEDULE_EVERY : Word.SCHEDULE_EVERY + TIER_WORDS].tolist()
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         if words[Word.SCHEDULE_CHECK] != schedule_check(number, step, every):
             return None  # half written: the next step sees it whole
         is_new = number != self._schedule[0]

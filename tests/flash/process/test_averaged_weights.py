@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdfast
-from checkpoints.small_models import load, same, state_of, train, trained_state
+from checkpoints.small_models import assert_loads, same, state_of, train, trained_state
 from holdfast.flash.trainer.leaves import StateError
 
 pytestmark = pytest.mark.train
@@ -20,8 +22,6 @@ WIDTH = 2500
 
 def _averaged(seed: int) -> tuple[Any, Any, Any]:
     """Return a model, its optimizer, and an average of it that has 50 MB."""
-    import torch
-    from torch import nn
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     torch.manual_seed(seed)
@@ -31,8 +31,6 @@ def _averaged(seed: int) -> tuple[Any, Any, Any]:
 
 
 def _step(model: Any, optimizer: Any, average: Any) -> None:
-    import torch
-
     optimizer.zero_grad()
     model(torch.randn(2, WIDTH)).square().mean().backward()
     optimizer.step()
@@ -102,9 +100,7 @@ def test_storages_that_are_replaced_between_saves_are_saved_as_they_are_then(
             flash.join()
             change(model, optimizer)
             flash.save(step)
-    again = state_of(4)
-    assert load(tmp_path, model=again[0], optimizer=again[1]) == 5
-    assert same([one.state_dict() for one in again], [model.state_dict(), optimizer.state_dict()])
+    assert_loads(tmp_path, 5, (model, optimizer), state_of(4))
 
 
 def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_remedy(
@@ -123,8 +119,6 @@ def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_re
 
 
 def _swap_values(model: Any, average: Any) -> None:
-    import torch
-
     with torch.no_grad():
         for one, other in zip(model.parameters(), average.parameters(), strict=True):
             kept = one.clone()

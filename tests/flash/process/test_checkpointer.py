@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import assert_loads, load, same, save, state_of, train, trained_state
 from holdfast.flash.memory.arena import BYTES_ROOM
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.client import CheckpointError
@@ -37,8 +39,6 @@ def test_any_optimizer_comes_back_with_all_its_state(
     tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
     """Moments, counters and groups are those that were saved; saving changed nothing."""
-    import torch
-
     model, trained = state_of(**optimizer)
     inputs = torch.randn(4, 5)
 
@@ -53,10 +53,7 @@ def test_any_optimizer_comes_back_with_all_its_state(
     with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
         flash.save(1)
         assert same(trained.state_dict(), before)
-    model2, trained2 = state_of(1, **optimizer)
-    assert load(tmp_path, model=model2, optimizer=trained2) == 1
-    assert same(model.state_dict(), model2.state_dict())
-    assert same(trained.state_dict(), trained2.state_dict())
+    assert_loads(tmp_path, 1, (model, trained), state_of(1, **optimizer))
 
 
 def test_a_restore_fills_the_moments_that_are_there(tmp_path: Path) -> None:
@@ -118,9 +115,7 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
 
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
     """Every dtype and shape, values that are no tensors, two names of one tensor: all are there."""
-    import torch
     import torch.distributed.checkpoint as dcp
-    from torch import nn
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -156,7 +151,6 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
 
 def test_plain_dcp_reads_values_that_have_grown_and_shrunk(tmp_path: Path) -> None:
     """Each step has the lengths of its own values, though nothing was planned anew between."""
-    import torch
     import torch.distributed.checkpoint as dcp
 
     model, optimizer = state_of()
@@ -366,8 +360,6 @@ def test_without_a_directory_and_an_agent_nothing_is_done(
 
 def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
     """Of what the whole world has alike; one rank alone does not, unless the node has no other."""
-    import torch
-
     from holdfast.flash.memory.shard_table import lacking
     from holdfast.flash.trainer.planner import Planner, RankPosition, parts_of_model
     from holdfast.flash.trainer.state_dict import Parts, collect

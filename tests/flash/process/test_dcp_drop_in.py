@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from checkpoints.small_models import same, trained_state
 from holdfast.flash import dcp
@@ -32,8 +33,6 @@ def _ended() -> Iterator[None]:
 
 
 def _state(seed: int = 0) -> dict[str, Any]:
-    import torch
-
     model, optimizer = trained_state(seed, kind="AdamW")
     return {
         "model": model.state_dict(),
@@ -64,7 +63,6 @@ def test_its_signature_is_torchs() -> None:
 
 def test_plain_dcp_reads_what_was_saved(tmp_path: Path) -> None:
     """Tensors, Stateful objects, lists and values come back as with torch's own saving."""
-    import torch
     import torch.distributed.checkpoint as torch_dcp
 
     state = _state(3)
@@ -84,8 +82,6 @@ def test_plain_dcp_reads_what_was_saved(tmp_path: Path) -> None:
 
 def test_the_state_may_change_once_the_call_returns(tmp_path: Path) -> None:
     """Each of several saves in flight stores the state at the moment of its call."""
-    import torch
-
     values = torch.zeros(200_000)
     futures = []
     for step in range(1, 6):
@@ -102,7 +98,6 @@ def test_the_state_may_change_once_the_call_returns(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) -> None:
     """Also torch's own; files of a former layout are not left beside the new ones."""
-    import torch
     import torch.distributed.checkpoint as torch_dcp
 
     path = tmp_path / "latest"
@@ -121,8 +116,6 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
 
 def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
     """The checkpoint is durable then, and its future says so."""
-    import torch
-
     dcp.async_save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "one").result(30)
     (tmp_path / "link").symlink_to(tmp_path / "one")
     dcp.async_save({"x": torch.zeros(3)}, checkpoint_id=tmp_path / "link").result(30)
@@ -166,8 +159,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
 
 def test_a_keeper_that_dies_ends_what_is_pending(tmp_path: Path) -> None:
     """The future fails, the next save says why, and after close() there is a new keeper."""
-    import torch
-
     state = {"x": torch.ones(1000)}
     dcp.async_save(state, checkpoint_id=tmp_path / "1").result(60)
     session = next(iter(dcp._SESSIONS.values()))
@@ -187,8 +178,6 @@ def test_a_keeper_that_dies_ends_what_is_pending(tmp_path: Path) -> None:
 
 def test_an_interpreter_that_ends_waits_for_what_it_saved(tmp_path: Path) -> None:
     """Nobody asked the future; the checkpoint is there all the same."""
-    import torch
-
     code = (
         "import sys, torch; from holdfast.flash import dcp;"
         "dcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])"
@@ -270,8 +259,6 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
 
     A tensor that only one rank has, and leaves to another, is refused by name.
     """
-    import torch
-
     said = _ranks(tmp_path, _RANK)
     assert [text.count("over") for text in said] == [1, 1], said
     assert all(f"{step} collectives 0" in text for text in said for step in (2, 3)), said
@@ -318,8 +305,6 @@ os._exit(0)
 
 def test_a_call_that_fails_on_one_rank_mixes_no_two_states(tmp_path: Path) -> None:
     """It is a call of that rank too; the others hear of it at once, and the next one is whole."""
-    import torch
-
     said = _ranks(tmp_path, _FAILING_RANK)
     assert [text.count("failed:") for text in said] == [1, 1], said
     assert "failed: 2 of its own" in said[0]
@@ -335,7 +320,6 @@ def test_a_copy_that_is_broken_off_takes_no_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at each of more calls than there are slots: the next one saves."""
-    import torch
 
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -352,7 +336,6 @@ def test_a_copy_that_is_broken_off_takes_no_slot(
 
 def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """It would wait for the locks of the call that it interrupts, for ever."""
-    import torch
 
     class Interrupted:
         """Its state is asked for in the middle of a call."""
@@ -386,7 +369,6 @@ def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path:
 
 def test_what_was_saved_is_let_go_once_it_is_copied(tmp_path: Path) -> None:
     """Tensors and values made for one save alone are freed when the future is done, as torch's."""
-    import torch
 
     class Counter:
         def __init__(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import holdfast
 from checkpoints.small_models import load, same, save, state_of, trained_state
@@ -24,8 +25,6 @@ pytestmark = [
 
 
 def _filled(model: Any, value: float) -> None:
-    import torch
-
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(value)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdfast
 from checkpoints.small_models import load, same, save
@@ -19,16 +21,11 @@ STEPS = 10
 
 
 def _model() -> Any:
-    import torch
-    from torch import nn
-
     torch.manual_seed(3)
     return nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
 
 
 def _forward(model: Any, used: int = 3) -> Any:
-    import torch
-
     values = torch.randn(8, 4).to(model[0].weight.dtype)
     for layer in list(model)[:used]:
         values = layer(values).tanh()
@@ -50,8 +47,6 @@ class Run:
         return model, self.optimizer_of(model)
 
     def go(self, state: tuple[Any, Any], first: int, last: int) -> None:
-        import torch
-
         model, optimizer = state
         for step in range(first, last + 1):
             torch.manual_seed(step)
@@ -66,14 +61,10 @@ def _values(state: tuple[Any, Any]) -> list[Any]:
 
 
 def _adam(model: Any, **settings: Any) -> Any:
-    import torch
-
     return torch.optim.AdamW(model.parameters(), lr=0.05, **settings)
 
 
 def _empty_group_between(model: Any) -> Any:
-    import torch
-
     groups = [
         {"params": model[0].parameters()},
         {"params": [], "lr": 3.0},
@@ -92,7 +83,6 @@ def _freezes_at_5(step: int, model: Any, _: Any) -> None:
 
 def _momentum(weights: str, moments: str) -> Callable[[Any], Any]:
     """Return what makes an optimizer whose moments have a dtype of their own."""
-    import torch
 
     class Momentum(torch.optim.Optimizer):
         def step(self, closure: Any = None) -> Any:
@@ -149,8 +139,6 @@ def _with_a_late_group(step: int, model: Any, optimizer: Any) -> None:
 
 
 def _first_two(model: Any) -> Any:
-    import torch
-
     return torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()], lr=0.05)
 
 
@@ -181,20 +169,14 @@ def _lr(optimizer: Any) -> list[float]:
 
 
 def _warm_up(optimizer: Any) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=STEPS + 2)
 
 
 def _decay(optimizer: Any) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 
 def _chain(optimizer: Any) -> Any:
-    import torch
-
     from_here = torch.optim.lr_scheduler
     parts = [from_here.LinearLR(optimizer, 0.1, total_iters=4), from_here.StepLR(optimizer, 2)]
     return from_here.SequentialLR(optimizer, parts, milestones=[4])
@@ -206,7 +188,6 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
     tmp_path: Path, scheduler_of: Any, *, as_tensor: bool
 ) -> None:
     """The rates that follow are the unbroken run's, also where the rate is a tensor."""
-    import torch
 
     def begin() -> tuple[Any, Any, Any]:
         model = _model()
@@ -237,8 +218,6 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
 
 
 def _powers(optimizer: Any, last: int = -1) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step, last)
 
 
@@ -275,7 +254,6 @@ def test_a_scheduler_that_is_made_after_the_load_begins_at_the_saved_rate(tmp_pa
 @pytest.mark.parametrize("saved", [False, True], ids=["number", "tensor"])
 def test_a_rate_keeps_the_form_that_the_script_gave_it(tmp_path: Path, *, saved: bool) -> None:
     """A compiled step or a graph holds that tensor, and torch refuses one where it wants none."""
-    import torch
 
     def begin(rate: Any) -> tuple[Any, Any]:
         model = _model()

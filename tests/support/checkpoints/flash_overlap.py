@@ -82,7 +82,7 @@ def _plant(bug: str) -> None:
     if bug == "buffers":
         saving.collect = all_late
     if bug == "hook":
-        saving.Overlap._watch_optimizers = lambda _: None
+        saving.Saver._watch_optimizers = lambda _: None
 
 
 def _model(kind: str) -> Any:

@@ -30,7 +30,7 @@ from holdfast.flash.trainer.leaves import (
     of_rank,
 )
 from holdfast.flash.trainer.replica_sketches import Compared, room_for
-from holdfast.flash.trainer.values import ALIGN, Frame, Frames
+from holdfast.flash.trainer.values import ALIGN, Frame, frame_of
 
 if TYPE_CHECKING:
     import torch
@@ -230,13 +230,12 @@ class _Located:
 
 
 class Planner:
-    """Plans images; keeps the framing of earlier plans."""
+    """Plans images of one rank."""
 
     def __init__(self, place: RankPosition) -> None:
         self._place = place
         self.holders = Holders()
         """Holders of each name, as far as they are known."""
-        self._frames = Frames()
 
     def plan(self, leaves: Leaves, values_room: int = BYTES_ROOM) -> ImagePlan:
         """Return the plan of the image for these leaves; raises `StateError`.
@@ -362,7 +361,7 @@ class Planner:
         values, offsets, sizes = one.local.values, one.local.offsets, tuple(one.local.values.shape)
         if cut.rows is not None:
             offsets, sizes = (offsets[0] + cut.begin, *offsets[1:]), (cut.rows, *sizes[1:])
-        frame = None if cut.tail else self._frames.frame(values.dtype, sizes)
+        frame = None if cut.tail else frame_of(values.dtype, sizes)
         size = prod(sizes) * values.element_size()
         item = TensorItem(
             name=one.leaf.name,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial as bind
+from operator import setitem
 from time import monotonic
 from typing import Any, Final
 
@@ -100,17 +101,8 @@ def _compare_values(filling: Filling, parts: Parts) -> None:
     filling.wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gift:
-    """A value and its owner."""
-
-    name: str
-    owner: Any
-    """A module with an extra state, an object with `load_state_dict`, or plain data."""
-    state: Any
-    holder: Any = None
-    """Container of plain data; None: the owner is a module."""
-    key: str = ""
+_Gift = tuple[str, Any, Callable[[], Any]]
+"""Name of a value, its owner, and the call that gives it to the owner."""
 
 
 def _gifts(filling: Filling, parts: Parts) -> Iterator[_Gift]:
@@ -118,15 +110,23 @@ def _gifts(filling: Filling, parts: Parts) -> Iterator[_Gift]:
     values = filling.values
     for key, value in parts.extra.items():
         if (name := f"extra.{key}") in values:
-            yield _Gift(name, value, values[name], parts.extra, key)
+            yield name, value, _giving(parts.extra, key, values[name])
     for leaf in filling.leaves.values:
         module = getattr(leaf.read, "__self__", None)
         if leaf.path[0] == "model" and leaf.name in values and module is not None:
-            yield _Gift(leaf.name, module, values[leaf.name])
+            yield leaf.name, module, bind(module.set_extra_state, values[leaf.name])
     for key, value in parts.per_rank.items():
         name = f"rank_{filling.place.rank}.{key}"
         if (state := _of_rank(filling, name, key, value)) is not None:
-            yield _Gift(name, value, state[0], parts.per_rank, key)
+            yield name, value, _giving(parts.per_rank, key, state[0])
+
+
+def _giving(holder: Any, key: str, state: Any) -> Callable[[], Any]:
+    """Return the call that loads the state of an owner, or puts plain data in its place."""
+    owner = holder[key]
+    if isinstance(owner, Stateful):
+        return bind(owner.load_state_dict, state)
+    return bind(setitem, holder, key, state)
 
 
 def _of_rank(filling: Filling, name: str, key: str, owner: Any) -> tuple[Any] | None:
@@ -162,21 +162,16 @@ def _give(gifts: Iterable[_Gift]) -> None:
     owners' previous states are not kept for a rollback: one may be as large as a model.
     """
     given: list[str] = []
-    for gift in tuple(gifts):  # all are found before the first is given
+    for name, owner, give in tuple(gifts):  # all are found before the first is given
         try:
-            if gift.holder is None:
-                gift.owner.set_extra_state(gift.state)
-            elif isinstance(gift.owner, Stateful):
-                gift.owner.load_state_dict(gift.state)
-            else:
-                gift.holder[gift.key] = gift.state
+            give()
         except Exception as error:  # any error of the owner's own code
             before = f"; {', '.join(given)} are restored already" if given else ""
             raise RestoreError(
-                f"{gift.name}: {type(gift.owner).__name__} refused what was saved of it: "
+                f"{name}: {type(owner).__name__} refused what was saved of it: "
                 f"{error!r}; no tensor was changed{before}"
             ) from error
-        given.append(gift.name)
+        given.append(name)
 
 
 def idle_cores(place: RankPosition) -> int:

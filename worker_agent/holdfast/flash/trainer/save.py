@@ -87,6 +87,34 @@ class _Begun:
     """`Saver.newest` before this save."""
 
 
+class CopyThread:
+    """A copy on a thread of its own, during forward and backward."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        """Start the thread."""
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="holdfast-copy")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by `join`
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """True when `join` need not wait."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end of the copy; raises its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
 class Saver:
     """Saves of one rank."""
 
@@ -95,7 +123,9 @@ class Saver:
     ) -> None:
         self._preparer, self._schedule = preparer, schedule
         self._threads, self._overlap = threads, overlap
-        self._beside = Overlap(schedule.meter.waited)
+        self._copying: CopyThread | None = None
+        """The overlapped copy; joined before the next step of any optimizer."""
+        self._hook: Any = None
         self.newest: tuple[int, bool] = (0, False)
         """Step that was saved last; True if it was for storage."""
         self.skipped = 0
@@ -152,7 +182,8 @@ class Saver:
             copier.start(slot)
             copier.copy(slot, trained=False, threads=self._threads)
         if self._overlap:
-            self._beside.begin(finish)
+            self._watch_optimizers()
+            self._copying = CopyThread(finish)
         else:
             finish()
 
@@ -184,67 +215,17 @@ class Saver:
 
     def join(self) -> None:
         """Wait for an overlapped copy, if one runs; raises its error."""
-        self._beside.join()
-
-    def close(self) -> None:
-        """Stop watching the optimizers."""
-        self._beside.close()
-
-
-class CopyThread:
-    """A copy on a thread of its own, during forward and backward."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        """Start the thread."""
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="holdfast-copy")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001 - raised again by `join`
-            self._error = error
-
-    @property
-    def is_done(self) -> bool:
-        """True when `join` need not wait."""
-        return not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the end of the copy; raises its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
-class Overlap:
-    """At most one copy at a time, joined before the next step of any optimizer."""
-
-    def __init__(self, waited: Callable[[int], None]) -> None:
-        self._waited = waited
-        self._copying: CopyThread | None = None
-        self._hook: Any = None
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Begin a copy; the one before was joined."""
-        self._watch_optimizers()
-        self._copying = CopyThread(work)
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            began = monotonic_ns()
+            copying.join()
+            self._schedule.meter.waited(monotonic_ns() - began)
 
     def _watch_optimizers(self) -> None:
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
-
-    def join(self) -> None:
-        """Wait for the copy, if one runs; raises its error."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            began = monotonic_ns()
-            copying.join()
-            self._waited(monotonic_ns() - began)
 
     def close(self) -> None:
         """Stop watching the optimizers."""

@@ -105,6 +105,11 @@ def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
     return read
 
 
+def path_of(first: str, prefix: str) -> tuple[str, ...]:
+    """Return the first keys of a module or an optimizer."""
+    return (first, prefix) if prefix else (first,)
+
+
 def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> None:
     """Add all leaves of modules and optimizers; raises `StateError`."""
     trained = {
@@ -114,9 +119,9 @@ def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> Non
         for parameter in group["params"]
     }
     for prefix, model in models.items():
-        _model(leaves, ("model", prefix) if prefix else ("model",), model, trained)
+        _model(leaves, path_of("model", prefix), model, trained)
     for prefix, optimizer in optimizers.items():
-        path = ("optimizer", prefix) if prefix else ("optimizer",)
+        path = path_of("optimizer", prefix)
         leaves.optimizers[name_of(path)] = classes_of(optimizer)
         _optimizer(leaves, path, optimizer, parameter_names(models, prefix))
 

@@ -8,11 +8,13 @@ layout, and later saves replace the values in between.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
 from collections import Counter, OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import StateError
@@ -32,22 +34,28 @@ _MOST_COMPARED: Final = 2**16
 torch.save takes a hundred. States of random generators are such; most stand still."""
 
 
-def frozen(value: Any) -> Any:
-    """Return a copy to compare the next value with; a new object if none can be made."""
+def form_of(value: Any) -> Any:
+    """Return what is equal for two values only if they encode alike: 1, 1.0 and True do not.
+
+    A new object, equal to nothing, for a value of which that is not known.
+    """
     try:
-        return _frozen(value)
+        return _form_of(value)
     except RecursionError:  # it contains itself, or is very deep
         return object()
 
 
-def _frozen(value: Any) -> Any:
+def _form_of(value: Any) -> Any:
+    kind = type(value)
     if isinstance(value, _SIMPLE):
-        return value
-    if type(value) is dict:
-        return {key: _frozen(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_frozen(item) for item in value)
-    return value.clone() if _is_comparable(value) else object()
+        return kind, repr(value)  # -0.0 == 0.0, and NaN != NaN
+    if kind is dict:
+        return kind, [(_form_of(key), _form_of(item)) for key, item in value.items()]
+    if kind in (list, tuple):
+        return kind, [_form_of(item) for item in value]
+    if _is_comparable(value):
+        return value.dtype, value.shape, ctypes.string_at(value.data_ptr(), value.nbytes)
+    return object()
 
 
 def _is_comparable(value: Any) -> bool:
@@ -62,23 +70,6 @@ def _is_comparable(value: Any) -> bool:
         and value.is_contiguous()
         and value.nbytes <= _MOST_COMPARED
     )
-
-
-def same(old: Any, new: Any) -> bool:
-    """Return True if two values encode alike: 1, 1.0 and True do not."""
-    if type(old) is not type(new):
-        return False
-    if type(old) is dict:
-        pairs = zip(old.items(), new.items(), strict=True)  # keys too: 1 == True
-        return len(old) == len(new) and all(
-            same(one, other) and same(old_value, new_value)
-            for (one, old_value), (other, new_value) in pairs
-        )
-    if type(old) in (list, tuple):
-        return len(old) == len(new) and all(map(same, old, new))
-    if _is_comparable(new):  # what is old was cloned because it is
-        return old.dtype is new.dtype and bool(old.equal(new))
-    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
 
 
 def kinds_of(value: Any) -> set[type | str]:
@@ -274,21 +265,9 @@ class _Recorder(io.RawIOBase):
         return view.nbytes
 
 
-class Frames:
-    """Frames by dtype and sizes, each made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, tuple[int, ...]], Frame] = {}
-
-    def frame(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
-        """Return the frame of a contiguous tensor; raises `FrameError`."""
-        known = self._known.get((dtype, sizes))
-        if known is None:
-            known = self._known[dtype, sizes] = _frame(dtype, sizes)
-        return known
-
-
-def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+@lru_cache(2**16)
+def frame_of(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+    """Return the frame of a contiguous tensor; raises `FrameError`."""
     import torch
 
     # Its memory is never touched, so it costs no page, however large it is.
