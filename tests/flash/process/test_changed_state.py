@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from checkpoints.small_models import assert_loads, load, state_of, train, trained_state
+from checkpoints.small_models import assert_loads, load, opened, state_of, train, trained_state
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.leaves import StateError
 
@@ -21,7 +21,7 @@ def test_state_that_appears_or_moves_is_planned_again(tmp_path: Path) -> None:
     """Optimizer state of the first step, a replaced parameter, a longer value: all are saved."""
     model, optimizer = state_of()
     extra: dict[str, Any] = {"notes": []}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
+    with opened(tmp_path, (model, optimizer), extra=extra) as flash:
         flash.save(1)
         assert optimizer.state == {}
         train(model, optimizer)
@@ -40,7 +40,7 @@ def test_an_optimizer_that_is_rolled_back_is_saved_as_it_is_now(tmp_path: Path) 
     """`load_state_dict` puts new containers in place of those that were planned for."""
     model, optimizer = trained_state()
     before = copy.deepcopy(optimizer.state_dict())
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         for _ in range(3):
             train(model, optimizer)
         flash.save(1)

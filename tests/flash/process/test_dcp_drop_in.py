@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_dcp
 
 from checkpoints.small_models import same, trained_state
 from holdfast.flash import dcp
@@ -45,16 +46,12 @@ def _state(seed: int = 0) -> dict[str, Any]:
 
 
 def _read(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    import torch.distributed.checkpoint as torch_dcp
-
     torch_dcp.load(state, checkpoint_id=path, no_dist=True)
     return state
 
 
 def test_its_signature_is_torchs() -> None:
     """Every argument of the installed torch's function is there, under the same rules."""
-    import torch.distributed.checkpoint as torch_dcp
-
     theirs = inspect.signature(torch_dcp.async_save).parameters
     ours = inspect.signature(dcp.async_save).parameters
     assert list(ours) == list(theirs)
@@ -63,8 +60,6 @@ def test_its_signature_is_torchs() -> None:
 
 def test_plain_dcp_reads_what_was_saved(tmp_path: Path) -> None:
     """Tensors, Stateful objects, lists and values come back as with torch's own saving."""
-    import torch.distributed.checkpoint as torch_dcp
-
     state = _state(3)
     assert dcp.async_save(state, checkpoint_id=tmp_path / "ours").result(60) is None
     torch_dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
@@ -98,8 +93,6 @@ def test_the_state_may_change_once_the_call_returns(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) -> None:
     """Also torch's own; files of a former layout are not left beside the new ones."""
-    import torch.distributed.checkpoint as torch_dcp
-
     path = tmp_path / "latest"
     path.mkdir()
     torch_dcp.save({"old": torch.ones(3)}, checkpoint_id=path, no_dist=True)
@@ -341,7 +334,6 @@ def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path:
         """Its state is asked for in the middle of a call."""
 
         def state_dict(self) -> dict[str, int]:
-            """Be interrupted."""
             signal.raise_signal(signal.SIGUSR1)
             return {"one": 1}
 

@@ -16,9 +16,19 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 import holdfast
-from checkpoints.small_models import assert_loads, load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    assert_loads,
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+)
 from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer import copier, reshard
 from holdfast.flash.trainer.cuda_copies import Gpus, upload
@@ -121,7 +131,7 @@ def _save(flash: Any, cuda: Recorder, step: int) -> None:
 def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -> None:
     """Register once; each save copies on a side stream behind what computes, then waits."""
     model, optimizer = trained_state()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         _save(flash, cuda, 1)
         first = list(cuda.calls)
         flash.save(2)
@@ -164,7 +174,7 @@ def test_an_overlapped_copy_is_joined_on_its_event(tmp_path: Path, cuda: Recorde
 def test_memory_is_unregistered_before_it_goes(tmp_path: Path, cuda: Recorder) -> None:
     """CUDA must not keep pages pinned that nobody has any more."""
     model, optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         _save(flash, cuda, 1)
     cuda.slots = ()
     del flash
@@ -176,7 +186,7 @@ def test_memory_that_cannot_be_registered_is_a_warning(tmp_path: Path, cuda: Rec
     """The copy is right all the same, and nothing is unregistered that never was."""
     cuda._error = 2
     model, optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         with pytest.warns(RuntimeWarning, match="cudaHostRegister .* error 2.*ulimit -l"):
             flash.prepare()
         flash.save(1)
@@ -235,8 +245,6 @@ def _gpu() -> str:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_state_on_a_gpu_comes_back(tmp_path: Path, gpu: str, *, overlap: bool) -> None:
     """Saves of a model that trains on at once, each read by plain DCP."""
-    import torch.distributed.checkpoint as dcp
-
     model = torch.nn.Linear(2048, 2048, device=gpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     inputs, wanted = torch.randn(64, 2048, device=gpu), {}
@@ -262,8 +270,6 @@ def test_a_state_on_a_gpu_comes_back(tmp_path: Path, gpu: str, *, overlap: bool)
 
 def test_what_is_enqueued_after_a_save_is_not_in_it(tmp_path: Path, gpu: str) -> None:
     """The GPU is far behind: the save holds what was asked of it before, and nothing later."""
-    import torch.distributed.checkpoint as dcp
-
     model, values = torch.nn.Module(), torch.zeros(2**24, device=gpu)
     model.register_buffer("values", values)
     busy = torch.randn(4096, 4096, device=gpu)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, trained_state
+from checkpoints.small_models import load, opened, same, save, state_of, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer.client import CheckpointError
@@ -50,8 +50,7 @@ def test_a_save_that_is_broken_off_is_made_again(
             raise KeyboardInterrupt
         copy(copier, slot, trained=trained, threads=threads)
 
-    flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=overlap)
-    with flash:
+    with opened(tmp_path, (model, optimizer), overlap=overlap) as flash:
         flash.save(1)
         for _ in range(5):  # more often than there are slots
             monkeypatch.setattr(Copier, "copy", broken)
@@ -81,9 +80,7 @@ def test_a_step_counts_as_whole_only_with_its_last_byte(
         seen.append((trained, slot.state))
 
     monkeypatch.setattr(Copier, "copy", watched)
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, overlap=overlap
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), overlap=overlap) as flash:
         flash.save(1)
         flash.join()
     assert seen == [(False, SlotState.WRITING), (True, SlotState.WRITING)]

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import holdfast
-from checkpoints.small_models import load, same, save
+from checkpoints.small_models import load, opened, same, save
 from holdfast.flash.trainer.restore import RestoreError
 
 pytestmark = pytest.mark.train
@@ -116,16 +115,14 @@ RUNS = {
 def test_a_resumed_run_goes_on_as_the_unbroken_one(tmp_path: Path, run: Run, at: int) -> None:
     """Saved at every step and loaded from the one in the middle: all values are equal, exactly."""
     unbroken = run.begin()
-    with holdfast.Checkpointer(
-        tmp_path, model=unbroken[0], optimizer=unbroken[1], keep_last=STEPS
-    ) as flash:
+    with opened(tmp_path, unbroken, keep_last=STEPS) as flash:
         for step in range(1, at + 1):
             run.go(unbroken, step, step)
             flash.save(step)
         flash.wait()
         there = copy.deepcopy(_values(unbroken))
         resumed = run.begin()
-        with holdfast.Checkpointer(tmp_path, model=resumed[0], optimizer=resumed[1]) as again:
+        with opened(tmp_path, resumed) as again:
             assert again.load() == at
         assert same(_values(resumed), there)
         run.go(unbroken, at + 1, STEPS)
@@ -146,7 +143,7 @@ def test_a_group_that_is_added_late_is_there_before_the_load(tmp_path: Path) -> 
     """A script that resumes adds it first; one that does not is told so, and nothing changes."""
     run = Run(_first_two, change=_with_a_late_group)
     unbroken = run.begin()
-    with holdfast.Checkpointer(tmp_path, model=unbroken[0], optimizer=unbroken[1]) as flash:
+    with opened(tmp_path, unbroken) as flash:
         for step in range(1, 8):
             run.go(unbroken, step, step)
             flash.save(step)
@@ -198,9 +195,7 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
     run = Run(_adam)
     unbroken, resumed = begin(), begin()
     model, optimizer, scheduler = unbroken
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, extra={"scheduler": scheduler}
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), extra={"scheduler": scheduler}) as flash:
         for step in range(1, 6):
             run.go((model, optimizer), step, step)
             scheduler.step()
@@ -226,17 +221,13 @@ def test_a_scheduler_that_is_made_after_the_load_begins_at_the_saved_rate(tmp_pa
     run = Run(_adam)
     unbroken, resumed = run.begin(), run.begin()
     scheduler = _powers(unbroken[1])
-    with holdfast.Checkpointer(
-        tmp_path, model=unbroken[0], optimizer=unbroken[1], extra={"scheduler": scheduler}
-    ) as flash:
+    with opened(tmp_path, unbroken, extra={"scheduler": scheduler}) as flash:
         for step in range(1, 6):
             run.go(unbroken, step, step)
             scheduler.step()
             flash.save(step)
     extra: dict[str, Any] = {"scheduler": None}
-    with holdfast.Checkpointer(
-        tmp_path, model=resumed[0], optimizer=resumed[1], extra=extra
-    ) as flash:
+    with opened(tmp_path, resumed, extra=extra) as flash:
         assert flash.load() == 5
         saved = extra["scheduler"]
         extra["scheduler"] = late = _powers(resumed[1], 5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn, optim
 
 from checkpoints.small_models import (
     assert_loads,
@@ -145,7 +146,6 @@ def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_p
 
 def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_path: Path) -> None:
     """Also where a library wraps it; another one in the same wrapper is refused."""
-    from torch import optim
 
     class Logged(optim.Adam):
         """One of the user's."""
@@ -154,7 +154,6 @@ def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_pat
         """As accelerate has it: all that is asked of it is the inner one's."""
 
         def __init__(self, optimizer: optim.Optimizer) -> None:
-            """Take the inner one."""
             self.optimizer = optimizer
             self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
@@ -169,7 +168,6 @@ def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_pat
 
 def test_each_of_several_optimizers_is_told_by_its_own_name(tmp_path: Path) -> None:
     """The second one alone is another: the first is not named."""
-    from torch import nn, optim
 
     def made(second: Any) -> tuple[list[Any], list[Any]]:
         models = [nn.Linear(2, 2), nn.Linear(2, 2)]

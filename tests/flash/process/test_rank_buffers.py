@@ -112,7 +112,6 @@ class Ran:
     """The output of all worlds' ranks and the path of their step."""
 
     def __init__(self, folder: Path) -> None:
-        """Run them all."""
         self.step = folder / "ck" / "step_1"
         worlds = dict(self._worlds(folder))
         with Keeping(folder) as arenas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ import torch
 from torch import nn
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state, unchanged
+from checkpoints.small_models import (
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+    unchanged,
+)
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import StateError
@@ -98,7 +108,7 @@ def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
 ) -> None:
     """Path, format and remedy are told; neither a fresh start nor an older step is one."""
     model, optimizer = trained_state()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         for step in (1, 2):
             flash.save(step)
     for step in newer:
@@ -134,29 +144,45 @@ class _Odd:
     """What nobody has told torch to trust; frameworks do so for classes of the standard library."""
 
 
-def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
-    """An object of a user's class in `extra` is told at the save, not at the load."""
+class _Wrapped(torch.Tensor):
+    """Its bytes may not be all of it."""
+
+
+def _with_a_buffer(value: torch.Tensor) -> Any:
     model, _ = state_of()
-    with pytest.raises(StateError, match=r"extra\.odd is no plain data"):
-        save(tmp_path, model=model, extra={"odd": _Odd()})
+    model.register_buffer("odd", value)
+    return model
 
 
-def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
-    """A tensor of an unknown subclass is refused. Its bytes may not be all of it."""
-
-    class Wrapped(torch.Tensor):
-        pass
-
-    model, _ = state_of()
-    model.register_buffer("odd", torch.ones(3).as_subclass(Wrapped))
-    with pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"):
-        save(tmp_path, model=model)
+def _with_calls() -> dict[str, Any]:
+    """Return a state whose optimizer keeps a counter beside the parameters."""
+    model, optimizer = trained_state()
+    optimizer.state["calls"] = {"n": 1}
+    return {"model": model, "optimizer": optimizer}
 
 
-def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Its parameters have no names."""
-    with pytest.raises(StateError, match="in no given model"):
-        save(tmp_path, model=state_of()[0], optimizer=state_of()[1])
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            lambda: {"model": state_of()[0], "extra": {"odd": _Odd()}},
+            r"extra\.odd is no plain data",
+        ),
+        (
+            lambda: {"model": _with_a_buffer(torch.ones(3).as_subclass(_Wrapped))},
+            r"model\.odd: a .*Wrapped",
+        ),
+        (lambda: {"model": state_of()[0], "optimizer": state_of()[1]}, "in no given model"),
+        (_with_calls, r"has an entry for a str that is no parameter"),
+    ],
+    ids=["needs trust", "unknown tensor", "another model's optimizer", "optimizer's own state"],
+)
+def test_what_could_not_be_loaded_is_refused_at_the_save(
+    tmp_path: Path, state: Callable[[], dict[str, Any]], text: str
+) -> None:
+    """By its name, and not at the load: nothing would bring it back."""
+    with pytest.raises(StateError, match=text):
+        save(tmp_path, **state())
 
 
 def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -201,11 +227,9 @@ class _Picky:
     """A scheduler of another version."""
 
     def state_dict(self) -> dict[str, int]:
-        """One number."""
         return {"epoch": 3}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Refuse."""
         raise KeyError("milestones")
 
 
@@ -293,11 +317,3 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ck").write_text("")
     with pytest.raises(NotADirectoryError, match=r"path=.*ck' is a file: give a directory"):
         holdfast.Checkpointer(tmp_path / "ck")
-
-
-def test_an_optimizer_state_of_its_own_is_refused_by_its_kind(tmp_path: Path) -> None:
-    """Some optimizers keep counters beside the parameters: nothing would bring them back."""
-    model, optimizer = trained_state()
-    optimizer.state["calls"] = {"n": 1}
-    with pytest.raises(StateError, match=r"has an entry for a str that is no parameter"):
-        save(tmp_path, model=model, optimizer=optimizer)

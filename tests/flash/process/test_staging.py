@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from checkpoints.led_nodes import running
-from checkpoints.small_models import same, state_of, train
+from checkpoints.small_models import opened, same, state_of, train
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
 from holdfast.flash.server.local_commit import local_service
@@ -31,13 +31,11 @@ class SlowKeeper(ArenaStore):
     """Makes no arena before it is let."""
 
     def __init__(self) -> None:
-        """Begin stuck."""
         super().__init__()
         self.begun, self.let = threading.Event(), threading.Event()
         self.refusal = ""
 
     def make(self, wanted: Wanted) -> RankArena:
-        """Wait to be let."""
         self.begun.set()
         assert self.let.wait(WAIT_SECONDS)
         if self.refusal:
@@ -60,7 +58,7 @@ def arenas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeep
 def _flash(
     state: tuple[Any, Any], schedule: holdfast.Schedule = EVERY_STEP
 ) -> holdfast.Checkpointer:
-    return holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=schedule)
+    return opened(None, state, schedule=schedule)
 
 
 def _trained(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int) -> None:

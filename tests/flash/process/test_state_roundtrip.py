@@ -15,6 +15,7 @@ import holdfast
 from checkpoints.small_models import (
     assert_loads,
     load,
+    opened,
     same,
     save,
     state_of,
@@ -200,10 +201,10 @@ def test_a_load_in_a_mode_leaves_a_state_that_trains(tmp_path: Path, where: str)
     def mode() -> Any:
         return torch.inference_mode() if where == "inference" else torch.device("meta")
 
-    with mode(), holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with mode(), opened(tmp_path, (model, optimizer)) as flash:
         flash.save(1)
     other, its = state_of(1)
-    with mode(), holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+    with mode(), opened(tmp_path, (other, its)) as flash:
         assert flash.load() == 1
     assert same(
         [other.state_dict(), its.state_dict()], [model.state_dict(), optimizer.state_dict()]
@@ -229,7 +230,7 @@ def test_an_extra_that_comes_later_or_is_replaced_is_saved(tmp_path: Path) -> No
     model, optimizer = state_of()
     steps = torch.optim.lr_scheduler.StepLR
     extra: dict[str, Any] = {"scheduler": steps(optimizer, 2)}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
+    with opened(tmp_path, (model, optimizer), extra=extra) as flash:
         flash.save(1)
         extra |= {"scheduler": steps(optimizer, 5), "best": 0.25}
         flash.save(2)
@@ -338,7 +339,7 @@ def test_a_save_before_the_first_step_changes_no_step_after_it(tmp_path: Path, k
 
     def trained(path: Path | None) -> list[Any]:
         model, optimizer = state_of(kind=kind)
-        with holdfast.Checkpointer(path, model=model, optimizer=optimizer) as flash:
+        with opened(path, (model, optimizer)) as flash:
             flash.save(1)
             torch.manual_seed(3)
             train(model, optimizer, 3)
@@ -360,7 +361,7 @@ def test_an_optimizer_that_hides_its_state_is_refused(tmp_path: Path) -> None:
             model, _ = state_of()
             optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.1)
             train(model, optimizer)
-            with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+            with opened(tmp_path, (model, optimizer)) as flash:
                 text = r"optimizer: ZeroRedundancyOptimizer\.state_dict\(\) raised"
                 with pytest.raises(StateError, match=text):
                     flash.save(1)

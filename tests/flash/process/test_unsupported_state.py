@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import holdfast
 from checkpoints.small_models import load, same, save, state_of, train, unchanged
@@ -26,9 +28,6 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
 @pytest.fixture
 def sharded(tmp_path: Path) -> Iterator[Any]:
     """A model whose parameters are DTensors."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import fully_shard
-
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     model = nn.Linear(4, 3)
     fully_shard(model)
@@ -111,14 +110,12 @@ class Position:
     """Each rank's place in the data, which another world cannot take over."""
 
     def state_dict(self) -> Any:
-        """Return it."""
         return {"at": 3}
 
     def load_state_dict(self, state: Any) -> None:
         """Take it back."""
 
     def reshard(self, states: list[Any], rank: int, world: int) -> Any:
-        """Fail."""
         raise ZeroDivisionError(f"{len(states)} states for rank {rank} of {world}")
 
 

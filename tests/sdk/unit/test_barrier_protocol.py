@@ -177,7 +177,6 @@ class BarrierMachine(RuleBasedStateMachine):
         assert len({barrier_id for barrier_id, _ in self.answers}) == len(self.answers)
 
     def teardown(self) -> None:
-        """Give the descriptor back."""
         os.close(self.page.fd)
 
 

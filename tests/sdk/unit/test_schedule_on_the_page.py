@@ -198,7 +198,6 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert (saving.seen_id, saving.seen_step) == self.seen
 
     def teardown(self) -> None:
-        """Give the descriptor back."""
         os.close(self.page.fd)
 
 

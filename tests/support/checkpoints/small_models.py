@@ -30,6 +30,11 @@ def train(model: Any, optimizer: Any, steps: int = 1) -> None:
         optimizer.step()
 
 
+def opened(folder: Path | str | None, state: Any, **given: Any) -> holdfast.Checkpointer:
+    """Return a `Checkpointer` of a (model, optimizer)."""
+    return holdfast.Checkpointer(folder, model=state[0], optimizer=state[1], **given)
+
+
 def save(folder: Path | str | None, step: int = 1, **given: Any) -> None:
     """Save a step with a `Checkpointer` of its own, made with these arguments."""
     with holdfast.Checkpointer(folder, **given) as flash:

@@ -68,7 +68,6 @@ class Schedule:
     """First step that may be saved; 1 is the first completed one. Default 1."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a number or a tier that is not valid."""
         if not isinstance(self.every, Mapping):
             raise ValueError(  # noqa: TRY004 - as for every other argument
                 f"every={self.every!r}: expected steps by tier, as {{'memory': 5, 'storage': 100}}"

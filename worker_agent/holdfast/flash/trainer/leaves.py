@@ -82,7 +82,6 @@ class TensorLeaf:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Join the keys, once."""
         object.__setattr__(self, "name", name_of(self.path))
 
 
@@ -118,7 +117,6 @@ class ValueLeaf:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Join the keys, once."""
         object.__setattr__(self, "name", name_of(self.path))
 
 

@@ -165,7 +165,6 @@ class BytesRead:
     """From the files of the step. What a node reads to compare hashes is not counted."""
 
     def __str__(self) -> str:
-        """Tell them in MiB."""
         return (
             f"{self.memory / 2**20:.1f} MiB from this node's memory, {self.peers / 2**20:.1f} MiB "
             f"from other nodes' memory, {self.storage / 2**20:.1f} MiB from storage"

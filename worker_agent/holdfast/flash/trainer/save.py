@@ -91,7 +91,6 @@ class CopyThread:
     """A copy on a thread of its own, during forward and backward."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        """Start the thread."""
         self._work = work
         self._error: BaseException | None = None
         self._thread = Thread(target=self._run, name="holdfast-copy")

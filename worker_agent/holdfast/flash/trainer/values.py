@@ -198,7 +198,6 @@ class StoredValues(UserDict[str, Any]):
         self.data[name] = _Encoded(read)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value."""
         value = self.data[name]
         if isinstance(value, _Encoded):
             value = self.data[name] = self._decoded(name, value.read())
