@@ -56,8 +56,6 @@ class ScheduleHeard:
     """Steps between saves of each tier; 0 as in `SaveEvery`."""
     confirmed: int
     """Newest number that all ranks have seen."""
-    is_new: bool
-    """True when this rank reads the number for the first time."""
 
 
 class SlotWriter:
@@ -231,15 +229,9 @@ class SlotWriter:
         keep_order()
         if words[Word.SCHEDULE_CHECK] != schedule_check(number, step, every):
             return None  # half written: the next step sees it whole
-        is_new = number != self._schedule[0]
-        self._schedule = (number, confirmed)
-        if is_new:
+        if number != self._schedule[0]:
             # In this order: a reader that finds the number finds its step too.
             self._store((Word.SCHEDULE_SEEN_STEP, n), (Word.SCHEDULE_SEEN, number))
-        return ScheduleHeard(
-            number=number,
-            step=step,
-            every={tier: every[tier] for tier in TIERS},
-            confirmed=confirmed,
-            is_new=is_new,
-        )
+        self._schedule = (number, confirmed)
+        by_tier = {tier: every[tier] for tier in TIERS}
+        return ScheduleHeard(number=number, step=step, every=by_tier, confirmed=confirmed)

@@ -312,8 +312,29 @@ def test_an_argument_that_is_none_is_refused_by_its_name(
         holdfast.Checkpointer(tmp_path, **wrong)
 
 
-def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The path is named."""
-    (tmp_path / "ck").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"path=.*ck' is a file: give a directory"):
-        holdfast.Checkpointer(tmp_path / "ck")
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("s3://bucket/run", ValueError, r"path='s3://bucket/run' is a URL: give a directory"),
+        (b"bytes", TypeError, r"path=b'bytes': expected text"),
+        ("file", NotADirectoryError, r"path='file' is a file: give a directory"),
+        ("gone", NotADirectoryError, r"path='gone' is a link to nothing: give a directory"),
+    ],
+)
+def test_a_path_that_is_no_directorys_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, kind: Any, text: str
+) -> None:
+    """Taken as a name it would be made below the working directory; a volume may not be mounted."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("gone").symlink_to("nowhere")
+    with pytest.raises(kind, match=text):
+        holdfast.Checkpointer(path, model=state_of()[0])
+
+
+def test_a_link_to_a_directory_is_one(tmp_path: Path) -> None:
+    """The steps lie in what it leads to."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    save(tmp_path / "link", model=state_of()[0])
+    assert (tmp_path / "there" / "step_1").is_dir()

@@ -39,14 +39,14 @@ def test_an_offer_is_heard_once_and_acked_with_its_step(page: Page, writer: Slot
     writer.say_saving(0, NOTHING)
     assert writer.hear_schedule(6) is None
     page.offer_schedule(0, 4, step=20, every=both(3, 30))
-    heard = ScheduleHeard(number=4, step=20, every=both(3, 30), confirmed=0, is_new=True)
+    heard = ScheduleHeard(number=4, step=20, every=both(3, 30), confirmed=0)
     assert [writer.hear_schedule(n) for n in (7, 8)] == [heard, None]
     saving = saving_of(page)
     assert (saving.seen_id, saving.seen_step) == (4, 7)
     page.confirm_schedule(0, 4)
     again = writer.hear_schedule(9)
     assert again is not None
-    assert (again.confirmed, again.is_new) == (4, False)
+    assert again.confirmed == 4
     assert saving_of(page).seen_step == 7
 
 
@@ -184,7 +184,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.step_now += gap
         heard = self.writer.hear_schedule(self.step_now)
         if heard is not None:
-            self.seen = (heard.number, self.step_now) if heard.is_new else self.seen
+            if heard.number != self.seen[0]:
+                self.seen = (heard.number, self.step_now)
             assert (heard.step, heard.every[Tier.MEMORY]) == self.told[heard.number]
             assert heard.confirmed == self.confirmed
             assert heard.number == self.number

@@ -432,11 +432,8 @@ class Checkpointer:
             ValueError: `tag` is not valid.
         """
         if tag is not None:
-            return (
-                retention.step_of_tag(Disk(), self._root, retention.tag_of(tag))
-                if self._root
-                else 0
-            )
+            name = retention.tag_of(tag)
+            return retention.step_of_tag(Disk(), self._root, name) if self._root else 0
         if self._idle:
             return 0
         client = self._connect()

@@ -85,15 +85,17 @@ class TensorLeaf:
         object.__setattr__(self, "name", name_of(self.path))
 
 
-def is_own(leaf: TensorLeaf) -> bool:
-    """Return True if a buffer goes back to each rank with its own values: a plain and small one."""
+def is_plain(value: Any) -> bool:
+    """Return True for a strided tensor of torch's own classes: its bytes are all of it."""
     import torch
 
-    if not leaf.buffer:
-        return False
-    tensor = leaf.tensor
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and tensor.nbytes <= OWN_BYTES
+    known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return known and value.layout is torch.strided and not value.is_quantized
+
+
+def is_own(leaf: TensorLeaf) -> bool:
+    """Return True if a buffer goes back to each rank with its own values: a plain and small one."""
+    return leaf.buffer and is_plain(leaf.tensor) and leaf.tensor.nbytes <= OWN_BYTES
 
 
 def of_rank(leaf: TensorLeaf, rank: int) -> TensorLeaf:

@@ -27,6 +27,7 @@ from holdfast.flash.trainer.leaves import (
     in_replica,
     is_common,
     is_own,
+    is_plain,
     of_rank,
 )
 from holdfast.flash.trainer.replica_sketches import Compared, room_for
@@ -171,8 +172,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
     if torch.nn.parameter.is_lazy(tensor):
         raise StateError(f"{name} has no values yet: run a forward pass before a save or a load")
-    known = (torch.Tensor, torch.nn.Parameter)
-    if type(tensor) not in known or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not is_plain(tensor):
         raise StateError(
             f"{name}: a {type(tensor).__module__}.{type(tensor).__qualname__} of layout "
             f"{tensor.layout} cannot be saved byte by byte; put what it wraps into `extra`"

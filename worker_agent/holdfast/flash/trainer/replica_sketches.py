@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, entry, head
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_plain
 
 if TYPE_CHECKING:
     import torch
-
-    from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 
 
 SAMPLES: Final = 64
@@ -267,7 +266,7 @@ class Sketcher:
     def sketch(self, values: Mapping[str, Any]) -> bytes:
         """Return the present sketches, and those of values by name."""
         views = [view for view, _ in (*self._whole, *self._cells)]
-        parted = [(name, _parted(value, views)) for name, value in values.items()]
+        parted = [(name, [*_parted(value, views)]) for name, value in values.items()]
         samples = read(views)
         found = [
             *self._unread,
@@ -338,42 +337,35 @@ def _sums(numbers: torch.Tensor) -> list[list[float]]:
     return found
 
 
-@dataclass(slots=True)
-class _Parts:
-    """Parts of a value."""
-
-    exact: list[str] = field(default_factory=list)
-    """Texts of the parts that must be equal."""
-    numbers: list[float | tuple[int, SampleView]] = field(default_factory=list)
-    """The other ones: floats, and tensors as row and view."""
+_Part = str | float | tuple[int, SampleView]
+"""Part of a value: text that must be equal, a float, or a tensor as row and view."""
 
 
-def _parted(value: Any, views: list[SampleView]) -> _Parts:
+def _parted(value: Any, views: list[SampleView]) -> Iterator[_Part]:
     """Take a value apart; the views of its tensors are added to `views`."""
-    found = _Parts()
     for part in _parts(value):
         if isinstance(part, float):
-            found.numbers.append(part)
-        elif _is_tensor(part):
-            found.exact.append(f"{part.dtype} {tuple(part.shape)}")
-            view = view_of(part)
-            if view is not None:
-                found.numbers.append((len(views), view))
-                views.append(view)
+            yield part
+        elif not is_plain(part):
+            yield _exact(part)
         else:
-            found.exact.append(_exact(part))
-    return found
+            yield f"{part.dtype} {tuple(part.shape)}"
+            if (view := view_of(part)) is not None:
+                views.append(view)
+                yield len(views) - 1, view
 
 
-def _of_value(name: str, parts: _Parts, samples: Samples) -> Iterator[bytes]:
+def _of_value(name: str, parts: Sequence[_Part], samples: Samples) -> Iterator[bytes]:
     """Return the sketch of a value, and more if it has single floats or some of few bits.
 
     Tensors are compared as a whole, single floats each by its size: a time of 1e9 s hides no loss.
     """
-    exact, single, fine, coarse = list(parts.exact), list[float](), list[float](), list[float]()
-    for part in parts.numbers:
+    exact = [part for part in parts if isinstance(part, str)]
+    single, fine, coarse = list[float](), list[float](), list[float]()
+    for part in parts:
         if isinstance(part, float):
             single.append(part)
+        if not isinstance(part, tuple):
             continue
         row, view = part
         if view.is_exact:
@@ -403,13 +395,6 @@ def _of_numbers(numbers: Sequence[float]) -> tuple[float, tuple[float, float, fl
     found = torch.cat([values.square().sum().sqrt()[None], values @ signs])
     norm, *three = found.to(torch.float32).tolist()
     return norm, (three[0], three[1], three[2])
-
-
-def _is_tensor(part: Any) -> bool:
-    import torch
-
-    known = type(part) in (torch.Tensor, torch.nn.Parameter)
-    return known and part.layout is torch.strided and not part.is_quantized
 
 
 def _exact(part: Any) -> str:

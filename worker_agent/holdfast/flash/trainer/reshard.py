@@ -77,8 +77,7 @@ def of_arenas(
 def of_files(path: str) -> list[Image]:
     """Return the images of a committed step, whose files are opened once they are read.
 
-    Raises:
-        ManifestError: the manifest is missing or damaged; later, at a first use, a file is.
+    Raises `ManifestError` if the manifest is missing or damaged; at a first use, if a file is.
     """
     disk = Disk()
     return [

@@ -234,13 +234,10 @@ class Saver:
 
 
 class StepOrder:
-    """The least step that this run may save: a load takes the greatest, so none may be below it.
-
-    Args:
-        root: Directory of the checkpoints; empty: none.
-    """
+    """The least step that this run may save: a load takes the greatest, so none may be below it."""
 
     def __init__(self, root: str) -> None:
+        """root: directory of the checkpoints; empty: none."""
         self._root = root
         self._least: tuple[int, str] | None = None
 

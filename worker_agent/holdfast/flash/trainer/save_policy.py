@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import monotonic_ns
 
 from holdfast.flash.schedule import (
@@ -74,28 +74,21 @@ class SaveSchedule:
         heard = slot.hear_schedule(step)
         if heard is None:
             return
+        self._course.confirmed(heard.confirmed)  # it may be an older one
+        every = SaveEvery(memory=heard.every[Tier.MEMORY], storage=heard.every[Tier.STORAGE])
+        self._course.offered(ScheduleOffer(number=heard.number, step=heard.step, every=every))
         self._course.confirmed(heard.confirmed)
-        if heard.is_new:
-            every = SaveEvery(memory=heard.every[Tier.MEMORY], storage=heard.every[Tier.STORAGE])
-            self._course.offered(ScheduleOffer(number=heard.number, step=heard.step, every=every))
-            self._course.confirmed(heard.confirmed)
 
     def _say(self, slot: SlotWriter) -> None:
         measured = self.meter.measured
         if measured is self._said:
             return
         self._said = measured
-        tiers = {
-            Tier.MEMORY: TierSaving(
-                stop_ns=measured.memory_ns, every=self._schedule.own(Tier.MEMORY)
-            ),
-            Tier.STORAGE: TierSaving(
-                stop_ns=measured.storage_ns,
-                durable_ns=measured.durable_ns,
-                every=self._schedule.own(Tier.STORAGE),
-            ),
-        }
-        slot.say_saving(measured.step_ns, tiers)
+        tiers = {Tier.MEMORY: measured.memory, Tier.STORAGE: measured.storage}
+        own = self._schedule.own
+        slot.say_saving(
+            measured.step_ns, {tier: replace(it, every=own(tier)) for tier, it in tiers.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +97,8 @@ class SaveCosts:
 
     step_ns: int = 0
     """Duration of a training step without any save."""
-    memory_ns: int = 0
-    """Time for which a save to memory stops training."""
-    storage_ns: int = 0
-    """Time for which a save to storage stops training, plus the delay of steps while it is
-    written."""
-    durable_ns: int = 0
-    """Time from the start of such a save until the step is durable."""
+    memory: TierSaving = field(default_factory=TierSaving)
+    storage: TierSaving = field(default_factory=TierSaving)
 
 
 class Meter:
@@ -177,9 +165,8 @@ class Meter:
     def _sum_up(self) -> None:
         self.measured = SaveCosts(
             step_ns=_usual(self._idle or self._busy),
-            memory_ns=_usual(self._memory),
-            storage_ns=_usual(self._storage),
-            durable_ns=_usual(self._durable),
+            memory=TierSaving(stop_ns=_usual(self._memory)),
+            storage=TierSaving(stop_ns=_usual(self._storage), durable_ns=_usual(self._durable)),
         )
 
 
