@@ -15,6 +15,7 @@ from collections import Counter, OrderedDict, UserDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from struct import pack
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import StateError
@@ -47,8 +48,12 @@ def form_of(value: Any) -> Any:
 
 def _form_of(value: Any) -> Any:
     kind = type(value)
+    if kind in (int, str, type(None)):
+        return value
+    if kind is float:
+        return pack("d", value)  # 1.0 == 1, -0.0 == 0.0, and NaN != NaN
     if isinstance(value, _SIMPLE):
-        return kind, repr(value)  # -0.0 == 0.0, and NaN != NaN
+        return kind, repr(value)  # True == 1
     if kind is dict:
         return kind, [(_form_of(key), _form_of(item)) for key, item in value.items()]
     if kind in (list, tuple):
