@@ -255,12 +255,7 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
     said = _ranks(tmp_path, _RANK)
     assert [text.count("over") for text in said] == [1, 1], said
     assert all(f"{step} collectives 0" in text for text in said for step in (2, 3)), said
-    empty = {
-        "sharded": torch.empty(5000),
-        "whole": torch.empty(1000, 1000),
-        "step": 0,
-        "own": -1,
-    }
+    empty = {"sharded": torch.empty(5000), "whole": torch.empty(1000, 1000), "step": 0, "own": -1}
     found = _read(empty, tmp_path / "3")
     assert torch.equal(found["sharded"], torch.arange(5000.0))
     assert torch.equal(found["whole"], torch.arange(1_000_000.0).view(1000, 1000) + 3)

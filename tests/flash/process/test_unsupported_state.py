@@ -73,9 +73,7 @@ def test_what_was_saved_of_each_rank_and_is_not_given_is_an_error(tmp_path: Path
         assert flash.load(partial=True) == 1
 
 
-def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(
-    tmp_path: Path,
-) -> None:
+def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(tmp_path: Path) -> None:
     """The state of the second would be gone with the next save."""
     pairs = [state_of(seed) for seed in (1, 2)]
     models, optimizers = [list(one) for one in zip(*pairs, strict=True)]

@@ -12,14 +12,7 @@ import pytest
 
 from agents.page_worker import page_of, python
 from holdfast.page import Page, PageError, Section
-from holdfast.page_layout import (
-    AGENT_WORDS,
-    NOTICE_OFFSET,
-    PAGE_BYTES,
-    TIER_WORDS,
-    Header,
-    Word,
-)
+from holdfast.page_layout import AGENT_WORDS, NOTICE_OFFSET, PAGE_BYTES, TIER_WORDS, Header, Word
 from holdfast.page_slot import SlotWriter
 from holdfast_wire.tiers import TIERS
 

@@ -69,7 +69,8 @@ def unchanged(*owners: Any) -> Iterator[None]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether values, tensors and dtypes are equal throughout."""
+    """Return whether values, tensors, local ones of shards, and dtypes are equal throughout."""
+    one, other = (getattr(x, "_local_tensor", x) for x in (one, other))
     if isinstance(one, torch.Tensor):
         return bool(torch.equal(one, other)) and one.dtype == other.dtype
     if isinstance(one, dict):

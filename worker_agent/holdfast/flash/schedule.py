@@ -30,10 +30,7 @@ ALONE: Final = SaveEvery(memory=1, storage=100)
 """Meaning of "auto" without a master: a copy at each step, a write now and then."""
 
 
-_SHORT: Final[Mapping[Tier, str]] = {
-    Tier.MEMORY: "memory_every",
-    Tier.STORAGE: "storage_every",
-}
+_SHORT: Final[Mapping[Tier, str]] = {Tier.MEMORY: "memory_every", Tier.STORAGE: "storage_every"}
 """Short forms of `Schedule.every`, by tier."""
 
 

@@ -158,11 +158,7 @@ def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local
     values = _plain(tensor, name)
     shape = tuple(values.shape)
     return LocalPart(
-        shape=shape,
-        offsets=(0,) * len(shape),
-        values=values,
-        copy=place.rank,
-        copies=place.world,
+        shape=shape, offsets=(0,) * len(shape), values=values, copy=place.rank, copies=place.world
     )
 
 

@@ -33,13 +33,7 @@ from holdfast.flash.trainer.collectives import REFUSED, from_all
 from holdfast.flash.trainer.copier import Changed, Copier, RoomNeeded, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.planner import (
-    ImagePlan,
-    Planner,
-    RankPosition,
-    fits,
-    parts_of_model,
-)
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, fits, parts_of_model
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.state_dict import Parts, collect

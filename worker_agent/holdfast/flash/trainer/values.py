@@ -237,10 +237,6 @@ class Frame:
         return len(self.before) + self.size + len(self.after)
 
 
-class FrameError(StateError):
-    """This torch writes records in an unknown form."""
-
-
 class _Recorder(io.RawIOBase):
     """Keeps the output of torch.save except the values, which it never touches."""
 
@@ -257,7 +253,7 @@ class _Recorder(io.RawIOBase):
         view = memoryview(chunk)
         if self._writes_to_values == 0:
             if view.nbytes != self._size:
-                raise FrameError(f"torch.save wrote {view.nbytes} bytes where {self._size} are due")
+                raise StateError(f"torch.save wrote {view.nbytes} bytes where {self._size} are due")
             self.parts.append(b"")
             self.values += 1
         else:
@@ -271,7 +267,7 @@ class _Recorder(io.RawIOBase):
 
 @lru_cache(2**16)
 def frame_of(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
-    """Return the frame of a contiguous tensor; raises `FrameError`."""
+    """Return the frame of a contiguous tensor; raises `StateError`."""
     import torch
 
     # Its memory is never touched, so it costs no page, however large it is.
@@ -285,5 +281,5 @@ def frame_of(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
         torch.serialization.set_crc32_options(before)
     expected = 1 if empty.nbytes else 0
     if recorder.values != expected or (expected and len(recorder.parts[0]) % ALIGN):
-        raise FrameError(f"torch {torch.__version__} frames {dtype} {sizes} in an unknown way")
+        raise StateError(f"torch {torch.__version__} frames {dtype} {sizes} in an unknown way")
     return Frame(recorder.parts[0], recorder.parts[1] if expected else b"", empty.nbytes)
