@@ -6,7 +6,6 @@ import gc
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import weakref
@@ -18,10 +17,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 
+from checkpoints.forked_ranks import World, run
 from checkpoints.small_models import same, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
-from house import forks
 
 pytestmark = pytest.mark.train
 
@@ -203,48 +202,62 @@ def test_a_failed_save_whose_future_nobody_asks_is_a_warning(tmp_path: Path) -> 
     assert all("File too large" in line for line in said)
 
 
-_RANK = """
-import os, sys, torch, torch.distributed as dist
+_RANKS = """
+import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-sharded = distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)])
-whole = torch.arange(1_000_000.0).view(1000, 1000)
-before = dist.group.WORLD._get_sequence_number_for_group()
-for step in (1, 2, 3):
-    state = {"sharded": sharded + 0, "whole": whole + step, "step": step, "own": rank}
-    if step == 2:
-        before = dist.group.WORLD._get_sequence_number_for_group()
-    future = dcp.async_save(state, checkpoint_id=f"{folder}/{step}")
-    done = dist.group.WORLD._get_sequence_number_for_group() - before
-    print(step, "collectives", done, flush=True)
-    future.result(60)
-if rank == 0:
-    # Some are rank 1's by name; smaller ones than 64 KiB would all be rank 0's.
-    state |= {f"lonely {letter}": torch.ones(30_000) for letter in "abcdefgh"}
-future = dcp.async_save(state, checkpoint_id=f"{folder}/4")
-if rank == 0:
-    try:
+
+
+def together(rank, world, folder):
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)])
+    whole = torch.arange(1_000_000.0).view(1000, 1000)
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    for step in (1, 2, 3):
+        state = {"sharded": sharded + 0, "whole": whole + step, "step": step, "own": rank}
+        if step == 2:
+            before = dist.group.WORLD._get_sequence_number_for_group()
+        future = dcp.async_save(state, checkpoint_id=f"{folder}/{step}")
+        done = dist.group.WORLD._get_sequence_number_for_group() - before
+        print(step, "collectives", done)
         future.result(60)
-    except CheckpointError as error:
-        print("refused:", error, flush=True)
-print("over", flush=True)
-os._exit(0)
+    if rank == 0:
+        # Some are rank 1's by name; smaller ones than 64 KiB would all be rank 0's.
+        state |= {f"lonely {letter}": torch.ones(30_000) for letter in "abcdefgh"}
+    future = dcp.async_save(state, checkpoint_id=f"{folder}/4")
+    if rank == 0:
+        try:
+            future.result(60)
+        except CheckpointError as error:
+            print("refused:", error)
+    print("over")
+
+
+class Odd:
+    def state_dict(self):
+        raise RuntimeError("of its own")
+    def load_state_dict(self, state):
+        pass
+
+
+def failing(rank, world, folder):
+    for step in (1, 2, 3):
+        state = {"whole": torch.full((2000, 1000), float(step)), "step": step}
+        if rank == 0 and step == 2:
+            state["odd"] = Odd()
+        try:
+            dcp.async_save(state, checkpoint_id=f"{folder}/{step}").result(60)
+        except (RuntimeError, CheckpointError) as error:
+            print("failed:", step, error)
 """
 
 
-def _ranks(folder: Path, script: str) -> list[str]:
+def _ranks(folder: Path, name: str) -> list[str]:
     """Run two ranks of one group to their end; return what each wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    env = os.environ | place | {"PYTHONWARNINGS": "ignore"}
-    return forks.run_ranks(["-c", script, str(folder)], 2, env=env, timeout=100)
+    (said,) = run(folder, _RANKS, [World(name, 2, {"folder": str(folder)})])
+    return said
 
 
 def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
@@ -252,7 +265,7 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
 
     A tensor that only one rank has, and leaves to another, is refused by name.
     """
-    said = _ranks(tmp_path, _RANK)
+    said = _ranks(tmp_path, "together")
     assert [text.count("over") for text in said] == [1, 1], said
     assert all(f"{step} collectives 0" in text for text in said for step in (2, 3)), said
     empty = {"sharded": torch.empty(5000), "whole": torch.empty(1000, 1000), "step": 0, "own": -1}
@@ -267,33 +280,9 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
     assert "is on ranks [0] only" in said[0]
 
 
-_FAILING_RANK = """
-import os, sys, torch, torch.distributed as dist
-from holdfast.flash import dcp
-from holdfast.flash.trainer.client import CheckpointError
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-class Odd:
-    def state_dict(self):
-        raise RuntimeError("of its own")
-    def load_state_dict(self, state):
-        pass
-dist.init_process_group("gloo")
-for step in (1, 2, 3):
-    state = {"whole": torch.full((2000, 1000), float(step)), "step": step}
-    if rank == 0 and step == 2:
-        state["odd"] = Odd()
-    try:
-        dcp.async_save(state, checkpoint_id=f"{folder}/{step}").result(60)
-    except (RuntimeError, CheckpointError) as error:
-        print("failed:", step, error, flush=True)
-dist.barrier()
-os._exit(0)
-"""
-
-
 def test_a_call_that_fails_on_one_rank_mixes_no_two_states(tmp_path: Path) -> None:
     """It is a call of that rank too; the others hear of it at once, and the next one is whole."""
-    said = _ranks(tmp_path, _FAILING_RANK)
+    said = _ranks(tmp_path, "failing")
     assert [text.count("failed:") for text in said] == [1, 1], said
     assert "failed: 2 of its own" in said[0]
     assert "failed: 2 step 2: rank 0" in said[1]
