@@ -99,7 +99,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
         scheduler.step()
         if world.get("evaluate"):
             evaluate(model, inputs)
-        flash.save(step + 1, durable=world["durable"])
+        flash.save(step + 1, durable=world.get("durable", True))
     if world.get("lonely") and os.environ["RANK"] == "0":
         for step in range(3):
             flash.save(1000 + step, durable=False)
