@@ -14,7 +14,7 @@ import pytest
 import holdfast
 from checkpoints.filled_arenas import layout
 from checkpoints.led_nodes import Node, rank_of, received, served
-from checkpoints.small_models import state_of, train
+from checkpoints.small_models import opened, state_of, train
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.slots import Version
@@ -33,13 +33,11 @@ class Stingy:
     """Says how much memory is left: a little less at each look, until it is let."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.left = itertools.count(200 * 2**20, -(2**20))
         self.source = "a test"
         self.let = False
 
     def __call__(self) -> Room:
-        """Look."""
         return Room(available=2**40 if self.let else next(self.left), source=self.source)
 
 
@@ -72,7 +70,7 @@ def test_it_is_said_once_until_it_changes_counted_and_told_to_the_master(
 ) -> None:
     """Numbers are no change; another reason is, and so is a failure after a success."""
     state = state_of()
-    with holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=MEMORY) as flash:
+    with opened(None, state, schedule=MEMORY) as flash:
         said = _steps(flash, state, range(1, 6))
         assert [text.partition(":")[0] for text in said] == ["step 1 was not saved"]
         assert "does not fit" in said[0]
@@ -96,9 +94,7 @@ def test_each_save_that_was_for_storage_is_told_for_others_wait_for_it(
 ) -> None:
     """As one that fails on its way there; who asks for a save himself gets the error."""
     state = state_of()
-    with holdfast.Checkpointer(
-        tmp_path / "ck", model=state[0], optimizer=state[1], schedule=STORAGE
-    ) as flash:
+    with opened(tmp_path / "ck", state, schedule=STORAGE) as flash:
         assert len(_steps(flash, state, range(1, 7))) == 1
         told = [node.master.hears("written") for _ in range(3)]
         assert [one.version.step for one in told] == [2, 4, 6]
@@ -128,9 +124,7 @@ def test_memory_that_is_no_arena_ends_no_training_either(
     monkeypatch.setattr("checkpoints.led_nodes.ArenaStore", Damaging)
     with served(tmp_path) as node:
         monkeypatch.setenv("HOLDFAST_ARENA", node.path)
-        with holdfast.Checkpointer(
-            None, model=state[0], optimizer=state[1], schedule=MEMORY
-        ) as flash:
+        with opened(None, state, schedule=MEMORY) as flash:
             said = _steps(flash, state, range(1, 3))
             before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
             said += _steps(flash, state, range(3, 30))
@@ -164,7 +158,6 @@ def test_what_a_keeper_cannot_make_is_an_error_for_the_trainer_alone() -> None:
         """A place whose disk is gone."""
 
         def make(self, *_: object) -> Any:
-            """Fail."""
             raise OSError(5, "Input/output error")
 
         def close(self) -> None:

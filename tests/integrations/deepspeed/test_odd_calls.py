@@ -32,7 +32,7 @@ def _flip(step: Path, name: str) -> None:
     """Change a byte of a tensor."""
     part = stored(of_files(str(step))).tensors[name][0]
     begin = part.item.payload
-    values = bytes(memoryview(part.memory)[begin : begin + part.item.size])
+    values = bytes(memoryview(part.image.memory())[begin : begin + part.item.size])
     [file] = [one for one in step.glob("*.distcp") if values in one.read_bytes()]
     body = bytearray(file.read_bytes())
     body[begin] ^= 1

@@ -130,7 +130,7 @@ TRAINER = (
     *_trainer("trainer.client", "Client.saved", "self._link.send(told)"),
     *_trainer("trainer.client", "Client.wait", "self.listen(left)", nth=2),
     *_trainer("trainer.save", "Preparer._has_come", "arena.populate(write=True)", nth=1),
-    *_trainer("trainer.restore", "Restorer.run", "shards.finish(partial=partial)", nth=1, world=2),
+    *_trainer("trainer.restore", "restore", "shards.finish(partial=partial)", nth=1, world=2),
 )  # fmt: skip
 KEEPER = (
     *_keeper("server.arena_store", "ArenaStore.make", "held.arena.populate(write=True", nth=2),

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf, constant
+from holdfast.flash.trainer.leaves import Leaves, StateError, constant
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import classes_of
 from holdfast.flash.trainer.torch_shards import (
@@ -60,7 +60,7 @@ def _collect_entry(
     if not isinstance(value, torch.Tensor):
         for parameter in flat.parameters:
             path = (*_STATE, names[id(parameter)], key)
-            leaves.values.append(ValueLeaf(".".join(path), path, _number(state, key)))
+            leaves.add_value(path, _number(state, key))
         return
     leaves.watch(state, key)
     if is_scalar(key, value):

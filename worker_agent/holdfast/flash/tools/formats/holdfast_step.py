@@ -152,9 +152,9 @@ def _leaves(found: Checkpoint) -> Leaves:
     for tensor in found.tensors:
         form = torch.empty((), dtype=getattr(torch, tensor.dtype)).expand(tensor.shape)
         name = tensor.name
-        leaves.tensors.append(TensorLeaf(name, tensor.path, {name: form}, name, form))
+        leaves.tensors.append(TensorLeaf(tensor.path, {name: form}, name, form))
     for path, value in found.values.items():
-        leaves.values.append(ValueLeaf(".".join(map(str, path)), path, constant(value)))
+        leaves.values.append(ValueLeaf(path, constant(value)))
     return leaves
 
 
