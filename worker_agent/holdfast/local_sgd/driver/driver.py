@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.rounds import Round
 from holdfast.local_sgd.driver.spanning import NO_SPANNING, SpanningCollectives
-from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, phase
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, is_warm_up
 from holdfast.local_sgd.sync.unit_sync import UnitSync, all_or_none
 from holdfast.local_sgd.sync.units import check_equal
 from holdfast.local_sgd.triggers.trigger import Change, Trigger
@@ -84,7 +84,7 @@ class Driver:
     @property
     def is_warming_up(self) -> bool:
         """Gradients are averaged over the replicas; also where a trigger has chosen that."""
-        return self.when.is_sync or phase(self.steps, self.config) is Phase.WARM_UP
+        return self.when.is_sync or is_warm_up(self.steps, self.config)
 
     @property
     def rounds(self) -> int:
@@ -137,9 +137,8 @@ class Driver:
         self.spanning.after_count()
 
     def _count(self, *, is_made: bool) -> Boundary:
-        in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
-        if in_warm_up:
+        if is_warm_up(self.steps - 1, self.config):
             return self.when.warmed(self.steps)
         self.alone += not self.when.is_sync and (is_made or self.when.in_step)
         said: list[Boundary] = []
