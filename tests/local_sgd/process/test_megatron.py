@@ -198,7 +198,7 @@ def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path)
                     "step_weight_by": "tokens",
                 }
             },
-            "step_weight_by='tokens': with Megatron nobody tells the tokens",
+            "step_weight_by='tokens': with DDP and Megatron nobody tells the tokens",
         ),
         (
             {"unpatched": True, "setup": {"instances": 2}},

@@ -15,7 +15,7 @@ from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
     [
         (
             LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
-            "step_weight_by='tokens': with DDP nobody tells the tokens",
+            "step_weight_by='tokens': with DDP and Megatron nobody tells the tokens",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         "outer": [_outer_of(unit) for unit in units],
         "again": list(found.plan.again) if found.plan else None,
         "joined": found.joined, "behind": found.behind, "passed": found.passed, "kept": found.kept,
-        "steps": found.steps, "due": found.due, "position": found.position.decode(),
+        "steps": found.giving.steps, "due": found.giving.due, "position": found.position.decode(),
     })  # fmt: skip
 
 
@@ -92,8 +92,8 @@ class Inner:
         self._model = torch.nn.BatchNorm1d(2)
         self._model.register_buffer("rotary", torch.zeros(2), persistent=False)
         self._optimizer = torch.optim.Adam(self._params)
-        self.state = TorchInnerState(lambda unit: [self._params[unit]], lambda: len(SIZES))
-        self.state.optimizers = [self._optimizer]
+        slots, units = (lambda unit: [self._params[unit]]), lambda: len(SIZES)
+        self.state = TorchInnerState(slots, units, [self._optimizer])
         if "inner" in mine:
             for _ in range(2):
                 for one in self._params:

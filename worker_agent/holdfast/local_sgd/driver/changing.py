@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.optim.lr_scheduler import LRScheduler
 
-    from holdfast.local_sgd.config import LocalSGDConfig
-    from holdfast.local_sgd.driver.adapter import Adapter
-    from holdfast.local_sgd.sync.regroup import ReplicaState
-    from holdfast.local_sgd.sync.unit_sync import UnitSync
-    from holdfast.local_sgd.triggers.trigger import Trigger
+    from holdfast.local_sgd.driver.driver import Driver
 
+T = TypeVar("T")
 log: Final = logging.getLogger("holdfast")
 
 
@@ -42,19 +39,6 @@ class CatchesUp(Protocol):
         """Make that step; return whether there was one."""
 
 
-class ReplicaDriver(Protocol):
-    """A driver, as far as its replicas go."""
-
-    config: LocalSGDConfig
-    adapter: Adapter
-    when: Trigger
-    unit_sync: UnitSync
-    steps: int
-
-    def situation(self, *, is_new: bool) -> ReplicaState:
-        """Return the place of this replica."""
-
-
 class ChangingMembers:
     """Replicas that `Members` name: those of rosters, or fixed ones that are cut from a world."""
 
@@ -63,11 +47,8 @@ class ChangingMembers:
     def __init__(self, members: Members) -> None:
         """Take them; `start` meets the others."""
         self._members = members
-        self.changes, self.own, self.has_changed = (
-            members.changes,
-            members.shard_group,
-            members.has_changed,
-        )
+        self.changes, self.own = members.changes, members.shard_group
+        self.has_changed = members.has_changed
         self.voters = self.own if members.changes else None
         self.group = Group.of_one()
         self.store: dist.Store | None = None
@@ -76,7 +57,7 @@ class ChangingMembers:
         self._numbers: list[dict[str, Any]] = []
         self._is_new = True
 
-    def attach(self, driver: ReplicaDriver) -> None:
+    def attach(self, driver: Driver) -> None:
         """Take the driver whose state a change of members goes by; `refresh` meets the others."""
         self._driver = driver
 
@@ -99,32 +80,32 @@ class ChangingMembers:
             self._numbers = numbers_of(driver.adapter.inner_groups())
         return True
 
-    def refresh(self) -> Regrouped | None:
-        """Carry out a change, at the start of a round; None: there is none.
+    def refresh(self) -> None:
+        """Carry out a change, if there is one, at the start of a round; the driver follows it.
 
         Raises:
             MembersError: no membership came that this rank can follow.
             SyncError: a rank of this replica is gone.
         """
         membership = self._members.refresh()
-        return None if membership is None else self._carried_out(membership)
+        if membership is not None:
+            self._carry_out(membership)
 
-    def attempt(self, call: Callable[[], object]) -> Regrouped | None:
-        """Make a call; carry out the change of members that has made its collective fail.
+    def attempt(self, call: Callable[[], T]) -> T | None:
+        """Make a call; None: its collective has failed, and a change of members is carried out.
 
         Raises:
             RoundsDifferError, AnchorsDifferError: no change of members mends them.
             MembersError, SyncError: as `refresh`.
         """
         try:
-            call()
+            return call()
         except (RoundsDifferError, AnchorsDifferError):
             raise
         except SyncError as error:
             failed = str(error)  # the error itself keeps the group alive that is to be ended
-        else:
-            return None
-        return self._recover(failed)
+        self._recover(failed)
+        return None
 
     def average(self, gradient: torch.Tensor) -> None:
         """Average a gradient of the warm-up over the replicas; raises WarmUpError."""
@@ -146,20 +127,19 @@ class ChangingMembers:
         self._numbers, self._given = given["groups"], given["carried"]
         self._load_carried()
 
-    def _recover(self, failed: str) -> Regrouped:
+    def _recover(self, failed: str) -> None:
         log.warning("local SGD: waiting for the next members, since a sync has failed: %s", failed)
         try:
             membership = self._members.recover()
         except MembersError as error:
             raise MembersError(f"{error} (after: {failed})") from error
-        return self._carried_out(membership)
+        self._carry_out(membership)
 
-    def _carried_out(self, membership: Membership) -> Regrouped:
+    def _carry_out(self, membership: Membership) -> None:
         """Regroup, in as many groups as it takes; each has the deadline of the members."""
-        while True:
-            if (found := self._try(membership)) is not None:
-                return found
+        while (found := self._try(membership)) is None:
             membership = self._members.recover()
+        self._driver.apply(found)
 
     def _try(self, membership: Membership) -> Regrouped | None:
         """Carry out one change; None: another came in between."""

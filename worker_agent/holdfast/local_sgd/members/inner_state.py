@@ -28,16 +28,17 @@ Slots = Callable[[int], Sequence[Any]]
 class TorchInnerState:
     """Inner state in torch's optimizers and modules; see `sync.transfer_bytes.InnerState`."""
 
-    def __init__(self, slots: Slots, units: Callable[[], int]) -> None:
+    def __init__(
+        self, slots: Slots, units: Callable[[], int], optimizers: Sequence[Any] = ()
+    ) -> None:
         """Take the parameters.
 
         Args:
             slots: Parameters of a unit.
             units: How many units there are: the number behind the last means the buffers.
+            optimizers: Torch's own, whose state is keyed by parameters.
         """
-        self._slots, self._units = slots, units
-        self.optimizers: Sequence[Any] = ()
-        """Torch's own, whose state is keyed by parameters."""
+        self._slots, self._units, self._optimizers = slots, units, optimizers
         self._models: tuple[nn.Module, ...] = ()
         self._given: Sequence[StateEntry] = ()
 
@@ -110,7 +111,7 @@ class TorchInnerState:
 
     def _of(self, slot: Any) -> Any:
         """Return the optimizer that has a parameter; None: nobody steps it."""
-        for one in self.optimizers:
+        for one in self._optimizers:
             if any(slot is each for group in one.param_groups for each in group["params"]):
                 return one
         return None

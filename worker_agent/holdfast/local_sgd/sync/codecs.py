@@ -37,38 +37,22 @@ class Codec(Protocol):
         ...
 
 
-class Raw:
-    """Values as they are."""
+class Cast:
+    """Values as they are, or as bf16: the upper half of fp32, its range and 8 bits of precision."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Take the dtype of the values."""
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, sent: torch.dtype) -> None:
+        """Take the dtype of the values, and the one in which they travel."""
+        self._dtype, self._sent = dtype, sent
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the bytes of the values."""
         import torch
 
-        return rows.to(self._dtype).contiguous().view(torch.uint8)
+        return rows.to(self._sent).contiguous().view(torch.uint8)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the values."""
-        return codes.view(self._dtype)
-
-
-class Bf16:
-    """The upper half of fp32: its range, 8 bits of precision."""
-
-    def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return two bytes for each value."""
-        import torch
-
-        return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the values as fp32."""
-        import torch
-
-        return codes.view(torch.bfloat16).to(torch.float32)
+        return codes.view(self._sent).to(self._dtype)
 
 
 class Int8:
@@ -116,9 +100,11 @@ def codec_of(name: str, dtype: torch.dtype) -> Codec:
 
     dtype: of the values that "none" sends as they are.
     """
+    import torch
+
     named: dict[str, Codec] = {
-        "none": Raw(dtype),
-        "bf16": Bf16(),
+        "none": Cast(dtype, dtype),
+        "bf16": Cast(torch.float32, torch.bfloat16),
         "int8": Int8(),
         "int4": Int4(),
     }

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDConfigError
-from holdfast.local_sgd.policies import anomaly, weights
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.merging import Merging
 from holdfast.local_sgd.sync.reducers import Reducer
-from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
+from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Outer
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def unit_sync_of(
     groups: tuple[Group, Group],
     *,
     clip_scope: Literal["unit", "batch"] = "unit",
-    switches: bool = False,
 ) -> UnitSync:
     """Return the sync that the settings describe.
 
@@ -46,26 +44,9 @@ def unit_sync_of(
         gta: The merging; None: the weighted mean.
         groups: The sync group and the shard group.
         clip_scope: Norm that is clipped: of each unit, or of a whole batch.
-        switches: The framework measures what a round costs, so a trigger may choose the interval.
-
-    Raises:
-        LocalSGDConfigError: a choice is asked for, and it does not.
     """
-    if not switches and config.switching != "off":
-        raise LocalSGDConfigError(
-            f'switching="{config.switching}": under FSDP1 and Megatron nobody measures what a '
-            'round costs; leave it at "off"'
-        )
-    rules = Rules(
-        weigh=lambda reports: weights.weigh(reports, config),
-        judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
-        if config.skip_anomaly
-        else None,
-        clip=config.clip_pseudo_grad,
-        clip_scope=clip_scope,
-    )
     reducer = Reducer(merging_of(gta), codec=config.codec, error_feedback=config.error_feedback)
-    return UnitSync(rules, reducer, *groups)
+    return UnitSync(config, reducer, *groups, clip_scope=clip_scope)
 
 
 def merging_of(gta: GTAConfig | None) -> Merging:

@@ -81,13 +81,10 @@ class Regrouped:
     behind: bool = False
     """It missed rounds: it goes on from the others' steps and position, which are here."""
     source: int = 0
-    """Rank in the group whose weights all take, where nobody has anchors."""
-    steps: int = 0
-    """Of the replica that gave its position."""
-    due: bool = False
-    """That replica stands at a round's start."""
-    ends: bool = False
-    """That replica makes its last round."""
+    """Rank in the group of a replica at the newest round; where nobody has anchors all take its
+    weights."""
+    giving: ReplicaState
+    """Of that replica, which gave its position too."""
     agreed: Agreed = NOTHING_AGREED
     """The newest of the interval that replicas have chosen; its steps are that replica's."""
     position: bytes = b""
@@ -168,9 +165,7 @@ class Regroup:
             joined=joins,
             behind=self._is_behind(mine, giving),
             source=giver,
-            steps=giving.steps,
-            due=giving.due,
-            ends=giving.ends,
+            giving=giving,
             agreed=_newest_agreed([rows[at].situation.agreed for at in old], giving.agreed),
             position=told,
         )
