@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{row.case}: {row.system}" for row in ordered(rows)))
         return 0
-    return BENCHES[options.device].main(options, lambda: _run(options, rows))
+    return BENCHES[options.device].main(options, lambda _: _run(options, rows))
 
 
 def _run(options: argparse.Namespace, rows: list[Saves]) -> None:

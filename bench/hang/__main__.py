@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds to wait")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tensor", type=int, nargs="*", default=[1, 2], help="of Megatron, of the 4 ranks"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order in a turn")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:
