@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log: Final = logging.getLogger("holdfast")
-
-
-@runtime_checkable
-class CatchesUp(Protocol):
-    """State that knows by itself that it is from before the giver's last step of it."""
-
-    def catch_up(self) -> bool:
-        """Make that step; return whether there was one."""
 
 
 class ChangingMembers:
@@ -199,9 +191,12 @@ class ChangingMembers:
 
 
 def catch_up(step: int, one: Any) -> bool:
-    """Step a scheduler that a joiner was given as of the step before; tell if it was."""
-    if isinstance(one, CatchesUp):
-        return one.catch_up()
+    """Step a scheduler that a joiner was given as of the step before; tell if it was.
+
+    One that knows by itself how far it is behind has a `catch_up`, as Megatron's is carried.
+    """
+    if hasattr(one, "catch_up"):
+        return bool(one.catch_up())
     if counts_to(step, one):
         one.step()
         return True

@@ -170,7 +170,7 @@ class LocalSGD(Framework):
         self.driver.spanning.leave()
         unhook_gradients(self.modules)
 
-    def before_forward(self, number: int | None) -> None:
+    def before_forward(self, number: int | None, *_: Any) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
         import torch
 

@@ -134,8 +134,7 @@ class MegatronLocalSGD(Framework):
         self._data_parallel = own_data_parallel()
         who = members_of(sync_ranks, config, timeout)
         self.parts = by_name(parts_of(self.chunks, optimizer, self._data_parallel))
-        device = next(self.chunks[0].parameters()).device
-        names = all_names(list(self.parts), who.own, device)
+        names = all_names(list(self.parts), who.own)
         self.units = [self._unit(name, config, outer) for name in names]
         self.inner = TorchInnerState(self._slots, lambda: len(self.units), owned(optimizer).inner)
         self.inner.add_buffers(*self.chunks)
@@ -239,7 +238,7 @@ class MegatronLocalSGD(Framework):
         """The same for a change; within the inner step Megatron itself writes the weights."""
         put_together(list(self.parts.values()), self._data_parallel)
         if not self._in_step:
-            self._follow()
+            write_weights(owned(self.optimizer), self.optimizer)
 
     def inner_groups(self) -> list[Any]:
         """Groups of the inner optimizers."""
@@ -333,10 +332,6 @@ class MegatronLocalSGD(Framework):
         if self.replicas.rank != source:
             values.zero_()
         self.replicas.begin_sum(values).wait()
-
-    def _follow(self) -> None:
-        """Have the weights follow masters that were changed outside the inner step."""
-        write_weights(owned(self.optimizer), self.optimizer)
 
 
 def _one(part: MasterPart) -> Sequence[torch.Tensor]:

@@ -68,10 +68,13 @@ class TorchInnerState:
 
     def take(self, number: int, entries: Sequence[StateEntry]) -> None:
         """Put a unit's state, or buffers, in place; what is not finite is left out."""
+        import torch
+
         if number == self._units():
             self._take_buffers(entries)
             return
-        if any(_is_broken(one.value) for one in entries):
+        tensors = [one.value for one in entries if torch.is_tensor(one.value)]
+        if not all(one.isfinite().all() for one in tensors):
             log.warning("local SGD: this joiner begins with a fresh inner state of unit %d", number)
             return
         slots = self._slots(number)
@@ -96,7 +99,7 @@ class TorchInnerState:
             for one in entries:
                 buffer, value = own.get(str(one.owner)), one.value
                 fits = buffer is not None and _local(buffer).shape == value.shape
-                if not fits or _has_nan(value):
+                if not fits or value.isnan().any():
                     log.warning("local SGD: this joiner keeps its own buffer %s", one.owner)
                     continue
                 _local(buffer).copy_(value)
@@ -158,13 +161,3 @@ def _placed(entry: StateEntry, slot: Any) -> Any:
     if not torch.is_tensor(value) or entry.on_cpu:
         return value
     return value.to(_local(slot).device)
-
-
-def _is_broken(value: Any) -> bool:
-    import torch
-
-    return bool(torch.is_tensor(value) and not torch.isfinite(value).all())
-
-
-def _has_nan(value: torch.Tensor) -> bool:
-    return bool(value.isnan().any())

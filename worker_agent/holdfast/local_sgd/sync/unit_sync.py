@@ -164,7 +164,7 @@ class UnitSync:
             told = [row[len(row) - len(said) :] for row in rows]
             return Pending(units, reports, verdicts, detectors, sizes, reduction, told)
 
-        return self._voted(exchange_and_start)
+        return all_or_none(self.voters, exchange_and_start)
 
     def finish(self, pending: Pending) -> list[Outcome]:
         """Wait for the reduction and make the outer steps.
@@ -178,7 +178,7 @@ class UnitSync:
         means: Sequence[torch.Tensor | None] = [None] * len(pending.units)
         factors = [1.0] * len(pending.units)
         with torch.no_grad():
-            reduced = self._voted(pending.reduction or _nothing)
+            reduced = all_or_none(self.voters, pending.reduction or _nothing)
             if reduced is not None:
                 mean, lost = reduced
                 factors = self._clip(mean, pending)
@@ -261,12 +261,8 @@ class UnitSync:
         norms = self._norms(mean, pending.sizes, pending.units)
         if self._clip_scope == "batch":
             norms = [math.hypot(*norms)] * len(norms)
-        agreed = self._voted(lambda: self.sync.max_scalars(norms))
+        agreed = all_or_none(self.voters, lambda: self.sync.max_scalars(norms))
         return [clip_factor(norm, limit) for norm in agreed]
-
-    def _voted(self, call: Callable[[], T]) -> T:
-        """Return a call's result, if it returns on all ranks of this replica."""
-        return all_or_none(self.voters, call)
 
     def _step(
         self,
