@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bench.local_sgd import results as r
@@ -76,12 +75,12 @@ def torchfts(interval: int, steps: int) -> tuple[WayPlan, WayPlan]:
         name=TORCHFT_DILOCO.format(interval), kind="torchft", interval=interval, steps=steps
     )
     name = TORCHFT_AVERAGE.format(interval)
-    return dataclasses.replace(diloco, name=name, outer=False), diloco
+    return replace(diloco, name=name, outer=False), diloco
 
 
 def without(world: ReplicaWorld, kind: str) -> ReplicaWorld:
     """Return a world without the cases of a kind."""
-    return dataclasses.replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
+    return replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
 
 
 def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[ReplicaWorld]:
@@ -103,7 +102,7 @@ def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[ReplicaWo
 
 def _shuffled(world: ReplicaWorld, seed: int) -> ReplicaWorld:
     order = random.Random(f"{seed} {world.row} {world.group} {world.turn}")
-    return dataclasses.replace(world, cases=tuple(order.sample(world.cases, len(world.cases))))
+    return replace(world, cases=tuple(order.sample(world.cases, len(world.cases))))
 
 
 SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
@@ -175,26 +174,14 @@ LENGTHS: Final = (640, 1280)
 
 def _loss(turn: int) -> ReplicaWorld:
     steps = max(LENGTHS)
-    warm = {"local_sgd_warmup_steps": 64, "ewma_warmup_steps": 8}
-    local = [
-        WayPlan(
-            name=f"EDiT, H = {interval}",
-            kind="edit",
-            interval=interval,
-            steps=steps,
-            seed=turn,
-            config={**warm, "pseudo_gradnorm_reduce": True, "skip_anomaly": True},
-        )
-        for interval in (16, 32, 64)
-    ]
+    warm = {"local_sgd_warmup_steps": 64}
+    local = [edit(interval, steps) for interval in (16, 32, 64)]
+    local = [replace(one, config={**one.config, **warm, "ewma_warmup_steps": 8}) for one in local]
     others = (torchs(16, 640), torchfts(16, 640)[0], torchfts(32, 640)[1])
-    beside = [
-        dataclasses.replace(one, seed=turn, config={"local_sgd_warmup_steps": 64}) for one in others
-    ]
-    ddp = WayPlan(name=DDP, kind="ddp", steps=steps, seed=turn)
-    return ReplicaWorld(
-        row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, *beside)
-    )
+    beside = [replace(one, config=warm) for one in others]
+    ddp = WayPlan(name=DDP, kind="ddp", steps=steps)
+    cases = tuple(replace(one, seed=turn) for one in (ddp, *local, *beside))
+    return ReplicaWorld(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=cases)
 
 
 EQUAL: Final = "equal weights"

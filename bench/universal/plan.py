@@ -45,18 +45,10 @@ class State:
     others: tuple[tuple[int, tuple[str, ...]], ...]
     """Worlds that load it too: ranks, words."""
 
-    def world(self, act: str, *words: str) -> World:
-        """Return the world that saved, for an act."""
-        words = (*self.words, *self._words(act), *words)
-        return World(script=self.script, ranks=RANKS, words=words, preload=self.preload)
-
-    def other(self, ranks: int, words: tuple[str, ...], act: str) -> World:
-        """Return another world, for an act."""
-        words = (*words, *self._words(act))
-        return World(script=self.script, ranks=ranks, words=words, preload=self.preload)
-
-    def _words(self, act: str) -> tuple[str, ...]:
-        return ("--act", act, "--state", self.name)
+    def world(self, act: str, *words: str, ranks: int = RANKS, own: Sequence[str] = ()) -> World:
+        """Return a world for an act: the one that saved, or one of other ranks and `own` words."""
+        said = (*(own or self.words), "--act", act, "--state", self.name, *words)
+        return World(script=self.script, ranks=ranks, words=said, preload=self.preload)
 
 
 def zero(stage: int) -> State:
@@ -99,10 +91,10 @@ def worlds(state: State, turns: int, seed: int) -> Iterator[World]:
             yield state.world("load", "--way", way, "--turn", str(turn))
     yield replace(state.world("restart"), restarts=2 * turns)
     for ranks, words in state.others:
-        yield state.other(ranks, words, "reshape")
+        yield state.world("reshape", ranks=ranks, own=words)
         # DeepSpeed's universal files of one of these stages do not load in the other.
         if state.script.name == "zero_rank.py" and words == state.words:
-            yield state.other(ranks, words, "universal")
+            yield state.world("universal", ranks=ranks, own=words)
 
 
 def _shuffled(names: Sequence[str], seed: str) -> list[str]:
