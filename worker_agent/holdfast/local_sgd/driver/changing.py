@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
+from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
 from holdfast.local_sgd.members.members import Members, MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
@@ -22,7 +23,6 @@ from holdfast.local_sgd.sync.units import AnchorsDifferError
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
     from torch.optim.lr_scheduler import LRScheduler
 
     from holdfast.local_sgd.driver.driver import Driver
@@ -31,19 +31,16 @@ T = TypeVar("T")
 log: Final = logging.getLogger("holdfast")
 
 
-class ChangingMembers:
+class ChangingMembers(FixedMembers):
     """Replicas that `Members` name: those of rosters, or fixed ones that are cut from a world."""
 
-    averages, meets = False, True
+    meets = True
 
     def __init__(self, members: Members) -> None:
         """Take them; `start` meets the others."""
-        self._members = members
-        self.changes, self.own = members.changes, members.shard_group
-        self.has_changed = members.has_changed
+        super().__init__(Group.of_one(), members.shard_group)
+        self._members, self.changes = members, members.changes
         self.voters = self.own if members.changes else None
-        self.group = Group.of_one()
-        self.store: dist.Store | None = None
         self._carried: dict[str, Stateful] = {}
         self._given: dict[str, bytes] = {}
         self._numbers: list[dict[str, Any]] = []
@@ -52,6 +49,10 @@ class ChangingMembers:
     def attach(self, driver: Driver) -> None:
         """Take the driver whose state a change of members goes by; `refresh` meets the others."""
         self._driver = driver
+
+    def has_changed(self) -> bool:
+        """Tell at once, without a collective, if there is a newer roster."""
+        return self._members.has_changed()
 
     def carry(self, name: str, one: Stateful) -> bool:
         """Give later joiners the state of this; a joiner takes what it was given, and returns True.

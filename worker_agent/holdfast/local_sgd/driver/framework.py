@@ -11,45 +11,34 @@ driver before and after a step, and says how its weights are written
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.driver import Driver
+from holdfast.local_sgd.driver.driver import Adapter, Driver
 from holdfast.local_sgd.driver.rounds import log_batch, log_units
-from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
-from holdfast.local_sgd.sync.configured import unit_sync_of
+from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.sync.configured import reducer_of
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync
-from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.triggers.trigger import BySteps, Replicas
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from holdfast.flash.trainer.leaves import Stateful
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.driver.replicas import FixedMembers
-    from holdfast.local_sgd.members.inner_state import TorchInnerState
 
 
-class Framework:
+class Framework(Adapter):
     """Replicas of one model that step alone and agree on their weights in rounds."""
 
-    in_forward = False
-    """Rounds run in the next forward, unit by unit; else whole, at the end of a step."""
     switches = False
     """It measures what a round costs, so a trigger may choose the interval."""
     counts_tokens = False
     """Scripts tell the tokens of a step, so replicas may weigh by them."""
-    hint = ""
-    """Advice for the error of replicas that are not equal at the end of the warm-up."""
     driver: Driver
-    units: list[Unit]
-    """Tensors that agree together, in one order on all replicas."""
-    inner: TorchInnerState
-    """This replica's own state, which joiners get too; fixed replicas need none."""
     outcomes: list[Outcome]
     """Of the newest round, by unit."""
 
@@ -135,7 +124,7 @@ class Framework:
         Raises:
             SyncError: a rank is gone.
         """
-        self.driver.finish(_nothing if entered is None else entered)
+        self.driver.finish(entered or (lambda: None))
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -199,7 +188,7 @@ class Framework:
         self,
         config: LocalSGDConfig,
         gta: GTAConfig | None,
-        who: FixedMembers | ChangingMembers,
+        who: FixedMembers,
         *,
         first: str,
     ) -> None:
@@ -213,7 +202,8 @@ class Framework:
         """
         self.outcomes = []
         clip_scope: Literal["unit", "batch"] = "unit" if self.in_forward else "batch"
-        sync = unit_sync_of(config, gta, (who.group, who.own), clip_scope=clip_scope)
+        reducer = reducer_of(config, gta)
+        sync = UnitSync(config, reducer, who.group, who.own, clip_scope=clip_scope)
         self.driver = Driver(config, self, who, sync, self.trigger(config, who, sync, first))
 
     def trigger(self, config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> BySteps:
@@ -235,34 +225,6 @@ class Framework:
             return measured(config, who, sync, first)
         return BySteps(config)
 
-    def before_write(self, number: int) -> None:
-        """Prepare a unit's weights for a write in a round."""
-
-    def before_change(self, number: int) -> None:
-        """Prepare a unit's weights for a write by a change of members."""
-        self.before_write(number)
-
-    def after_change(self) -> None:
-        """Follow a change of members, which may have written units."""
-
-    def check(self) -> None:
-        """Refuse a model that is no longer the one of the units; raises LocalSGDError."""
-
-    def align(self) -> None:
-        """Make replicas equal before the anchors are taken behind a warm-up.
-
-        On unlike machines the last bits may differ.
-        """
-        self.share_weights(0)
-
-    def inner_groups(self) -> Iterable[Any]:
-        """Groups of the inner optimizers, whose numbers a joiner gets."""
-        return ()
-
-    def share_inner_state(self) -> None:
-        """Give all replicas the first one's inner state: equal gradients must move all alike."""
-        raise LocalSGDError(f"{type(self).__name__} averages no gradients in each step")
-
     def after_round(self, outcomes: list[Outcome]) -> None:
         """Keep what a round did, by unit, and log it; none: others have given its end."""
         self.outcomes = outcomes
@@ -277,7 +239,3 @@ class Framework:
         for unit in self.units:
             for one in unit.tensors():
                 self.replicas.begin_broadcast(one, source).wait()
-
-
-def _nothing() -> None:
-    """Do nothing at the end of the data."""

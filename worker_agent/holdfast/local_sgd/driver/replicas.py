@@ -1,13 +1,13 @@
 """Replicas of a driver that neither come nor go.
 
 Belongs here: what a driver asks of its replicas, where nothing changes. Does not belong here: those
-that come and go (`changing`).
+that come and go, which answer otherwise (`changing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.local_sgd.sync.group import Group
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from holdfast.flash.trainer.leaves import Stateful
-    from holdfast.local_sgd.driver.driver import Driver
     from holdfast.local_sgd.sync.regroup import Regrouped
 
 T = TypeVar("T")
@@ -39,7 +38,7 @@ class FixedMembers:
         """
         self.group, self.own, self.averages = group, own, averages
 
-    def attach(self, driver: Driver) -> None:
+    def attach(self, driver: Any) -> None:
         """Ask it for nothing: nothing changes."""
 
     def has_changed(self) -> bool:
@@ -49,7 +48,7 @@ class FixedMembers:
     def refresh(self) -> None:
         """Find no change."""
 
-    def attempt(self, call: Callable[[], T]) -> T:
+    def attempt(self, call: Callable[[], T]) -> T | None:
         """Make a call; where it fails nobody else is there to go on with."""
         return call()
 

@@ -139,14 +139,9 @@ class SpanningCollectives:
 def spanning(
     replicas: Group, model: nn.Module | None = None, *, by_time: bool, own: bool, skips: int = 0
 ) -> SpanningCollectives:
-    """Return the count of what spans fixed replicas.
+    """Return the count of what spans fixed replicas; see `SpanningCollectives`.
 
-    Args:
-        replicas: Those that are fixed.
-        model: See `SpanningCollectives`.
-        by_time: The same.
-        own: Rounds have groups of their own, so that the default group's collectives count.
-        skips: See `SpanningCollectives`.
+    own: rounds have groups of their own, so that the default group's collectives count.
     """
     import torch.distributed as dist
 

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.members.members import Members
 
 _COMPARED: Final = 3
@@ -124,7 +123,7 @@ class OuterOptimPeriodicModelAverager(Framework):
             self._meet(params, () if inner is None else (inner,))
 
     def _meet(self, params: list[Any], inner: tuple[Any, ...]) -> None:
-        from holdfast.local_sgd.members.inner_state import TorchInnerState
+        from holdfast.local_sgd.sync.inner_state import TorchInnerState
 
         self.make_units(params)
         self.inner = TorchInnerState(self._slots, lambda: len(self.units), inner)
@@ -265,7 +264,7 @@ def _flat(params: Iterable[Any]) -> list[Any]:
 
 def _members_of(
     given: dist.ProcessGroup | Members | None, config: LocalSGDConfig, timeout: float
-) -> FixedMembers | ChangingMembers:
+) -> FixedMembers:
     import torch.distributed as dist
 
     if given is None or isinstance(given, dist.ProcessGroup):

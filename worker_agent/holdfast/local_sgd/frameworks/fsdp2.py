@@ -52,10 +52,10 @@ from holdfast.local_sgd.frameworks.fsdp2_units import (
     unhook_gradients,
     units_of,
 )
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.shards import shards_of
 from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.units import Unit
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.members.members import Members
 
 _OWNER: Final = "_holdfast_local_sgd"
@@ -226,9 +225,7 @@ class LocalSGD(Framework):
         """Give all replicas the first one's inner state: equal gradients must move all alike."""
         share_inner_state(self.optimizers, self.replicas)
 
-    def _members_of(
-        self, mesh: DeviceMesh | Members | None, timeout: float
-    ) -> FixedMembers | ChangingMembers:
+    def _members_of(self, mesh: DeviceMesh | Members | None, timeout: float) -> FixedMembers:
         """Return the replicas.
 
         Raises:

@@ -227,7 +227,7 @@ def unhook_gradients(units: Sequence[ShardedUnit]) -> None:
     for unit in units:
         for module in unit.modules:
             if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
-                module.set_all_reduce_hook(_nothing)
+                module.set_all_reduce_hook(lambda _: None)
 
 
 def _hook_gradients(name: str, module: Any, average: Callable[[torch.Tensor], None]) -> None:
@@ -240,7 +240,3 @@ def _hook_gradients(name: str, module: Any, average: Callable[[torch.Tensor], No
             f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
             "hook: shard them all over the mesh's second dimension"
         ) from error
-
-
-def _nothing(_: Any) -> None:
-    """Leave a gradient as it is."""

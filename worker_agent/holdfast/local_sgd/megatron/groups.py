@@ -192,7 +192,7 @@ def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.T
 
 def members_of(
     given: dist.ProcessGroup | Members | None, config: LocalSGDConfig, timeout: float
-) -> FixedMembers | ChangingMembers:
+) -> FixedMembers:
     """Return the replicas: members, if they are given, else those of Megatron's groups.
 
     Raises:

@@ -12,7 +12,6 @@ from typing import Any
 from holdfast.integrations.megatron.global_tensors import unwrap
 from holdfast.integrations.megatron.owned_ranges import optimizers_of
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig
-from holdfast.local_sgd.driver.changing import ChangingMembers
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.megatron.groups import check_groups
@@ -42,7 +41,7 @@ def check_model(
     _check_tensor_parallel(config, gta, chunks[0].tp_group.size())
 
 
-def check_store(who: FixedMembers | ChangingMembers) -> None:
+def check_store(who: FixedMembers) -> None:
     """Refuse rounds by time of fixed replicas that have no store in common.
 
     Raises:

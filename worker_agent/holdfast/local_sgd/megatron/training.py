@@ -57,10 +57,10 @@ from holdfast.local_sgd.megatron.refusals import (
 )
 from holdfast.local_sgd.megatron.scheduler import carried
 from holdfast.local_sgd.megatron.shards import MegatronRoundShards
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.members.members import Members
 from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit
 

@@ -19,7 +19,7 @@ import enum
 import math
 from typing import Final
 
-from holdfast.local_sgd.config import Value, check_values, real, whole
+from holdfast.local_sgd.config import Value, check_values, positive, real, whole
 
 _SHORTEST: Final = 2
 """Least interval of local steps: an interval of 1 is a sync in each step, with anchors besides."""
@@ -59,7 +59,7 @@ class SwitchSettings:
 
 
 _VALUES: Final = (
-    Value("tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
+    Value("tolerated", positive, "a share of a step, above 0"),
     Value("returns", real(lambda value: 0 <= value < 1), "a share, from 0 to below 1"),
     Value("shortest", lambda value: type(value) is int and value in (1, 2), "1 or 2"),
     Value(

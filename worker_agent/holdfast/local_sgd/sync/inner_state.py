@@ -1,7 +1,7 @@
 """State that is a replica's own, as a joiner gets it: the inner optimizer's moments, and buffers.
 
-Belongs here: where torch keeps them. Does not belong here: the bytes (`sync.transfer_bytes`), the
-transfers (`sync.regroup`), the state in a checkpoint (`shards`).
+Belongs here: where torch keeps them. Does not belong here: the bytes (`transfer_bytes`), the
+transfers (`regroup`), the state in a checkpoint (`shards`).
 
 EDiT's replicas have an inner state of their own. A joiner has none: it takes that of a replica that
 trains, as torchft's examples of DiLoCo do. With fresh moments its first round would be steps of a
@@ -26,7 +26,7 @@ Slots = Callable[[int], Sequence[Any]]
 
 
 class TorchInnerState:
-    """Inner state in torch's optimizers and modules; see `sync.transfer_bytes.InnerState`."""
+    """Inner state in torch's optimizers and modules, by units; behind the last, buffers."""
 
     def __init__(
         self, slots: Slots, units: Callable[[], int], optimizers: Sequence[Any] = ()

@@ -26,7 +26,6 @@ from holdfast.local_sgd.policies.roster import Plan, Transfer, UnitRounds, regro
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.transfer_bytes import (
-    InnerState,
     bytes_of,
     count_of,
     fill,
@@ -40,6 +39,7 @@ from holdfast.local_sgd.sync.unit_sync import all_or_none
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.local_sgd.sync.inner_state import TorchInnerState
     from holdfast.local_sgd.sync.units import Unit
 
 BATCH: Final = 64 << 20
@@ -112,7 +112,7 @@ class Regroup:
         late_discount: float,
         *,
         before_write: Callable[[int], None] = lambda _: None,
-        inner: InnerState | None = None,
+        inner: TorchInnerState | None = None,
         in_step: bool = True,
     ) -> None:
         """Take the new group.

@@ -178,7 +178,7 @@ class UnitSync:
         means: Sequence[torch.Tensor | None] = [None] * len(pending.units)
         factors = [1.0] * len(pending.units)
         with torch.no_grad():
-            reduced = all_or_none(self.voters, pending.reduction or _nothing)
+            reduced = all_or_none(self.voters, pending.reduction or (lambda: None))
             if reduced is not None:
                 mean, lost = reduced
                 factors = self._clip(mean, pending)
@@ -308,10 +308,6 @@ def all_or_none(voters: Group | None, call: Callable[[], T]) -> T:
     if voters is not None and voters.max_scalars([0.0])[0] > 0:
         raise SyncError("a collective has failed on another rank of this replica; sync again")
     return result
-
-
-def _nothing() -> None:
-    """Wait for nothing: this rank has no elements of the units, or all replicas roll back."""
 
 
 def _deltas_of(units: Sequence[Unit], reducer: Reducer) -> tuple[torch.Tensor, list[int]]:

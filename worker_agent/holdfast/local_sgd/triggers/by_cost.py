@@ -286,15 +286,7 @@ class ByCostInRounds(ByCost):
         report: Report = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Begin with the interval of the settings; see `ByCost`.
-
-        Args:
-            config: The interval, and whether to act.
-            who: The replicas, and the ranks of this one.
-            first: Name of the first unit of a round.
-            report: Called on one rank of the job with each choice that is news.
-            clock: Seconds that never go back.
-        """
+        """Begin with the interval of the settings; first: name of the first unit of a round."""
         super().__init__(config, who, report=report, clock=clock)
         self.settings = dataclasses.replace(self.settings, shortest=2)
         self._first_unit = first
