@@ -163,7 +163,7 @@ def _machine(about: Mapping[str, Any]) -> str:
     words = machine.words(about, "gRPC {grpc}", "DLRover {dlrover}", without={"torch"})
     said = f"{words}; open files {about['open_files']}."
     left_out = [f"Left out: {text}" for text in about.get("left_out", [])]
-    return "\n\n".join([said, *about.get("notes", []), *left_out]) + "\n"
+    return "\n\n".join([said, *left_out]) + "\n"
 
 
 def _section(item: _Table, results: Sequence[LoadResult]) -> str:
