@@ -18,9 +18,9 @@ import torch.distributed as dist
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.policies.schedule import Boundary
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.triggers.trigger import BySteps, Replicas

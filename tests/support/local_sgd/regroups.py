@@ -86,7 +86,7 @@ class Inner:
         """Step twice along gradients of `inner`; the buffers are `inner` too."""
         import torch
 
-        from holdfast.local_sgd.members.inner_state import TorchInnerState
+        from holdfast.local_sgd.sync.inner_state import TorchInnerState
 
         self._params = [torch.nn.Parameter(torch.ones(size)) for size in SIZES]
         self._model = torch.nn.BatchNorm1d(2)

@@ -107,8 +107,6 @@ class Replica:
     def train(self, number: int) -> None:
         """Make a round's inner steps, and the fault that is planted in it."""
         rate, fault = self.world["lr"], self.world.get("fault", {})
-        if (self.replica, number) == (self.world.get("wild", -1), self.world.get("wild_round")):
-            rate *= 30
         for _ in range(self.world["steps"]):
             for tensor, target in zip(self.tensors, self.targets, strict=True):
                 tensor.sub_(rate * (tensor - target))
