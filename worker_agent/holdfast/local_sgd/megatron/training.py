@@ -49,14 +49,19 @@ from holdfast.local_sgd.megatron.groups import (
     members_of,
     own_data_parallel,
 )
-from holdfast.local_sgd.megatron.parts import MasterPart, by_name, parts_of, put_together
+from holdfast.local_sgd.megatron.parts import (
+    MasterPart,
+    MegatronRoundShards,
+    by_name,
+    parts_of,
+    put_together,
+)
 from holdfast.local_sgd.megatron.refusals import (
     check_in_step,
     check_model,
     check_store,
 )
 from holdfast.local_sgd.megatron.scheduler import carried
-from holdfast.local_sgd.megatron.shards import MegatronRoundShards
 from holdfast.local_sgd.members.members import Members
 from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT
