@@ -367,13 +367,12 @@ def run_step(
 def reference(world: Mapping[str, Any], pipe: Any) -> None:
     """Train whole replicas one after another, and synchronise them by the formula, unit by unit."""
     replicas, shards = world["mesh"]
-    options, steps = world.get("options", {}), world["steps"]
     config, outer, _ = configs_of(world)
-    first = tiny_model(options)
+    first = tiny_model(world.get("options", {}))
     models = [copy.deepcopy(first) for _ in range(replicas)]
     optimizers = [optimizer_of(model, world) for model in models]
     rounds = _Rounds(models, config, outer.outer_optim_kwargs if outer else None)
-    for step in range(steps):
+    for step in range(world["steps"]):
         if rounds.due(step):
             rounds.sync()
         for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -444,8 +443,6 @@ class _Rounds:
                 self._unit(unit, names)
 
     def _unit(self, unit: str, names: list[str]) -> None:
-        import torch
-
         from holdfast.local_sgd.policies import anomaly, weights
 
         held = [dict(model.named_parameters()) for model in self._models]
@@ -476,7 +473,6 @@ class _Rounds:
         for one in held:
             for name in names:
                 one[name].copy_(self._anchors[name])
-        assert torch.is_tensor(self._anchors[names[0]])
 
     def _step(self, name: str, mean: Any) -> None:
         if not self._outer:
