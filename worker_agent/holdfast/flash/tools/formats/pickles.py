@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from holdfast.flash.tools.formats.foreign import ForeignError
 
@@ -30,6 +30,7 @@ _NUMBERS: Final = {
     )
 }
 """Types of numpy's scalars that have a number of Python."""
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +200,25 @@ def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
         yield (key.value if isinstance(key, _ByIdentity) else key), value
 
 
-def plain(value: Any) -> bool:
-    """Return True if data has nothing but numbers, text and containers of them."""
+def plain(value: Any, *tensors: type) -> bool:
+    """Return True if data has nothing but numbers, text and containers of them.
+
+    tensors: further types that it may have.
+    """
     if isinstance(value, Mapping):
-        return all(plain(key) and plain(one) for key, one in value.items())
+        return all(plain(key) and plain(one, *tensors) for key, one in value.items())
     if isinstance(value, list | tuple | set):
-        return all(map(plain, value))
-    return value is None or isinstance(value, bool | int | float | str | bytes | complex)
+        return all(plain(one, *tensors) for one in value)
+    known = bool | int | float | str | bytes | complex
+    return value is None or isinstance(value, (known, *tensors))
+
+
+def replaced(value: Any, kind: type[_Kind], by: Callable[[_Kind], Any]) -> Any:
+    """Return data with another value in the place of each object of a kind."""
+    if isinstance(value, kind):
+        return by(value)
+    if isinstance(value, Mapping):
+        return {key: replaced(one, kind, by) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replaced(one, kind, by) for one in value)
+    return value

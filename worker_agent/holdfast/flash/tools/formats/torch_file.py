@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any, Final
@@ -24,18 +24,8 @@ from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
 from holdfast.flash.tools.formats.holdfast_step import Progress, bytes_of
 from holdfast.flash.tools.formats.pickle_child import STORAGES
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
-from holdfast.flash.tools.formats.training_state import (
-    BY_NAME,
-    Keys,
-    StateParts,
-    arrange,
-    is_tensor_place,
-    left_out,
-    step_in,
-    walk,
-    without_objects,
-)
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, replaced
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, of_script
 
 if TYPE_CHECKING:
     import torch
@@ -232,15 +222,9 @@ class TorchFile(TorchArchive):
         super().__init__(path, begin, length)
         self.state = pickles.read(self._zip.read("data.pkl"), path)
 
-    def with_tensors(self, value: Any) -> Any:
-        """Return data with its tensors loaded: for small values only."""
-        if isinstance(value, TensorRef):
-            return self.tensor(value)
-        if isinstance(value, Mapping):
-            return {key: self.with_tensors(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.with_tensors(one) for one in value)
-        return value
+    def with_tensors(self) -> Any:
+        """Return the data with its tensors as `ForeignTensor`."""
+        return replaced(self.state, TensorRef, lambda ref: of_ref(self, (f"data/{ref.key}",), ref))
 
 
 def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
@@ -252,73 +236,16 @@ def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
         )
     if not isinstance(file.state, Mapping) or not file.state:
         raise ForeignError(f"{place} holds {type(file.state).__name__}, not a state_dict")
-
-    def shape_of(value: Any) -> tuple[int, ...] | None:
-        return value.size if isinstance(value, TensorRef) else None
-
-    def tensor_of(path: Path, value: Any) -> ForeignTensor | None:
-        return of_ref(file, path, value) if isinstance(value, TensorRef) else None
-
-    parts = arrange(place, file.state, keys, shape_of)
-    return of_parts(
-        Checkpoint(place=place, format="torch", framework="torch", layout="one file of torch.save"),
-        parts,
-        is_data=lambda value: plain(without_tensors(value)),
-        tensor_of=tensor_of,
-        loaded=file.with_tensors,
+    found = Checkpoint(
+        place=place, format="torch", framework="torch", layout="one file of torch.save"
     )
-
-
-def of_parts(
-    found: Checkpoint,
-    parts: StateParts,
-    *,
-    is_data: Callable[[Any], bool],
-    tensor_of: Callable[[Path, Any], ForeignTensor | None],
-    loaded: Callable[[Any], Any],
-) -> Checkpoint:
-    """Return a checkpoint with the tensors and values of a script's parts; raises `ForeignError`.
-
-    is_data: tells whether a value has no objects. tensor_of: a tensor's reference as a tensor;
-    None: it is none. loaded: a value with its tensors in memory.
-    """
-    left, tensors, values = list[str](), list[ForeignTensor](), dict[Path, Any]()
-    if isinstance(extra := parts.state.get("extra"), Mapping):
-        parts.state["extra"] = without_objects(extra, "extra", is_data, left)
-    for path, value in walk((), parts.state):
-        tensor = tensor_of(path, value) if is_tensor_place(path) else None
-        if tensor is not None:
-            tensors.append(tensor)
-        elif is_data(value):
-            values[path] = loaded(value)
-        else:
-            name = ".".join(map(str, path))
-            raise ForeignError(f"{found.place}: {name} has objects that are no data")
-    extras = {str(path[1]): one for path, one in values.items() if path[0] == "extra"}
-    return replace(
-        found,
-        tensors=tuple(tensors),
-        values=values,
-        step=step_in(extras),
-        notes=(*parts.notes, *left_out(left)),
-    )
+    return of_script(found, file.with_tensors(), keys)
 
 
 def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:
     """Return a tensor of a file."""
     where = f"{file.path}: {'.'.join(map(str, path))}"
     return whole(path, ref.dtype, ref.size, where, partial(file.tensor, ref))
-
-
-def without_tensors(value: Any) -> Any:
-    """Return data with None in the place of its tensors."""
-    if isinstance(value, TensorRef):
-        return None
-    if isinstance(value, Mapping):
-        return {key: without_tensors(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_tensors(one) for one in value]
-    return value
 
 
 _FOLDER: Final = "archive"
