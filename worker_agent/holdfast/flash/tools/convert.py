@@ -10,7 +10,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path as File
-from typing import Final
 
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import ManifestError
@@ -18,10 +17,8 @@ from holdfast.flash.tools.formats.conversion import convert
 from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.holdfast_step import check_target
 from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
-from holdfast.flash.tools.printing import INTERRUPTED
+from holdfast.flash.tools.printing import INTERRUPTED, refuse
 from holdfast.flash.trainer.leaves import StateError
-
-BAD_INPUT: Final = 2
 
 
 def take_in(source: str, root: str, step: int, keys: Keys = BY_NAME) -> str:
@@ -53,20 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sys.stdout.write(_run(options) + "\n")
     except (ForeignError, CommitError, ManifestError, StateError, OSError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return BAD_INPUT
+        return refuse(error)
     except KeyboardInterrupt:
-        sys.stderr.write(f"holdfast: interrupted: {options.target} is whole, or not there\n")
-        return INTERRUPTED
+        return refuse(f"interrupted: {options.target} is whole, or not there", INTERRUPTED)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast checkpoint", description=__doc__)
     tools = parser.add_subparsers(dest="tool", required=True)
-    out = tools.add_parser("export")
-    into = tools.add_parser("import")
-    both = tools.add_parser("convert")
+    out, into, both = map(tools.add_parser, ("export", "import", "convert"))
     for tool in (out, into, both):
         tool.add_argument("source")
         tool.add_argument("target")

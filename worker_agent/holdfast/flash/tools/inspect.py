@@ -11,8 +11,7 @@ import argparse
 import dataclasses
 import json
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,12 +30,21 @@ from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.formats.conversion import format_of, open_checkpoint
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
+from holdfast.flash.tools.formats.recognise import FormatVerdict
 from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
-from holdfast.flash.tools.printing import Bar, end, put, size_text, table_text
+from holdfast.flash.tools.printing import (
+    BAD_INPUT,
+    Bar,
+    end,
+    put,
+    refuse,
+    shape_text,
+    size_text,
+    table_text,
+)
 from holdfast.flash.trainer.leaves import StateError
 
 NOT_WHOLE: Final = 7
-BAD_INPUT: Final = 2
 _STEP: Final = re.compile(r"step_\d+")
 
 
@@ -123,7 +131,7 @@ def _steps_at(path: str) -> list[str]:
         return [path]
     begun = len(attempts(Disk(), path))
     more = f", only {begun} that were never finished" if begun else ""
-    if names := below(path):
+    if names := ", ".join(_format(path).below[:5]):
         more += f"; {names} in it has a checkpoint"
     raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
 
@@ -162,13 +170,13 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def table(one: Look) -> str:
-    """Return the items of a step, one per line."""
-    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", "RANKS")]
-    for item in one.facts(items=True).get("items", ()):
-        shape = "-" if item["shape"] is None else "x".join(map(str, item["shape"])) or "scalar"
-        ranks = ",".join(map(str, item["ranks"]))
-        rows.append((item["name"], item["dtype"] or "-", shape, size_text(item["bytes"]), ranks))
+def table(items: Iterable[Mapping[str, Any]], *more: str) -> str:
+    """Return the items of a checkpoint, one per line; more: a further column, of lists."""
+    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", *more)]
+    for item in items:
+        shape = "-" if item["shape"] is None else shape_text(item["shape"])
+        lists = (",".join(map(str, item[name.lower()])) for name in more)
+        rows.append((item["name"], item["dtype"] or "-", shape, size_text(item["bytes"]), *lists))
     return table_text(rows)
 
 
@@ -181,19 +189,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_keys(parser)
     options = parser.parse_args(arguments)
     disk, deep = Disk(), options.tool == "verify"
-    if is_foreign(options.path):
+    if _format(options.path).format not in ("", "holdfast"):
         return foreign_report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
         found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
     except (InspectionError, OSError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return BAD_INPUT
+        return refuse(error)
     if keys_of(options) != BY_NAME:
-        sys.stderr.write(
-            f"holdfast: {options.path} has steps of Holdfast, whose parts have fixed names: leave "
-            "out --model and --optimizer\n"
+        return refuse(
+            f"{options.path} has steps of Holdfast, whose parts have fixed names: leave out "
+            "--model and --optimizer"
         )
-        return BAD_INPUT
     text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
     return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
 
@@ -207,24 +213,16 @@ def _as_text(found: Sequence[Look], *, deep: bool) -> str:
     whole = ": every hash is right" if deep else ""
     lines = [summary(one) + ("" if one.wrong else whole) for one in found]
     if not deep and len(found) == 1 and not found[0].wrong:
-        lines.append(table(found[0]))
+        lines.append(table(found[0].facts(items=True)["items"], "RANKS"))
     return "\n".join(lines) + "\n"
 
 
-def is_foreign(place: str) -> bool:
-    """Return True if a path has a checkpoint of another framework."""
+def _format(place: str) -> FormatVerdict:
+    """Return the format of a path; none if it cannot be read."""
     try:
-        return Path(place).exists() and format_of(place).format not in ("", "holdfast")
-    except OSError:
-        return False
-
-
-def below(place: str) -> str:
-    """Return the names of directories in a directory that have a foreign checkpoint."""
-    try:
-        return ", ".join(format_of(place).below[:5])
-    except OSError:
-        return ""
+        return format_of(place)
+    except OSError as error:
+        return FormatVerdict("", str(error))
 
 
 def foreign_report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
@@ -241,14 +239,11 @@ def foreign_report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
                         tensor.load()
                         bar(tensor.bytes)
     except (ForeignError, ManifestError, StateError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return NOT_WHOLE if deep else BAD_INPUT
+        return refuse(error, NOT_WHOLE if deep else BAD_INPUT)
     except (OSError, ImportError) as error:
-        sys.stderr.write(f"holdfast: {place}: {error}\n")
-        return BAD_INPUT
-    text = (
-        json.dumps([foreign_facts(found)], indent=2) if as_json else _foreign_text(found, deep=deep)
-    )
+        return refuse(f"{place}: {error}")
+    facts = foreign_facts(found)
+    text = json.dumps([facts], indent=2) if as_json else _foreign_text(facts, deep=deep)
     return put([text + "\n"], 0)
 
 
@@ -272,21 +267,16 @@ def foreign_facts(found: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _foreign_text(found: Checkpoint, *, deep: bool) -> str:
-    sizes = "".join(f", {name} parallel {size}" for name, size in found.sizes.items())
-    step = f", step {found.step}" if found.step is not None else ""
+def _foreign_text(facts: Mapping[str, Any], *, deep: bool) -> str:
+    sizes = "".join(f", {name} parallel {size}" for name, size in facts["parallel"].items())
+    step = f", step {facts['step']}" if facts["step"] is not None else ""
     head = (
-        f"{found.place}: {found.framework}, {found.layout}{sizes}{step}: {len(found.tensors)} "
-        f"tensors, {len(found.values)} other values, {size_text(found.bytes)}"
+        f"{facts['path']}: {facts['framework']}, {facts['layout']}{sizes}{step}: "
+        f"{facts['tensors']} tensors, {facts['values']} other values, {size_text(facts['bytes'])}"
     )
-    lines = [head, *(f"note: {note}" for note in found.notes)]
-    if deep:
-        return "\n".join([*lines, "all of it was read, and compared with what checksums it has"])
-    rows = [("NAME", "DTYPE", "SHAPE", "SIZE")]
-    for one in found.tensors:
-        shape = "x".join(map(str, one.shape)) or "scalar"
-        rows.append((one.name, one.dtype, shape, size_text(one.bytes)))
-    return "\n".join([*lines, table_text(rows)])
+    read = "all of it was read, and compared with what checksums it has"
+    notes = (f"note: {note}" for note in facts["notes"])
+    return "\n".join([head, *notes, read if deep else table(facts["items"])])
 
 
 if __name__ == "__main__":
