@@ -22,7 +22,7 @@ pytestmark = [
 def test_dcp_load_reads_every_global_tensor(worlds: Worlds, tmp_path: Path) -> None:
     """Masters and moments are whole tensors under torch's names, over Megatron's global keys."""
     setup = {"tensor": 2, "precision": "bf16"}
-    first = worlds.run(world=4, root=str(tmp_path), until=2, save_at=[2], setup=setup)[0]
+    first = worlds.run(world=4, root=tmp_path, until=2, save_at=[2], setup=setup)[0]
     metadata = dcp.FileSystemReader(tmp_path / "step_2").read_metadata().state_dict_metadata
     tensors = {
         name: torch.empty(one.size, dtype=one.properties.dtype)

@@ -28,10 +28,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        (
-            {"hidden": 64},
-            "is float32 (64, 64), in the checkpoint ('float32', (64, 32))",
-        ),
+        ({"hidden": 64}, "is float32 (64, 64), in the checkpoint ('float32', (64, 32))"),
         ({"gated": True}, "model.decoder.layers.mlp.linear_fc1.weight is float32 (4, 128, 32)"),
         ({"tied": True}, "model.output_layer.weight is not in the state"),
         ({"optimizer": "sgd", "distributed": False}, "was saved by AdamW"),
@@ -41,9 +38,9 @@ def test_another_model_or_optimizer_is_refused(
     worlds: Worlds, tmp_path: Path, here: dict[str, Any], said: str
 ) -> None:
     """The error names the tensor, the form here and the form there; another layout is no error."""
-    worlds.run(world=2, root=str(tmp_path), until=1, save_at=[1], setup={"tensor": 2})
+    worlds.run(world=2, root=tmp_path, until=1, save_at=[1], setup={"tensor": 2})
     for setup in (here, {**here, "pipeline": 2}):
-        told = worlds.run(world=2, root=str(tmp_path), setup=setup, seed=2)
+        told = worlds.run(world=2, root=tmp_path, setup=setup, seed=2)
         assert any(said in rank["refused"] for rank in told), told[0]["refused"]
         assert all(rank["untouched"] for rank in told)
 
@@ -64,7 +61,7 @@ def test_parted_copies_are_never_saved_as_one(
     worlds: Worlds, tmp_path: Path, world: int, setup: dict[str, Any], name: str
 ) -> None:
     """Tied embeddings lie in other ranges of both stages' optimizers; norms are on two ranks."""
-    told = worlds.run(world=world, job="parted", root=str(tmp_path), setup=setup, part=name)
+    told = worlds.run(world=world, job="parted", root=tmp_path, setup=setup, part=name)
     assert all(f"{name} on rank" in rank["refused"] for rank in told), told
 
 
@@ -137,11 +134,11 @@ def test_wrong_or_missing_state_is_refused(
     worlds: Worlds, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], said: str
 ) -> None:
     """Moments in 16 bits, or a tensor that is gone, are named; the whole state stays."""
-    worlds.run(world=2, root=str(tmp_path / "a"), until=1, save_at=[1], setup={"tensor": 2})
+    worlds.run(world=2, root=tmp_path / "a", until=1, save_at=[1], setup={"tensor": 2})
     _rewrite(tmp_path / "a", lambda _: None, tmp_path / "b")
-    assert worlds.run(world=2, root=str(tmp_path / "b"))[0]["start"] == 1, "the same, rewritten"
+    assert worlds.run(world=2, root=tmp_path / "b")[0]["start"] == 1, "the same, rewritten"
     _rewrite(tmp_path / "a", change, tmp_path / "c")
-    told = worlds.run(world=2, root=str(tmp_path / "c"), setup={"pipeline": 2})
+    told = worlds.run(world=2, root=tmp_path / "c", setup={"pipeline": 2})
     assert any(said in rank["refused"] for rank in told), told[0]["refused"]
     assert all(rank["untouched"] for rank in told)
 
@@ -149,9 +146,9 @@ def test_wrong_or_missing_state_is_refused(
 def test_partial_takes_what_fits(worlds: Worlds, tmp_path: Path) -> None:
     """load(partial=True) fills the tensors that have the same form, and trains on."""
     setup = {"tensor": 2}
-    worlds.run(world=2, root=str(tmp_path), until=1, save_at=[1], setup=setup)
+    worlds.run(world=2, root=tmp_path, until=1, save_at=[1], setup=setup)
     told = worlds.run(
-        world=2, root=str(tmp_path), until=2, setup={**setup, "gated": True}, partial=True, seed=2
+        world=2, root=tmp_path, until=2, setup={**setup, "gated": True}, partial=True, seed=2
     )
     assert told[0]["start"] == 1
     assert len(told[0]["losses"]) == 1

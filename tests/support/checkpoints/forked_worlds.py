@@ -52,7 +52,7 @@ class _Server:
         atexit.register(self.close)
 
     def ask(self, world: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self._asked.write(json.dumps(world) + "\n")
+        self._asked.write(json.dumps(world, default=str) + "\n")  # paths too
         self._asked.flush()
         answers: list[dict[str, Any]] = json.loads(self._told.readline())
         return answers

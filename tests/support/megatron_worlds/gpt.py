@@ -6,7 +6,8 @@ The global state is put together from Megatron's own ranges and global offsets, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,8 @@ class Setup:
     tied: bool = False
     experts: int | None = None
     hidden: int = 32
+    ffn: int = 2
+    """Hidden size of an MLP as a multiple of the model's."""
     layers: int = 4
     vocabulary: int = _VOCABULARY
     optimizer: str = "adam"
@@ -116,7 +119,7 @@ def _config(setup: Setup) -> Any:
         hidden_size=setup.hidden,
         num_attention_heads=HEADS,
         num_query_groups=GROUPS,
-        ffn_hidden_size=2 * setup.hidden,
+        ffn_hidden_size=setup.ffn * setup.hidden,
         tensor_model_parallel_size=setup.tensor,
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,
@@ -199,22 +202,36 @@ def step(training: Training, number: int) -> float:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    share = _BATCH // parallel_state.get_data_parallel_world_size()
-    found = backward(training, list(_samples(number, share)))
-    training.optimizer.step()
-    training.scheduler.step(increment=_BATCH)
+    parallel = parallel_state.get_data_parallel_world_size()
+    share = _BATCH // parallel
+    found = backward(training, share_of(number, parallel_state.get_data_parallel_rank(), parallel))
+    update(training)
     total = float(sum(one["loss"] for one in found)) if found else 0.0
     mean = torch.tensor([total / share], dtype=torch.float64)
     if found:
         dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
-        mean /= parallel_state.get_data_parallel_world_size()
+        mean /= parallel
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     dist.broadcast(mean, last, group=parallel_state.get_pipeline_model_parallel_group())
     return float(mean)
 
 
+def update(*trainings: Training) -> None:
+    """Have optimizer and scheduler take a step."""
+    for training in trainings:
+        training.optimizer.step()
+        training.scheduler.step(increment=_BATCH)
+
+
+def spoil(training: Training) -> None:
+    """Make the gradients infinite."""
+    for buffer in (one for chunk in training.chunks for one in chunk.buffers):
+        buffer.grad_data.fill_(math.inf)
+
+
 def backward(training: Training, samples: Sequence[Any]) -> list[Any]:
     """Compute the mean gradients of some samples, reduced; return the losses of the last stage."""
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     batches = [list(samples) for _ in training.chunks]
@@ -231,23 +248,14 @@ def backward(training: Training, samples: Sequence[Any]) -> list[Any]:
         micro_batch_size=1,
         forward_only=False,
     )
-    _finish_gradients(training)
+    finalize_model_grads(training.chunks)  # those of tied embeddings and layer norms too
     return found
 
 
-def _finish_gradients(training: Training) -> None:
-    """Reduce the gradients, those of tied embeddings and layer norms too."""
-    from megatron.core.distributed import finalize_model_grads
-
-    finalize_model_grads(training.chunks)
-
-
-def _samples(number: int, share: int) -> Iterator[Any]:
-    """Yield this rank's samples of a batch, one at a time."""
-    from megatron.core import parallel_state
-
-    begin = share * parallel_state.get_data_parallel_rank()
-    yield from batch(number)[begin : begin + share]
+def share_of(number: int, place: int, places: int) -> list[Any]:
+    """Return the samples of one of several equal shares of a batch."""
+    wide = _BATCH // places
+    return batch(number)[place * wide : (place + 1) * wide]
 
 
 def batch(number: int) -> list[Any]:
@@ -271,6 +279,19 @@ def _forward(samples: Iterator[Any], model: Any) -> Any:
         return output.float().mean(), {"loss": output.detach().double().mean()}
 
     return found, mean
+
+
+def parameters(training: Training) -> list[Any]:
+    """Return this rank's parameters."""
+    return [one for chunk in training.chunks for one in chunk.parameters()]
+
+
+def hash_of(tensors: Iterable[Any]) -> str:
+    """Return a hash of this rank's tensors; no collective."""
+    found = hashlib.sha256()
+    for one in tensors:
+        found.update(one.detach().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def weights(training: Training) -> dict[str, str]:

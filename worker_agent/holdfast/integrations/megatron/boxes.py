@@ -160,11 +160,7 @@ def allocated(one: OwnedRange, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def fill(
-    filling: Filling,
-    path: tuple[str, ...],
-    values: torch.Tensor,
-    piece: Piece,
-    box: PieceBox,
+    filling: Filling, path: tuple[str, ...], values: torch.Tensor, piece: Piece, box: PieceBox
 ) -> bool:
     """Plan the copies into a box; of a padded vocabulary, into the part that both have."""
     name = ".".join(path)

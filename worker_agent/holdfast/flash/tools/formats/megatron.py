@@ -246,10 +246,7 @@ _KEPT: Final = (
     "opt_param_scheduler",
 )
 """Values of common.pt that are kept beside the arguments."""
-_SIZES: Final = {
-    "tensor": "tensor_model_parallel_size",
-    "pipeline": "pipeline_model_parallel_size",
-}
+_SIZES: Final = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
 
 
 _StateNames = dict[str, dict[str, str]]

@@ -273,10 +273,7 @@ def _split(tensors: Sequence[ForeignTensor]) -> list[list[ForeignTensor]]:
 
 
 def _write_file(
-    file: File,
-    tensors: Mapping[str, ForeignTensor],
-    values: Mapping[Path, Any],
-    progress: Progress,
+    file: File, tensors: Mapping[str, ForeignTensor], values: Mapping[Path, Any], progress: Progress
 ) -> None:
     """Write the bytes, then the header, which then knows their hashes; its length is known."""
     blank = dict.fromkeys(tensors, _ZEROS)

@@ -87,8 +87,8 @@ class Record:
     crc: int
 
 
-class TorchZip:
-    """The records of one archive."""
+class TorchArchive:
+    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
 
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         """List the records; raises `ForeignError` if the archive is damaged, OSError."""
@@ -97,12 +97,14 @@ class TorchZip:
         self._compared = set[str]()
         try:
             with FileRange(path, begin, length) as section:
-                self.records = _records(section)
+                self._records = _records(section)
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
             raise ForeignError(
                 f"{path}: no whole archive of torch.save ({error}). Copy the file again; one of "
                 "torch before 1.6 must be loaded and saved by a newer torch"
             ) from error
+        if "byteorder" in self._records and self.read("byteorder") != b"little":
+            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
 
     def read(
         self, name: str, begin: int = 0, size: int | None = None, *, checked: bool = True
@@ -112,7 +114,7 @@ class TorchZip:
         checked: False for a look at bytes that are read once more. Raises `ForeignError` naming
         file and record.
         """
-        record = self.records.get(name)
+        record = self._records.get(name)
         if record is None:
             raise ForeignError(f"{self.path}: the record {name} is missing: copy the file again")
         wanted = record.size - begin if size is None else size
@@ -128,6 +130,24 @@ class TorchZip:
             raise ForeignError(f"{self.path}: {name} differs from its checksum: it is damaged")
         self._compared.add(name)
         return found
+
+    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
+        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
+
+        checked: read all of its record, and compare the checksum; else only its own bytes.
+        """
+        import torch
+
+        dtype = getattr(torch, ref.dtype)
+        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
+            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
+        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
+        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
+        body = self.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
+        if not count:
+            return torch.empty(ref.size, dtype=dtype)
+        flat = torch.frombuffer(body, dtype=dtype)
+        return flat.as_strided(ref.size, ref.stride).contiguous()
 
 
 def _take(section: FileRange, record: Record, begin: int, size: int) -> bytearray:
@@ -184,34 +204,6 @@ def _begin(section: FileRange, info: zipfile.ZipInfo) -> int:
     return info.header_offset + _HEADER.size + int(length) + int(extra)
 
 
-class TorchArchive:
-    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
-
-    def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
-        """List the records; raises `ForeignError`, OSError."""
-        self.path, self._zip = path, TorchZip(path, begin, length)
-        if "byteorder" in self._zip.records and self._zip.read("byteorder") != b"little":
-            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
-
-    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
-        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
-
-        checked: read all of its record, and compare the checksum; else only its own bytes.
-        """
-        import torch
-
-        dtype = getattr(torch, ref.dtype)
-        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
-            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
-        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
-        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
-        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
-        if not count:
-            return torch.empty(ref.size, dtype=dtype)
-        flat = torch.frombuffer(body, dtype=dtype)
-        return flat.as_strided(ref.size, ref.stride).contiguous()
-
-
 class TorchFile(TorchArchive):
     """An archive with its data."""
 
@@ -220,7 +212,7 @@ class TorchFile(TorchArchive):
     ) -> None:
         """Read all but the tensors; raises `ForeignError`, OSError."""
         super().__init__(path, begin, length)
-        self.state = pickles.read(self._zip.read("data.pkl"), path)
+        self.state = pickles.read(self.read("data.pkl"), path)
 
     def with_tensors(self) -> Any:
         """Return the data with its tensors as `ForeignTensor`."""
@@ -304,12 +296,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
     def _tensor(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        load: Callable[[], torch.Tensor],
-        *,
-        counts: bool,
+        self, dtype: str, shape: tuple[int, ...], load: Callable[[], torch.Tensor], *, counts: bool
     ) -> Any:
         import torch
         from torch import _utils
