@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast import Checkpointer
-from holdfast.flash.trainer.leaves import Leaves
-from holdfast.flash.trainer.reshard import Filling, of_files, stored
-from holdfast.flash.trainer.values import decode_value
+from holdfast.flash.tools.formats import holdfast_step
+from holdfast.flash.tools.formats.foreign import ForeignTensor, whole
 from megatron_worlds.worlds import Worlds
 
-pytestmark = [
-    pytest.mark.train,
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),  # it reads alone
-]
+pytestmark = pytest.mark.train
 
 
 @pytest.mark.parametrize(
@@ -65,61 +56,29 @@ def test_parted_copies_are_never_saved_as_one(
     assert all(f"{name} on rank" in rank["refused"] for rank in told), told
 
 
-class _Whole:
-    """A checkpoint's state as whole tensors, to be saved again after a change."""
-
-    def __init__(self, root: Path) -> None:
-        """Read step 1 of a directory."""
-        found = stored(of_files(str(root / "step_1")), 1)
-        self.tensors = _tensors(root / "step_1")
-        self._paths, self._kinds = found.paths, found.optimizers
-        self._values = {name: decode_value(name, found.value(name)) for name in found.values}
-
-    def collect(self, leaves: Leaves) -> None:
-        """List everything but what each rank has for itself."""
-        for name, tensor in self.tensors.items():
-            leaves.add_box(self._paths[name], tensor, tensor.shape, (0,) * tensor.dim())
-        for name, value in self._values.items():
-            if self._paths[name][0] in {"optimizer", "megatron"}:
-                leaves.add_value(self._paths[name], partial(copy, value))
-        leaves.optimizers.update(self._kinds)
-
-    def accept(self, filling: Filling) -> None:
-        """Load nothing."""
-
-    def finish(self, *, partial: bool) -> None:
-        """Load nothing."""
+STATE = {"optimizer", "megatron"}
+_Tensors = dict[str, ForeignTensor]
 
 
-def _tensors(step: Path) -> dict[str, torch.Tensor]:
-    """Return every tensor of a checkpoint, read by torch alone."""
-    metadata = dcp.FileSystemReader(step).read_metadata().state_dict_metadata
-    found = {
-        name: torch.empty(one.size, dtype=one.properties.dtype)
-        for name, one in metadata.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
-    loaded: dict[str, Any] = dict(found)
-    dcp.load(loaded, checkpoint_id=step, no_dist=True)
-    return found
-
-
-def _rewrite(root: Path, change: Callable[[dict[str, torch.Tensor]], None], target: Path) -> None:
-    """Write a step again, after a change of its tensors."""
-    whole = _Whole(root)
-    change(whole.tensors)
-    with Checkpointer(target, shards=whole) as flash:
-        flash.save(1)
+def _rewrite(root: Path, change: Callable[[_Tensors], None], target: Path) -> None:
+    """Write step 1 again, after a change of its tensors, without what each rank has for itself."""
+    found = holdfast_step.read(str(root / "step_1"))
+    tensors = {one.name: one for one in found.tensors}
+    change(tensors)
+    values = {path: one for path, one in found.values.items() if path[0] in STATE}
+    changed = replace(found, tensors=tuple(tensors.values()), values=values)
+    holdfast_step.write(changed, str(target), 1, lambda _: None)
 
 
 MOMENT = "optimizer.state.decoder.final_layernorm.weight.exp_avg"
 
 
-def _halved(state: dict[str, torch.Tensor]) -> None:
-    state[MOMENT] = state[MOMENT].half()
+def _halved(state: _Tensors) -> None:
+    one = state[MOMENT]
+    state[MOMENT] = whole(one.path, "float16", one.shape, "", lambda: one.load().half())
 
 
-def _without(state: dict[str, torch.Tensor]) -> None:
+def _without(state: _Tensors) -> None:
     del state[MOMENT]
 
 
@@ -131,7 +90,7 @@ def _without(state: dict[str, torch.Tensor]) -> None:
     ],
 )
 def test_wrong_or_missing_state_is_refused(
-    worlds: Worlds, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], said: str
+    worlds: Worlds, tmp_path: Path, change: Callable[[_Tensors], None], said: str
 ) -> None:
     """Moments in 16 bits, or a tensor that is gone, are named; the whole state stays."""
     worlds.run(world=2, root=tmp_path / "a", until=1, save_at=[1], setup={"tensor": 2})

@@ -301,26 +301,31 @@ def weights(training: Training) -> dict[str, str]:
 
 def digest(training: Training) -> dict[str, str]:
     """Return the hash of every global tensor, from all ranks."""
+    for chunk in training.chunks if training.setup.late_gather else ():
+        chunk.start_param_sync(force_sync=True)
+    return {key: hash_of([values]) for key, values in gathered(_own(training)).items()}
+
+
+GlobalBox = tuple[str, tuple[int, ...], Any, Any]
+"""Name, global shape, place as slices, values."""
+
+
+def gathered(own: Iterable[GlobalBox], replica: int = 0) -> dict[str, Any]:
+    """Return the global tensors that the ranks of a replica have in boxes; a collective of all."""
     import torch
     import torch.distributed as dist
 
-    for chunk in training.chunks if training.setup.late_gather else ():
-        chunk.start_param_sync(force_sync=True)
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, list(_own(training)))
+    dist.all_gather_object(told, (replica, list(own)))
     whole: dict[str, Any] = {}
-    for key, shape, place, values in (one for rank in told for one in rank):
-        if key not in whole:
-            whole[key] = torch.full(shape, torch.nan)
-        whole[key][place] = values.float()
+    for key, shape, place, values in (box for its, rank in told if its == replica for box in rank):
+        whole.setdefault(key, torch.full(shape, torch.nan))[place] = values.float()
     assert not any(one.isnan().any() for one in whole.values()), "a hole in a global tensor"
-    return {
-        key: hashlib.sha256(values.numpy().tobytes()).hexdigest() for key, values in whole.items()
-    }
+    return whole
 
 
-def _own(training: Training) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
-    """Yield (name, global shape, place, values) of all that this rank has first."""
+def _own(training: Training) -> Iterator[GlobalBox]:
+    """Yield all that this rank has first."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 
     for chunk in training.chunks:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatron_worlds.gpt import (
+    GlobalBox,
     Setup,
     Training,
     backward,
     batch,
     build,
     fresh,
+    gathered,
+    hash_of,
     parameters,
     share_of,
     spoil,
@@ -115,32 +118,18 @@ def _inner(part: Any) -> Any:
 
 def _hash(local: Any, read: Callable[[Any, Any], Any]) -> str:
     """Return the hash of the global tensors that a replica's ranks have in parts."""
-    import hashlib
-
-    import torch
-    import torch.distributed as dist
-
-    own = []
+    own = list[GlobalBox]()
     for unit, part in zip(local.units, local.trained, strict=True):
         values: Any = None if part is None else read(unit, part)
         for piece in () if values is None else part.pieces:
             for box in piece.boxes(part.begin, part.end):
                 at = box.begin - part.begin
                 view = values.detach()[at : at + math.prod(box.sizes)].reshape(box.sizes)
-                own.append((piece.key, piece.shape, box.offsets, view.clone()))
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (local.replicas.rank, own))
-    whole: dict[str, Any] = {}
-    for replica, boxes in told:
-        for key, shape, offsets, values in boxes if replica == local.replicas.rank else ():
-            kept = whole.setdefault(key, torch.full(shape, torch.nan))
-            ends = zip(offsets, values.shape, strict=True)
-            kept[tuple(slice(first, first + size) for first, size in ends)] = values
-    assert not any(one.isnan().any() for one in whole.values()), "a hole in a global tensor"
-    found = hashlib.sha256()
-    for key in sorted(whole):
-        found.update(whole[key].numpy().tobytes())
-    return found.hexdigest()[:16]
+                ends = zip(box.offsets, box.sizes, strict=True)
+                place = tuple(slice(first, first + size) for first, size in ends)
+                own.append((piece.key, piece.shape, place, view.clone()))
+    whole = gathered(own, local.replicas.rank)
+    return hash_of(whole[key] for key in sorted(whole))
 
 
 def by_hand(world: Mapping[str, Any], pipe: Any) -> None:
