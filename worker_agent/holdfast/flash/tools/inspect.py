@@ -8,13 +8,14 @@ own.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.flash.memory.shard_table import ByteItem
 from holdfast.flash.storage.commit import attempts
 from holdfast.flash.storage.dcp_metadata import metadata_pickle
 from holdfast.flash.storage.filesystem import Disk
@@ -52,66 +53,53 @@ class InspectionError(Exception):
     """There is no step at the path; the text says why."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One committed step, or the reason why it is not whole."""
-
-    path: str
-    manifest: Manifest | None
-    wrong: str = ""
-
-    def facts(self, *, items: bool) -> dict[str, Any]:
-        """Return the report as JSON values; items: with every tensor and value."""
-        if self.manifest is None:
-            return {"path": self.path, "wrong": self.wrong}
-        shards, version = self.manifest.shards, self.manifest.version
-        tables = [shard.table for shard in shards]
-        tensors = {item.name for table in tables for item in table.tensors if not item.tail}
-        values = {item.name for table in tables for item in table.byte_items if not item.tail}
-        found: dict[str, Any] = {
-            "path": self.path,
-            "step": version.step,
-            "lineage": version.lineage,
-            "ranks": len(shards),
-            "bytes": sum(shard.bytes for shard in shards),
-            "tensors": len(tensors),
-            "values": len(values),
-        }
-        return found | ({"items": list(self._items())} if items else {})
-
-    def _items(self) -> list[dict[str, Any]]:
-        known: dict[str, dict[str, Any]] = {}
-        for shard in self.manifest.shards if self.manifest else ():
-            for tensor in (tensor for tensor in shard.table.tensors if not tensor.tail):
-                one = known.setdefault(tensor.name, _item(tensor.name, tensor.dtype, tensor.shape))
-                one["bytes"] += tensor.size
-                one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
-            for value, size in zip(shard.table.byte_items, shard.lengths, strict=True):
-                if value.tail:
-                    continue  # it was only in memory
-                one = known.setdefault(value.name, _item(value.name, "", None))
-                one["bytes"] += size
-                one["ranks"].append(shard.table.rank)
-        return [known[name] for name in sorted(known)]
-
-
-def _item(name: str, dtype: str, shape: tuple[int, ...] | None) -> dict[str, Any]:
-    return {"name": name, "dtype": dtype, "shape": shape, "bytes": 0, "ranks": []}
-
-
-def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
-    """Return the steps at a path, oldest first; raises `InspectionError` if there is none.
+def look(path: str, how: Callable[[str], Manifest], *, items: bool = False) -> list[dict[str, Any]]:
+    """Return a report on each step at a path, as JSON values, oldest first.
 
     path: directory of a step, or one of steps.
     how: reads a step's manifest; raises `ManifestError` for a step that is not whole.
+    items: list every tensor and value too, if there is one step.
+
+    Raises `InspectionError` if there is no step.
     """
-    found = []
-    for step in _steps_at(path):
+    found, there = list[dict[str, Any]](), _steps_at(path)
+    for step in there:
         try:
-            found.append(Look(path=step, manifest=how(step)))
+            manifest = how(step)
+            found.append(_facts(step, manifest))
+            if items and len(there) == 1:
+                found[0]["items"] = _items(manifest)
         except ManifestError as error:
-            found.append(Look(path=step, manifest=None, wrong=str(error)))
+            found.append({"path": step, "wrong": str(error)})
     return found
+
+
+def _facts(path: str, manifest: Manifest) -> dict[str, Any]:
+    tables = [shard.table for shard in manifest.shards]
+    return {
+        "path": path,
+        "step": manifest.version.step,
+        "lineage": manifest.version.lineage,
+        "ranks": len(tables),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "tensors": len({one.name for each in tables for one in each.tensors if not one.tail}),
+        "values": len({one.name for each in tables for one in each.byte_items if not one.tail}),
+    }
+
+
+def _items(manifest: Manifest) -> list[dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = {}
+    for shard in manifest.shards:
+        sizes = (*(one.size for one in shard.table.tensors), *shard.lengths)
+        for item, size in zip(shard.table.items, sizes, strict=True):
+            if item.tail:
+                continue  # it was only in memory
+            dtype, shape = ("", None) if isinstance(item, ByteItem) else (item.dtype, item.shape)
+            blank = {"dtype": dtype, "shape": shape, "bytes": 0, "ranks": list[int]()}
+            one = known.setdefault(item.name, {"name": item.name, **blank})
+            one["bytes"] += size
+            one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
+    return [known[name] for name in sorted(known)]
 
 
 def _steps_at(path: str) -> list[str]:
@@ -136,7 +124,7 @@ def _steps_at(path: str) -> list[str]:
     raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
 
 
-def verified(disk: Disk, path: str) -> Manifest:
+def _verified(disk: Disk, path: str) -> Manifest:
     """Return a step's manifest after comparing all of its files with it.
 
     Raises `ManifestError` if a file is missing, or differs from its hashes.
@@ -154,15 +142,13 @@ def verified(disk: Disk, path: str) -> Manifest:
     return manifest
 
 
-def summary(one: Look) -> str:
-    """Return one line about a step."""
-    facts = one.facts(items=False)
-    if one.wrong:
-        return f"{one.path}: NOT WHOLE: {one.wrong}"
+def _summary(one: Mapping[str, Any]) -> str:
+    if "wrong" in one:
+        return f"{one['path']}: NOT WHOLE: {one['wrong']}"
     return (
-        f"{one.path}: step {facts['step']}, saved by {_count(facts['ranks'], 'rank')} in round "
-        f"{facts['lineage']}: {_count(facts['tensors'], 'tensor')}, "
-        f"{_count(facts['values'], 'other value')}, {size_text(facts['bytes'])}"
+        f"{one['path']}: step {one['step']}, saved by {_count(one['ranks'], 'rank')} in round "
+        f"{one['lineage']}: {_count(one['tensors'], 'tensor')}, "
+        f"{_count(one['values'], 'other value')}, {size_text(one['bytes'])}"
     )
 
 
@@ -170,7 +156,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def table(items: Iterable[Mapping[str, Any]], *more: str) -> str:
+def _table(items: Iterable[Mapping[str, Any]], *more: str) -> str:
     """Return the items of a checkpoint, one per line; more: a further column, of lists."""
     rows = [("NAME", "DTYPE", "SHAPE", "SIZE", *more)]
     for item in items:
@@ -189,10 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_keys(parser)
     options = parser.parse_args(arguments)
     disk, deep = Disk(), options.tool == "verify"
+    read = _verified if deep else read_manifest
     if _format(options.path).format not in ("", "holdfast"):
         return foreign_report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
-        found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
+        found = look(options.path, partial(read, disk), items=not deep)
     except (InspectionError, OSError) as error:
         return refuse(error)
     if keys_of(options) != BY_NAME:
@@ -200,21 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{options.path} has steps of Holdfast, whose parts have fixed names: leave out "
             "--model and --optimizer"
         )
-    text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
-    return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
+    text = json.dumps(found, indent=2) if options.json else _as_text(found, deep=deep)
+    return put([text + "\n"], NOT_WHOLE if any("wrong" in one for one in found) else 0)
 
 
-def _as_json(found: Sequence[Look], *, deep: bool) -> str:
-    items = not deep and len(found) == 1
-    return json.dumps([one.facts(items=items) for one in found], indent=2) + "\n"
-
-
-def _as_text(found: Sequence[Look], *, deep: bool) -> str:
+def _as_text(found: Sequence[Mapping[str, Any]], *, deep: bool) -> str:
     whole = ": every hash is right" if deep else ""
-    lines = [summary(one) + ("" if one.wrong else whole) for one in found]
-    if not deep and len(found) == 1 and not found[0].wrong:
-        lines.append(table(found[0].facts(items=True)["items"], "RANKS"))
-    return "\n".join(lines) + "\n"
+    lines = [_summary(one) + ("" if "wrong" in one else whole) for one in found]
+    lines += [_table(one["items"], "RANKS") for one in found if "items" in one]
+    return "\n".join(lines)
 
 
 def _format(place: str) -> FormatVerdict:
@@ -276,7 +257,7 @@ def _foreign_text(facts: Mapping[str, Any], *, deep: bool) -> str:
     )
     read = "all of it was read, and compared with what checksums it has"
     notes = (f"note: {note}" for note in facts["notes"])
-    return "\n".join([head, *notes, read if deep else table(facts["items"])])
+    return "\n".join([head, *notes, read if deep else _table(facts["items"])])
 
 
 if __name__ == "__main__":

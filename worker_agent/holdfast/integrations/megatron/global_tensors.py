@@ -88,6 +88,11 @@ class ModelTensor:
 
         return not isinstance(self.tensor, nn.Parameter)
 
+    def boxes(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Piece, PieceBox]]:
+        """Yield the boxes of the flattened tensor's elements [begin, end), each with its piece."""
+        last = self.tensor.numel() if end is None else end
+        return ((piece, box) for piece in self.pieces for box in piece.boxes(begin, last))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraState:

@@ -28,7 +28,6 @@ from holdfast.flash.tools.formats.pickles import (
     Opaque,
     Pickles,
     TensorRef,
-    pairs,
     plain,
     replaced,
 )
@@ -97,7 +96,7 @@ class Directory:
                 raise ValueError(f"{name} is a {one.name}")
 
     def _stored(self, found: Mapping[Any, Any]) -> Iterable[tuple[Key, Place]]:
-        for index, info in pairs(found):
+        for index, info in found.items():
             name, offset = _field(index, "fqn", 0), _field(index, "offset", 1, None)
             if _field(info, "transform_descriptors", 3, None):
                 raise ValueError(f"{name} is compressed or transformed")

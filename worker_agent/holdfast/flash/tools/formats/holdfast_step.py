@@ -26,7 +26,7 @@ from holdfast.flash.tools.formats.foreign import (
     ForeignTensor,
 )
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, ValueLeaf, constant
-from holdfast.flash.trainer.planner import ImagePlan, ItemSource, Planner, RankPosition
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def write(found: Checkpoint, root: str, step: int, progress: Progress) -> str:
     `ForeignError` if an argument cannot be taken or a tensor is damaged, and nothing is left;
     `StateError` if a value is no plain data; `CommitError`, OSError.
     """
-    check_target(root, step)
+    _check_target(root, step)
     plan = Planner(RankPosition(rank=0, world=1, local_rank=0, local_world=1)).plan(_leaves(found))
     bodies = [encode_value(leaf.name, leaf.read()) for leaf in plan.values]
     disk, made = Disk(), not File(root).exists()
@@ -131,8 +131,7 @@ def write(found: Checkpoint, root: str, step: int, progress: Progress) -> str:
         raise
 
 
-def check_target(root: str, step: int) -> None:
-    """Raise `ForeignError` unless a step can be made there."""
+def _check_target(root: str, step: int) -> None:
     if step < 1:
         raise ForeignError(f"--step={step}: steps count from 1; load() returns it")
     if any(File(root).glob("step_*")):
@@ -158,18 +157,15 @@ def _image(
 ) -> Iterator[tuple[int, list[memoryview]]]:
     """Yield (offset, pieces) of each item of the file, in its order."""
     for source in plan.sources:
-        yield source.item.at, _record(source, tensors[source.item.name].load())
+        frame, values = source.frame, bytes_of(tensors[source.item.name].load())
+        assert frame is not None  # noqa: S101 - a plan of one rank has no tail
+        yield source.item.at, [memoryview(frame.before), values, memoryview(frame.after)]
+        del values  # before the next tensor is read
         progress(source.item.size)
     at = plan.table.tensor_bytes
     for body in bodies:
         yield at, [memoryview(body)]
         at += len(body)
-
-
-def _record(source: ItemSource, values: torch.Tensor) -> list[memoryview]:
-    frame = source.frame
-    assert frame is not None  # noqa: S101 - a plan of one rank has no tail
-    return [memoryview(frame.before), bytes_of(values), memoryview(frame.after)]
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:

@@ -242,9 +242,9 @@ _MASTERS: Final = ("param", "fp32_param")
 _OWN_RANK: Final = re.compile(r"(rng_state|rerun_state_machine_state)\b.*")
 """Values of each rank that begin anew in another world."""
 _KEPT: Final = (
-    *("iteration", "checkpoint_version", "num_floating_point_operations_so_far"),
+    "iteration", "checkpoint_version", "num_floating_point_operations_so_far",
     "opt_param_scheduler",
-)
+)  # fmt: skip
 """Values of common.pt that are kept beside the arguments."""
 _SIZES: Final = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
 
