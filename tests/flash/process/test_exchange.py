@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import holdfast
 from checkpoints.sample_shards import sample_step, save
 from checkpoints.small_models import load, same, state_of, train, trained_state
-from foreign_checkpoints.conversions import Print, refused
+from foreign_checkpoints.conversions import Print
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.tools import convert, diff
 from holdfast.flash.tools.diff import Contents
@@ -168,23 +168,6 @@ def test_a_models_file_begins_a_training(tmp_path: Path) -> None:
     assert same(Contents(str(root / "step_1")).tensor("model.0.weight"), model[0].weight)
 
 
-def test_what_torchs_own_checkpoint_has_is_taken_over(tmp_path: Path) -> None:
-    """Model, optimizer by parameter names, and extras."""
-    model, optimizer = state_of(3)
-    train(model, optimizer, 2)
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "extra": {"data": {"epoch": 4}}}
-    dcp.save(state, checkpoint_id=tmp_path / "torchs", no_dist=True)
-    root = tmp_path / "ck"
-    assert convert.main(["import", str(tmp_path / "torchs"), str(root), "--step", "2"]) == 0
-    other, fresh = trained_state(4)
-    extra: dict[str, Any] = {"data": {"epoch": 0}}
-    assert load(root, model=other, optimizer=fresh, extra=extra) == 2
-    assert same(other.state_dict(), model.state_dict())
-    assert same(fresh.state_dict(), optimizer.state_dict())
-    assert extra == {"data": {"epoch": 4}}
-
-
 def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str, ...]]]:
     """Return what people save: each writes weights, moments and a step, and returns options."""
 
@@ -205,7 +188,7 @@ def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str
         return ("--model", "net", "--optimizer", "opts")
 
     def of_dcp(weights: dict[str, Any], _: Any, named: Any, path: Path) -> tuple[str, ...]:
-        state = {"model": weights, "optimizer": named, "step": 2, "loss": 1.5}
+        state = {"model": weights, "optimizer": named, "step": 2, "extra": {"loss": 1.5}}
         dcp.save(state, checkpoint_id=path, no_dist=True)
         return ()
 
@@ -300,21 +283,6 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, capsys: Prin
     torch.save({"w": torch.ones(4, 4).to_sparse()}, file)
     assert "w" in refused(file)
     assert not Path(root).exists() or not list(Path(root).glob("step_*"))
-
-
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_damaged_checkpoint_of_torchs_is_refused(
-    tmp_path: Path, capsys: Print, name: str, *, gone: bool
-) -> None:
-    """In a line, whichever of its files it is."""
-    dcp.save({"model": {"w": torch.ones(9)}}, checkpoint_id=tmp_path / "torchs", no_dist=True)
-    file = tmp_path / "torchs" / name
-    content = file.read_bytes()
-    file.unlink()
-    if not gone:
-        file.write_bytes(content[: len(content) // 2])
-    refused(capsys, tmp_path / "torchs", tmp_path / "ck", str(tmp_path / "torchs"))
 
 
 def test_the_commands_exit_codes_are_the_tools(tmp_path: Path) -> None:

@@ -152,14 +152,20 @@ def test_what_is_wrong_with_safetensors_is_named(tmp_path: Path, capsys: Print) 
     refused(capsys, hf, out, "only files beside it are read")
 
 
-def test_a_missing_or_overwritten_file_of_torch_is_named(tmp_path: Path, capsys: Print) -> None:
+def test_a_missing_or_damaged_file_of_torch_is_named(tmp_path: Path, capsys: Print) -> None:
     """With the first item that `.metadata` says lies in it."""
     (source, file), out = _dcp(tmp_path), tmp_path / "out"
-    content = file.read_bytes()
+    content, metadata = file.read_bytes(), source / ".metadata"
     file.write_bytes(b"x" * len(content))
     refused(capsys, source, out, str(file), "is no archive of")
+    file.write_bytes(content[: len(content) // 2])
+    refused(capsys, source, out, str(file))
     file.unlink()
-    refused(capsys, source, out, f"{file} is missing", f"{source}/.metadata says that")
+    refused(capsys, source, out, f"{file} is missing", f"{metadata} says that")
+    metadata.write_bytes(metadata.read_bytes()[:100])
+    refused(capsys, source, out, str(metadata))
+    metadata.unlink()
+    refused(capsys, source, out, f"{source} has none of")
 
 
 def test_an_item_whose_length_covers_others_is_refused(tmp_path: Path, capsys: Print) -> None:

@@ -13,7 +13,7 @@ from holdfast.flash.tools.formats.foreign import ForeignError, ForeignTensor, wh
 from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.formats.recognise import recognise
 from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, arrange, names_of
-from holdfast.flash.tools.inspect import InspectionError, look
+from holdfast.flash.tools.inspect import look
 
 
 def _tensor(*shape: int) -> ForeignTensor:
@@ -159,7 +159,7 @@ def test_an_empty_file_and_a_pickle_are_called_what_they_are(tmp_path: Path) -> 
     (tmp_path / "empty.pt").write_bytes(b"")
     (tmp_path / "old.pt").write_bytes(pickle.dumps([1]))
     for name, said in (("empty.pt", "is empty: copy it again"), ("old.pt", "torch before 1.6")):
-        with pytest.raises(InspectionError, match=said):
+        with pytest.raises(ForeignError, match=said):
             look(str(tmp_path / name), lambda _: pytest.fail("there is no step"))
     assert "PK" in recognise("x", None, b"text").reason
 

@@ -49,10 +49,6 @@ NOT_WHOLE: Final = 7
 _STEP: Final = re.compile(r"step_\d+")
 
 
-class InspectionError(Exception):
-    """There is no step at the path; the text says why."""
-
-
 def look(path: str, how: Callable[[str], Manifest], *, items: bool = False) -> list[dict[str, Any]]:
     """Return a report on each step at a path, as JSON values, oldest first.
 
@@ -60,7 +56,7 @@ def look(path: str, how: Callable[[str], Manifest], *, items: bool = False) -> l
     how: reads a step's manifest; raises `ManifestError` for a step that is not whole.
     items: list every tensor and value too, if there is one step.
 
-    Raises `InspectionError` if there is no step.
+    Raises `ForeignError` if there is no step.
     """
     found, there = list[dict[str, Any]](), _steps_at(path)
     for step in there:
@@ -106,8 +102,8 @@ def _steps_at(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         if folder.exists():  # a file of a format that is read is not looked for here
-            raise InspectionError(format_of(path).reason)
-        raise InspectionError(
+            raise ForeignError(format_of(path).reason)
+        raise ForeignError(
             f"{path} does not exist: name a step's directory, or the one that holds them"
         )
     path = str(folder)  # without a slash at its end
@@ -121,7 +117,7 @@ def _steps_at(path: str) -> list[str]:
     more = f", only {begun} that were never finished" if begun else ""
     if names := ", ".join(_format(path).below[:5]):
         more += f"; {names} in it has a checkpoint"
-    raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
+    raise ForeignError(f"{path} holds no checkpoint: no step_N directory{more}")
 
 
 def _verified(disk: Disk, path: str) -> Manifest:
@@ -180,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return foreign_report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
         found = look(options.path, partial(read, disk), items=not deep)
-    except (InspectionError, OSError) as error:
+    except (ForeignError, OSError) as error:
         return refuse(error)
     if keys_of(options) != BY_NAME:
         return refuse(

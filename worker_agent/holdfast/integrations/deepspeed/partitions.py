@@ -56,8 +56,7 @@ class Flat:
 def flats_of(engine: Any) -> tuple[Flat, ...]:
     """Return the flat tensors of an engine's optimizer; none if the engine has no ZeRO optimizer.
 
-    Raises:
-        StateError: the optimizer keeps state where it cannot be read.
+    Raises `StateError` if the optimizer keeps state where it cannot be read.
     """
     zero = engine.optimizer
     _refuse_elsewhere(engine, zero)

@@ -126,10 +126,8 @@ def global_tensors(chunks: Sequence[nn.Module]) -> GlobalTensors:
     """Return the model's tensors in global coordinates.
 
     Who comes first is told among the data parallel ranks of the chunk's wrapper, if it has any:
-    those of one replica, where replicas differ.
-
-    Raises:
-        StateError: a tensor is no box of a global one in memory.
+    those of one replica, where replicas differ. Raises `StateError` if a tensor is no box of a
+    global one in memory.
     """
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 

@@ -8,13 +8,14 @@ due.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _CHUNK: Final = 2**24
-"""Bytes read at once."""
+"""Bytes read or written at once."""
 _HEADER: Final = struct.Struct("<4s22xHH")
 """Signature, and the lengths of name and extra field, of a record's local header."""
 SIGNATURE: Final = b"PK\x03\x04"
@@ -243,9 +244,6 @@ def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:
 _FOLDER: Final = "archive"
 _ALIGN: Final = 64
 """A record begins at a multiple of these bytes, as torch's own do: `mmap=True` wants it."""
-_WRITTEN_AT_ONCE: Final = 2**24
-_LOCAL: Final = 30
-"""Bytes of a record's local header, without name and extra field."""
 _ZIP64: Final = 20
 """Bytes that zipfile adds to the extra field of a large record."""
 _LARGE: Final = 2**31 - 1
@@ -257,10 +255,7 @@ class _NewRecord:
     """A tensor's bytes in the archive, which the pickle refers to."""
 
     key: str
-    dtype: str
-    bytes: int
-    count: int
-    load: Callable[[], torch.Tensor]
+    tensor: ForeignTensor
     counts: bool
     """It is among the checkpoint's tensors, whose bytes the progress counts."""
 
@@ -278,9 +273,9 @@ class _Pickler(pickle.Pickler):
 
         if not isinstance(value, _NewRecord):
             return None
-        name = _TYPED.get(value.dtype)
+        name = _TYPED.get(value.tensor.dtype)
         kind = torch.UntypedStorage if name is None else getattr(torch, name)
-        count = value.bytes if name is None else value.count
+        count = value.tensor.bytes if name is None else math.prod(value.tensor.shape)
         return ("storage", kind, value.key, "cpu", count)
 
     def reducer_override(self, value: Any) -> Any:
@@ -288,26 +283,23 @@ class _Pickler(pickle.Pickler):
         import torch
 
         if isinstance(value, torch.Tensor):
-            whole = value.detach().cpu().contiguous()
-            dtype = str(whole.dtype).removeprefix("torch.")
-            return self._tensor(dtype, tuple(whole.shape), lambda: whole, counts=False)
+            own = value.detach().cpu().contiguous()
+            dtype = str(own.dtype).removeprefix("torch.")
+            return self._tensor(whole((), dtype, own.shape, "", lambda: own), counts=False)
         if isinstance(value, ForeignTensor):
-            return self._tensor(value.dtype, value.shape, value.load, counts=True)
+            return self._tensor(value, counts=True)
         return NotImplemented
 
-    def _tensor(
-        self, dtype: str, shape: tuple[int, ...], load: Callable[[], torch.Tensor], *, counts: bool
-    ) -> Any:
+    def _tensor(self, tensor: ForeignTensor, *, counts: bool) -> Any:
         import torch
         from torch import _utils
 
-        form = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        key = str(len(self.records))
-        record = _NewRecord(key, dtype, form.nbytes, form.numel(), load, counts)
+        form = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+        record = _NewRecord(str(len(self.records)), tensor, counts)
         self.records.append(record)
         hooks: OrderedDict[str, Any] = OrderedDict()
-        view = (record, 0, shape, form.stride(), False, hooks)
-        if dtype in _TYPED:
+        view = (record, 0, tensor.shape, form.stride(), False, hooks)
+        if tensor.dtype in _TYPED:
             return _utils._rebuild_tensor_v2, view  # noqa: SLF001 - the name is in the format
         return _utils._rebuild_tensor_v3, (*view, form.dtype)  # noqa: SLF001
 
@@ -316,10 +308,8 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
     """Write one new file, durably; `ForeignTensor` in the state is read when its turn comes.
 
     Tensors are whole, contiguous and on the CPU; two that share a storage are written twice.
-
-    Raises:
-        ForeignError: a tensor is damaged, or a value cannot be pickled.
-        OSError: the file is there already, or cannot be written. The caller removes it.
+    Raises `ForeignError` if a tensor is damaged, or a value cannot be pickled; OSError if the file
+    is there already, or cannot be written. The caller removes it.
     """
     body = io.BytesIO()
     pickler = _Pickler(body)
@@ -332,9 +322,9 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
             _write_record(archive, stream, "data.pkl", memoryview(body.getbuffer()))
             _write_record(archive, stream, "byteorder", memoryview(b"little"))
             for record in pickler.records:
-                _write_record(archive, stream, f"data/{record.key}", bytes_of(record.load()))
+                _write_record(archive, stream, f"data/{record.key}", bytes_of(record.tensor.load()))
                 if progress is not None and record.counts:
-                    progress(record.bytes)
+                    progress(record.tensor.bytes)
             _write_record(archive, stream, "version", memoryview(b"3\n"))
         stream.flush()
         os.fsync(stream.fileno())
@@ -343,12 +333,12 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
 def _write_record(archive: zipfile.ZipFile, stream: Any, name: str, body: memoryview) -> None:
     info = zipfile.ZipInfo(f"{_FOLDER}/{name}")
     large = len(body) > _LARGE
-    header = _LOCAL + len(info.filename) + (_ZIP64 if large else 0) + 4
+    header = _HEADER.size + len(info.filename) + (_ZIP64 if large else 0) + 4
     pad = -(stream.tell() + header) % _ALIGN
     info.extra = b"FB" + pad.to_bytes(2, "little") + bytes(pad)
     with archive.open(info, "w", force_zip64=large) as record:
-        for begin in range(0, len(body), _WRITTEN_AT_ONCE):
-            record.write(body[begin : begin + _WRITTEN_AT_ONCE])
+        for begin in range(0, len(body), _CHUNK):
+            record.write(body[begin : begin + _CHUNK])
 
 
 def write(found: Checkpoint, file: File, progress: Progress, *, model: bool = False) -> None:
