@@ -110,13 +110,7 @@ def learning(job: Job, mean: float, seed: int, number: int, first: int = 5) -> t
     now = [BEFORE]
 
     def look(at: int) -> Every:
-        seen = story[: first + at]
-        storage = sum(lost for _, lost in seen)
-        seconds = sum(span for span, _ in seen) * mean
-        observed = Observed(
-            failures={Tier.MEMORY: len(seen) - storage, Tier.STORAGE: storage}, seconds=seconds
-        )
-        rates = learn(observed, nodes=job.nodes)
+        rates = _seen(job, mean, story[: first + at])
         now.append(decide(job.costs, rates, now[-1], fixed=NO_WISH).every)
         return now[-1]
 
@@ -192,12 +186,14 @@ def known(job: Job, mean: float) -> Rates:
 
 def learned(job: Job, mean: float, seed: int, number: int = 5) -> Rates:
     """Return the rates as they seem after some failures."""
-    story = failures(seed, number, job.losses)
+    return _seen(job, mean, failures(seed, number, job.losses))
+
+
+def _seen(job: Job, mean: float, story: Sequence[tuple[float, bool]]) -> Rates:
     storage = sum(lost for _, lost in story)
+    by_tier = {Tier.MEMORY: len(story) - storage, Tier.STORAGE: storage}
     seconds = sum(span for span, _ in story) * mean
-    by_tier = {Tier.MEMORY: number - storage, Tier.STORAGE: storage}
-    seen = Observed(failures=by_tier, seconds=seconds)
-    return learn(seen, nodes=job.nodes)
+    return learn(Observed(failures=by_tier, seconds=seconds), nodes=job.nodes)
 
 
 def automatic(job: Job, rates: Rates) -> Every:

@@ -162,8 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--parts", default=",".join(_PARTS), help="what to measure")
     parser.add_argument("--soak", type=Path, help="what `python -m soak --record` has written")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _measure(options))
+    return BENCH.main(parser.parse_args(arguments), _measure)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from generated_page import keep
 from holdfast.local_sgd import config as settings
 from holdfast.local_sgd.combinations import TOGETHER_RULES
 from holdfast.local_sgd.config import Rule
@@ -95,16 +95,5 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
-def main() -> None:
-    """Write the page, or check it."""
-    fresh = page()
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh:
-            sys.exit(f"local_sgd_settings: {PAGE.name} is out of date; run `make manifests`")
-        print(f"local_sgd_settings: {PAGE.name} is up to date")
-        return
-    PAGE.write_text(fresh, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    keep(PAGE, page())

@@ -7,10 +7,10 @@ default and rule on the page is the CRD's; what is missing in this version is th
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from generated_page import keep
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec.availability import NOT_BUILT
 from holdfast_operator.spec.schema import Crd, FieldKind, Schema, parse_crd, walk
@@ -202,17 +202,5 @@ def _rules(crd: Crd) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Write the page, or with `--check` exit with 1 where the page would change."""
-    fresh = page()
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh:
-            sys.exit(f"reference: {PAGE.name} is out of date; run `make manifests`")
-        print(f"reference: {PAGE.name} is up to date")
-        return
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text(fresh, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    keep(PAGE, page())

@@ -6,10 +6,10 @@ the master's table; the meaning of each phase stands here.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Final
 
+from generated_page import keep
 from holdfast_master.job.state.phases import ENDED, TABLE
 from holdfast_wire.messages import JobPhase
 
@@ -55,16 +55,5 @@ def page() -> str:
     )
 
 
-def main() -> None:
-    """Write the page, or with `--check` exit with 1 where the page would change."""
-    fresh = page()
-    if sys.argv[1:] == ["--check"]:
-        if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != fresh:
-            sys.exit(f"state_machine: {PAGE.name} is out of date; run `make manifests`")
-        print(f"state_machine: {PAGE.name} is up to date")
-        return
-    PAGE.write_text(fresh, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    keep(PAGE, page())

@@ -27,7 +27,7 @@ PACKAGE = "holdfast_wire.messages"
 PROTO_PACKAGE = ".holdfast.v1."
 WIDTH = 100
 ORDERED = frozenset({"CheckpointVersion"})
-"""Messages whose twins compare with < and >, by their fields in order."""
+"""Messages whose twins compare with < and >, by their fields in order, and are made by them too."""
 
 _F = FieldDescriptorProto
 SCALARS: Mapping[int, tuple[str, str]] = {
@@ -78,14 +78,15 @@ def write(descriptors: FileDescriptorSet) -> dict[str, str]:
     Raises:
         TwinError: a file says something that has no twin.
     """
-    files = [_read(proto) for proto in descriptors.file]
+    files = sorted(map(_read, descriptors.file), key=lambda file: file.module)
     homes = {
         name: file.module
         for file in files
         for name in (*_names(file.proto.message_type), *_names(file.proto.enum_type))
     }
-    sources = {f"{file.module}.py": _module(file, homes) for file in files}
-    return sources | {"__init__.py": _init(files)}
+    sources = {file.module: _module(file, homes) for file in files}
+    modules = {f"{module}.py": source for module, source in sources.items()}
+    return modules | {"__init__.py": _init(files, sources)}
 
 
 def _read(proto: FileDescriptorProto) -> _File:
@@ -165,12 +166,11 @@ def _imports(file: _File) -> Iterator[str]:
         yield from _import(module, sorted(names))
 
 
-def _import(module: str, names: Sequence[str], indent: str = "") -> list[str]:
-    line = f"{indent}from {PACKAGE}.{module} import {', '.join(names)}"
+def _import(module: str, names: Sequence[str]) -> list[str]:
+    line = f"from {PACKAGE}.{module} import {', '.join(names)}"
     if len(line) <= WIDTH:
         return [line]
-    inside = (f"{indent}    {name}," for name in names)
-    return [f"{indent}from {PACKAGE}.{module} import (", *inside, f"{indent})"]
+    return [f"from {PACKAGE}.{module} import (", *(f"    {name}," for name in names), ")"]
 
 
 def _enum(file: _File, index: int, kind: EnumDescriptorProto) -> list[str]:
@@ -179,16 +179,16 @@ def _enum(file: _File, index: int, kind: EnumDescriptorProto) -> list[str]:
     for number, value in enumerate(kind.value):
         if not value.name.startswith(prefix):
             raise TwinError(f"{kind.name}.{value.name} must begin with {prefix}")
-        lines.append(f"    {value.name.removeprefix(prefix)} = {value.number}")
-        lines += _about(file, (_ENUMS, index, _VALUES, number))
+        text = file.comments.get((_ENUMS, index, _VALUES, number), "")
+        lines += _told(f"    {value.name.removeprefix(prefix)} = {value.number}", text)
     return lines
 
 
 def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str, str]) -> list[str]:
     path = (_MESSAGES, index)
-    order = ", order=True" if kind.name in ORDERED else ""
+    order = "order=True" if kind.name in ORDERED else "kw_only=True"
     lines = [
-        f"@dataclasses.dataclass(frozen=True, slots=True, kw_only=True{order})",
+        f"@dataclasses.dataclass(frozen=True, slots=True, {order})",
         f"class {kind.name}:",
         *_summary(file, kind.name, path),
     ]
@@ -198,8 +198,8 @@ def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str,
         if keyword.iskeyword(one.name):
             raise TwinError(f"{kind.name}.{one.name} is a keyword of Python: name it otherwise")
         if not one.HasField("oneof_index") or one.proto3_optional:
-            fields.append(f"    {one.name}: {_hint(file, kind, one, homes)}")
-            fields += _about(file, (*path, _FIELDS, number))
+            text = file.comments.get((*path, _FIELDS, number), "")
+            fields += _told(f"    {one.name}: {_hint(file, kind, one, homes)}", text)
         elif one.oneof_index not in written:
             written.add(one.oneof_index)
             fields += _oneof(file, path, kind, one.oneof_index, homes)
@@ -207,11 +207,7 @@ def _message(file: _File, index: int, kind: DescriptorProto, homes: Mapping[str,
 
 
 def _oneof(
-    file: _File,
-    path: tuple[int, ...],
-    kind: DescriptorProto,
-    index: int,
-    homes: Mapping[str, str],
+    file: _File, path: tuple[int, ...], kind: DescriptorProto, index: int, homes: Mapping[str, str]
 ) -> list[str]:
     """Return the one field of the twin that holds whichever member is set."""
     members = [
@@ -236,7 +232,7 @@ def _oneof(
         for each, (at, _) in zip(kinds, members, strict=True)
     )
     texts = [own, *(f"{each}: {text}" for each, text in said if text)]
-    return [line, *_quoted(" ".join(text for text in texts if text))]
+    return _told(line, " ".join(text for text in texts if text))
 
 
 def _hint(
@@ -294,15 +290,14 @@ def _summary(file: _File, name: str, path: tuple[int, ...]) -> list[str]:
     return [f'    """{_plain(first)}', "", *_paragraph(rest[0], "    "), '    """']
 
 
-def _about(file: _File, path: tuple[int, ...]) -> list[str]:
-    return _quoted(file.comments.get(path, ""))
-
-
-def _quoted(text: str) -> list[str]:
-    """Return a docstring under a field or a member."""
+def _told(line: str, text: str) -> list[str]:
+    """Return a field or a member with its comment: behind it, or as a docstring below it."""
     if not text:
-        return []
-    return _paragraph(f'"""{_plain(text)}"""', "    ")
+        return [line]
+    beside = f"{line}  # {text}"
+    if len(beside) <= WIDTH:
+        return [beside]
+    return [line, *_paragraph(f'"""{_plain(text)}"""', "    ")]
 
 
 def _paragraph(text: str, indent: str) -> list[str]:
@@ -322,7 +317,6 @@ def _plain(text: str) -> str:
     return text
 
 
-_TABLES = ("ENUMS", "MESSAGES", "METHODS")
 _INIT = '''\
 """Frozen-dataclass twins of every message in `v1/*.proto`. No I/O and no protobuf: see `codec`.
 
@@ -339,27 +333,35 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
 {imports}
 
-__all__ = [
-{public}
-]
 
-MESSAGES: Final[Mapping[str, str]] = {{
+def _by_name(**modules: str) -> Mapping[str, str]:
+    return {{name: module for module, names in modules.items() for name in names.split()}}
+
+
+MESSAGES: Final = _by_name(
 {messages}
-}}
+)
 """The module of each message's twin, which is also the name of its .proto file."""
-ENUMS: Final[Mapping[str, str]] = {{
+ENUMS: Final = _by_name(
 {enums}
-}}
+)
 """The module of each enum."""
+UNIONS: Final = _by_name(
+{unions}
+)
+"""The module of each type of several messages."""
 METHODS: Final[Mapping[str, tuple[str, str]]] = {{
+    f"{package}.{{service}}/{{name}}": (f"{{name}}Request", f"{{name}}Response")
+    for name, service in _by_name(
 {methods}
+    ).items()
 }}
 """Names of the request and the response of each method of ours, by its full name."""
 
 if not TYPE_CHECKING:  # a type checker knows the names above, and refuses any other
 
     def __getattr__(name):  # noqa: ANN001, ANN202
-        module = MESSAGES.get(name) or ENUMS.get(name)
+        module = MESSAGES.get(name) or ENUMS.get(name) or UNIONS.get(name)
         if module is None:
             raise AttributeError(f"module {{__name__!r}} has no attribute {{name!r}}")
         found = getattr(importlib.import_module(f"{{__name__}}.{{module}}"), name)
@@ -367,47 +369,49 @@ if not TYPE_CHECKING:  # a type checker knows the names above, and refuses any o
         return found
 
     def __dir__():  # noqa: ANN202
-        return sorted({{*globals(), *__all__}})
+        return sorted({{*globals(), *MESSAGES, *ENUMS, *UNIONS}})
 '''
 
 
-def _init(files: Sequence[_File]) -> str:
-    names = {
-        file.module: sorted((*_names(file.proto.message_type), *_names(file.proto.enum_type)))
-        for file in files
-    }
-    imports = (
-        line for module, each in sorted(names.items()) for line in _import(module, each, "    ")
-    )
-    everything = sorted(name for each in names.values() for name in each)
+def _init(files: Sequence[_File], sources: Mapping[str, str]) -> str:
+    unions = re.compile(r"^(\w+) = ", re.MULTILINE)
     return _INIT.format(
-        imports="\n".join(imports),
-        public="\n".join(f'    "{name}",' for name in (*_TABLES, *everything)),
-        messages=_table(
-            {n: file.module for file in files for n in _names(file.proto.message_type)}
+        imports="\n".join(
+            f"    from {PACKAGE}.{file.module} import *  # noqa: F403" for file in files
         ),
-        enums=_table({n: file.module for file in files for n in _names(file.proto.enum_type)}),
-        methods="\n".join(line for file in files for line in _methods(file)),
+        messages=_table({file.module: _names(file.proto.message_type) for file in files}),
+        enums=_table({file.module: _names(file.proto.enum_type) for file in files}),
+        unions=_table({module: unions.findall(source) for module, source in sources.items()}),
+        package=PROTO_PACKAGE.replace(".", "/", 1).removesuffix("."),
+        methods=textwrap.indent(
+            _table({one.name: _methods(one) for file in files for one in file.proto.service}),
+            "    ",
+        ),
     )
 
 
-def _methods(file: _File) -> Iterator[str]:
-    package = PROTO_PACKAGE.strip(".")
-    for service in file.proto.service:
-        for one in service.method:
-            names = (kind.removeprefix(PROTO_PACKAGE) for kind in (one.input_type, one.output_type))
-            given = ", ".join(f'"{name}"' for name in names)
-            line = f'    "/{package}.{service.name}/{one.name}": ({given}),'
-            if len(line) <= WIDTH:
-                yield line
-                continue
-            head, tail = line.removesuffix(f"({given}),"), given.split(", ")
-            yield from (f"{head}(", *(f"        {name}," for name in tail), "    ),")
+def _methods(service: ServiceDescriptorProto) -> Iterator[str]:
+    for one in service.method:
+        named = tuple(f"{PROTO_PACKAGE}{one.name}{what}" for what in ("Request", "Response"))
+        if (one.input_type, one.output_type) != named:
+            raise TwinError(
+                f"{service.name}.{one.name} has to take {one.name}Request and to return "
+                f"{one.name}Response"
+            )
+        yield one.name
 
 
 def _names(kinds: Iterable[DescriptorProto] | Iterable[EnumDescriptorProto]) -> list[str]:
     return [kind.name for kind in kinds]
 
 
-def _table(homes: Mapping[str, str]) -> str:
-    return "\n".join(f'    "{name}": "{module}",' for name, module in sorted(homes.items()))
+def _table(names: Mapping[str, Iterable[str]]) -> str:
+    """Return the arguments of `_by_name`, a text for each module that has names."""
+    lines: list[str] = []
+    for module, own in names.items():
+        words = textwrap.wrap(" ".join(sorted(own)), WIDTH - 12)
+        if len(words) == 1 and len(module) + len(words[0]) <= WIDTH - 12:
+            lines.append(f'    {module}="{words[0]}",')
+        elif words:
+            lines += [f'    {module}="""', *(f"        {line}" for line in words), '    """,']
+    return "\n".join(lines)

@@ -28,24 +28,16 @@ class Scene(enum.Enum):
     """The successor is killed too, while agents come back to it."""
 
 
-WEIGHTS: Mapping[Scene, int] = {
-    Scene.QUIET: 5,
-    Scene.RESTART: 6,
-    Scene.WORKER: 5,
-    Scene.SCALE: 4,
-    Scene.DRAIN: 1,
-    Scene.TWICE: 3,
+SCENES: Mapping[Scene, tuple[int, float]] = {
+    Scene.QUIET: (5, 1.0),
+    Scene.RESTART: (6, 0.8),
+    Scene.WORKER: (5, 0.8),
+    Scene.SCALE: (4, 3.0),
+    Scene.DRAIN: (1, 2.0),
+    Scene.TWICE: (3, 1.5),
 }
-SPANS: Mapping[Scene, float] = {
-    Scene.QUIET: 1.0,
-    Scene.RESTART: 0.8,
-    Scene.WORKER: 0.8,
-    Scene.SCALE: 3.0,
-    Scene.DRAIN: 2.0,
-    Scene.TWICE: 1.5,
-}
-"""The kill falls at most this long after the scene's beginning, s: half of them in its first
-eighth, where messages cross, the rest anywhere."""
+"""How often each is drawn, and the longest time from its beginning to the kill, s: half of the
+kills fall in its first eighth, where messages cross, the rest anywhere."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +58,8 @@ class Instant:
 def draw(seed: int, most: int) -> Iterator[Instant]:
     """Yield `most` instants; every second instant keeps the journal, the others remove it."""
     luck = random.Random(seed)
-    scenes, weights = list(WEIGHTS), list(WEIGHTS.values())
+    scenes, weights = list(SCENES), [weight for weight, _ in SCENES.values()]
     for number in range(most):
         scene = luck.choices(scenes, weights)[0]
-        span = SPANS[scene] * (0.125 if luck.random() < 0.5 else 1.0)
+        span = SCENES[scene][1] * (0.125 if luck.random() < 0.5 else 1.0)
         yield Instant(number, scene, number % 2 == 0, luck.uniform(0.0, span), luck.random())

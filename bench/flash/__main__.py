@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{row.case}: {row.system}" for row in ordered(rows)))
         return 0
-    return BENCHES[options.device].main(options, lambda: _run(options, rows))
+    return BENCHES[options.device].main(options, lambda _: _run(options, rows))
 
 
 def _run(options: argparse.Namespace, rows: list[Saves]) -> None:
@@ -117,13 +117,11 @@ def _one(row: Saves, options: argparse.Namespace, python: str) -> SaveResult:
             folder=folder,
             out=f"{folder}/result.json",
         )
-        path = Path(folder, "request.json")
-        path.write_text(json.dumps(asdict(request)))
-        command = [sys.executable, "-m", "bench.flash.stage", str(path), python]
-        log = path.with_name("log")
-        failed = sandbox.run(command, log, LIMIT_SECONDS, {"TMPDIR": folder})
-        if failed:
-            print(log.read_text(errors="replace").strip()[-4000:], file=sys.stderr)
+        home, variables = Path(folder), {"TMPDIR": folder}
+        order = "bench.flash.stage", asdict(request), home, LIMIT_SECONDS, variables
+        if failed := sandbox.trial(*order, [python]):
+            said = (home / "trial.log").read_text(errors="replace")
+            print(said.strip()[-4000:], file=sys.stderr)
         out = Path(request.out)
         if failed or not out.exists():
             why = failed or "no result"

@@ -87,11 +87,10 @@ _SECTIONS = {
     ),
 }
 
-_GPU_SECTIONS = {
+_GPU_SECTIONS = _SECTIONS | {
     r.ONE: _Section(
         "One rank", "What a save takes of the trainer: plain fp32 parameters, AdamW.", r.FLASH_1
     ),
-    r.SMALL: _SECTIONS[r.SMALL],
     r.STALL: _Section(
         "The whole stall",
         "What the trainer waits, and what its steps (matrix products on the GPU) lose until the "
@@ -99,7 +98,6 @@ _GPU_SECTIONS = {
         "until the optimizer's step, which waits for it.",
         r.OVERLAPPED,
     ),
-    r.FIRST: _SECTIONS[r.FIRST],
     r.RESTORE: _Section(
         "Restore",
         "Into parameters and moments that are there, while another process hashes all the time, as "

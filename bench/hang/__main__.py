@@ -63,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds to wait")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -85,13 +84,12 @@ def _run(options: argparse.Namespace) -> None:
 def _trial(system: str, folder: Path, limit: float) -> Hung:
     folder.mkdir()
     name = system.partition(",")[0]
-    words = {"system": system, "python": python_of(name), "folder": str(folder), "limit": limit}
-    request, log = folder / "request.json", folder / "trial.log"
-    request.write_text(json.dumps(words))
-    command = [sys.executable, "-m", "bench.hang.trial", str(request)]
-    if failure := sandbox.run(command, log, limit + START_SECONDS + 60):
-        raise RuntimeError(f"{system}: {failure}: {log.read_text()[-2000:]}")
-    return Hung(**json.loads(log.read_text().splitlines()[-1]))
+    request = {"system": system, "python": python_of(name), "folder": str(folder), "limit": limit}
+    failure = sandbox.trial("bench.hang.trial", request, folder, limit + START_SECONDS + 60)
+    said = (folder / "trial.log").read_text()
+    if failure:
+        raise RuntimeError(f"{system}: {failure}: {said[-2000:]}")
+    return Hung(**json.loads(said.splitlines()[-1]))
 
 
 if __name__ == "__main__":

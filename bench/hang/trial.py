@@ -55,12 +55,12 @@ class Hung:
     """Whether those words name the rank that hangs."""
 
 
-def run(system: str, python: str, folder: Path, limit: float) -> Hung:
+def run(system: str, python: str, folder: str, limit: float) -> Hung:
     """Start the system, wait for the hang, and for what follows."""
     setting = Setting(
         python=python,
         script=SCRIPT,
-        directory=folder,
+        directory=Path(folder),
         variant="default",
         restore="torch",
         collective_timeout_s=None,
@@ -71,7 +71,9 @@ def run(system: str, python: str, folder: Path, limit: float) -> Hung:
     if began is None:
         raise RuntimeError(f"{system}: no rank came to hang ({job.ended() or 'it runs'})")
     ours = isinstance(job, Holdfast)
-    found = _wait(lambda: (_event(folder) if ours else None) or _noted(setting, "noticed"), limit)
+    found = _wait(
+        lambda: (_event(Path(folder)) if ours else None) or _noted(setting, "noticed"), limit
+    )
     if found is None:
         return Hung(system, None, limit, "", named=False)
     text = str(found["text"]).replace(f"{ROOT}/", "")
@@ -114,7 +116,4 @@ def _event(folder: Path) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     request = json.loads(Path(sys.argv[1]).read_text())
-    found = run(
-        request["system"], request["python"], Path(request["folder"]), float(request["limit"])
-    )
-    print(json.dumps(asdict(found)), flush=True)
+    print(json.dumps(asdict(run(**request))), flush=True)

@@ -56,7 +56,9 @@ class Bench:
         )
         return parser
 
-    def main(self, options: argparse.Namespace, measure: Callable[[], None]) -> int:
+    def main(
+        self, options: argparse.Namespace, measure: Callable[[argparse.Namespace], None]
+    ) -> int:
         """Measure, show the page, and publish it if that is wanted; return the exit code.
 
         With `--page-of` nothing is measured.
@@ -66,7 +68,7 @@ class Bench:
             return 0
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # also tidies up
         try:
-            measure()
+            measure(options)
         except sandbox.SandboxError as error:
             print(f"bench.{self.name}: {error}", file=sys.stderr)
             return 2

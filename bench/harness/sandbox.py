@@ -10,6 +10,7 @@ trial ends or when whoever started it is gone (end of file on standard input).
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -78,6 +79,24 @@ def run(
             process.wait(30)
     said = log.read_text(errors="replace").strip().splitlines()
     return f"exited with {code}: {said[-1] if said else ''}" if code else ""
+
+
+def trial(
+    module: str,
+    request: object,
+    folder: Path,
+    limit_s: float,
+    variables: Mapping[str, str] | None = None,
+    words: Sequence[str] = (),
+) -> str:
+    """Run `python -m module FOLDER/request.json` and more `words` in a sandbox; return as `run`.
+
+    It finds the request as JSON, and what it prints is in FOLDER/trial.log.
+    """
+    path = folder / "request.json"
+    path.write_text(json.dumps(request))
+    command = [sys.executable, "-m", module, str(path), *words]
+    return run(command, folder / "trial.log", limit_s, variables)
 
 
 def _leave_with_starter() -> None:

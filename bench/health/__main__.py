@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rules = {options.rule.stem: _loaded(options.rule), "oracle": RULES["oracle"].accuse}
         print(overview([one for one in rows(rules, seeds) if one["kind"] == ALL]))
         return 0
-    return BENCH.main(options, lambda: _run(options, seeds))
+    return BENCH.main(options, lambda _: _run(options, seeds))
 
 
 def _run(options: argparse.Namespace, seeds: range) -> None:

@@ -8,6 +8,7 @@ which are the master's own.
 from __future__ import annotations
 
 import argparse
+import array
 import dataclasses
 import itertools
 import json
@@ -25,7 +26,8 @@ import numpy as np
 from bench.harness import machine
 from bench.health.generator import Trace
 from bench.health.rank import CAUSES, DEVICE_SECONDS, SLOW_FROM, SLOW_RANK
-from holdfast_master.policies.straggler.collectives import Issued, Step, align
+from holdfast_master.policies.straggler.collectives import IssuedRun, Step, aligning
+from holdfast_master.policies.straggler.slices import finished
 
 RANKS = 4
 FOLDER = Path(__file__).with_name("traces")
@@ -102,7 +104,7 @@ class Recorded:
     slow: tuple[int, ...]
     onset: int
     """First slow step."""
-    samples: dict[int, list[Issued]]
+    samples: dict[int, tuple[IssuedRun]]
 
 
 def load(path: Path) -> Recorded:
@@ -110,12 +112,9 @@ def load(path: Path) -> Recorded:
     found: dict[str, Any] = json.loads(path.read_text())
     samples = {}
     for rank, one in enumerate(found["ranks"]):
-        times = [us / 1e6 for us in itertools.accumulate(one["issued_us"])]
-        signatures = [found["table"][i] for i in one["signatures"]]
-        samples[rank] = [
-            Issued(one["first_sequence"] + i, signature, at)
-            for i, (signature, at) in enumerate(zip(signatures, times, strict=True))
-        ]
+        times = array.array("d", (us / 1e6 for us in itertools.accumulate(one["issued_us"])))
+        signatures = array.array("I", (found["table"][i] for i in one["signatures"]))
+        samples[rank] = (IssuedRun(one["first_sequence"], signatures, times),)
     return Recorded(found["cause"], tuple(found["slow"]), found["onset"], samples)
 
 
@@ -136,7 +135,7 @@ def period(signatures: Sequence[int]) -> int:
 
 def steps_of(recorded: Recorded) -> Sequence[Step]:
     """Return the steps of a run."""
-    return align(recorded.samples, period([one.signature for one in recorded.samples[0]]))
+    return finished(aligning(recorded.samples, period(recorded.samples[0][0].signatures)))
 
 
 def trace_of(recorded: Recorded) -> Trace:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.health.generator import Flags, Floats, Trace
-from holdfast_master.policies.straggler.verdict import StragglerVerdict, judge
+from holdfast_master.policies.straggler.slices import finished
+from holdfast_master.policies.straggler.verdict import StragglerVerdict, judge_slices
 from holdfast_master.policies.straggler.votes import VoteRecord
 from holdfast_master.policies.straggler.window import LEAST_SHARE, RankTime, Window
 from holdfast_wire.messages import HealthMode, StragglerPolicy
@@ -78,7 +79,7 @@ def judged(trace: Trace, steps: int, policy: StragglerPolicy) -> list[tuple[Stra
     references = {str(i): float(one) for i, one in enumerate(trace.reference)}
     record, found = VoteRecord(), []
     for window in seen(trace, steps):
-        record, verdicts = judge(record, window, policy, references)
+        record, verdicts = finished(judge_slices(record, window, policy, references))
         found.append(verdicts)
     return found
 

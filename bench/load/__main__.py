@@ -45,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", default="100,1000,3000,10000", help="sizes")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each steady state")
     parser.add_argument("--no-peer", action="store_true", help="leave DLRover out")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def fitting(sizes: Sequence[int], files: int) -> tuple[list[int], list[str]]:

@@ -6,14 +6,15 @@ client has. Prints one JSON line. Imports nothing of Holdfast.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import functools
 import importlib
 import json
 import random
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 Call = Callable[[], Awaitable[None]]
@@ -30,7 +31,7 @@ def _message(kind: str) -> Any:
     return comm.WaitingNodeNumRequest(rdzv_name="elastic-training")
 
 
-def _grpc_call(address: str, number: int, kind: str, links: list[Any]) -> Call:
+def _grpc_call(links: list[Any], address: str, number: int, kind: str) -> Call:
     import grpc
 
     proto: Any = importlib.import_module("dlrover.proto")
@@ -99,18 +100,10 @@ class _Found:
         self.errors: list[str] = []
 
 
-async def _run(options: argparse.Namespace) -> None:
+async def _run(options: SimpleNamespace) -> None:
     links: list[Any] = []
-    if options.transport == "grpc":
-        calls = [
-            _grpc_call(options.address, number, options.message, links)
-            for number in range(options.clients)
-        ]
-    else:
-        calls = [
-            _http_call(options.address, number, options.message)
-            for number in range(options.clients)
-        ]
+    make = functools.partial(_grpc_call, links) if options.transport == "grpc" else _http_call
+    calls = [make(options.address, number, options.message) for number in range(options.clients)]
     gate = asyncio.Semaphore(64)
 
     async def once(call: Call) -> None:
@@ -131,15 +124,12 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Connect, wait for a line on standard input, send for some seconds, print what was seen."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--address", required=True)
-    parser.add_argument("--transport", choices=("grpc", "http"), required=True)
-    parser.add_argument("--message", choices=("heartbeat", "poll"), required=True)
-    parser.add_argument("--clients", type=int, required=True)
-    parser.add_argument("--rate", type=float, required=True, help="messages per second, all")
-    parser.add_argument("--seconds", type=float, required=True)
-    asyncio.run(_run(parser.parse_args()))
+    """Connect, wait for a line on standard input, send for some seconds, print what was seen.
+
+    The command line is JSON: address, transport ("grpc" or "http"), message ("heartbeat" or
+    "poll"), clients, rate (messages per second, of all), seconds.
+    """
+    asyncio.run(_run(SimpleNamespace(**json.loads(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 
@@ -41,10 +42,7 @@ def growth(costs: Mapping[int, float]) -> float | None:
     At most 1: the cost grows no faster than N log N. Fitted as a line through the logarithms, so
     that a constant part, which small sizes mostly show, makes k smaller and never larger.
     """
-    points = [(math.log(n * math.log(n)), math.log(cost)) for n, cost in sorted(costs.items())]
-    if len(points) < 3:
+    if len(costs) < 3:
         return None
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    over = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return over / sum((x - mean_x) ** 2 for x, _ in points)
+    sizes = [math.log(n * math.log(n)) for n in costs]
+    return statistics.linear_regression(sizes, list(map(math.log, costs.values()))).slope

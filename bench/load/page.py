@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.harness import machine, page
-from bench.harness.page import Ratio, Verdict, table, times
+from bench.harness.page import Ratio, Verdict, at_most, table, times
 from bench.load import figures
 from bench.load.results import (
     FAILURE,
@@ -163,7 +163,7 @@ def _machine(about: Mapping[str, Any]) -> str:
     words = machine.words(about, "gRPC {grpc}", "DLRover {dlrover}", without={"torch"})
     said = f"{words}; open files {about['open_files']}."
     left_out = [f"Left out: {text}" for text in about.get("left_out", [])]
-    return "\n\n".join([said, *about.get("notes", []), *left_out]) + "\n"
+    return "\n\n".join([said, *left_out]) + "\n"
 
 
 def _section(item: _Table, results: Sequence[LoadResult]) -> str:
@@ -256,28 +256,27 @@ def _size(result: LoadResult | None) -> str:
 
 def _at_most(text: str, result: LoadResult | None, figure: str, limit: float) -> Verdict:
     value = result.figures.get(figure) if result is not None else None
-    if value is None:
-        return Verdict(text, f"≤ {limit:g}")
-    reached = f"{value:.2f}" if value < 10 else f"{value:.0f}"
-    return Verdict(text, f"≤ {limit:g}", reached, value <= limit)
+    return _limited(text, limit, value, ".0f" if value is None or value >= 10 else ".2f")
+
+
+def _limited(text: str, limit: float, value: float | None, spec: str) -> Verdict:
+    """Hold a value against what it may be at most; None: it was not measured."""
+    found = [] if value is None else [value]
+    return page.judged(text, f"≤ {limit:g}", found, at_most(limit), lambda _: f"{value:{spec}}")
 
 
 def _over_all(
     text: str, results: Sequence[LoadResult], scenarios: Sequence[str], figure: str
 ) -> Verdict:
-    found = _values(results, scenarios, figure)
-    if not found:
-        return Verdict(text, "≤ 1000")
-    return Verdict(text, "≤ 1000", f"{max(found):.0f}", max(found) <= 1000)
+    return _limited(text, 1000, max(_values(results, scenarios, figure), default=None), ".0f")
 
 
 def _none(
     text: str, results: Sequence[LoadResult], scenarios: Sequence[str], figure: str
 ) -> Verdict:
     found = _values(results, scenarios, figure)
-    if not found:
-        return Verdict(text, "0")
-    return Verdict(text, "0", f"{sum(found):.0f}", not any(found))
+    total = [sum(found)] if found else []
+    return page.judged(text, "0", total, at_most(0), lambda _: f"{sum(found):.0f}")
 
 
 def _delivery(text: str, results: Sequence[LoadResult], scenario: str, figure: str) -> Verdict:
@@ -287,10 +286,7 @@ def _delivery(text: str, results: Sequence[LoadResult], scenario: str, figure: s
 
 def _growth(results: Sequence[LoadResult]) -> Verdict:
     text = "growth of a failure's delivery: k of (N log N)^k"
-    power = figures.growth(costs(results))
-    if power is None:
-        return Verdict(text, "≤ 1")
-    return Verdict(text, "≤ 1", f"{power:.2f}", power <= 1.0)
+    return _limited(text, 1, figures.growth(costs(results)), ".2f")
 
 
 def _beside_peer(results: Sequence[LoadResult]) -> list[Verdict]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.harness import launch, venvs
 from bench.load import figures, usage
@@ -90,10 +91,9 @@ def _measure(
 
 def _once(python: str, plan: PeerPlan, directory: Path, what: tuple[str, str, int, str]) -> _Turn:
     transport, message, pid, address = what
-    command = [python, "-W", "ignore", str(_CLIENTS), "--address", address]
-    command += ["--transport", transport, "--message", message]
-    command += ["--clients", str(plan.clients), "--rate", str(plan.rate)]
-    command += ["--seconds", str(plan.seconds)]
+    order: dict[str, Any] = {"address": address, "transport": transport, "message": message}
+    order |= {"clients": plan.clients, "rate": plan.rate, "seconds": plan.seconds}
+    command = [python, "-W", "ignore", str(_CLIENTS), json.dumps(order)]
     with (directory / "dlrover-clients.log").open("ab") as log:
         clients = subprocess.Popen(
             command,

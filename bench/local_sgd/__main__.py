@@ -7,19 +7,20 @@ seed. Rows that want networks are left out, by name, where the machine gives non
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import record
 from bench.harness.launch import WorldError
-from bench.local_sgd import elastic, straggler, torchft_ways
+from bench.local_sgd import elastic, torchft_ways
 from bench.local_sgd import results as r
 from bench.local_sgd.page import page_of
-from bench.local_sgd.plan import SLOW_GROUP, SLOW_WAYS, slow_ways, without, worlds
+from bench.local_sgd.plan import without, worlds
 from bench.local_sgd.worlds import NetworkError, run
 
 _PORT: Final = 29_650
@@ -43,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="results files of the same commit whose rows are added to the page",
     )  # fmt: skip
     parser.add_argument("--remark", default="", help="a sentence about the run, for the page")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
         for earlier in options.earlier:
             for line in earlier.read_text().splitlines()[1:]:
                 note(line, "")
-        for found in itertools.chain(_worlds(options), _slow(options), _elastic(options)):
+        for found in itertools.chain(_worlds(options), _elastic(options)):
             for one in found:
                 note(one)
 
@@ -78,38 +78,19 @@ def _worlds(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
             raise SystemExit(1) from error
 
 
-def _slow(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
-    for turn in _turns(options) if r.SLOW in options.rows else ():
-        for way in slow_ways(turn, options.seed):
-            told = straggler.measure(way)
-            values = {
-                r.FAST_STEPS: told["fast_steps_a_second"],
-                r.ALL_STEPS: told["all_steps_a_second"],
-                "rounds of a fast replica": float(told["rounds"]),
-                "of the slow one": float(told["rounds_of_the_slow_one"]),
-            }
-            yield [_measured(r.SLOW, SLOW_GROUP, SLOW_WAYS[way], turn, values)]
-
-
 def _elastic(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
+    groups: Mapping[str, Callable[[int], Iterator[tuple[str, elastic.Values]]]] = {
+        "losses": elastic.losses,
+        "grow": elastic.grow,
+        "kills": functools.partial(elastic.kills, seconds=options.kill_seconds),
+    }
     wanted = options.elastic if r.ELASTIC in options.rows else ()
-    for turn in _turns(options):
-        seed = options.seed + turn
-        groups = {
-            "losses": lambda seed=seed: elastic.losses(seed),
-            "grow": lambda seed=seed: elastic.grow(seed),
-            "kills": lambda seed=seed: elastic.kills(seed, options.kill_seconds),
-        }
-        for group in wanted:
-            if group == "kills" and turn > options.first_turn:
-                continue  # once: it is as long as all else
-            for way, values in groups[group]():
-                yield [_measured(r.ELASTIC, group, way, turn, values)]
-
-
-def _measured(row: str, group: str, way: str, turn: int, values: Mapping[str, float]) -> r.Measured:
-    load = os.getloadavg()[0]
-    return r.Measured(row=row, group=group, way=way, turn=turn, values=dict(values), load=load)
+    for turn, group in itertools.product(_turns(options), wanted):
+        if group != "kills" or turn == options.first_turn:  # once: it is as long as all else
+            for way, values in groups[group](options.seed + turn):
+                load = os.getloadavg()[0]
+                key = {"row": r.ELASTIC, "group": group, "way": way, "turn": turn}
+                yield [r.Measured(**key, values=values, load=load)]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Elastic replicas measured: what a loss costs the others, 4 -> 2 -> 6, a kill each ten seconds.
 
-`python -m bench.local_sgd.elastic losses|grow|kills` prints one line of JSON for each way, with the
-fields of a measure of this bench. Belongs here: the scenarios' settings, and figures from what the
-ranks wrote down. Does not belong here: the scenarios (`local_sgd.elastic_jobs` of the tests).
+Belongs here: the scenarios' settings, and figures from what the ranks wrote down. Does not belong
+here: the scenarios (`local_sgd.elastic_jobs` of the tests).
 
 Compute is a sleep. The control plane is the tests' own: it knows of a death when the process is
 gone, and writes the next roster at once. A replacement is forked from a process that has imported
@@ -12,10 +11,8 @@ replicas, and of DDP.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
 import statistics
 import sys
 from collections import defaultdict
@@ -211,25 +208,3 @@ def _spread(seconds: list[float]) -> Values:
         "worst ms": found[-1],
         "within 50 ms": sum(one <= 50 for one in found) / len(found),
     }
-
-
-def main() -> None:
-    """Measure one group of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("group", choices=("losses", "grow", "kills"))
-    parser.add_argument("--seed", type=int, default=0, help="draws who is killed, and when")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of kills (default 600)")
-    given = parser.parse_args()
-    ways = {
-        "losses": lambda: losses(given.seed),
-        "grow": lambda: grow(given.seed),
-        "kills": lambda: kills(given.seed, given.seconds),
-    }
-    for way, values in ways[given.group]():
-        line = {"row": "elastic", "group": given.group, "way": way, "turn": given.seed}
-        line |= {"values": values, "load": os.getloadavg()[0]}
-        print(json.dumps(line), flush=True)
-
-
-if __name__ == "__main__":
-    main()

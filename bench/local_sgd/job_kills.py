@@ -55,16 +55,15 @@ def measure(
     """
     sandbox.check()
     with tempfile.TemporaryDirectory(dir=launch.in_memory()) as name:
-        request = {"folder": name, "seed": seed, "seconds": seconds, "each": each, "pace": pace}
+        request = {"seed": seed, "seconds": seconds, "each": each, "pace": pace}
+        folder, limit = Path(name), seconds + _START_SECONDS + _SPARE_SECONDS
         request["replicas"] = replicas
-        command = [sys.executable, "-m", "bench.local_sgd.job_kills", json.dumps(request)]
-        said = Path(name) / "said"
-        limit = seconds + _START_SECONDS + _SPARE_SECONDS
-        if failure := sandbox.run(command, said, limit, {"TMPDIR": name}):
-            log = Path(name) / "runner.log"
+        if failure := sandbox.trial(__name__, request, folder, limit, {"TMPDIR": name}):
+            log = folder / "runner.log"
             words = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise RuntimeError(f"{request}: it {failure}: {words}")
-        found: dict[str, float] = json.loads(said.read_text().splitlines()[-1])
+        lines = (folder / "trial.log").read_text().splitlines()
+        found: dict[str, float] = json.loads(lines[-1])
     return found
 
 
@@ -87,13 +86,13 @@ class _FourWorkers(Holdfast):
         return job
 
 
-def _trial(request: dict[str, Any]) -> dict[str, float]:
+def _trial(folder: Path, request: dict[str, Any]) -> dict[str, float]:
     """Kill a worker each `each` seconds for `seconds`."""
     replicas = bool(request["replicas"])
     setting = Setting(
         python=sys.executable,
         script=Path(__file__).with_name("job_script.py"),
-        directory=Path(request["folder"]),
+        directory=folder,
         variant=str(1000 * request["pace"]),
         restore="torch",
         collective_timeout_s=None,
@@ -193,4 +192,5 @@ def figures_of_replicas(events: Sequence[Event], begin: float, end: float) -> di
 
 
 if __name__ == "__main__":
-    print(json.dumps(_trial(json.loads(sys.argv[1]))), flush=True)
+    path = Path(sys.argv[1])
+    print(json.dumps(_trial(path.parent, json.loads(path.read_text()))), flush=True)

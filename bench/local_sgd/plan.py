@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bench.local_sgd import results as r
@@ -24,7 +23,7 @@ class WayPlan:
 
     name: str
     kind: str
-    """ "ddp", "torch" (its averager), "torchft", or "edit" (under DDP)."""
+    """ "ddp", "torch" (its averager), "torchft", "edit" (under DDP), or "fsdp2"."""
     interval: int = 1
     steps: int = 64
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -76,12 +75,12 @@ def torchfts(interval: int, steps: int) -> tuple[WayPlan, WayPlan]:
         name=TORCHFT_DILOCO.format(interval), kind="torchft", interval=interval, steps=steps
     )
     name = TORCHFT_AVERAGE.format(interval)
-    return dataclasses.replace(diloco, name=name, outer=False), diloco
+    return replace(diloco, name=name, outer=False), diloco
 
 
 def without(world: ReplicaWorld, kind: str) -> ReplicaWorld:
     """Return a world without the cases of a kind."""
-    return dataclasses.replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
+    return replace(world, cases=tuple(one for one in world.cases if one.kind != kind))
 
 
 def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[ReplicaWorld]:
@@ -95,27 +94,45 @@ def worlds(rows: tuple[str, ...], turns: range, seed: int) -> Iterator[ReplicaWo
             yield _shuffled(_loss(turn), seed)
         if r.ROBUST in rows:
             yield _robust(turn)
-
-
-SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
-SLOW_WAYS: Final[Mapping[str, str]] = {
-    "ddp": DDP,
-    "edit": "EDiT, H = 32",
-    "a-edit": "A-EDiT",
-}
-"""Ways of `straggler`, by what the page calls them."""
-
-
-def slow_ways(turn: int, seed: int) -> list[str]:
-    """Return the ways of `straggler` in the order of a turn."""
-    return random.Random(f"{seed} slow {turn}").sample(list(SLOW_WAYS), len(SLOW_WAYS))
+        if r.SLOW in rows:
+            ways = _slow_ways()
+            for way in random.Random(f"{seed} slow {turn}").sample(ways, len(ways)):
+                yield slow_world(way, turn)
 
 
 def _shuffled(world: ReplicaWorld, seed: int) -> ReplicaWorld:
     order = random.Random(f"{seed} {world.row} {world.group} {world.turn}")
-    return dataclasses.replace(
-        world, cases=tuple(order.sample(list(world.cases), len(world.cases)))
+    return replace(world, cases=tuple(order.sample(world.cases, len(world.cases))))
+
+
+SLOW_GROUP: Final = "one of 4 replicas 4 times slow"
+SLOWER: Final = 4
+"""Times that its last replica is slower."""
+
+
+def slow_world(way: WayPlan, turn: int, compute_ms: float = 50.0) -> ReplicaWorld:
+    """Return the world of one way beside a slow replica; compute_ms: of a fast one's step."""
+    return ReplicaWorld(
+        row=r.SLOW, group=SLOW_GROUP, ranks=4, turn=turn, cases=(way,), compute_ms=compute_ms
     )
+
+
+def _slow_ways(steps: int = 200) -> list[WayPlan]:
+    """Return the ways; those that wait for the slow one make as many steps as it makes."""
+    settings = {DDP: {"local_sgd_warmup_steps": 1_000_000}}
+    settings["EDiT, H = 32"] = {"local_sgd_sync_interval": 32}
+    waiting = [
+        WayPlan(name=name, kind="fsdp2", steps=steps // SLOWER, config=config)
+        for name, config in settings.items()
+    ]
+    return [*waiting, a_edit(steps, 32 * 0.05)]
+
+
+def a_edit(steps: int, seconds: float) -> WayPlan:
+    """Return A-EDiT under FSDP2, with the steps of a fast replica and the time of a round."""
+    config = {"use_async": True, "local_sgd_sync_time": seconds}
+    config |= {"min_total_global_steps": 1, "use_step_weight": True}
+    return WayPlan(name="A-EDiT", kind="fsdp2", steps=steps, config=config)
 
 
 def _bytes(ranks: int) -> ReplicaWorld:
@@ -157,26 +174,14 @@ LENGTHS: Final = (640, 1280)
 
 def _loss(turn: int) -> ReplicaWorld:
     steps = max(LENGTHS)
-    warm = {"local_sgd_warmup_steps": 64, "ewma_warmup_steps": 8}
-    local = [
-        WayPlan(
-            name=f"EDiT, H = {interval}",
-            kind="edit",
-            interval=interval,
-            steps=steps,
-            seed=turn,
-            config={**warm, "pseudo_gradnorm_reduce": True, "skip_anomaly": True},
-        )
-        for interval in (16, 32, 64)
-    ]
+    warm = {"local_sgd_warmup_steps": 64}
+    local = [edit(interval, steps) for interval in (16, 32, 64)]
+    local = [replace(one, config={**one.config, **warm, "ewma_warmup_steps": 8}) for one in local]
     others = (torchs(16, 640), torchfts(16, 640)[0], torchfts(32, 640)[1])
-    beside = [
-        dataclasses.replace(one, seed=turn, config={"local_sgd_warmup_steps": 64}) for one in others
-    ]
-    ddp = WayPlan(name=DDP, kind="ddp", steps=steps, seed=turn)
-    return ReplicaWorld(
-        row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=(ddp, *local, *beside)
-    )
+    beside = [replace(one, config=warm) for one in others]
+    ddp = WayPlan(name=DDP, kind="ddp", steps=steps)
+    cases = tuple(replace(one, seed=turn) for one in (ddp, *local, *beside))
+    return ReplicaWorld(row=r.LOSS, group="4 replicas", ranks=4, turn=turn, cases=cases)
 
 
 EQUAL: Final = "equal weights"

@@ -19,12 +19,15 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import english_text
 from bench.local_sgd import results as r
-from bench.local_sgd.plan import LENGTHS
+from bench.local_sgd.plan import LENGTHS, NESTEROV, SLOWER
 from bench.local_sgd.ways import WayTraining, training_of
 from bench.local_sgd.worlds import INTERFACE
+from holdfast.local_sgd import LocalSGD, LocalSGDConfig, OuterOptimizerConfig
 from with_local_sgd.llama_model import CONTEXT, Llama, next_byte_loss
 
 _WIDTH: Final = 512
@@ -125,6 +128,48 @@ def losses(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float
     return {**found, r.FINITE: float(least)}
 
 
+def beside_slow(world: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, float]:
+    """Return steps a second of fast replicas and of all under FSDP2, where the last one is slow.
+
+    Computing is a sleep, so the figures say what a way of agreement has replicas wait. By time the
+    slow one makes as many steps as it can in the others' time.
+    """
+    ranks, steps, pace = world["ranks"], case["steps"], world["compute_ms"] / 1000
+    mesh = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("replicate", "shard"))
+    model: Any = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    config = LocalSGDConfig(**case["config"])
+    local = LocalSGD(
+        model, optimizer, mesh, config, OuterOptimizerConfig(torch.optim.SGD, NESTEROV)
+    )
+    if dist.get_rank() == ranks - 1:
+        pace *= SLOWER
+        steps //= SLOWER if config.use_async else 1
+    rounds, batch = 0, torch.randn(4, 64)
+    dist.barrier()
+    begun = time.monotonic()
+    for _ in range(steps):
+        time.sleep(pace)
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rounds += bool(local.outcomes)
+        local.outcomes = []
+    mine = torch.tensor([steps / (time.monotonic() - begun), rounds], dtype=torch.float64)
+    local.finish()
+    local.detach()
+    told = [torch.empty_like(mine) for _ in range(ranks)]
+    dist.all_gather(told, mine)
+    (*fast, slow), made = ([float(one[at]) for one in told] for at in range(2))
+    return {
+        r.FAST_STEPS: sum(fast) / len(fast),
+        r.ALL_STEPS: sum(fast) + slow,
+        "rounds of a fast replica": made[0],
+        "of the slow one": made[-1],
+    }
+
+
 def _disturb(training: WayTraining, wild: Mapping[str, Any], step: int, interval: int) -> None:
     if not wild or wild["replica"] not in (dist.get_rank(), -1):
         return
@@ -172,6 +217,7 @@ def _validation(model: nn.Module, most: int | None = None) -> float:
 _MEASURES: Final[Mapping[str, Callable[..., dict[str, float]]]] = {
     r.BYTES: by_steps,
     r.LINKS: by_steps,
+    r.SLOW: beside_slow,
     r.LOSS: losses,
     r.ROBUST: losses,
 }

@@ -7,6 +7,7 @@ held.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -91,10 +92,10 @@ def problems(faults: Sequence[Fault]) -> list[str]:
 BENCH = record.Bench("nodes", page_of, Fault)
 
 
-def _measure(out: Path, rounds: int) -> None:
+def _measure(options: argparse.Namespace) -> None:
     plane = RealPlane(Path(tempfile.mkdtemp(prefix="holdfast-nodes-")))
     nodes = None
-    with record.recording(out, [], plan="nodes") as note:
+    with record.recording(options.out, [], plan="nodes") as note:
         try:
             plane.start(lambda: install_crd(plane))
             nodes = RealNodes(plane, 2)
@@ -105,7 +106,7 @@ def _measure(out: Path, rounds: int) -> None:
             job = Job(plane, kubectl, "measured", release.operator_log)
             bed = Bed(job, nodes, plane.folder / "steps")
             for measure in (applied, killed, lost):
-                for _ in range(rounds):
+                for _ in range(options.rounds):
                     load = os.getloadavg()[0]
                     result = Fault(kind=measure.__name__, load=load, parts=measure(bed))
                     note(result)
@@ -120,7 +121,7 @@ def main() -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    code = BENCH.main(options, lambda: _measure(options.out, options.rounds))
+    code = BENCH.main(options, _measure)
     if code or options.page_of:
         return code
     wrong = problems(BENCH.read(options.out.read_text().splitlines())[1])

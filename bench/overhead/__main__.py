@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
@@ -114,14 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="of runs, one under each launcher")
     parser.add_argument("--steps", type=int, default=500, help="of each run")
-    options = parser.parse_args(arguments)
+    return BENCH.main(parser.parse_args(arguments), _run)
 
-    def run() -> None:
-        with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
-            measure.calls(note)
-            measure.steps(options.pairs, options.steps, Path(folder), note)
 
-    return BENCH.main(options, run)
+def _run(options: argparse.Namespace) -> None:
+    with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
+        measure.calls(note)
+        measure.steps(options.pairs, options.steps, Path(folder), note)
 
 
 if __name__ == "__main__":

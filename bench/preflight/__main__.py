@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="measure these; the results of the others stay in the results file",
     )
     parser.add_argument("--fewer", type=int, default=1, help="divides the number of seeds")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -58,7 +58,6 @@ def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
     parts = [
         _INTRO,
         f"{machine.sentence(about)}\n",
-        *([f"{about['remark']}\n"] if "remark" in about else []),
         _bars(lines, seconds),
         _PARTS,
         _parts(lines),

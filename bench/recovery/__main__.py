@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(_name(case) for case in todo))
         return 0
-    return BENCH.main(options, lambda: _run(options, rows, todo))
+    return BENCH.main(options, lambda _: _run(options, rows, todo))
 
 
 def _run(options: argparse.Namespace, rows: Sequence[Trials], todo: Sequence[Case]) -> None:

@@ -260,26 +260,16 @@ BARS = (
         at_most_s=0.45,
     ),
     Bar(
-        text="worker killed → next step, beside the fastest peer",
-        measured="crash",
-        times_faster=15,
+        text="worker killed → next step, beside the fastest peer", measured="crash", times_faster=15
     ),
-    Bar(
-        text="node lost → next step",
-        measured="node-lost",
-        at_most_s=0.7,
-    ),
+    Bar(text="node lost → next step", measured="node-lost", at_most_s=0.7),
     Bar(
         text="node lost → next step, beside the fastest tuned peer",
         measured="node-lost",
         times_faster=8,
         peers="tuned",
     ),
-    Bar(
-        text="agent frozen → next step",
-        measured="agent-frozen",
-        at_most_s=6,
-    ),
+    Bar(text="agent frozen → next step", measured="agent-frozen", at_most_s=6),
     Bar(
         text="agent frozen: its worker's life beside the new round",
         measured="agent-frozen",

@@ -1,8 +1,8 @@
 """One trial: start one system's job, do one scenario, append what was measured.
 
 `Conductor` starts a trial in a sandbox of its own and keeps what it measured; as a module, ``python
--m bench.recovery.trial REQUEST``, this is the trial. REQUEST is a JSON file. It ends without
-stopping anything: the sandbox does that.
+-m bench.recovery.trial REQUEST``, this is the trial. REQUEST is a JSON file, and what is measured
+is appended to another one beside it. It ends without stopping anything: the sandbox does that.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.harness import launch, sandbox
 from bench.harness.record import to_line
@@ -34,22 +35,9 @@ SCRIPTS = {"flash": _HERE.parent / "flash" / "crash_script.py"}
 """Scripts of restores that not every system has; all others are `script`'s own."""
 COLLECTIVE_TIMEOUT_SECONDS = 5.0
 """For tuned peers: as long as Holdfast's own detection of silence."""
+_RESULTS = "results.jsonl"
 _SPARE_SECONDS = 60.0
 """On top of the limits inside a trial, before it is ended from outside."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The conductor's order for one trial."""
-
-    case: Case
-    python: str
-    """The interpreter of the system's environment."""
-    directory: str
-    """An empty directory of this trial, on shared memory where there is any."""
-    results: str
-    """The file that each result is appended to as soon as it is known."""
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +53,12 @@ class Conductor:
     def run(self, case: Case) -> list[Result]:
         """Run one trial; always at least one result, and no process left."""
         with _scratch() as directory:
-            file = directory / "results.jsonl"
-            request = Request(
-                case=case,
-                python=self.pythons[case.system],
-                directory=str(directory),
-                results=str(file),
-                seed=self.seed * 1000 + case.repetition,
-            )
-            path = directory / "request.json"
-            path.write_text(json.dumps(asdict(request)))
-            failure = sandbox.run(
-                [sys.executable, "-m", "bench.recovery.trial", str(path)],
-                directory / "trial.log",
-                2 * (START_LIMIT_SECONDS + case.limit_s) + _SPARE_SECONDS,
-                {"TMPDIR": str(directory)},
-            )
+            request: dict[str, Any] = {"case": asdict(case), "python": self.pythons[case.system]}
+            request["seed"] = self.seed * 1000 + case.repetition
+            limit_s = 2 * (START_LIMIT_SECONDS + case.limit_s) + _SPARE_SECONDS
+            variables = {"TMPDIR": str(directory)}
+            failure = sandbox.trial(__name__, request, directory, limit_s, variables)
+            file = directory / _RESULTS
             lines = file.read_text().splitlines() if file.exists() else []
             found = [results.result(**json.loads(line)) for line in lines]
             if failure:
@@ -113,32 +91,26 @@ def _scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def build(request: Request) -> System:
-    """Return the system of ``request``, not started."""
-    case = request.case
+def run(directory: Path, case: Case, python: str, seed: int) -> None:
+    """Run the trial; every result is in the file before the next fault is done."""
     tuned_peer = case.variant == "tuned"
     setting = Setting(
-        python=request.python,
+        python=python,
         script=SCRIPTS.get(case.restore, _HERE / "script.py"),
-        directory=Path(request.directory),
+        directory=directory,
         variant=case.variant,
         restore=case.restore,
         collective_timeout_s=COLLECTIVE_TIMEOUT_SECONDS if tuned_peer else None,
     )
-    return SYSTEMS[case.system](setting)
-
-
-def run(request: Request) -> None:
-    """Run the trial; every result is in the file before the next fault is done."""
-    system = build(request)
+    system = SYSTEMS[case.system](setting)
     system.start()
-    follower = Follower(system.setting.log_directory)
-    trial = Trial(request.case, system, follower, random.Random(request.seed))
-    for result in SCENARIOS[request.case.scenario](trial):
-        with Path(request.results).open("a") as file:
+    trial = Trial(case, system, Follower(setting.log_directory), random.Random(seed))
+    for result in SCENARIOS[case.scenario](trial):
+        with (directory / _RESULTS).open("a") as file:
             file.write(to_line(result) + "\n")
 
 
 if __name__ == "__main__":
-    order = json.loads(Path(sys.argv[1]).read_text())
-    run(Request(**{**order, "case": Case(**order["case"])}))
+    path = Path(sys.argv[1])
+    order = json.loads(path.read_text())
+    run(path.parent, Case(**order.pop("case")), **order)

@@ -5,6 +5,7 @@ Read from the ranks' own clock, which is the launcher's: both are processes of o
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -110,14 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = BENCH.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=10, help="of starts, one by each launcher")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the node")
-    options = parser.parse_args(arguments)
+    return BENCH.main(parser.parse_args(arguments), _run)
 
-    def run() -> None:
-        with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
-            for ranks in options.ranks:
-                measure(options.pairs, ranks, Path(folder), note)
 
-    return BENCH.main(options, run)
+def _run(options: argparse.Namespace) -> None:
+    with record.recording(options.out, {}) as note, tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            measure(options.pairs, ranks, Path(folder), note)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tensor", type=int, nargs="*", default=[1, 2], help="of Megatron, of the 4 ranks"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the order in a turn")
-    options = parser.parse_args(arguments)
-    return BENCH.main(options, lambda: _run(options))
+    return BENCH.main(parser.parse_args(arguments), _run)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -55,13 +54,12 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _measured(state: State, options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
-    words = ["--folder", str(folder)]
-    for name in ("turns", "width", "layers", "seed"):
-        words += [f"--{name}", str(getattr(options, name))]
+    given = {name: getattr(options, name) for name in ("turns", "width", "layers", "seed")}
+    given["folder"] = str(folder)
     for world in worlds(state, options.turns, options.seed):
         _read(folder)
         try:
-            yield from run(world, words, folder / "log.jsonl")
+            yield from run(world, given, folder / "log.jsonl")
         except WorldError as error:
             print(f"bench.universal: {error}", file=sys.stderr)
             raise SystemExit(1) from error

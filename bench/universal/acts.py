@@ -6,7 +6,6 @@ ways (`zero_rank`, `megatron_rank`).
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import torch
@@ -67,7 +67,7 @@ class Subject:
         return [leaf.tensor for leaf in stored]
 
 
-def _shuffled(options: argparse.Namespace, turn: int, names: Mapping[str, Any]) -> list[str]:
+def _shuffled(options: SimpleNamespace, turn: int, names: Mapping[str, Any]) -> list[str]:
     """Return the order of a turn, equal on all ranks."""
     found = list(names)
     random.Random(f"{options.seed} {options.state} {turn}").shuffle(found)
@@ -79,7 +79,7 @@ def _torch_file(folder: Path, what: str) -> Path:
     return folder / "torch" / f"{what}_{dist.get_rank()}.pt"
 
 
-def save(subject: Subject, folder: Path, options: argparse.Namespace) -> None:
+def save(subject: Subject, folder: Path, options: SimpleNamespace) -> None:
     """Save in each way, in turns; the last of each stays."""
     subject.step()
     own = subject.shard()
@@ -107,7 +107,7 @@ def _from_torch(file: Path, to: list[torch.Tensor]) -> None:
         tensor.detach().copy_(values)
 
 
-def load(subject: Subject, folder: Path, options: argparse.Namespace) -> None:
+def load(subject: Subject, folder: Path, options: SimpleNamespace) -> None:
     """Load in one way, once, from the page cache, in the world that saved."""
     subject.step()  # so that there is memory for the moments, whatever the way
     own, weights = subject.shard(), subject.weights()
@@ -135,7 +135,7 @@ def _alike(subject: Subject, folder: Path, what: str) -> None:
         raise RuntimeError(f"{what}: the shard of rank {dist.get_rank()} is not what was saved")
 
 
-def restart(subject: Subject, folder: Path, options: argparse.Namespace) -> None:
+def restart(subject: Subject, folder: Path, options: SimpleNamespace) -> None:
     """Load what the round before has saved to memory, then save and fail; the last round ends.
 
     Every second round trains a step before, so that there is memory for the moments.
@@ -168,7 +168,7 @@ def restart(subject: Subject, folder: Path, options: argparse.Namespace) -> None
     sys.exit(f"restart {number + 1} of {2 * options.turns}")
 
 
-def reshape(subject: Subject, folder: Path, options: argparse.Namespace) -> None:
+def reshape(subject: Subject, folder: Path, options: SimpleNamespace) -> None:
     """Load in another world, in each way, in turns."""
     subject.step()
     log = Log(options.lines, options.state, subject.shard)

@@ -138,9 +138,7 @@ def layout(tensor: int, ranks: int) -> str:
 
 def main() -> None:
     """Do what the command line says."""
-    parser = rank.parser()
-    parser.add_argument("--tensor", type=int, required=True)
-    options = parser.parse_args()
+    options = rank.options()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     setup = gpt.Setup(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ class World:
 
     script: Path
     ranks: int
-    words: tuple[str, ...]
+    options: Mapping[str, Any]
     preload: str
     """The module that imports what the script needs, before its ranks are forked."""
     restarts: int = 0
@@ -38,56 +38,43 @@ class State:
     name: str
     script: Path
     preload: str
-    words: tuple[str, ...]
-    """Give the world that saves."""
+    own: Mapping[str, int]
+    """Options that give the world that saves."""
     loads: tuple[str, ...]
     """Ways to load it in a world of the same kind."""
-    others: tuple[tuple[int, tuple[str, ...]], ...]
-    """Worlds that load it too: ranks, words."""
+    others: tuple[tuple[int, Mapping[str, int]], ...]
+    """Worlds that load it too: ranks, options."""
 
-    def world(self, act: str, *words: str) -> World:
-        """Return the world that saved, for an act."""
-        words = (*self.words, *self._words(act), *words)
-        return World(script=self.script, ranks=RANKS, words=words, preload=self.preload)
-
-    def other(self, ranks: int, words: tuple[str, ...], act: str) -> World:
-        """Return another world, for an act."""
-        words = (*words, *self._words(act))
-        return World(script=self.script, ranks=ranks, words=words, preload=self.preload)
-
-    def _words(self, act: str) -> tuple[str, ...]:
-        return ("--act", act, "--state", self.name)
+    def world(
+        self, act: str, ranks: int = RANKS, own: Mapping[str, int] | None = None, **more: Any
+    ) -> World:
+        """Return a world for an act: the one that saved, or one of other ranks and options."""
+        options = {**(own or self.own), "act": act, "state": self.name, **more}
+        return World(script=self.script, ranks=ranks, options=options, preload=self.preload)
 
 
 def zero(stage: int) -> State:
     """Return the state of a DeepSpeed engine."""
-
-    def words(number: int) -> tuple[str, ...]:
-        return ("--stage", str(number))
-
+    own = {"stage": stage}
     return State(
         name=f"ZeRO-{stage}, {RANKS} ranks",
         script=_HERE / "zero_rank.py",
         preload="deepspeed",
-        words=words(stage),
+        own=own,
         loads=("flash", "torch", "native"),
-        others=((2, words(stage)), (3, words(stage)), (2, words(2 if stage == 3 else 3))),
+        others=((2, own), (3, own), (2, {"stage": 2 if stage == 3 else 3})),
     )
 
 
 def megatron(tensor: int) -> State:
     """Return the state of a Megatron training."""
-
-    def words(number: int) -> tuple[str, ...]:
-        return ("--tensor", str(number))
-
     return State(
         name=f"Megatron, tensor {tensor} × data {RANKS // tensor}",
         script=_HERE / "megatron_rank.py",
         preload="megatron_worlds.preloaded",
-        words=words(tensor),
+        own={"tensor": tensor},
         loads=("flash", "torch", "buckets", "reshardable"),
-        others=((RANKS, words(3 - tensor)), (2, words(tensor))),
+        others=((RANKS, {"tensor": 3 - tensor}), (2, {"tensor": tensor})),
     )
 
 
@@ -96,20 +83,20 @@ def worlds(state: State, turns: int, seed: int) -> Iterator[World]:
     yield state.world("save")
     for turn in range(turns):
         for way in _shuffled(state.loads, f"{seed} {state.name} {turn}"):
-            yield state.world("load", "--way", way, "--turn", str(turn))
+            yield state.world("load", way=way, turn=turn)
     yield replace(state.world("restart"), restarts=2 * turns)
-    for ranks, words in state.others:
-        yield state.other(ranks, words, "reshape")
+    for ranks, own in state.others:
+        yield state.world("reshape", ranks, own)
         # DeepSpeed's universal files of one of these stages do not load in the other.
-        if state.script.name == "zero_rank.py" and words == state.words:
-            yield state.other(ranks, words, "universal")
+        if state.script.name == "zero_rank.py" and own == state.own:
+            yield state.world("universal", ranks, own)
 
 
 def _shuffled(names: Sequence[str], seed: str) -> list[str]:
     return random.Random(seed).sample(names, len(names))
 
 
-def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
+def run(world: World, options: Mapping[str, Any], log: Path) -> list[dict[str, Any]]:
     """Run a world on one node to its end; return the lines of JSON that it has logged.
 
     Raises:
@@ -118,7 +105,7 @@ def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
     log.unlink(missing_ok=True)
     command = [sys.executable, *launch.LAUNCHERS[launch.HOLDFAST]]
     command += [f"--nproc-per-node={world.ranks}", f"--max-restarts={world.restarts}"]
-    command += [str(world.script), "--lines", str(log), *world.words, *words]
+    command += [str(world.script), json.dumps({"lines": str(log), **world.options, **options})]
     variables = launch.variables(
         "tests/support",
         DS_ACCELERATOR="cpu",
@@ -127,5 +114,5 @@ def run(world: World, words: Sequence[str], log: Path) -> list[dict[str, Any]]:
         TORCHDYNAMO_DISABLE="1",
         HOLDFAST_PRELOAD=world.preload,
     )
-    launch.said(command, f"{world.script.name} {' '.join(world.words)}", LIMIT_SECONDS, variables)
+    launch.said(command, f"{world.script.name} {world.options}", LIMIT_SECONDS, variables)
     return [json.loads(line) for line in log.read_text().splitlines()]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -31,20 +32,11 @@ _FUNCTIONS: Final = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return a parser with the options of every script."""
-    found = argparse.ArgumentParser()
-    found.add_argument("--lines", type=Path, required=True)
-    found.add_argument("--folder", type=Path, required=True)
-    found.add_argument("--act", required=True)
-    found.add_argument("--state", required=True, help="the world that saves, in words")
-    found.add_argument("--turns", type=int, required=True)
-    found.add_argument("--turn", type=int, default=0, help="of a load in fresh processes")
-    found.add_argument("--way", default="", help="of a load in fresh processes")
-    found.add_argument("--seed", type=int, required=True)
-    found.add_argument("--width", type=int, required=True)
-    found.add_argument("--layers", type=int, required=True)
-    return found
+def options() -> SimpleNamespace:
+    """Return a script's options, which are its command line as JSON: see `plan.run`."""
+    found = json.loads(sys.argv[1])
+    paths = {name: Path(found[name]) for name in ("lines", "folder")}
+    return SimpleNamespace(**{**found, **paths})
 
 
 def timed(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, int]]:

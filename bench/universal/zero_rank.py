@@ -117,10 +117,7 @@ def universal(engine: Any, subject: acts.Subject, options: Any) -> None:
 
 def main() -> None:
     """Do what the command line says."""
-    parser = rank.parser()
-    parser.add_argument("--stage", type=int, required=True)
-    parser.add_argument("--local_rank", type=int, default=0)
-    options = parser.parse_args()
+    options = rank.options()
     torch.set_num_threads(1)
     # Compiled for a minute at its first use, and of no use here: gloo reduces small tensors.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

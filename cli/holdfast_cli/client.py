@@ -17,13 +17,7 @@ from holdfast_cli.final_state import FinalState
 from holdfast_cli.job_directory import JobHome
 from holdfast_cli.target import JobTarget, place_of
 from holdfast_wire import codec, errors
-from holdfast_wire.messages import (
-    JobEvent,
-    ListEventsRequest,
-    ListEventsResponse,
-    WatchJobRequest,
-    WatchJobResponse,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
 _PAGE = 5000
@@ -91,7 +85,7 @@ class JobClient:
 
     def events(
         self, after: int = 0, most: int | None = None, timeout_s: float = 10.0
-    ) -> ListEventsResponse:
+    ) -> wire.ListEventsResponse:
         """Return the events after a sequence number, oldest first; if more than `most`, the newest.
 
         A master sends as many as fit into a message, oldest first, so there may be several calls.
@@ -101,19 +95,19 @@ class JobClient:
             RefusedError: The master refused the request.
         """
         if most is not None:
-            newest = self.call(ListEventsRequest(limit=1), timeout_s).newest_sequence
+            newest = self.call(wire.ListEventsRequest(limit=1), timeout_s).newest_sequence
             after = max(after, newest - most)
-        found: list[JobEvent] = []
+        found: list[wire.JobEvent] = []
         while True:
-            request = ListEventsRequest(after_sequence=after, limit=_PAGE)
-            page: ListEventsResponse = self.call(request, timeout_s)
+            request = wire.ListEventsRequest(after_sequence=after, limit=_PAGE)
+            page: wire.ListEventsResponse = self.call(request, timeout_s)
             found += page.events
             if not page.events or found[-1].sequence >= page.newest_sequence:
                 kept = found if most is None else found[-most:]
                 return dataclasses.replace(page, events=tuple(kept))
             after = found[-1].sequence
 
-    def watch(self, request: WatchJobRequest) -> Iterator[WatchJobResponse]:
+    def watch(self, request: wire.WatchJobRequest) -> Iterator[wire.WatchJobResponse]:
         """Yield the master's messages to a watcher, until the stream ends.
 
         Raises:

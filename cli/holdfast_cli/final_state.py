@@ -17,44 +17,22 @@ from google.protobuf import json_format
 from holdfast_cli.errors import MasterRefusedError
 from holdfast_cli.job_directory import JobHome, write_json
 from holdfast_wire import codec, evidence_file
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    GetGoodputRequest,
-    GetGoodputResponse,
-    GetHealthRequest,
-    GetHealthResponse,
-    GetIncidentRequest,
-    GetIncidentResponse,
-    GetJobRequest,
-    GetJobResponse,
-    Incident,
-    IncidentEvidence,
-    JobSnapshot,
-    JobStatus,
-    ListEventsRequest,
-    ListEventsResponse,
-    ListIncidentsRequest,
-    ListIncidentsResponse,
-    ListNodesRequest,
-    ListNodesResponse,
-    RestartWorkerRequest,
-    ScaleRequest,
-    StopJobRequest,
-    StopJobResponse,
-    TriggerCheckpointRequest,
-    WatchJobResponse,
-)
+from holdfast_wire import messages as wire
 
 Part = TypeVar("Part")
 _FILE: Final = "ended.json"
-_PARTS: Final = ("job", "nodes", "events", "goodput")
+_PARTS: Final[Mapping[str, type]] = {
+    "job": wire.GetJobResponse,
+    "nodes": wire.ListNodesResponse,
+    "events": wire.ListEventsResponse,
+    "goodput": wire.GetGoodputResponse,
+}
 _COMMANDS: Final[Mapping[type, str]] = {
-    ScaleRequest: "scale",
-    DrainNodeRequest: "drain",
-    RestartWorkerRequest: "restart",
-    TriggerCheckpointRequest: "checkpoint",
-    DumpStacksRequest: "stacks",
+    wire.ScaleRequest: "scale",
+    wire.DrainNodeRequest: "drain",
+    wire.RestartWorkerRequest: "restart",
+    wire.TriggerCheckpointRequest: "checkpoint",
+    wire.DumpStacksRequest: "stacks",
 }
 """Commands that need a running job, by their requests."""
 
@@ -63,11 +41,13 @@ _COMMANDS: Final[Mapping[type, str]] = {
 class FinalState:
     """Final state of a job; each part is the answer to the request of the same name."""
 
-    job: GetJobResponse
-    nodes: ListNodesResponse | None = dataclasses.field(default_factory=ListNodesResponse)
+    job: wire.GetJobResponse
+    nodes: wire.ListNodesResponse | None = dataclasses.field(default_factory=wire.ListNodesResponse)
     """None: a cluster does not keep them."""
-    events: ListEventsResponse = dataclasses.field(default_factory=ListEventsResponse)
-    goodput: GetGoodputResponse | None = dataclasses.field(default_factory=GetGoodputResponse)
+    events: wire.ListEventsResponse = dataclasses.field(default_factory=wire.ListEventsResponse)
+    goodput: wire.GetGoodputResponse | None = dataclasses.field(
+        default_factory=wire.GetGoodputResponse
+    )
     """None: a cluster does not keep it."""
     evidence: Path | None = None
     """Directory with the evidence of its incidents; None: nobody kept it."""
@@ -75,9 +55,9 @@ class FinalState:
     """Lines of `holdfast status` that a cluster does not keep."""
 
     @property
-    def status(self) -> JobStatus:
+    def status(self) -> wire.JobStatus:
         """Status of the job at its end."""
-        return self.job.status or JobStatus()
+        return self.job.status or wire.JobStatus()
 
     def answer(self, request: object) -> Any:
         """Return the answer that a master would give now.
@@ -87,24 +67,24 @@ class FinalState:
                 only a master, which is gone, could answer.
         """
         match request:
-            case GetJobRequest():
+            case wire.GetJobRequest():
                 return self.job
-            case ListNodesRequest():
+            case wire.ListNodesRequest():
                 return self._kept(self.nodes)
-            case ListEventsRequest():
+            case wire.ListEventsRequest():
                 later = [e for e in self.events.events if e.sequence > request.after_sequence]
                 kept = tuple(later[: request.limit] if request.limit else later)
                 return dataclasses.replace(self.events, events=kept)
-            case GetGoodputRequest():
+            case wire.GetGoodputRequest():
                 return self._kept(self.goodput)
-            case ListIncidentsRequest():
+            case wire.ListIncidentsRequest():
                 return _incidents(self._kept(self.goodput).incidents, self.evidence)
-            case GetIncidentRequest():
+            case wire.GetIncidentRequest():
                 return _incident(self._kept(self.goodput).incidents, self.evidence, request)
-            case GetHealthRequest():
-                return GetHealthResponse(not_judged="the job has ended, and no world runs")
-            case StopJobRequest():
-                return StopJobResponse()
+            case wire.GetHealthRequest():
+                return wire.GetHealthResponse(not_judged="the job has ended, and no world runs")
+            case wire.StopJobRequest():
+                return wire.StopJobResponse()
         command = _COMMANDS[type(request)]
         raise MasterRefusedError(
             f"job {self.status.name} has ended, and `holdfast {command}` needs a running one"
@@ -118,11 +98,11 @@ class FinalState:
             )
         return part
 
-    def snapshot(self) -> WatchJobResponse:
+    def snapshot(self) -> wire.WatchJobResponse:
         """Return the message that a watcher gets first and last."""
         nodes = self.nodes.nodes if self.nodes is not None else ()
-        snapshot = JobSnapshot(status=self.status, nodes=nodes, events=self.events.events)
-        return WatchJobResponse(message=snapshot)
+        snapshot = wire.JobSnapshot(status=self.status, nodes=nodes, events=self.events.events)
+        return wire.WatchJobResponse(message=snapshot)
 
 
 def write(home: JobHome, ending: FinalState) -> None:
@@ -142,13 +122,8 @@ def read(home: JobHome) -> FinalState | None:
     """Return the final state of a job; None if the file is missing or unreadable."""
     try:
         data = json.loads((home.path / _FILE).read_text())
-        return FinalState(
-            job=_part(GetJobResponse, data["job"]),
-            nodes=_part(ListNodesResponse, data["nodes"]),
-            events=_part(ListEventsResponse, data["events"]),
-            goodput=_part(GetGoodputResponse, data["goodput"]),
-            evidence=home.journal / evidence_file.DIRECTORY,
-        )
+        parts = {name: _part(twin, data[name]) for name, twin in _PARTS.items()}
+        return FinalState(**parts, evidence=home.journal / evidence_file.DIRECTORY)
     except (OSError, ValueError, KeyError, TypeError, json_format.ParseError):
         return None
 
@@ -158,7 +133,9 @@ def _part(twin: type[Any], data: Any) -> Any:
     return codec.from_proto(json_format.ParseDict(data, message, ignore_unknown_fields=True))
 
 
-def _incidents(incidents: Iterable[Incident], directory: Path | None) -> ListIncidentsResponse:
+def _incidents(
+    incidents: Iterable[wire.Incident], directory: Path | None
+) -> wire.ListIncidentsResponse:
     """Return the list; `directory` has the evidence, None: nobody kept it."""
     every = tuple(incidents)
     try:
@@ -166,12 +143,12 @@ def _incidents(incidents: Iterable[Incident], directory: Path | None) -> ListInc
     except OSError:
         kept = {}
     with_evidence = tuple(one.id for one in every if one.id in kept)
-    return ListIncidentsResponse(incidents=every, with_evidence=with_evidence)
+    return wire.ListIncidentsResponse(incidents=every, with_evidence=with_evidence)
 
 
 def _incident(
-    incidents: Iterable[Incident], directory: Path | None, request: GetIncidentRequest
-) -> GetIncidentResponse:
+    incidents: Iterable[wire.Incident], directory: Path | None, request: wire.GetIncidentRequest
+) -> wire.GetIncidentResponse:
     """Return one incident with all of its evidence.
 
     Raises:
@@ -182,12 +159,12 @@ def _incident(
         raise MasterRefusedError(
             f"incident {request.incident_id!r} is none of the job's; `holdfast incidents` has them"
         )
-    found: IncidentEvidence | None = None
+    found: wire.IncidentEvidence | None = None
     why = "none was kept: the master wrote no file for it"
     try:
         found = evidence_file.read(directory, fact.id) if directory is not None else None
     except evidence_file.EvidenceFileError as error:
         why = str(error)
     if found is None:
-        return GetIncidentResponse(incident=fact, evidence_missing=why)
-    return GetIncidentResponse(incident=fact, evidence=found)
+        return wire.GetIncidentResponse(incident=fact, evidence_missing=why)
+    return wire.GetIncidentResponse(incident=fact, evidence=found)

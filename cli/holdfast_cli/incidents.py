@@ -19,16 +19,7 @@ from holdfast_cli.errors import BadInputError
 from holdfast_cli.render import columns, counted, duration, to_json, to_plain
 from holdfast_cli.target import JobTarget
 from holdfast_cli.terminal_text import clean
-from holdfast_wire.messages import (
-    GetIncidentRequest,
-    GetIncidentResponse,
-    GroupTail,
-    Incident,
-    IncidentEvidence,
-    ListIncidentsRequest,
-    ListIncidentsResponse,
-    RankEvidence,
-)
+from holdfast_wire import messages as wire
 
 _OLDEST: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a zip file can name."""
@@ -42,7 +33,7 @@ MOST_CHARACTERS: Final = 256 * 1024 * 1024
 def incidents(place: JobTarget, output: str) -> None:
     """List what interrupted or held up JOB: cause, culprit, duration, steps lost."""
     with JobClient(place) as client:
-        answer = client.call(ListIncidentsRequest())
+        answer = client.call(wire.ListIncidentsRequest())
     click.echo(to_json(answer) if output == "json" else table(answer))
 
 
@@ -70,12 +61,12 @@ def incident(place: JobTarget, id_: str, save: Path | None, output: str) -> None
     click.echo(to_json(shown) if output == "json" else text)
 
 
-def _whole(client: JobClient, incident_id: str) -> GetIncidentResponse:
+def _whole(client: JobClient, incident_id: str) -> wire.GetIncidentResponse:
     """Return an incident with the evidence of all ranks, which may take several answers."""
-    ranks: list[RankEvidence] = []
+    ranks: list[wire.RankEvidence] = []
     while True:
-        request = GetIncidentRequest(incident_id=incident_id, skip_ranks=len(ranks))
-        answer: GetIncidentResponse = client.call(request)
+        request = wire.GetIncidentRequest(incident_id=incident_id, skip_ranks=len(ranks))
+        answer: wire.GetIncidentResponse = client.call(request)
         if answer.evidence is None:
             return answer
         ranks += answer.evidence.ranks
@@ -85,7 +76,7 @@ def _whole(client: JobClient, incident_id: str) -> GetIncidentResponse:
             return dataclasses.replace(answer, evidence=evidence, more=False)
 
 
-def table(answer: ListIncidentsResponse) -> str:
+def table(answer: wire.ListIncidentsResponse) -> str:
     """Return a line for each incident, the oldest first."""
     if not answer.incidents:
         return "no incident so far"
@@ -94,7 +85,7 @@ def table(answer: ListIncidentsResponse) -> str:
     return columns(header, [_row(one, one.id in stacks) for one in answer.incidents])
 
 
-def _row(one: Incident, stacks: bool) -> tuple[str, ...]:
+def _row(one: wire.Incident, stacks: bool) -> tuple[str, ...]:
     lost = str(one.steps_redone) if not one.open or one.steps_redone else "-"
     kept = "yes" if stacks else "-"
     when = moment(one.opened_unix)
@@ -106,13 +97,13 @@ def moment(unix: float) -> str:
     return dt.datetime.fromtimestamp(unix).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def where(one: Incident) -> str:
+def where(one: wire.Incident) -> str:
     """Return the culprit."""
     named = (("rank", one.culprit_rank), ("node", one.culprit_node))
     return " on ".join(f"{word} {number}" for word, number in named if number) or "-"
 
 
-def lasted(one: Incident) -> str:
+def lasted(one: wire.Incident) -> str:
     """Return the time until the ranks trained again; of a hang that ended otherwise, until then."""
     if one.open:
         return "open"
@@ -120,9 +111,9 @@ def lasted(one: Incident) -> str:
     return duration(seconds) if seconds else "-"
 
 
-def whole(answer: GetIncidentResponse) -> str:
+def whole(answer: wire.GetIncidentResponse) -> str:
     """Return all of one incident but the stacks of ranks that are not odd."""
-    one = answer.incident or Incident()
+    one = answer.incident or wire.Incident()
     lines = [
         f"Incident    {one.id}",
         f"When        {moment(one.opened_unix)}",
@@ -137,7 +128,7 @@ def whole(answer: GetIncidentResponse) -> str:
     return "\n".join([*lines, *_ranks(answer)])
 
 
-def _ranks(answer: GetIncidentResponse) -> Iterator[str]:
+def _ranks(answer: wire.GetIncidentResponse) -> Iterator[str]:
     found = answer.evidence
     if found is None:
         yield f"Stacks      none: {clean(answer.evidence_missing)}"
@@ -154,12 +145,12 @@ def _ranks(answer: GetIncidentResponse) -> Iterator[str]:
         yield f"\nStacks of {counted(others, 'other rank')}: --save FILE.zip"
 
 
-def _rank_table(found: IncidentEvidence) -> str:
+def _rank_table(found: wire.IncidentEvidence) -> str:
     rows = [_rank_row(rank, rank.rank in found.odd_ranks) for rank in found.ranks]
     return columns(("RANK", "ODD", "PID", "STATE", "KERNEL", "CPU", "NEWEST COLLECTIVE"), rows)
 
 
-def _rank_row(one: RankEvidence, odd: bool) -> tuple[str, ...]:
+def _rank_row(one: wire.RankEvidence, odd: bool) -> tuple[str, ...]:
     newest = max(one.groups, key=lambda tail: -tail.age_seconds, default=None)
     return (
         str(one.rank),
@@ -172,14 +163,14 @@ def _rank_row(one: RankEvidence, odd: bool) -> tuple[str, ...]:
     )
 
 
-def _collective(tail: GroupTail | None) -> str:
+def _collective(tail: wire.GroupTail | None) -> str:
     if tail is None:
         return "-"
     age = duration(tail.age_seconds)
     return f"{tail.operation} {tail.sizes} number {tail.sequence} of {tail.group}, {age} ago"
 
 
-def write_archive(path: Path, answer: GetIncidentResponse) -> int:
+def write_archive(path: Path, answer: wire.GetIncidentResponse) -> int:
     """Write the file, 0600, and return the number of stacks in it.
 
     Raises:
@@ -212,13 +203,13 @@ def _unwritten(path: Path, error: OSError) -> BadInputError:
     )
 
 
-def _date(answer: GetIncidentResponse) -> tuple[int, int, int, int, int, int]:
+def _date(answer: wire.GetIncidentResponse) -> tuple[int, int, int, int, int, int]:
     opened = answer.incident.opened_unix if answer.incident else 0.0
     local = time.localtime(opened)
     return max(_OLDEST, (*local[:5], local.tm_sec))
 
 
-def _files(answer: GetIncidentResponse) -> Iterator[tuple[str, str]]:
+def _files(answer: wire.GetIncidentResponse) -> Iterator[tuple[str, str]]:
     """Yield names and texts; a name has nothing in it that a job has chosen."""
     plain = to_plain(answer)
     ranks = plain["evidence"]["ranks"] if plain["evidence"] else []

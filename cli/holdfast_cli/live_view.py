@@ -24,19 +24,10 @@ from holdfast_cli.errors import MasterUnreachableError
 from holdfast_cli.job_directory import JobHome
 from holdfast_cli.target import JobTarget, place_of
 from holdfast_cli.terminal_text import clean
-from holdfast_wire.messages import (
-    EventSeverity,
-    JobEvent,
-    JobPhase,
-    JobSnapshot,
-    JobStatus,
-    WatchJobRequest,
-    WatchJobResponse,
-    WatchReset,
-)
+from holdfast_wire import messages as wire
 
-FINAL_PHASES = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED})
-_STYLES = {EventSeverity.WARNING: "yellow", EventSeverity.ERROR: "red"}
+FINAL_PHASES = frozenset({wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED})
+_STYLES = {wire.EventSeverity.WARNING: "yellow", wire.EventSeverity.ERROR: "red"}
 _SHOWN_EVENTS = 14
 _RETRY_SECONDS = 0.5
 
@@ -52,10 +43,10 @@ class View(Protocol):
         """End, and leave the last state on the screen."""
         return
 
-    def status(self, status: JobStatus) -> None:
+    def status(self, status: wire.JobStatus) -> None:
         """Show the job's status."""
 
-    def event(self, event: JobEvent) -> None:
+    def event(self, event: wire.JobEvent) -> None:
         """Show an event."""
 
     def note(self, text: str) -> None:
@@ -71,9 +62,9 @@ class PlainView(View):
     def __init__(self, write: Callable[[str], None], interval_s: float = 2.0) -> None:
         self._write = write
         self._interval_s = interval_s
-        self._last = (0.0, JobPhase.UNSPECIFIED, 0, -1)
+        self._last = (0.0, wire.JobPhase.UNSPECIFIED, 0, -1)
 
-    def status(self, status: JobStatus) -> None:
+    def status(self, status: wire.JobStatus) -> None:
         """Write the status if it has changed."""
         now = time.monotonic()
         at, phase, round_, step = self._last
@@ -83,7 +74,7 @@ class PlainView(View):
         self._last = (now, status.phase, status.round, status.step)
         self._line(time.time(), render.status_line(status))
 
-    def event(self, event: JobEvent) -> None:
+    def event(self, event: wire.JobEvent) -> None:
         """Write the event."""
         self._line(event.unix_time, f"  {render.event_line(event)}")
 
@@ -106,11 +97,11 @@ class JsonView(View):
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
 
-    def status(self, status: JobStatus) -> None:
+    def status(self, status: wire.JobStatus) -> None:
         """Write {"status": …}."""
         self._line(status=status)
 
-    def event(self, event: JobEvent) -> None:
+    def event(self, event: wire.JobEvent) -> None:
         """Write {"event": …}."""
         self._line(event=event)
 
@@ -131,7 +122,7 @@ class LiveView(View):
     """A panel that is redrawn in place: the state above, the newest events below."""
 
     def __init__(self, console: Console) -> None:
-        self._status = JobStatus()
+        self._status = wire.JobStatus()
         self._events: collections.deque[tuple[float, str, str]] = collections.deque(
             maxlen=_SHOWN_EVENTS
         )
@@ -144,11 +135,11 @@ class LiveView(View):
     def __exit__(self, *error: object) -> None:
         self._live.stop()
 
-    def status(self, status: JobStatus) -> None:
+    def status(self, status: wire.JobStatus) -> None:
         """Take the status for the next redraw."""
         self._status = status
 
-    def event(self, event: JobEvent) -> None:
+    def event(self, event: wire.JobEvent) -> None:
         """Take the event for the next redraw."""
         style = _STYLES.get(event.severity, "")
         self._events.append((event.unix_time, render.event_line(event), style))
@@ -213,9 +204,9 @@ class Follower:
         self._give_up_s = give_up_s
         self._token = ""
         self._seen = 0
-        self.last = JobStatus()
+        self.last = wire.JobStatus()
 
-    def run(self, stop: Callable[[], bool] = lambda: False) -> JobStatus:
+    def run(self, stop: Callable[[], bool] = lambda: False) -> wire.JobStatus:
         """Follow until the job has ended or `stop()` returns True; return the last status.
 
         Raises:
@@ -239,36 +230,36 @@ class Follower:
     def _follow_once(self, stop: Callable[[], bool]) -> bool:
         received = False
         with JobClient(self._place) as client:
-            for message in client.watch(WatchJobRequest(resume_token=self._token)):
+            for message in client.watch(wire.WatchJobRequest(resume_token=self._token)):
                 received = True
                 self._take(message)
                 if stop() or self.last.phase in FINAL_PHASES:
                     break
         return received
 
-    def _take(self, message: WatchJobResponse) -> None:
+    def _take(self, message: wire.WatchJobResponse) -> None:
         self._token = message.resume_token or self._token
         match message.message:
-            case JobSnapshot() as snapshot:
+            case wire.JobSnapshot() as snapshot:
                 for event in snapshot.events:
                     self._show(event)
                 if snapshot.status is not None:
                     self._set(snapshot.status)
-            case JobStatus() as status:
+            case wire.JobStatus() as status:
                 self._set(status)
-            case JobEvent() as event:
+            case wire.JobEvent() as event:
                 self._show(event)
-            case WatchReset() as reset:
+            case wire.WatchReset() as reset:
                 self._seen = 0
                 self._view.note(reset.reason)
             case _:
                 pass
 
-    def _show(self, event: JobEvent) -> None:
+    def _show(self, event: wire.JobEvent) -> None:
         if event.sequence > self._seen:
             self._seen = event.sequence
             self._view.event(event)
 
-    def _set(self, status: JobStatus) -> None:
+    def _set(self, status: wire.JobStatus) -> None:
         self.last = status
         self._view.status(status)

@@ -29,19 +29,7 @@ from holdfast_cli.output import UNREAD, abandon
 from holdfast_cli.target import JobTarget, list_jobs
 from holdfast_cli.terminal_text import clean
 from holdfast_wire import environment
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    GetGoodputRequest,
-    GetHealthRequest,
-    GetJobRequest,
-    JobPhase,
-    ListNodesRequest,
-    RestartWorkerRequest,
-    ScaleRequest,
-    StopJobRequest,
-    TriggerCheckpointRequest,
-)
+from holdfast_wire import messages as wire
 
 _WATCH_SECONDS = 2.0
 """Between two screens of `holdfast health --watch`."""
@@ -159,7 +147,7 @@ def watch(place: JobTarget, output: str) -> None:
     """Follow JOB: world, round, step, loss and every event with its reason; JSON: a line each."""
     with live_view.choose_view(output) as view:
         last = live_view.Follower(place, view).run()
-    if last.phase is JobPhase.FAILED:
+    if last.phase is wire.JobPhase.FAILED:
         how = "was stopped" if render.was_stopped(last) else "failed"
         raise JobFailedError(f"job {place.name} {how}: {last.reason}: {last.text}")
 
@@ -174,7 +162,7 @@ def status(job: str | None, where: Mapping[str, str], output: str) -> None:
         _list_jobs(where, output)
         return
     with find_place(os.environ, job, where) as place, JobClient(place) as client:
-        found, ended = client.call(GetJobRequest()).status, client.ended
+        found, ended = client.call(wire.GetJobRequest()).status, client.ended
     unkept = ended.unkept if ended is not None else frozenset[str]()
     _show(output, found, lambda: render.status_table(found, unkept))
 
@@ -197,7 +185,7 @@ def _list_jobs(where: Mapping[str, str], output: str) -> None:
 @click.option("--history", is_flag=True, help="What spoke against each host of the job.")
 def nodes(place: JobTarget, output: str, *, history: bool) -> None:
     """List the nodes of JOB: state, ranks, step, process ids."""
-    answer = _ask(place, ListNodesRequest())
+    answer = _ask(place, wire.ListNodesRequest())
     if history:
         _show(output, answer.history, lambda: render.history_table(answer.history))
         return
@@ -236,7 +224,7 @@ def health(place: JobTarget, output: str, *, watch: bool) -> None:
     """Show whether JOB hangs, who is slow, each rank's lag, and why nobody is judged."""
     while True:
         with JobClient(place) as client:
-            answer, over = client.call(GetHealthRequest()), client.ended is not None
+            answer, over = client.call(wire.GetHealthRequest()), client.ended is not None
         if watch:
             click.echo(_watched(output, answer))
         else:
@@ -261,7 +249,7 @@ def _watched(output: str, answer: Any) -> str:
 @output_option
 def goodput(place: JobTarget, output: str) -> None:
     """Show the use of every node-second of JOB, and the cost of each incident."""
-    answer = _ask(place, GetGoodputRequest())
+    answer = _ask(place, wire.GetGoodputRequest())
     _show(output, answer, lambda: render.goodput_table(answer))
 
 
@@ -275,7 +263,7 @@ def scale(place: JobTarget, replicas: int, reason: str, output: str) -> None:
 
     Nodes that were drained come back where their ranks are wanted, also at an unchanged size.
     """
-    answer = _ask(place, ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
+    answer = _ask(place, wire.ScaleRequest(replicas=replicas, reason=reason), timeout_s=30.0)
     scales = f"scales to {render.counted(replicas, 'replica')}"
     text = f"{place.name}: {answer.text}" if answer.text else f"{place.name} {scales}"
     text += f" (generation {answer.generation})"
@@ -292,7 +280,7 @@ def restart(place: JobTarget, node: int | None, reason: str, output: str) -> Non
 
     Ranks with the SDK save and stop after the same step first; without it they are killed at once.
     """
-    answer = _ask(place, RestartWorkerRequest(node_rank=node, reason=reason))
+    answer = _ask(place, wire.RestartWorkerRequest(node_rank=node, reason=reason))
     what = f"node {node} is being replaced" if node is not None else "a new round begins"
     text = f"{place.name}: {what}; the round before was {answer.round}"
     _show(output, answer, lambda: text)
@@ -308,7 +296,7 @@ def drain(place: JobTarget, node: int, reason: str, output: str) -> None:
 
     It is shown as Drained and stays away; `restart JOB --node NODE`, or `scale`, brings it back.
     """
-    answer = _ask(place, DrainNodeRequest(node_rank=node, reason=reason))
+    answer = _ask(place, wire.DrainNodeRequest(node_rank=node, reason=reason))
     _show(output, answer, lambda: f"{place.name}: {answer.text}")
 
 
@@ -325,7 +313,7 @@ def drain(place: JobTarget, node: int, reason: str, output: str) -> None:
 @output_option
 def save(place: JobTarget, timeout: float, reason: str, output: str) -> None:
     """Carry out `checkpoint JOB`: all ranks save after one step; wait until it is on storage."""
-    request = TriggerCheckpointRequest(reason=reason, timeout_seconds=timeout)
+    request = wire.TriggerCheckpointRequest(reason=reason, timeout_seconds=timeout)
     answer = _ask(place, request, timeout_s=timeout + _ANSWER_SECONDS)
     _show(output, answer, lambda: f"{place.name}: step {answer.step} is in {answer.path}")
 
@@ -336,7 +324,7 @@ def save(place: JobTarget, timeout: float, reason: str, output: str) -> None:
 @output_option
 def stacks(place: JobTarget, node: int | None, output: str) -> None:
     """Print the Python stacks of every rank of JOB."""
-    answer = _ask(place, DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_SECONDS)
+    answer = _ask(place, wire.DumpStacksRequest(node_rank=node), _STACKS_TIMEOUT_SECONDS)
     _show(output, answer.nodes, lambda: _stacks_text(answer.nodes))
 
 
@@ -359,7 +347,7 @@ def _stacks_text(nodes_: Any) -> str:
 def stop(place: JobTarget, now: bool, reason: str, output: str) -> None:
     """End JOB: a checkpoint at a step boundary where the script can, then SIGTERM."""
     with JobClient(place) as client:
-        client.call(StopJobRequest(reason=reason, now=now))
+        client.call(wire.StopJobRequest(reason=reason, now=now))
         ended = client.ended
     text = f"{place.name} is stopping; `holdfast watch {place.hint}` shows how far it is"
     if ended is not None:

@@ -14,25 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_cli.terminal_text import clean
-from holdfast_wire.messages import (
-    BudgetKind,
-    CheckpointInterval,
-    GetGoodputResponse,
-    GetHealthResponse,
-    GoodputEntry,
-    HangStatus,
-    HostHistory,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    NodeInfo,
-    NodeState,
-    NodeStruck,
-    RankHealth,
-    SlowVerdict,
-    SyncChosen,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason
 from holdfast_wire.strikes import NODE_SOURCE
 from holdfast_wire.tiers import word
@@ -42,7 +24,7 @@ ASSUMED = "assumed where no rank reports steps: the time since a guessed first s
 _UNKEPT = "told only while the job runs"
 _SHOWN = 20
 """Replicas that a status names."""
-_WAITING = frozenset({NodeState.READY, NodeState.STANDBY})
+_WAITING = frozenset({wire.NodeState.READY, wire.NodeState.STANDBY})
 """States of a node that a world could take: one that failed its check is in none of them."""
 BAR: Final = 20
 """Characters of the longest bar of a lag."""
@@ -111,18 +93,18 @@ def clock(unix: float) -> str:
     return dt.datetime.fromtimestamp(unix).astimezone().strftime("%H:%M:%S") if unix else "-"
 
 
-def phase_name(status: JobStatus) -> str:
+def phase_name(status: wire.JobStatus) -> str:
     """Return `Training` for JobPhase.TRAINING; `Stopped` for a job that a person has stopped."""
     return "Stopped" if was_stopped(status) else status.phase.name.capitalize()
 
 
-def was_stopped(status: JobStatus) -> bool:
+def was_stopped(status: wire.JobStatus) -> bool:
     """Return True if a person stopped the job."""
     asked = status.reason in (EndReason.STOPPED_BY_USER, EndReason.STOPPED_BY_OPERATOR)
-    return status.phase is JobPhase.FAILED and asked
+    return status.phase is wire.JobPhase.FAILED and asked
 
 
-def status_line(status: JobStatus) -> str:
+def status_line(status: wire.JobStatus) -> str:
     """Return the line of progress that plain output repeats."""
     parts = [
         f"{phase_name(status):<9}",
@@ -135,18 +117,18 @@ def status_line(status: JobStatus) -> str:
     if status.samples_per_second:
         parts.append(f"samples {rate(status.samples_per_second)}")
     parts.append(f"goodput {share(status.goodput, 0, assumed=status.goodput_assumed)}")
-    if status.phase is not JobPhase.TRAINING and status.text:
+    if status.phase is not wire.JobPhase.TRAINING and status.text:
         parts.append(status.text)
     return clean("  ".join(parts))
 
 
-def event_line(event: JobEvent) -> str:
+def event_line(event: wire.JobEvent) -> str:
     """Return one event: event, node and reason."""
     where = f"node {event.node}  " if event.node else ""
     return clean(f"{event.reason}  {where}{event.text}")
 
 
-def status_table(status: JobStatus, unkept: Collection[str] = ()) -> str:
+def status_table(status: wire.JobStatus, unkept: Collection[str] = ()) -> str:
     """Return `holdfast status`: a field a line.
 
     Args:
@@ -184,7 +166,7 @@ def status_table(status: JobStatus, unkept: Collection[str] = ()) -> str:
     return "\n".join(f"{name + ':':<13}{clean(text)}" for name, text in known)
 
 
-def _sync(sync: SyncChosen) -> str:
+def _sync(sync: wire.SyncChosen) -> str:
     """Return how replicas have chosen to agree, or would."""
     often = "in each step" if sync.interval <= 1 else f"each {sync.interval} steps"
     if sync.made:
@@ -192,7 +174,7 @@ def _sync(sync: SyncChosen) -> str:
     return f"{often} is proposed since step {sync.step}: {sync.reason}"
 
 
-def _roster(status: JobStatus) -> str:
+def _roster(status: wire.JobStatus) -> str:
     """Return the replicas that synchronise under local SGD."""
     numbers = status.outer_replicas
     more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
@@ -201,7 +183,7 @@ def _roster(status: JobStatus) -> str:
     return f"{word} {named}{more}, since epoch {status.outer_epoch}"
 
 
-def nodes_table(nodes: Sequence[NodeInfo]) -> str:
+def nodes_table(nodes: Sequence[wire.NodeInfo]) -> str:
     """Return `holdfast nodes`: a node a line; with verdicts, where nodes were checked."""
     header: tuple[str, ...] = (
         "NODE",
@@ -224,7 +206,7 @@ def nodes_table(nodes: Sequence[NodeInfo]) -> str:
     return columns(header, rows)
 
 
-def history_table(history: Sequence[HostHistory]) -> str:
+def history_table(history: Sequence[wire.HostHistory]) -> str:
     """Return `holdfast nodes --history`: each strike a line, under the host with most points."""
     header = ("HOST", "POINTS", "SUSPECT", "AVOIDED", "TIME", "JOB", "NODE", "CAUSE", "TEXT")
     rows = [
@@ -240,12 +222,12 @@ def history_table(history: Sequence[HostHistory]) -> str:
             strike.text,
         )
         for host in history
-        for strike in host.strikes or (NodeStruck(text=host.avoided),)
+        for strike in host.strikes or (wire.NodeStruck(text=host.avoided),)
     ]
     return columns(header, rows) if rows else "nothing spoke against any host"
 
 
-def events_table(events: Sequence[JobEvent]) -> str:
+def events_table(events: Sequence[wire.JobEvent]) -> str:
     """Return `holdfast events`: an event a line, oldest first."""
     header = ("TIME", "LEVEL", "ROUND", "NODE", "REASON", "TEXT")
     rows = [
@@ -262,7 +244,7 @@ def events_table(events: Sequence[JobEvent]) -> str:
     return columns(header, rows)
 
 
-def goodput_table(goodput: GetGoodputResponse) -> str:
+def goodput_table(goodput: wire.GetGoodputResponse) -> str:
     """Return `holdfast goodput`: classes, then incidents with what they cost."""
     total = goodput.node_seconds or 1.0
     classes = [
@@ -278,7 +260,7 @@ def goodput_table(goodput: GetGoodputResponse) -> str:
     return text
 
 
-def incidents_table(incidents: Sequence[Incident]) -> str:
+def incidents_table(incidents: Sequence[wire.Incident]) -> str:
     """Return one line for each incident: its kind, and the seconds of its phases.
 
     A dash: the phase was not reached, because another incident came first. `not seen`: no rank
@@ -298,34 +280,34 @@ def incidents_table(incidents: Sequence[Incident]) -> str:
     return columns(header, [_incident_row(incident) for incident in incidents])
 
 
-def class_name(entry: GoodputEntry) -> str:
+def class_name(entry: wire.GoodputEntry) -> str:
     """Return `rolled back` for GoodputClass.ROLLED_BACK."""
     return entry.kind.name.lower().replace("_", " ")
 
 
-def _interval(one: CheckpointInterval) -> str:
+def _interval(one: wire.CheckpointInterval) -> str:
     steps = "step" if one.every == 1 else f"{one.every} steps"
     often = f"saved every {steps}" if one.every else "no saves of its own"
     return f"{often}: {one.reason}"
 
 
-def _restarts(status: JobStatus) -> str:
+def _restarts(status: wire.JobStatus) -> str:
     return (
         f"{status.restarts_in_place} in place, {counted(status.nodes_replaced, 'node')} replaced, "
         f"{status.nodes_disrupted} disrupted, {counted(status.rescales, 'rescale')}"
     )
 
 
-def _budgets(status: JobStatus) -> str:
+def _budgets(status: wire.JobStatus) -> str:
     spent = [f"{_budget(state.kind)} {state.used}/{state.limit}" for state in status.budgets]
     return ", ".join(spent) or "untouched"
 
 
-def _budget(kind: BudgetKind) -> str:
+def _budget(kind: wire.BudgetKind) -> str:
     return kind.name.lower().replace("_", " ")
 
 
-def _node_row(node: NodeInfo) -> tuple[str, ...]:
+def _node_row(node: wire.NodeInfo) -> tuple[str, ...]:
     ranks = ",".join(str(rank.rank) for rank in node.ranks) or "-"
     step = min((rank.step for rank in node.ranks), default=0)
     guess = "~" if any(rank.step_guessed for rank in node.ranks) else ""
@@ -342,12 +324,12 @@ def _node_row(node: NodeInfo) -> tuple[str, ...]:
     )
 
 
-def step_number(status: JobStatus) -> str:
+def step_number(status: wire.JobStatus) -> str:
     """Return the step that all ranks have completed; a guess has a tilde."""
     return f"{'~' if status.step_guessed else ''}{status.step}"
 
 
-def _step(status: JobStatus) -> str:
+def _step(status: wire.JobStatus) -> str:
     step = step_number(status)
     text = f"{step}, {duration(status.step_seconds)} each" if status.step_seconds > 0 else step
     return f"{text} (guessed from collectives of this round)" if status.step_guessed else text
@@ -358,25 +340,25 @@ def share(goodput: float, digits: int = 1, *, assumed: bool) -> str:
     return f"{'~' if assumed else ''}{goodput:.{digits}%}"
 
 
-def _goodput(status: JobStatus) -> str:
+def _goodput(status: wire.JobStatus) -> str:
     text = share(status.goodput, assumed=status.goodput_assumed)
     return f"{text} ({ASSUMED})" if status.goodput_assumed else text
 
 
-def _checkpoints(status: JobStatus) -> str:
+def _checkpoints(status: wire.JobStatus) -> str:
     """Return the newest step of each tier."""
     tiers = [(status.stored_step, "on storage"), (status.memory_step, "in memory")]
     return ", ".join(f"step {step} {where}" for step, where in tiers if step) or "none yet"
 
 
-def _first_step(incident: Incident) -> str:
+def _first_step(incident: wire.Incident) -> str:
     if incident.first_step_unseen:
         return "not seen"
     guess = "~" if incident.first_step_guessed else ""
     return f"{guess}{duration(incident.first_step_seconds)}" if incident.first_step_seconds else "-"
 
 
-def _incident_row(incident: Incident) -> tuple[str, ...]:
+def _incident_row(incident: wire.Incident) -> tuple[str, ...]:
     culprit = f"node {incident.culprit_node}" if incident.culprit_node else "-"
     if incident.culprit_rank:
         culprit += f" rank {incident.culprit_rank}"
@@ -394,7 +376,7 @@ def _incident_row(incident: Incident) -> tuple[str, ...]:
     )
 
 
-def health_screen(health: GetHealthResponse) -> str:
+def health_screen(health: wire.GetHealthResponse) -> str:
     """Return `holdfast health`: verdicts, then each rank with its lag as a bar."""
     hang = [_hang(health.hang)] if health.hang is not None else []
     parts = [_judged(health), *hang, *(_verdict(one) for one in health.slow)]
@@ -404,7 +386,7 @@ def health_screen(health: GetHealthResponse) -> str:
     return "\n".join(parts)
 
 
-def _judged(health: GetHealthResponse) -> str:
+def _judged(health: wire.GetHealthResponse) -> str:
     if health.not_judged:
         return f"Nobody is judged: {health.not_judged}"
     step = f"round {health.round}, {health.step_seconds:.3g} s a step"
@@ -412,7 +394,7 @@ def _judged(health: GetHealthResponse) -> str:
     return f"{found} ({step}, {counted(health.windows, 'window')} judged)"
 
 
-def _hang(one: HangStatus) -> str:
+def _hang(one: wire.HangStatus) -> str:
     seen = f"for {one.seconds:.0f} s"
     if not one.cause:
         return f"HANG  the ranks are asked what they do: {clean(one.text)} ({seen})"
@@ -421,18 +403,18 @@ def _hang(one: HangStatus) -> str:
     return f"HANG  {cause} ({seen})\n  {clean(one.text)}"
 
 
-def _places(one: HangStatus) -> list[tuple[str, tuple[int, ...]]]:
+def _places(one: wire.HangStatus) -> list[tuple[str, tuple[int, ...]]]:
     named = (("rank", one.ranks), ("node", one.nodes))
     return [(what if len(of) == 1 else f"{what}s", of) for what, of in named if of]
 
 
-def _verdict(one: SlowVerdict) -> str:
+def _verdict(one: wire.SlowVerdict) -> str:
     lost = f"  costs {one.lost_node_seconds_per_hour:.0f} node-seconds an hour"
     causes = [f"  {clean(text)}" for text in one.considered]
     return "\n".join([f"SLOW  {clean(one.text)}", lost, *causes])
 
 
-def _rank_row(one: RankHealth, step: float) -> tuple[str, ...]:
+def _rank_row(one: wire.RankHealth, step: float) -> tuple[str, ...]:
     guessed = "~" if one.step_guessed else ""
     known = one.local_seconds > 0
     lag = one.lag_seconds / step if step else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 
 from holdfast_cli import render
@@ -18,7 +19,8 @@ _OF_ALL = frozenset({Cause.RESTART_ASKED})
 
 def summary(status: JobStatus, goodput: GetGoodputResponse) -> str:
     """Return the job's end, its restarts, and the course of its incidents."""
-    parts = [_headline(status), _restarts(status), render.goodput_table(_without(goodput))]
+    classes = render.goodput_table(dataclasses.replace(goodput, incidents=()))
+    parts = [_headline(status), _restarts(status), classes]
     if goodput.incidents:
         parts.append("Incidents, and the time to the next step:")
         replicas = bool(status.outer_epoch)
@@ -41,15 +43,6 @@ def _restarts(status: JobStatus) -> str:
         f"{counted(status.nodes_replaced, 'node')} replaced, "
         f"{counted(status.rescales, 'rescale')}, {counted(status.round, 'round')}. "
         f"Goodput {render.share(status.goodput, assumed=status.goodput_assumed)}."
-    )
-
-
-def _without(goodput: GetGoodputResponse) -> GetGoodputResponse:
-    return GetGoodputResponse(
-        totals=goodput.totals,
-        node_seconds=goodput.node_seconds,
-        goodput=goodput.goodput,
-        goodput_assumed=goodput.goodput_assumed,
     )
 
 

@@ -8,21 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast_master.inputs import (
-    Connected,
-    Disconnected,
-    Input,
-    JournalNoted,
-    Moment,
-    OperatorConnected,
-    OperatorDisconnected,
-    OperatorMessage,
-    PeerRefused,
-    Received,
-    Stalled,
-    Ticked,
-    UserCall,
-)
+from holdfast_master import inputs
 from holdfast_master.instructions import JOURNAL_FORMAT, Instruction, StepDown
 from holdfast_master.job import reconcile
 from holdfast_master.job.checkpoints import interval, on_demand
@@ -44,7 +30,6 @@ from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Subject, Timer
 from holdfast_master.job.takeover import adoption, from_journal, hello
 from holdfast_master.job.worlds import digests, rounds, start
@@ -56,31 +41,25 @@ from holdfast_wire.reasons import EventReason
 class Core:
     """The job master's decisions. Deterministic: the same inputs give the same instructions.
 
-    The shell's order: `Core(...)`, or `Core.restore(...)` where a journal exists; then once
+    The shell's order: `Core(...)`, with the records of a journal that exists; then once
     `open(now)`; then `handle` for each input and a `Ticked` when `next_deadline` has come. After
     each call it carries out the returned batch as `instructions` says. After a stall it hands in
     `Stalled` first, then everything that has arrived meanwhile, and only then `Ticked`.
     """
 
-    def __init__(self, identity: CoreIdentity, settings: CoreSettings) -> None:
-        self._job = JobContext(identity, settings, _blank(settings))
-
-    @classmethod
-    def restore(
-        cls,
-        records: Iterable[wire.JournalRecord],
+    def __init__(
+        self,
         identity: CoreIdentity,
         settings: CoreSettings,
-    ) -> Core:
-        """A core whose state is the fold of the records of all earlier segments."""
-        state = _blank(settings)
+        records: Iterable[wire.JournalRecord] = (),
+    ) -> None:
+        """Its state is the fold of the records of all earlier segments."""
+        state = JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
         for record in records:
             apply(state, record)
-        core = cls(identity, settings)
-        core._job = JobContext(identity, settings, state)
-        return core
+        self._job = JobContext(identity, settings, state)
 
-    def open(self, now: Moment) -> list[Instruction]:
+    def open(self, now: inputs.Moment) -> list[Instruction]:
         """The first batch: opens the journal's segment of this epoch, starts the clocks."""
         job = self._job
         restored = job.state.sequence > 0
@@ -110,7 +89,7 @@ class Core:
         reconcile.steer(job)
         return job.out.finish()
 
-    def handle(self, event: Input, now: Moment) -> list[Instruction]:
+    def handle(self, event: inputs.Input, now: inputs.Moment) -> list[Instruction]:
         """Take one input; `now.mono` never goes back. The returned batch is carried out whole."""
         job = self._job
         job.clock.moment = now
@@ -143,17 +122,17 @@ class Core:
         """Sequence of the newest record; 0: there is none."""
         return self._job.state.sequence
 
-    def status(self, now: Moment) -> wire.JobStatus:
+    def status(self, now: inputs.Moment) -> wire.JobStatus:
         """The whole small truth, for JobService and the operator."""
         self._job.clock.moment = now
         return views.status(self._job)
 
-    def nodes(self, now: Moment) -> tuple[wire.NodeInfo, ...]:
+    def nodes(self, now: inputs.Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known or expected node, in node rank order."""
         self._job.clock.moment = now
         return views.nodes(self._job)
 
-    def history(self, now: Moment) -> tuple[wire.HostHistory, ...]:
+    def history(self, now: inputs.Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against, the worst first."""
         self._job.clock.moment = now
         return strikes.history(self._job)
@@ -166,27 +145,27 @@ class Core:
         """Sequence of the newest event; 0: none yet."""
         return self._job.state.event_sequence
 
-    def goodput(self, now: Moment) -> wire.GetGoodputResponse:
+    def goodput(self, now: inputs.Moment) -> wire.GetGoodputResponse:
         """Node-seconds by class, whole and by node, and every incident with its cost."""
         self._job.clock.moment = now
         return views.goodput(self._job)
 
-    def incidents(self, now: Moment) -> tuple[wire.Incident, ...]:
+    def incidents(self, now: inputs.Moment) -> tuple[wire.Incident, ...]:
         """Every incident that is remembered, oldest first."""
         self._job.clock.moment = now
         return views.listed_incidents(self._job)
 
-    def health(self, now: Moment) -> wire.GetHealthResponse:
+    def health(self, now: inputs.Moment) -> wire.GetHealthResponse:
         """The ranks of the running world, who is slow, and the hang that holds."""
         self._job.clock.moment = now
         return health_view.health(self._job)
 
-    def figures(self, now: Moment) -> JobFigures:
+    def figures(self, now: inputs.Moment) -> JobFigures:
         """The job's figures for its metrics."""
         self._job.clock.moment = now
         return figures.figures(self._job)
 
-    def digest(self, now: Moment) -> wire.StateDigest:
+    def digest(self, now: inputs.Moment) -> wire.StateDigest:
         """The digest: the state that a master without a journal needs."""
         self._job.clock.moment = now
         return digests.build(self._job)
@@ -194,10 +173,6 @@ class Core:
     def spec(self) -> wire.MasterSpec | None:
         """The spec in force; None: none has come yet."""
         return self._job.state.spec
-
-
-def _blank(settings: CoreSettings) -> JobState:
-    return JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
 
 
 # ---------------------------------------------------------------------------------------- inputs
@@ -211,18 +186,18 @@ def _superseded(job: JobContext, fence: wire.Fence | None) -> bool:
     if fence.epoch == identity.epoch and fence.incarnation in {"", identity.incarnation}:
         return False
     text = f"a master of epoch {fence.epoch} exists, this one has epoch {identity.epoch}"
-    job.out.event(EventReason.MASTER_SUPERSEDED, text, Warn)
+    job.out.warn(EventReason.MASTER_SUPERSEDED, text)
     job.out.put(StepDown(text))
     job.stepped_down = True
     return True
 
 
-def _connected(job: JobContext, event: Connected) -> None:
+def _connected(job: JobContext, event: inputs.Connected) -> None:
     if not _superseded(job, event.fence):
         hello.connected(job, event)
 
 
-def _received(job: JobContext, event: Received) -> None:
+def _received(job: JobContext, event: inputs.Received) -> None:
     if _superseded(job, event.fence):
         return
     node = job.membership.by_session(event.session)
@@ -230,7 +205,7 @@ def _received(job: JobContext, event: Received) -> None:
         agent_messages.received(job, node, event.fence, event.message)
 
 
-def _note_operator(job: JobContext, event: OperatorMessage) -> None:
+def _note_operator(job: JobContext, event: inputs.OperatorMessage) -> None:
     match event.message:
         case wire.MasterSpec() as spec:
             operator_messages.spec_arrived(job, spec)
@@ -246,13 +221,13 @@ def _note_operator(job: JobContext, event: OperatorMessage) -> None:
             operator_messages.stop_requested(job, wish)
 
 
-def _stalled(job: JobContext, event: Stalled) -> None:
+def _stalled(job: JobContext, event: inputs.Stalled) -> None:
     job.clock.stalled += max(0.0, event.seconds)
     text = f"this master stood still for {event.seconds:.1f} s; every deadline is put off"
-    job.out.event(EventReason.MASTER_STALLED, text, Warn)
+    job.out.warn(EventReason.MASTER_STALLED, text)
 
 
-def _ticked(job: JobContext, _: Ticked) -> None:
+def _ticked(job: JobContext, _: inputs.Ticked) -> None:
     for timer, subject in job.timers.pop_due(job.now):
         _DEADLINES[timer](job, subject)
         # What a deadline leads to may change what the next one means.
@@ -265,17 +240,17 @@ def _touch(why: Change) -> Callable[[JobContext, Subject], None]:
 
 
 _INPUTS: dict[type, Callable[[JobContext, Any], None]] = {
-    Connected: _connected,
-    Disconnected: lambda job, event: liveness.disconnected(job, event.session),
-    Received: _received,
-    OperatorConnected: lambda job, _: operator_messages.connected(job),
-    OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
-    OperatorMessage: _note_operator,
-    UserCall: user_requests.asked,
-    JournalNoted: lambda job, event: job.out.event(event.reason, event.text, Warn),
-    PeerRefused: lambda job, event: job.out.event(EventReason.PEER_REFUSED, event.text, Warn),
-    Ticked: _ticked,
-    Stalled: _stalled,
+    inputs.Connected: _connected,
+    inputs.Disconnected: lambda job, event: liveness.disconnected(job, event.session),
+    inputs.Received: _received,
+    inputs.OperatorConnected: lambda job, _: operator_messages.connected(job),
+    inputs.OperatorDisconnected: lambda job, _: operator_messages.disconnected(job),
+    inputs.OperatorMessage: _note_operator,
+    inputs.UserCall: user_requests.asked,
+    inputs.JournalNoted: lambda job, event: job.out.warn(event.reason, event.text),
+    inputs.PeerRefused: lambda job, event: job.out.warn(EventReason.PEER_REFUSED, event.text),
+    inputs.Ticked: _ticked,
+    inputs.Stalled: _stalled,
 }
 
 _DEADLINES: dict[Timer, Callable[[JobContext, Any], None]] = {

@@ -9,11 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import faulthandler
-import json
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -22,7 +20,7 @@ from holdfast_master.process import os_process
 from holdfast_master.process import settings as configuration
 from holdfast_master.process.settings import ConfigError, MasterConfig
 from holdfast_master.process.storage import Storage, open_storage
-from holdfast_wire import __version__
+from holdfast_wire import __version__, json_log
 
 log = logging.getLogger(__name__)
 
@@ -99,27 +97,6 @@ def _open_storage(config: MasterConfig) -> Storage:
     return storage
 
 
-_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-
-class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, the fields of `extra`, and the trace of an exception."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
 def _start_log(level: str, file: Path | None, stream: TextIO) -> None:
     """Send this process's log to `file`, made 0600, or else to `stream`.
 
@@ -129,11 +106,7 @@ def _start_log(level: str, file: Path | None, stream: TextIO) -> None:
     if file is not None:
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         stream = os.fdopen(descriptor, "a", encoding="utf-8")
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    json_log.start(level, stream)
     # Its debug lines are about every call.
     logging.getLogger("grpc").setLevel(logging.INFO)
 

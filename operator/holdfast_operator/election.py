@@ -61,7 +61,7 @@ class Election:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def keep(self) -> None:
-        """Renew the Lease for ever; raises LeaseLostError."""
+        """Renew the Lease until cancelled; raises LeaseLostError."""
         renewed = time.monotonic()
         while time.monotonic() - renewed < _RENEW_SECONDS:
             await asyncio.sleep(_RETRY_SECONDS)

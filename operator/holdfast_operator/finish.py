@@ -67,7 +67,7 @@ def outcome_of(look: Look) -> JobOutcome | None:
 
 def end(look: Look, outcome: JobOutcome) -> Steps:
     """Carry out a decided end: end the pods, then the job."""
-    # Agents that no master has sent a Leave would run on for ever.
+    # Agents that no master has sent a Leave would run on without end.
     told = look.master.outcome is not None
     keep = told and look.job.spec.cleanup.pods is CleanPods.NONE
     living = look.live(Role.WORKER, Role.EXTRA)

@@ -27,7 +27,7 @@ Seen = Callable[[tuple[str, str], Mapping[str, Any], bool], None]
 async def watch_jobs(
     namespace: str, seen: Seen, began: asyncio.Event, listed: asyncio.Event
 ) -> None:
-    """Watch for ever; return or raise only when kopf has ended, which is an error.
+    """Watch until cancelled; return or raise only when kopf has ended, which is an error.
 
     Args:
         namespace: Namespace to watch; empty: all.

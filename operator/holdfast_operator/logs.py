@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Final, TextIO
+from typing import TextIO
 
 from holdfast_operator.settings import LogLevel
+from holdfast_wire import json_log
 
-_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {
-    "message",
-    "asctime",
-    "taskName",
-}
 Round = Callable[[], int | None]
 """Returns the newest known round of a job."""
 _JOB: ContextVar[tuple[str, Round] | None] = ContextVar("job", default=None)
@@ -32,36 +26,18 @@ def about(job: str, newest: Round) -> Iterator[None]:
         _JOB.reset(token)
 
 
-class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, job and its round, the fields of `extra`, an exception."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, object] = {
-            "time": f"{stamp}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        known = _JOB.get()
-        if known is not None:
-            job, newest = known
-            round_ = newest()
-            line |= {"job": job} if round_ is None else {"job": job, "round": round_}
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+def _about() -> dict[str, object]:
+    known = _JOB.get()
+    if known is None:
+        return {}
+    job, newest = known
+    round_ = newest()
+    return {"job": job} if round_ is None else {"job": job, "round": round_}
 
 
 def start(level: LogLevel, stream: TextIO) -> None:
     """Write this process's log to a stream."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    json_log.start(level, stream, _about)
     # kopf logs a line for each event that it passes on.
     if level is not LogLevel.DEBUG:
-        logging.getLogger("kopf").setLevel(max(logging.WARNING, root.level))
+        logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))

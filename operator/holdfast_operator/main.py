@@ -89,11 +89,7 @@ class Operator:
         """Set once all jobs are known, and their watch is open."""
         self._leads = False
         self._reconciler: Reconciler | None = None
-        self._pods = PodReflector(
-            self._client,
-            settings.watch_namespace,
-            self._pod_changed,
-        )
+        self._pods = PodReflector(self._client, settings.watch_namespace, self._pod_changed)
         self._nodes = NodeReflector(self._client, self._node_noticed, self._node_shows)
 
     async def run(self) -> None:

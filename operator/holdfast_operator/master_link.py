@@ -1,6 +1,6 @@
 """The streams to one job's master: spec and pods up, decisions and news down. Transport only.
 
-The streams reconnect for ever (`holdfast_wire.stream`). Every new stream begins with all that the
+The streams always reconnect (`holdfast_wire.stream`). Every new stream begins with all that the
 master has to know.
 """
 

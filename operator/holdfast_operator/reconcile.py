@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import http
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -228,16 +227,9 @@ class Reconciler:
             Uid of the object with the name; empty: there is none.
         """
         known = self._jobs.bodies(key)  # before the request: objects that come meanwhile are newer
-        try:
-            found = await self._client.call(
-                "GET", Owner(name=key[1], namespace=key[0], uid="").path
-            )
-        except ApiRefusedError as error:
-            if error.code != http.HTTPStatus.NOT_FOUND:
-                raise
-            uid = ""
-        else:
-            uid = str(found["metadata"]["uid"])
+        found = await self._client.find(Owner(name=key[1], namespace=key[0], uid="").path)
+        uid = "" if found is None else str(found["metadata"]["uid"])
+        if found is not None:
             if uid in known:
                 self._jobs.update(key, found, known[uid])
             state = self._states.get(key)
@@ -275,7 +267,10 @@ class Reconciler:
         if goes_on and state.may_begin(time.time()):
             await self._prepare(state)
         if ended or state.credentials.prepared or state.deleted:
-            await self._connect(state, ended=ended)
+            if ended:
+                await state.link.close()
+            elif state.link.stream is None:
+                JobSession(state, self._reporter, self._wake, self._settings.node_name)
         if goes_on and state.credentials.prepared:
             await self._owned.keep_budget(state)
             waits.append(await self._owned.resync(state, time.time()))
@@ -404,16 +399,11 @@ class Reconciler:
             nodes=self._nodes,
             credentials=Credentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
-            link=Link(known=_master_before(status)),
+            # The newest master that an operator before this one heard.
+            link=Link(known=KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))),
             sure_at=time.monotonic(),
             first_seen_at=time.time(),
         )
-
-    async def _connect(self, state: JobState, *, ended: bool) -> None:
-        if ended:
-            await state.link.close()
-        elif state.link.stream is None:
-            JobSession(state, self._reporter, self._wake, self._settings.node_name)
 
     async def _forget(self, state: JobState) -> None:
         self._states.pop(state.key, None)
@@ -430,11 +420,6 @@ def _avoidance(node: ExcludedNode, now: float) -> NewsItem:
 def _same_version(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     mine, its = one["metadata"], other["metadata"]
     return bool(mine["resourceVersion"] == its["resourceVersion"])
-
-
-def _master_before(status: Mapping[str, Any]) -> KnownMaster:
-    """Return the newest master that an operator before this one heard."""
-    return KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))
 
 
 def _observed(pod: PodRecord, state: JobState, now: float) -> ObservedPod:

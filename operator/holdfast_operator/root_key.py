@@ -71,7 +71,7 @@ class RootKey:
         return key
 
     async def keep(self) -> None:
-        """Keep the key in the Secret, for ever: with another key a successor loses every job."""
+        """Keep the key in the Secret until cancelled: with another, a successor loses every job."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             await self.see_to_it()

@@ -118,10 +118,7 @@ class JobAuthority:
         )
 
     def _builder(
-        self,
-        public_key: ec.EllipticCurvePublicKey,
-        begin: dt.datetime,
-        end: dt.datetime,
+        self, public_key: ec.EllipticCurvePublicKey, begin: dt.datetime, end: dt.datetime
     ) -> x509.CertificateBuilder:
         return (
             x509.CertificateBuilder()

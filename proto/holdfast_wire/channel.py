@@ -48,7 +48,7 @@ _MASTER: Options = [
 _MASTER_PINGS: Options = [
     # A vanished agent is silent, and silence is judged sooner than this. The master's own pings
     # only clear away connections that nobody holds any more, users' among them.
-    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_time_ms", 10_000)
 ]
 
 MASTER_SERVER_OPTIONS: Options = list(

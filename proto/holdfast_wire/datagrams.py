@@ -35,11 +35,7 @@ PATH_BYTES: Final = 107
 _IN_MEMFD: Final = b"memfd"
 """Body of a datagram whose first descriptor has the real one."""
 _INT: Final = array.array("i").itemsize
-_WORDS: Final[Mapping[object, str]] = {
-    bool: "true or false",
-    int: "a whole number",
-    str: "a text",
-}
+_WORDS: Final[Mapping[object, str]] = {bool: "true or false", int: "a whole number", str: "a text"}
 
 _T = TypeVar("_T")
 _Read = Callable[[Any], Any]

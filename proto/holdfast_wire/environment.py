@@ -6,37 +6,17 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from holdfast_wire import keys
+
 PREFIX = "HOLDFAST_"
 KNOWN = frozenset(
     {
-        "HOLDFAST_ARENA",
-        "HOLDFAST_ARENA_DIR",
-        "HOLDFAST_ARENA_SOCKET",
-        "HOLDFAST_CHECKPOINT",
-        "HOLDFAST_EPOCH",
+        *(value for name, value in vars(keys).items() if name.startswith("ENV_")),
         "HOLDFAST_FORK",
-        "HOLDFAST_GRACE_SECONDS",
         "HOLDFAST_HOME",
-        "HOLDFAST_JOB",
-        "HOLDFAST_JOB_UID",
-        "HOLDFAST_JOURNAL_DIR",
         "HOLDFAST_LOG_LEVEL",
-        "HOLDFAST_MASTER",
-        "HOLDFAST_NNODES",
-        "HOLDFAST_NODE_RANK",
         "HOLDFAST_NOTICES",
-        "HOLDFAST_NPROC_PER_NODE",
-        "HOLDFAST_OUTER_ROSTER",
-        "HOLDFAST_PAGE",
-        "HOLDFAST_POD_UID",
         "HOLDFAST_PRELOAD",
-        "HOLDFAST_REPLICA",
-        "HOLDFAST_ROUND",
-        "HOLDFAST_SCHEDULE",
-        "HOLDFAST_STARTS_DIR",
-        "HOLDFAST_STEP_LOG",
-        "HOLDFAST_SYNC_CHOICES",
-        "HOLDFAST_TLS_DIR",
         "HOLDFAST_TOPOLOGY",
     }
 )

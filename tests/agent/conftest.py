@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.agent_process import (
-    AgentProcess,
-    Script,
-    StartAgent,
-    clean_environment,
-    environment,
-)
+from agents.agent_process import AgentProcess, Script, StartAgent, clean_environment, environment
+from agents.scripted_node import Node
 from masters.scripted_master import Identities, ScriptedMaster
 
 
@@ -102,6 +97,12 @@ def script(tmp_path: Path) -> Script:
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def node(master: ScriptedMaster, start_agent: StartAgent, script: Script) -> Node:
+    """The master and what starts agents under it, in one."""
+    return Node(master, start_agent, script)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from bench.health.recorder import WINDOW_STEPS, compact, record, signature
 from bench.health.rules import PEERS, POLICY, RULES, oracle, seen
 from bench.health.score import ALL, OURS, Total, healthy_weeks, rows, score, sweep, total
 from holdfast_master.policies.straggler.slices import finished
-from holdfast_master.policies.straggler.verdict import judge
+from holdfast_master.policies.straggler.verdict import judge_slices
 from holdfast_master.policies.straggler.votes import VoteRecord
 from holdfast_master.policies.straggler.window import RankTime, window_slices
 
@@ -224,7 +224,7 @@ def test_the_masters_own_way_accuses_the_slow_rank_of_a_recorded_run_only(path: 
     about = {rank: RankTime(node=f"n{rank}", local=0.0) for rank in one.samples}
     for first in range(0, len(steps) - WINDOW_STEPS + 1, WINDOW_STEPS):
         window = finished(window_slices(first, steps[first : first + WINDOW_STEPS], about))
-        memory, verdicts = judge(memory, window, POLICY)
+        memory, verdicts = finished(judge_slices(memory, window, POLICY))
         found |= {rank for verdict in verdicts for rank in verdict.ranks}
     assert found == ({2} if one.cause == "slow rank" else set())
 

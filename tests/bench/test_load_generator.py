@@ -90,7 +90,7 @@ def test_it_waits_as_long_as_the_agent(herd: Herd) -> None:
     for number, one in enumerate(tries):
         one |= {"rank": 37 * number, "interval": 0.5 * (1 + number % 5), "wall": 1.8e9 + number / 7}
     for one, waits in zip(tries, herd.ask("delays", tries=tries), strict=True):
-        pause = schedules.heartbeat_pause(one["rank"], one["interval"], one["wall"])
+        pause = schedules.aligned_pause(one["rank"], one["interval"], one["interval"], one["wall"])
         assert waits.pop("pause") == pytest.approx(pause, abs=1e-5), one
         attempt, share, crowd = one["attempt"], one["share"], one["crowd"]
         assert waits == pytest.approx(

@@ -84,6 +84,24 @@ def test_the_bytes_of_two_replicas_are_counted(tmp_path: Path) -> None:
     assert int8 * 4 / ddp == pytest.approx(0.256, rel=0.1)
 
 
+@pytest.mark.extended(
+    "runs a benchmark for real; the parts of the product that it drives have tests of their own",
+    held_by=[
+        "local_sgd/process/test_fsdp2_by_time.py::test_a_fast_replica_weighs_more_and_none_waits_for_the_slow_one_s_steps",
+    ],
+)
+@pytest.mark.train
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_fast_replicas_wait_for_a_step_of_the_slow_one() -> None:
+    """Each replica trains its steps, the slow one fewer, and rounds are made on the way."""
+    from bench.local_sgd.worlds import run
+
+    (line,) = run(plan.slow_world(plan.a_edit(100, 32 * 0.02), 0, compute_ms=20.0), 29_980)
+    assert line["values"]["rounds of a fast replica"] >= 2
+    assert line["values"][r.ALL_STEPS] > 3 * line["values"][r.FAST_STEPS] > 0
+
+
 def test_every_row_of_the_benchmark_is_published() -> None:
     """None was left out of the run."""
     lines = (DOCS / "local_sgd.jsonl").read_text().splitlines()[1:]

@@ -87,8 +87,8 @@ def test_the_ways_of_a_turn_are_drawn_by_the_seed() -> None:
     state = megatron(2)
 
     def order(seed: int) -> list[str]:
-        words = [world.words for world in worlds(state, turns=4, seed=seed)]
-        return [one[one.index("--way") + 1] for one in words if "--way" in one]
+        every = [world.options for world in worlds(state, turns=4, seed=seed)]
+        return [one["way"] for one in every if "way" in one]
 
     ways = len(state.loads)
     assert order(1) == order(1) != order(2)

@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_every_module_says_what_belongs_in_it_and_every_test_its_promise() -> No
         tests = _tests_in(tree) if path.is_relative_to(ROOT / "tests") else ()
         missing += [f"{_name(path)}:{one.lineno}" for one in tests if not ast.get_docstring(one)]
     assert missing == []
+
+
+def test_nothing_follows_the_start_of_a_program() -> None:
+    """A function below `if __name__ == "__main__":` is not there yet when the program runs."""
+    late = [
+        f"{_name(path)}:{after.lineno}"
+        for path in python_files()
+        for start, after in pairwise(ast.parse(path.read_text(encoding="utf-8")).body)
+        if isinstance(start, ast.If) and ast.unparse(start.test) == "__name__ == '__main__'"
+    ]
+    assert late == []
 
 
 def test_no_test_folder_is_a_package() -> None:

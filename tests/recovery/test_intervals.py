@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.train, pytest.mark.deadline, pytest.mark.timeout(300)]
 @pytest.mark.extended(
     "one real job: the agreement on steps is tested by itself",
     held_by=[
-        "flash/unit/test_interval_change.py::test_an_offer_that_is_made_again_later_is_followed_from_the_first_time_on",
+        "flash/unit/test_interval_change.py::test_a_rank_follows_what_all_ranks_may_know",
         "master/unit/job/test_save_intervals.py::test_all_ranks_are_told_one_schedule_and_then_that_all_know_it",
         "master/unit/job/test_save_intervals.py::test_a_rank_that_had_passed_the_step_makes_it_a_later_one",
     ],

@@ -23,7 +23,7 @@ from simulation.found.scenarios import FOUND
 from simulation.job import Job
 from simulation.planted.bugs import BUGS, planted
 from simulation.run import Outcome, run
-from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw
+from simulation.scenario import SPANS, WEIGHTS, Fault, Scenario, draw, pasted
 from simulation.shrink import Shrinker, report
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def test_the_same_scenario_gives_the_same_run() -> None:
 
 _PRINT = """
 from simulation.run import run
-from simulation.scenario import draw
+from simulation.scenario import draw, pasted
 
 for seed in (3, 44, 71):
     print(run(draw(seed)).fingerprint)
@@ -75,7 +75,7 @@ def test_another_seed_gives_another_run() -> None:
 def test_a_scenario_is_data_that_its_code_makes_again() -> None:
     """The code that a failing seed prints makes the same scenario."""
     scenario = draw(7)
-    assert eval(scenario.code(), {"Scenario": Scenario, "Fault": Fault}) == scenario  # noqa: S307
+    assert eval(scenario.code(), {"pasted": pasted}) == scenario  # noqa: S307
 
 
 def test_a_part_of_a_schedule_runs() -> None:
@@ -131,8 +131,8 @@ def test_a_bug_among_sixteen_faults_is_shrunk_to_code_that_shows_it() -> None:
     with planted(BUGS["nothing charged"]):
         outcome = next(found for seed in seeds if not (found := run(draw(seed))).ok)
         text = report(outcome)
-        code = text[text.index("Scenario(") : text.index("\n)\n") + 2]
-        small = eval(code, {"Scenario": Scenario, "Fault": Fault})  # noqa: S307
+        code = text[text.index("pasted(") : text.index("\n)\n") + 2]
+        small = eval(code, {"pasted": pasted})  # noqa: S307
         assert run(small).invariant == outcome.invariant
     assert len(small.faults) <= 2
     assert run(small).ok
@@ -150,7 +150,7 @@ def test_a_report_says_what_a_person_needs() -> None:
     scenario = draw(3)
     text = report(Outcome(scenario, "it", "it: why", "", 0, 0.0, Counter(), ()))
     assert text.startswith("seed 3 breaks it: why")
-    assert "Scenario(" in text
+    assert "pasted(" in text
 
 
 def test_time_goes_in_order() -> None:

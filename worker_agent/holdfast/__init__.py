@@ -20,6 +20,7 @@ calls the network: a script and its agent share one page of memory (`holdfast.pa
 `StateError` (a state cannot be saved exactly).
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast.job import CONTINUE, SAVE, SAVE_AND_STOP, Action, Job, init
@@ -48,19 +49,17 @@ if TYPE_CHECKING:
     from holdfast.flash.trainer.restore import RestoreError
 
 
+_FLASH = {
+    "Checkpointer": "holdfast.flash.checkpointer",
+    "CheckpointError": "holdfast.flash.trainer.client",
+    "RestoreError": "holdfast.flash.trainer.restore",
+    "Schedule": "holdfast.flash.schedule",
+    "StateError": "holdfast.flash.trainer.leaves",
+}
+
+
 def __getattr__(name: str) -> Any:
     """Import the flash checkpoint on first use: a script without it never pays for torch."""
-    if name not in __all__:
+    if name not in _FLASH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _flash()[name]
-
-
-def _flash() -> dict[str, Any]:
-    from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.flash.schedule import Schedule
-    from holdfast.flash.trainer.client import CheckpointError
-    from holdfast.flash.trainer.leaves import StateError
-    from holdfast.flash.trainer.restore import RestoreError
-
-    names = Checkpointer, CheckpointError, RestoreError, Schedule, StateError
-    return {one.__name__: one for one in names}
+    return getattr(import_module(_FLASH[name]), name)

@@ -52,17 +52,9 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> Environment:
-        """Parse the environment of a process.
+        """Parse the environment of a process; missing and empty variables have their defaults.
 
-        Args:
-            variables: Names to values; those that are missing or empty have their defaults.
-
-        Returns:
-            The parsed environment.
-
-        Raises:
-            ValueError: a variable is no whole number ≥ 0, or not the JSON that it should be; the
-                message names it.
+        Raises ValueError naming a variable that is no whole number ≥ 0, or not its JSON.
         """
         return cls(
             rank=_number(variables, "RANK", 0),

@@ -55,12 +55,7 @@ class Job:
     """
 
     def __init__(self, environment: Environment, writer: SlotWriter | None) -> None:
-        """Make the job of one rank.
-
-        Args:
-            environment: The parsed environment of the process.
-            writer: The rank's slot of the page that it shares with its agent; None: no agent.
-        """
+        """writer: the rank's slot of the page that it shares with its agent; None: no agent."""
         self._environment = environment
         self._writer = writer
         self._log = (
@@ -267,8 +262,7 @@ def init() -> Job:
 def adopt(writer: SlotWriter) -> None:
     """Have `init` use a slot that the starter of the script has claimed for it; not for scripts.
 
-    Args:
-        writer: The slot; `init` ignores it in any process but the one that claimed it.
+    `init` ignores it in any process but the one that claimed it.
     """
     global _adopted  # noqa: PLW0603 - one process is one rank
     _adopted = writer
@@ -293,11 +287,7 @@ class StepLog:
     """
 
     def __init__(self, directory: Path, environment: Environment) -> None:
-        """Open the rank's file.
-
-        Raises:
-            OSError: the directory cannot be made or written to.
-        """
+        """Raises OSError if the directory cannot be made or written to."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"rank-{environment.rank}.jsonl"
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -19,7 +19,6 @@ from holdfast.page_layout import (
     GOES_ON,
     MAGIC,
     MEMFD_NAME,
-    NEEDS_FENCE,
     NOTICE_BYTES,
     NOTICE_OFFSET,
     PAGE_BYTES,
@@ -29,7 +28,7 @@ from holdfast.page_layout import (
     Header,
     Word,
     barrier_check,
-    fence,
+    keep_order,
     schedule_check,
 )
 from holdfast.page_sample import RankSample, SavingSample, Section, TierSaving
@@ -134,8 +133,7 @@ class Page:
         page.words[Header.SLOTS] = slots
         page.words[Header.AGENT_PID] = os.getpid()
         page.words[Header.LEASE_LIMIT_NS] = lease_limit_ns
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         page.words[Header.MAGIC] = MAGIC
         return page
 
@@ -255,12 +253,10 @@ class Page:
                 "and both be within 1 … 2**63"
             )
         self.words[base + Word.BARRIER_CHECK] = 0
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[base + Word.BARRIER_STEP] = word
         self.words[base + Word.BARRIER_ID] = barrier_id
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[base + Word.BARRIER_CHECK] = barrier_check(barrier_id, word)
 
     def offer_schedule(
@@ -283,14 +279,12 @@ class Page:
             shown = (number, step, *(every.get(tier, 0) for tier in TIERS))
             raise PageError(f"schedule {shown} in slot {slot}: expected 0 … 2**63, step above 0")
         self.words[base + Word.SCHEDULE_CHECK] = 0
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[base + Word.SCHEDULE_STEP] = step
         for at, value in enumerate(by_word, start=base + Word.SCHEDULE_EVERY):
             self.words[at] = value
         self.words[base + Word.SCHEDULE_ID] = number
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[base + Word.SCHEDULE_CHECK] = schedule_check(number, step, by_word)
 
     def confirm_schedule(self, slot: int, number: int) -> None:
@@ -315,11 +309,9 @@ class Page:
         deadline = time.monotonic() + timeout_s
         while True:
             before = self.words[base]
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             copy = self._bytes[base * 8 : base * 8 + PAGE_BYTES].tobytes()
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             consistent = before == self.words[base] and before % 2 == 0
             if consistent or time.monotonic() >= deadline:
                 return _decode(copy, consistent=consistent)
@@ -330,6 +322,5 @@ class Page:
         start = self.index(slot, Word.SEQUENCE) * 8 + NOTICE_OFFSET
         text = name.encode()[: NOTICE_BYTES - 1]
         self._bytes[start : start + len(text)] = text
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[self.index(slot, Word.IMPORT_VARIABLE)] = len(text)

@@ -120,12 +120,18 @@ def fence() -> None:
     """Order the loads and stores before it against those after it.
 
     Nothing before it passes the first release downwards, nothing after it passes the second acquire
-    upwards. Call it as `if NEEDS_FENCE: fence()`, so that it costs nothing where it is not needed.
+    upwards.
     """
     with _lock:
         pass
     with _lock:
         pass
+
+
+def keep_order() -> None:
+    """Call `fence` where the machine needs it."""
+    if NEEDS_FENCE:
+        fence()
 
 
 def barrier_check(barrier_id: int, barrier_step: int) -> int:

@@ -25,6 +25,7 @@ from holdfast.page_layout import (
     Word,
     barrier_check,
     fence,
+    keep_order,
     schedule_check,
 )
 from holdfast.page_sample import Section
@@ -46,15 +47,6 @@ _MOST: Final = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavingWords:
-    """Save costs of a rank that follows its master's schedule; ns, 0: not measured."""
-
-    step_ns: int
-    tiers: Mapping[Tier, TierSaving]
-    """By tier that the rank saves to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleHeard:
     """The master's newest schedule, as this rank reads it."""
 
@@ -64,8 +56,6 @@ class ScheduleHeard:
     """Steps between saves of each tier; 0 as in `SaveEvery`."""
     confirmed: int
     """Newest number that all ranks have seen."""
-    is_new: bool
-    """True when this rank reads the number for the first time."""
 
 
 class SlotWriter:
@@ -107,12 +97,10 @@ class SlotWriter:
         """Store words inside one write of the sequence lock."""
         words = self._words
         words[_SEQUENCE] = self._sequence + 1
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         for word, value in values:
             words[word] = value
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self._sequence += 2
         words[_SEQUENCE] = self._sequence
 
@@ -193,8 +181,7 @@ class SlotWriter:
         barrier_id: int = words[_BARRIER_ID]
         if barrier_id > self._seen_id:
             step: int = words[Word.BARRIER_STEP]
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             if words[Word.BARRIER_CHECK] != barrier_check(barrier_id, step):
                 return _NOTHING  # half written: the next step sees it whole
             self._seen_id, self._barrier_step = barrier_id, step
@@ -209,13 +196,16 @@ class SlotWriter:
         words[Word.ANSWERED_ID] = self._answered
         return StepAnswer.SAVE_AND_STOP
 
-    def say_saving(self, saving: SavingWords) -> None:
-        """Store the save costs of this rank, and that it follows the master's schedule."""
+    def say_saving(self, step_ns: int, tiers: Mapping[Tier, TierSaving]) -> None:
+        """Store the save costs of this rank, and that it follows the master's schedule.
+
+        step_ns: duration of a step without a save; 0: not measured. tiers: those it saves to.
+        """
         values: list[tuple[int, int]] = [
-            (Word.SAVES, sum(1 << tier for tier in saving.tiers)),
-            (Word.SAVED_STEP_NS, saving.step_ns),
+            (Word.SAVES, sum(1 << tier for tier in tiers)),
+            (Word.SAVED_STEP_NS, step_ns),
         ]
-        for tier, costs in saving.tiers.items():
+        for tier, costs in tiers.items():
             values += (
                 (Word.STOP_NS + tier, costs.stop_ns),
                 (Word.DURABLE_NS + tier, costs.durable_ns),
@@ -230,26 +220,18 @@ class SlotWriter:
         """
         words = self._words
         number: int = words[Word.SCHEDULE_ID]
-        if NEEDS_FENCE:
-            fence()  # the writer of a newer number has written the confirmed one before
+        keep_order()  # the writer of a newer number has written the confirmed one before
         confirmed: int = words[Word.SCHEDULE_CONFIRMED]
         if (number, confirmed) == self._schedule:
             return None
         step: int = words[Word.SCHEDULE_STEP]
         every = words[Word.SCHEDULE_EVERY : Word.SCHEDULE_EVERY + TIER_WORDS].tolist()
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         if words[Word.SCHEDULE_CHECK] != schedule_check(number, step, every):
             return None  # half written: the next step sees it whole
-        is_new = number != self._schedule[0]
-        self._schedule = (number, confirmed)
-        if is_new:
+        if number != self._schedule[0]:
             # In this order: a reader that finds the number finds its step too.
             self._store((Word.SCHEDULE_SEEN_STEP, n), (Word.SCHEDULE_SEEN, number))
-        return ScheduleHeard(
-            number=number,
-            step=step,
-            every={tier: every[tier] for tier in TIERS},
-            confirmed=confirmed,
-            is_new=is_new,
-        )
+        self._schedule = (number, confirmed)
+        by_tier = {tier: every[tier] for tier in TIERS}
+        return ScheduleHeard(number=number, step=step, every=by_tier, confirmed=confirmed)

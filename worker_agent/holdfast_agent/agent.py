@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -20,22 +18,24 @@ from holdfast import loop_errors
 from holdfast.page_layout import Header
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.health.check_orders import CheckOrders
+from holdfast_agent.health.node_check.link import LinkSettings
+from holdfast_agent.health.node_check.process import Interrupt
 from holdfast_agent.health.sampler import Sampler
 from holdfast_agent.master_link.commands import Commands
 from holdfast_agent.master_link.peers import MasterlessWatch
 from holdfast_agent.master_link.session import MasterSession
+from holdfast_agent.notices.sources import sources
 from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies import master_messages, rank_progress
 from holdfast_agent.policies.master_messages import RoundOrder
 from holdfast_agent.policies.round_phases import SecondsByClass, class_of, is_shown
-from holdfast_agent.shutdown import End, Shutdown
-from holdfast_agent.workers.context import AgentContext, AgentIdentity
+from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
+from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
-from holdfast_agent.workers.zygote_restarts import ZygoteEvents, ZygoteRestarts
-from holdfast_wire import __version__
+from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_wire.messages import (
     AssignmentMode,
     CheckNode,
@@ -67,32 +67,43 @@ FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """Limits that hold until a master sends its own."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
-    """Parts of an agent; `lifecycle` makes and connects them."""
+    """Parts of an agent, each made from those before it."""
 
-    session: MasterSession
-    clock: HeartbeatClock
-    lease: Lease
-    runner: RoundRunner
-    stores: NodeStores
-    sampler: Sampler
-    watch: PageWatch
-    deaths: DeathWatch
-    commands: Commands
-    checks: CheckOrders
-    shutdown: Shutdown
-    notices: NoticeWatch
-    masterless: MasterlessWatch
-    restarts: ZygoteRestarts
-    zygote: ZygoteEvents
+    def __init__(
+        self, tools: AgentContext, session: MasterSession, address: str, measuring: Interrupt
+    ) -> None:
+        """Connect the parts; none of them runs yet.
+
+        address: IP at which other nodes reach this one.
+        measuring: Ends a measurement of this node.
+        """
+        settings, page, report = tools.settings, tools.page, session.report
+        link = LinkSettings(tls_dir=str(settings.tls_dir), job_uid=settings.job_uid)
+        self.session = session
+        self.clock, self.lease = clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
+        self.runner = runner = RoundRunner(tools, report, lease.resume)
+        self.stores = NodeStores(tools.process, address, report, runner.on_store_lost)
+        self.shutdown = Shutdown(runner, settings)
+        self.zygote = ZygoteWatch(tools, runner, self.stores, lease, report, self.shutdown)
+        self.sampler = Sampler(runner, report, clock.pause, clock.spread, page)
+        self.watch = PageWatch(page, runner, report, clock, self.sampler.guess)
+        self.deaths = DeathWatch(page, lambda: tools.process.pid, runner)
+        self.commands = Commands(runner, report)
+        self.checks = CheckOrders(address, link, measuring, report, lambda: runner.alive)
+        withdraw = session.statements.withdraw
+        self.notices = NoticeWatch(sources(settings.notices), report, withdraw)
+        self.masterless = MasterlessWatch(runner, session, settings.node_rank)
 
 
 class Agent:
     """One node's agent. `run` returns the reason and the exit code of its end."""
 
-    def __init__(self, tools: AgentContext, own: AgentIdentity, parts: AgentParts) -> None:
-        """Own the parts; nothing runs yet. Needs a running event loop."""
+    def __init__(self, tools: AgentContext, own: Hello, parts: AgentParts) -> None:
+        """Own the parts; nothing runs yet. Needs a running event loop.
+
+        own: The hello's part that never changes.
+        """
         self._tools, self._own, self.parts = tools, own, parts
         self.welcome = FIRST_LIMITS
         self._said_warm = False
@@ -147,7 +158,7 @@ class Agent:
         await asyncio.to_thread(parts.notices.stop)
         await parts.commands.close()
         await parts.checks.close()
-        await parts.restarts.close()
+        await parts.zygote.stop_restarts()
         signalled = shutdown.signalled is not None and not end.own_fault
         goodbye = Goodbye(reason=end.reason, failed=end.own_fault, signalled=signalled)
         parts.session.report(goodbye)
@@ -167,7 +178,7 @@ class Agent:
 
     def hello(self) -> Hello:
         """Return the first message of a new stream: all that a master without memory must know."""
-        parts, settings, own = self.parts, self._tools.settings, self._own
+        parts = self.parts
         self._account()
         self._said_warm = parts.zygote.warm
         current, number = parts.runner.current, parts.session.accepted.round
@@ -175,18 +186,8 @@ class Agent:
         shown = self._shown_round()
         seen = shown.ranks(self._tools.page) if shown else {}
         roster = parts.runner.rosters.newest(number)
-        return Hello(
-            job_uid=settings.job_uid,
-            node_rank=settings.node_rank,
-            pod_uid=settings.pod_uid or own.agent_id,
-            agent_id=own.agent_id,
-            agent_pid=os.getpid(),
-            host=socket.gethostname(),
-            address=own.address,
-            local_world_size=settings.launch.local_world_size,
-            topology=settings.topology,
-            devices=own.devices,
-            version=__version__,
+        return dataclasses.replace(
+            self._own,
             warm=parts.zygote.warm,
             workers=current.running() if current is not None else (),
             round=number,
@@ -196,12 +197,6 @@ class Agent:
             digest=self._digest,
             store=parts.stores.prepared,
             assignment=dataclasses.replace(shown.assignment, roster=roster) if shown else None,
-            peer_address=own.peer_address,
-            unmanaged=own.unmanaged,
-            max_restarts=settings.launch.max_restarts,
-            keeps_checkpoints=True,
-            knows_goes_on=True,
-            gathers=True,
             ended_at_barrier=rank_progress.ended_at_barrier(seen),
             barrier_id=shown.stop_barrier.barrier_id if shown and shown.stop_barrier else 0,
         )
@@ -240,7 +235,7 @@ class Agent:
         parts.sampler.welcomed(welcome.health)
         parts.checks.welcomed(welcome.health, warm=parts.zygote.warm)
         session.statements.renumber_rules(runner.exits.rules, welcome.failure_rules)
-        runner.compare(welcome.failure_rules)
+        runner.exits.rules = welcome.failure_rules
         if welcome.lease_seconds > 0:
             self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
         verdict = master_messages.on_welcome(
@@ -341,7 +336,7 @@ class Agent:
             self._alone.clear()
             self._account()
             if not parts.shutdown.started:
-                parts.restarts.look(time.monotonic())
+                parts.zygote.look(time.monotonic())
             if not parts.session.connected and parts.runner.alive:
                 limit = self.welcome.masterless_limit_seconds
                 barrier = await parts.masterless.look(limit)

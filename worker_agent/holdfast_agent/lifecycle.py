@@ -6,6 +6,7 @@ Imports grpc through `agent`, so it must not be imported before the zygote runs.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import random
@@ -26,27 +27,18 @@ from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.config import host_address
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import StandaloneError
-from holdfast_agent.health.check_orders import CheckOrders, CheckPlace
 from holdfast_agent.health.node_check.process import Interrupt
-from holdfast_agent.health.sampler import Sampler
-from holdfast_agent.master_link.commands import Commands
-from holdfast_agent.master_link.peers import MasterlessWatch, PeerServer
-from holdfast_agent.master_link.session import MasterDial, MasterSession
-from holdfast_agent.notices.sources import sources
-from holdfast_agent.notices.watch import NoticeWatch
+from holdfast_agent.master_link.peers import PeerServer
+from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
 from holdfast_agent.policies.exit_codes import ExitCode, heeded, is_job_over
-from holdfast_agent.shutdown import End, Shutdown
-from holdfast_agent.workers.context import AgentContext, AgentIdentity
-from holdfast_agent.workers.exit_reports import SeenExit
+from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.log_files import LogKeeper
-from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.workers.store_processes import NodeStores
-from holdfast_agent.workers.zygote_restarts import ZygoteEvents, ZygoteRestarts
+from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.zygote.handle import Zygote
 from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_wire import loopback
-from holdfast_wire.messages import Fence, GetRoundResponse
+from holdfast_wire.messages import Fence, GetRoundResponse, WorkerExited
 
 if TYPE_CHECKING:
     from holdfast_agent.checkpoint.parts import PartReader
@@ -88,14 +80,17 @@ async def work(
         tls_dir=settings.tls_dir,
     )
     session = MasterSession(dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
-    parts = _parts(tools, session, address, measuring)
+    parts = AgentParts(tools, session, address, measuring)
     peers = PeerServer(partial(_known, session, parts.runner), arenas)
-    own = AgentIdentity(
-        agent_id=secrets.token_hex(8),
-        address=address,
-        peer_address=await peers.start(address, settings.tls_dir),
+    own = dataclasses.replace(
+        identity(settings, secrets.token_hex(8), address),
+        topology=settings.topology,
         devices=_devices(inherited),
+        peer_address=await peers.start(address, settings.tls_dir),
         unmanaged=settings.standalone,
+        keeps_checkpoints=True,
+        knows_goes_on=True,
+        gathers=True,
     )
     agent = Agent(tools, own, parts)
     guard = asyncio.create_task(_keep_master(own_master, parts.shutdown)) if own_master else None
@@ -110,45 +105,6 @@ async def work(
             guard.cancel()
         await arenas.close(ARENAS_END_SECONDS, over=over)
         loop_errors.say(log)
-
-
-def _parts(
-    tools: AgentContext, session: MasterSession, address: str, measuring: Interrupt
-) -> AgentParts:
-    """Make the parts of an agent, each from those before it."""
-    settings, page, report = tools.settings, tools.page, session.report
-    clock, lease = HeartbeatClock(settings.node_rank), Lease(page)
-    runner = RoundRunner(tools, report, lease.resume)
-    stores = NodeStores(tools.process, address, report, runner.on_store_lost)
-    shutdown = Shutdown(
-        runner,
-        managed=not settings.standalone,
-        grace_seconds=settings.grace_seconds,
-        stop_seconds=settings.launch.shutdown_seconds,
-    )
-    restarts = ZygoteRestarts(
-        tools, runner, stores, lease, ending=lambda: shutdown.started, fail=shutdown.fail
-    )
-    sampler = Sampler(runner, report, clock.pause, clock.spread, page)
-    check_place = CheckPlace(address, str(settings.tls_dir), settings.job_uid)
-    notices = NoticeWatch(sources(settings.notices), report, session.statements.withdraw)
-    return AgentParts(
-        session=session,
-        clock=clock,
-        lease=lease,
-        runner=runner,
-        stores=stores,
-        sampler=sampler,
-        watch=PageWatch(page, runner, report, clock, sampler.guess),
-        deaths=DeathWatch(page, lambda: tools.process.pid, runner),
-        commands=Commands(runner, report),
-        checks=CheckOrders(check_place, measuring, report, lambda: runner.alive),
-        shutdown=shutdown,
-        notices=notices,
-        masterless=MasterlessWatch(runner, session, settings.node_rank),
-        restarts=restarts,
-        zygote=ZygoteEvents(tools.process, runner, stores, lease, restarts, report),
-    )
 
 
 def _devices(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -175,13 +131,8 @@ def _reader(session: MasterSession) -> PartReader:
 def _known(session: MasterSession, runner: RoundRunner) -> GetRoundResponse:
     """Return the answer for a peer that has no master."""
     accepted, current = session.accepted, runner.current
-    return GetRoundResponse(
-        fence=accepted.fence(),
-        has_master=session.connected,
-        barrier=current.stop_barrier
-        if current is not None and current.number == accepted.round
-        else None,
-    )
+    barrier = current.stop_barrier if current and current.number == accepted.round else None
+    return GetRoundResponse(fence=accepted.fence(), has_master=session.connected, barrier=barrier)
 
 
 async def _keep_master(own_master: Standalone, shutdown: Shutdown) -> None:
@@ -220,7 +171,7 @@ async def _until_end(agent: Agent, tools: AgentContext, peers: PeerServer) -> En
         loop.add_signal_handler(number, agent.on_signal, number)
     loop.add_signal_handler(
         signal.SIGCHLD,
-        lambda: agent.parts.restarts.on_reaped(reap_adopted({tools.process.pid, *tools.spared()})),
+        lambda: agent.parts.zygote.on_reaped(reap_adopted({tools.process.pid, *tools.spared()})),
     )
     runner_fd = _watch_runner(agent.parts.shutdown, tools.settings.arena_socket)
     try:
@@ -242,8 +193,8 @@ def _watch_runner(shutdown: Shutdown, arena_socket: int) -> int:
         return -1
     try:
         runner_fd = open_runner(arena_socket)
-    except RunnerGoneError as error:
-        shutdown.fail(str(error))
+    except ProcessLookupError:
+        shutdown.fail("the runner ended before its agent began")
         return -1
     loop = asyncio.get_running_loop()
 
@@ -265,13 +216,12 @@ def _address(settings: Settings) -> str:
 
 def _show_summary(runner: RoundRunner, end: End, name: str) -> None:
     """Write the reason of a failed job to stderr, and the culprit's error to the parent's file."""
-    failures = {seen.message.rank: seen for seen in runner.exits.failures}
-    if failures:
-        sys.stderr.write(f"{_report(name, failures)}\n")
+    if runner.exits.failures:
+        sys.stderr.write(f"{_report(name, runner.exits.failures)}\n")
     sys.stderr.write(f"holdfast-run: the job failed: {end.reason}\n")
 
 
-def _report(name: str, failures: dict[int, SeenExit]) -> str:
+def _report(name: str, failures: Mapping[int, tuple[WorkerExited, str]]) -> str:
     from torch.distributed.elastic.multiprocessing.errors import (
         ChildFailedError,
         ProcessFailure,
@@ -281,13 +231,8 @@ def _report(name: str, failures: dict[int, SeenExit]) -> str:
     error = ChildFailedError(
         name,
         {
-            rank: ProcessFailure(
-                local_rank=seen.message.local_rank,
-                pid=seen.message.pid,
-                exitcode=seen.message.exit_code,
-                error_file=seen.error_file,
-            )
-            for rank, seen in failures.items()
+            rank: ProcessFailure(one.local_rank, one.pid, one.exit_code, error_file)
+            for rank, (one, error_file) in failures.items()
         },
     )
     _, first = error.get_first_failure()
@@ -301,16 +246,12 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """pid, uid and gid, in SO_PEERCRED's form."""
 
 
-class RunnerGoneError(Exception):
-    """The runner has ended already."""
-
-
 def open_runner(arena_socket: int) -> int:
     """Return a pidfd of the runner, readable when it has ended; -1: no runner is known.
 
     arena_socket: Inherited descriptor of HOLDFAST_ARENA_SOCKET; it stays open.
 
-    Raises RunnerGoneError: the runner has ended.
+    Raises ProcessLookupError: the runner has ended.
     """
     try:
         with socket.socket(fileno=os.dup(arena_socket)) as other_end:
@@ -320,7 +261,7 @@ def open_runner(arena_socket: int) -> int:
             made_by = other_end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         pid, _, _ = _CREDENTIALS.unpack(made_by)
         return os.pidfd_open(pid) if pid not in (0, os.getpid()) else -1
-    except ProcessLookupError as error:
-        raise RunnerGoneError("the runner ended before its agent began") from error
+    except ProcessLookupError:
+        raise
     except OSError:
         return -1  # a wrapper has closed it, or it is no socket

@@ -74,7 +74,7 @@ def start(argv: Sequence[str]) -> int:
     for number in heeded((signal.SIGTERM, signal.SIGINT), signals.ignored()):
         signal.signal(number, _end_early)
     try:
-        agent_settings.check(inherited)
+        agent_settings.of_environment(inherited)  # wrong values are told before seconds of import
         variables = import_torch()
         settings = _load(argv, inherited)
         for note in (*settings.notes, *signals.notes()):

@@ -59,10 +59,7 @@ def sweep() -> None:
     """Remove the directories of agents that are dead. Several sweeps at once do no harm."""
     for folder in _entries(Path(tempfile.gettempdir())):
         if folder.name.startswith(PREFIX) and _is_ours(folder) and _is_abandoned(folder):
-            if _has_content(folder / LOGS):
-                _empty(folder, but=frozenset({LOGS}))
-            else:
-                remove(folder)
+            keep_logs(folder)
 
 
 def _empty(folder: Path, but: frozenset[str]) -> None:
@@ -129,12 +126,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _who(pid: int) -> dict[str, Any]:
     """Return the identity of a process as seen from here; start -1: there is no such process."""
-    return {
-        "pid": pid,
-        "start": _start(pid),
-        "pids": _namespace(),
-        "boot": _boot(),
-    }
+    return {"pid": pid, "start": _start(pid), "pids": _namespace(), "boot": _boot()}
 
 
 def _namespace() -> str:

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from holdfast_cli.chaos.proxy import Proxy
@@ -124,14 +125,10 @@ class Census:
 class Struck:
     """Count of the faults that were injected."""
 
-    done: dict[FaultKind, int] = dataclasses.field(default_factory=dict)
+    done: Counter[FaultKind] = dataclasses.field(default_factory=Counter)
+    """By kind, those that hit a target."""
     missed: int = 0
     """Faults that found no target."""
-
-    @property
-    def total(self) -> int:
-        """Number of faults that hit a target."""
-        return sum(self.done.values())
 
 
 class Chaos:
@@ -190,7 +187,7 @@ class Chaos:
     def _strike(self, fault: Fault, census: Census, view: View) -> None:
         text = self._signal(fault, census) if fault.kind in _SIGNALS else self._cut(fault, census)
         if text:
-            self.struck.done[fault.kind] = self.struck.done.get(fault.kind, 0) + 1
+            self.struck.done[fault.kind] += 1
         else:
             self.struck.missed += 1
         lasts = f" for {fault.seconds:.1f} s" if fault.seconds else ""

@@ -25,11 +25,11 @@ class Proxy:
         self._target = target
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._refuses = False
         self.accepted = 0
         """Number of connections that were forwarded."""
-        self._up = _Gate()
-        self._down = _Gate()
+        self._up, self._down = threading.Event(), threading.Event()
+        """Set: bytes pass in this direction."""
+        self.heal()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="chaos-proxy", daemon=True).start()
@@ -57,15 +57,15 @@ class Proxy:
     def hold(self, *, up: bool, down: bool) -> None:
         """Hold back bytes up to the master, or down to the agent, until `heal`."""
         if up:
-            self._up.shut()
+            self._up.clear()
         if down:
-            self._down.shut()
+            self._down.clear()
 
     def heal(self) -> None:
         """Let everything through."""
         self._refuses = False
-        self._up.open()
-        self._down.open()
+        self._up.set()
+        self._down.set()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -99,29 +99,12 @@ class Proxy:
             self._open -= {near, far}
 
 
-class _Gate:
-    """A gate for one direction; while it is shut, no bytes pass."""
-
-    def __init__(self) -> None:
-        self._free = threading.Event()
-        self._free.set()
-
-    def shut(self) -> None:
-        self._free.clear()
-
-    def open(self) -> None:
-        self._free.set()
-
-    def wait(self) -> None:
-        self._free.wait()
-
-
-def _pump(source: socket.socket, sink: socket.socket, gate: _Gate) -> None:
+def _pump(source: socket.socket, sink: socket.socket, free: threading.Event) -> None:
     with contextlib.suppress(OSError):
         while True:
             data = source.recv(_CHUNK)
             # The end of the stream waits too: a partition hides that as well.
-            gate.wait()
+            free.wait()
             if not data:
                 break
             sink.sendall(data)

@@ -101,9 +101,8 @@ def faults_text(options: Options, struck: Struck) -> str:
     counts = sorted(struck.done.items(), key=lambda item: (-item[1], item[0].value))
     kinds = ", ".join(f"{kind.value} {count}" for kind, count in counts)
     missed = f"; {struck.missed} found nobody" if struck.missed else ""
-    return (
-        f"chaos: {counted(struck.total, 'fault')} (seed {options.seed}): {kinds or 'none'}{missed}"
-    )
+    total = counted(struck.done.total(), "fault")
+    return f"chaos: {total} (seed {options.seed}): {kinds or 'none'}{missed}"
 
 
 def comparison_text(found: Comparison) -> str:

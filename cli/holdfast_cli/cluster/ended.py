@@ -12,22 +12,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from holdfast_cli.final_state import FinalState
-from holdfast_wire.messages import (
-    BudgetKind,
-    BudgetState,
-    EventSeverity,
-    GetJobResponse,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    ListEventsResponse,
-)
+from holdfast_wire import messages as wire
 
 _BUDGETS: Final = {
-    "failures": BudgetKind.FAILURES,
-    "preemptions": BudgetKind.PREEMPTIONS,
-    "rescales": BudgetKind.RESCALES,
-    "noProgressRestarts": BudgetKind.NO_PROGRESS,
+    "failures": wire.BudgetKind.FAILURES,
+    "preemptions": wire.BudgetKind.PREEMPTIONS,
+    "rescales": wire.BudgetKind.RESCALES,
+    "noProgressRestarts": wire.BudgetKind.NO_PROGRESS,
 }
 """By their names in the job's status."""
 
@@ -44,9 +35,9 @@ def ending_of(body: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> F
         dataclasses.replace(event, sequence=number) for number, event in enumerate(listed, 1)
     )
     return FinalState(
-        job=GetJobResponse(status=_status(body)),
+        job=wire.GetJobResponse(status=_status(body)),
         nodes=None,
-        events=ListEventsResponse(events=numbered, newest_sequence=len(numbered)),
+        events=wire.ListEventsResponse(events=numbered, newest_sequence=len(numbered)),
         goodput=None,
         unkept=frozenset({"Checkpoints", "Loss"} | _missing(body["status"])),
     )
@@ -66,7 +57,7 @@ def holding(status: Mapping[str, Any], kind: str) -> str:
     return ""
 
 
-def _status(body: Mapping[str, Any]) -> JobStatus:
+def _status(body: Mapping[str, Any]) -> wire.JobStatus:
     status, spec = body["status"], body["spec"]
     true = {one["type"]: one for one in status["conditions"] if one["status"] == "True"}
     end = true.get("Complete") or true.get("Failed") or {"reason": "", "message": ""}
@@ -74,10 +65,10 @@ def _status(body: Mapping[str, Any]) -> JobStatus:
     size = status.get("size") or {}
     began = _unix(status.get("startTime"))
     ended = _unix(status["completionTime"])
-    return JobStatus(
+    return wire.JobStatus(
         name=body["metadata"]["name"],
         uid=body["metadata"]["uid"],
-        phase=JobPhase.SUCCEEDED if "Complete" in true else JobPhase.FAILED,
+        phase=wire.JobPhase.SUCCEEDED if "Complete" in true else wire.JobPhase.FAILED,
         reason=end["reason"],
         text=end["message"],
         epoch=world.get("epoch", 0),
@@ -91,7 +82,7 @@ def _status(body: Mapping[str, Any]) -> JobStatus:
         nodes_replaced=restarts.get("replaced", 0),
         nodes_disrupted=restarts.get("disrupted", 0),
         rescales=restarts.get("rescaled", 0),
-        budgets=tuple(_budget(one) for one in _known(status.get("budgets") or ())),
+        budgets=tuple(_budgets(status.get("budgets") or ())),
         goodput=status.get("goodputPercent", 0) / 100,
         goodput_assumed=status.get("goodputAssumed", False),
         started_unix=began,
@@ -102,22 +93,21 @@ def _status(body: Mapping[str, Any]) -> JobStatus:
     )
 
 
-def _known(budgets: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _budgets(found: Iterable[Mapping[str, Any]]) -> Iterator[wire.BudgetState]:
     """Yield the budgets that this release knows; a newer operator may write others."""
-    return (one for one in budgets if one["name"] in _BUDGETS)
+    for one in found:
+        if one["name"] in _BUDGETS:
+            kind = _BUDGETS[one["name"]]
+            yield wire.BudgetState(kind=kind, used=one["used"], limit=one["limit"])
 
 
-def _budget(one: Mapping[str, Any]) -> BudgetState:
-    return BudgetState(kind=_BUDGETS[one["name"]], used=one["used"], limit=one["limit"])
-
-
-def _event(one: Mapping[str, Any]) -> JobEvent:
+def _event(one: Mapping[str, Any]) -> wire.JobEvent:
     count = (one.get("series") or {}).get("count", 1)
     again = f" ({count} times)" if count > 1 else ""
     warning = one.get("type") == "Warning"
-    return JobEvent(
+    return wire.JobEvent(
         unix_time=_unix(one.get("eventTime") or one.get("deprecatedFirstTimestamp")),
-        severity=EventSeverity.WARNING if warning else EventSeverity.NORMAL,
+        severity=wire.EventSeverity.WARNING if warning else wire.EventSeverity.NORMAL,
         reason=one["reason"],
         text=one.get("note", "") + again,
     )

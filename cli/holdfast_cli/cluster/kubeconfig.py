@@ -35,11 +35,6 @@ class Where:
     context: str = ""
     namespace: str = ""
 
-    @property
-    def chosen(self) -> bool:
-        """True if a cluster was asked for."""
-        return bool(self.kubeconfig or self.context or self.namespace)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Access:

@@ -175,10 +175,6 @@ class FdStores:
         if not keep:
             self._stores[node].clear()
 
-    def drop(self, node: int, pod: str) -> None:
-        """Drop the store of a place whose pod has ended."""
-        self.ended(node, pod, keep=False)
-
     def close(self) -> None:
         """Close everything: the job ends."""
         for node, store in self._stores.items():

@@ -18,14 +18,7 @@ from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
 from holdfast_operator.status.conditions import EXTRA_GIVEN_UP
-from holdfast_wire.messages import (
-    Fence,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    PodPhase,
-    ScaleResult,
-)
+from holdfast_wire import messages as wire
 
 _BEGAN: Final = time.time() - time.monotonic()
 
@@ -59,11 +52,11 @@ class LocalPod:
     """Last line of its log, if it failed."""
 
     @property
-    def phase(self) -> PodPhase:
+    def phase(self) -> wire.PodPhase:
         """Phase of a pod: running, or its end."""
         if self.exit_code is None:
-            return PodPhase.RUNNING
-        return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
+            return wire.PodPhase.RUNNING
+        return wire.PodPhase.SUCCEEDED if self.exit_code == 0 else wire.PodPhase.FAILED
 
     @property
     def node(self) -> str:
@@ -91,9 +84,9 @@ class LocalPod:
             ended_at=self.ended_at,
         )
 
-    def observation(self) -> PodObservation:
+    def observation(self) -> wire.PodObservation:
         """Return the pod in the master's form."""
-        return PodObservation(
+        return wire.PodObservation(
             node_rank=self.slot.index,
             pod_uid=self.uid,
             name=self.name,
@@ -165,7 +158,7 @@ class LocalJob:
         self._status, self._history = made.status, made.history
         return made
 
-    def refusal(self, fence: Fence | None) -> str:
+    def refusal(self, fence: wire.Fence | None) -> str:
         """Return the reason to drop a message; empty: its sender is now the known master."""
         refusal = self.master.refusal(fence)
         if not refusal:
@@ -176,27 +169,27 @@ class LocalJob:
         """Apply a message of the master."""
         self.view = self.view.hear(said, now=now, generation=self.generation)
 
-    def first_messages(self) -> Iterator[MasterSpec | PodObservation | PodListDone]:
+    def first_messages(self) -> Iterator[wire.MasterSpec | wire.PodObservation | wire.PodListDone]:
         """Yield the first messages of a new stream to the master."""
         yield self.spec_message()
         for pod in self.pods:
             if pod.slot.role is Role.WORKER:
                 yield pod.observation()
-        yield PodListDone()
+        yield wire.PodListDone()
 
-    def spec_message(self) -> MasterSpec:
+    def spec_message(self) -> wire.MasterSpec:
         """Return the spec as a message of the wire."""
         return master_spec(self.job.spec, self.generation)
 
-    def scale(self, change: ScaleJob) -> ScaleResult:
+    def scale(self, change: ScaleJob) -> wire.ScaleResult:
         """Change the number of replicas, and return the outcome."""
         self.view = self.view.answered(change.decision_id)
         try:
             self.job = change_job(self.job, load_crd(), replicas=change.replicas)
         except InvalidJobError as error:
-            return ScaleResult(decision_id=change.decision_id, ok=False, error=str(error))
+            return wire.ScaleResult(decision_id=change.decision_id, ok=False, error=str(error))
         self.generation += 1
-        return ScaleResult(decision_id=change.decision_id, ok=True)
+        return wire.ScaleResult(decision_id=change.decision_id, ok=True)
 
 
 class ExtraRoles:

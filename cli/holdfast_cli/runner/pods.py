@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast_cli.errors import MasterUnreachableError
-from holdfast_cli.job_directory import Endpoint, JobHome, JobRecord, write_json
+from holdfast_cli.job_directory import Endpoint, JobHome, write_json
 from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
 from holdfast_cli.runner.fd_store import FdStores
@@ -49,9 +49,9 @@ class Surroundings:
 class MasterProcess:
     """One job's master. `start` again makes a successor with the next epoch."""
 
-    def __init__(self, home: JobHome, record: JobRecord, metrics_port: int | None = None) -> None:
+    def __init__(self, home: JobHome, job: LocalJob, metrics_port: int | None) -> None:
         self._home = home
-        self._record = record
+        self._job = job
         self._metrics_port = metrics_port
         self._running: processes.Running | None = None
         self._port = 0
@@ -61,7 +61,7 @@ class MasterProcess:
     def running(self) -> processes.Running:
         """Process of the master."""
         if self._running is None:
-            raise MasterUnreachableError(f"the master of {self._record.name} was not started")
+            raise MasterUnreachableError(f"the master of {self._job.job.name} was not started")
         return self._running
 
     async def start(self) -> Endpoint:
@@ -106,8 +106,8 @@ class MasterProcess:
     def _write_config(self, epoch: int) -> str:
         file = self._home.path / f"master-{epoch}.json"
         config = {
-            "job_name": self._record.name,
-            "job_uid": self._record.uid,
+            "job_name": self._job.job.name,
+            "job_uid": self._job.uid,
             "epoch": epoch,
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
@@ -132,7 +132,6 @@ class PodProcesses:
         self,
         job: LocalJob,
         home: JobHome,
-        record: JobRecord,
         identities: LocalIdentities,
         changed: Callable[[str], None],
         surroundings: Surroundings,
@@ -142,12 +141,12 @@ class PodProcesses:
         self._identities = identities
         self._changed = changed
         self._surroundings = surroundings
-        self._master = MasterProcess(home, record, surroundings.metrics_port)
+        self._master = MasterProcess(home, job, surroundings.metrics_port)
         self._stores = FdStores()
         self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def create(self, action: CreatePod) -> None:
         """Start the process of a pod. An existing one of that name is a success."""
@@ -156,12 +155,8 @@ class PodProcesses:
             return
         if is_worker and self._home.endpoint() is None:
             return  # Without a master's address an agent would start a job of its own.
-        pod = LocalPod(
-            slot=action.slot,
-            incarnation=action.incarnation,
-            name=action.name,
-            created_at=now(),
-        )
+        name, slot, incarnation = action.name, action.slot, action.incarnation
+        pod = LocalPod(slot=slot, incarnation=incarnation, name=name, created_at=now())
         self._job.add(pod)
         try:
             running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
@@ -188,11 +183,11 @@ class PodProcesses:
         if running is None or pod.exit_code is not None:
             self._job.remove(name)
             if pod.slot.role is Role.WORKER:
-                self._stores.drop(pod.slot.index, name)
+                self._stores.ended(pod.slot.index, name, keep=False)
             return
         pod.wanted_end = True
         self._changed(name)
-        self._own(self._end(running, grace_s))
+        self._own(running.end(grace_s))
 
     async def end_all(self) -> None:
         """End every process: agents at once (they had their grace), then the master."""
@@ -267,10 +262,7 @@ class PodProcesses:
         pod.ready = False
         self._changed(pod.name)
 
-    async def _end(self, running: processes.Running, grace_s: float) -> None:
-        await running.end(grace_s)
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+    def _own(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -197,12 +197,9 @@ def _orphans(session: int) -> set[int]:
     They alone are asked to end: a parent that lives passes the signal on as it thinks right, and
     an agent takes a second SIGTERM for haste.
     """
-    return {pid for pid in _children(os.getpid()) if _lives_in(pid, session)}
-
-
-def _lives_in(pid: int, session: int) -> bool:
-    fields = process_fields(pid)
-    return bool(fields) and fields[0] not in "ZX" and int(fields[3]) == session
+    found = {pid: process_fields(pid) for pid in _children(os.getpid())}
+    living = {pid: fields for pid, fields in found.items() if fields and fields[0] not in "ZX"}
+    return {pid for pid, fields in living.items() if int(fields[3]) == session}
 
 
 def _kill_session(session: int) -> None:

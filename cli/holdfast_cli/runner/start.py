@@ -92,22 +92,12 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
             record = _prepare(home, job, file)
             if options.supervised:
                 _adopt_log(home)
-            supervisor = _supervisor(job, home, record, options)
+            around = dataclasses.replace(options.surroundings, metrics_port=options.metrics_port)
+            local, show = LocalJob(job, record.uid), options.logs
+            supervisor = Supervisor(local, home, show_logs=show, surroundings=around)
         except OSError as error:
             raise _no_directory(environ, error) from error
         return asyncio.run(supervisor.main(_view(options), options.director))
-
-
-def _supervisor(
-    job: ElasticJob, home: JobHome, record: JobRecord, options: RunOptions
-) -> Supervisor:
-    return Supervisor(
-        LocalJob(job, record.uid),
-        home,
-        record,
-        show_logs=options.logs,
-        surroundings=dataclasses.replace(options.surroundings, metrics_port=options.metrics_port),
-    )
 
 
 def _show_notices(job: ElasticJob) -> None:
@@ -193,24 +183,18 @@ def _prepare(home: JobHome, job: ElasticJob, file: Path) -> JobRecord:
     if home.path.exists():
         # The last run of that name has ended; its directory was kept for its logs.
         home.path.rename(home.path.with_name(f".{home.path.name}.{uuid.uuid4().hex[:8]}.old"))
-        _remove_old(home)
+        for old in home.path.parent.glob(f".{home.path.name}.*.old"):
+            shutil.rmtree(old, ignore_errors=True)
     home.create()
-    pid = os.getpid()
-    started = process_started(pid)
     record = JobRecord(
         name=job.name,
         uid=str(uuid.uuid4()),
-        runner_pid=pid,
-        runner_started=started if started is not None else 0,
+        runner_pid=os.getpid(),
+        runner_started=process_started(os.getpid()) or 0,
         job_file=str(file.resolve()),
     )
     home.write_record(record)
     return record
-
-
-def _remove_old(home: JobHome) -> None:
-    for old in home.path.parent.glob(f".{home.path.name}.*.old"):
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _view(options: RunOptions) -> live_view.View:

@@ -17,7 +17,7 @@ from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import CliError
 from holdfast_cli.final_state import FinalState
-from holdfast_cli.job_directory import JobHome, JobRecord
+from holdfast_cli.job_directory import JobHome
 from holdfast_cli.output import say
 from holdfast_cli.runner import processes
 from holdfast_cli.runner.certificates import LocalIdentities
@@ -36,17 +36,7 @@ from holdfast_operator.plan.actions import (
 )
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
-from holdfast_wire.messages import (
-    GetGoodputRequest,
-    GetGoodputResponse,
-    GetJobRequest,
-    GetJobResponse,
-    JobPhase,
-    JobStatus,
-    ListNodesRequest,
-    StopRequest,
-    StrikesReported,
-)
+from holdfast_wire import messages as wire
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_GRACE_SECONDS = 15.0
@@ -54,8 +44,8 @@ _INTERRUPT_GRACE_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 3.0
 """Deadline of each answer, s; after a second Ctrl-C there is no long wait for a hung master."""
-_INTERRUPTED = JobStatus(
-    phase=JobPhase.FAILED,
+_INTERRUPTED = wire.JobStatus(
+    phase=wire.JobPhase.FAILED,
     reason="Interrupted",
     text="holdfast run was interrupted before the master could end the job",
 )
@@ -69,13 +59,7 @@ class Supervisor:
     """One run of one job."""
 
     def __init__(
-        self,
-        job: LocalJob,
-        home: JobHome,
-        record: JobRecord,
-        *,
-        show_logs: bool,
-        surroundings: Surroundings,
+        self, job: LocalJob, home: JobHome, *, show_logs: bool, surroundings: Surroundings
     ) -> None:
         self._job = job
         self._home = home
@@ -88,14 +72,12 @@ class Supervisor:
         self._finished: FinishJob | None = None
         self._summary = ""
         self._extra_roles = ExtraRoles()
-        self._last = JobStatus()
+        self._last = wire.JobStatus()
         """Newest status with a loss: at its end a job has no ranks that could report one."""
-        identities = LocalIdentities(home, record.uid)
+        identities = LocalIdentities(home, job.uid)
         identities.write_fixed()
-        self._processes = PodProcesses(
-            job, home, record, identities, self._pod_changed, surroundings
-        )
-        self._sync = MasterSync(home, record.uid, job.first_messages, self._received, job.refusal)
+        self._processes = PodProcesses(job, home, identities, self._pod_changed, surroundings)
+        self._sync = MasterSync(home, job, self._received)
 
     async def main(self, view: live_view.View, director: Director | None) -> int:
         """Run the job to its end; return the exit code."""
@@ -188,8 +170,8 @@ class Supervisor:
         kept = self._keep(found)
         if silence:
             return f"The job ended ({found.status.reason}: {found.status.text}){silence}{kept}"
-        logs = "" if found.status.phase is JobPhase.SUCCEEDED else f"\nLogs: {self._home.logs}"
-        return summary(found.status, found.goodput or GetGoodputResponse()) + logs + kept
+        logs = "" if found.status.phase is wire.JobPhase.SUCCEEDED else f"\nLogs: {self._home.logs}"
+        return summary(found.status, found.goodput or wire.GetGoodputResponse()) + logs + kept
 
     def _keep(self, found: FinalState) -> str:
         try:
@@ -210,11 +192,11 @@ class Supervisor:
             # The runner starts a new master, however long that takes.
             live_view.Follower(self._home, view, give_up_s=math.inf).run(lambda: self._ended)
 
-    def _received(self, said: Said | StrikesReported) -> None:
-        if isinstance(said, StrikesReported):
+    def _received(self, said: Said | wire.StrikesReported) -> None:
+        if isinstance(said, wire.StrikesReported):
             return  # there is no other job here; the history ends with this one
         self._job.receive(said, now())
-        if isinstance(said, JobStatus) and said.has_loss:
+        if isinstance(said, wire.JobStatus) and said.has_loss:
             self._last = said
         self._changed.set()
 
@@ -228,13 +210,15 @@ class Supervisor:
         self._signals.append(number)
         self._job.stopping = True
         self._interrupted_at = self._interrupted_at or now()
-        self._sync.send(StopRequest(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_SECONDS))
+        self._sync.send(
+            wire.StopRequest(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_SECONDS)
+        )
         self._changed.set()
 
 
-def _end(finished: FinishJob) -> JobStatus:
-    phase = JobPhase.SUCCEEDED if finished.succeeded else JobPhase.FAILED
-    return JobStatus(phase=phase, reason=finished.reason, text=finished.text)
+def _end(finished: FinishJob) -> wire.JobStatus:
+    phase = wire.JobPhase.SUCCEEDED if finished.succeeded else wire.JobPhase.FAILED
+    return wire.JobStatus(phase=phase, reason=finished.reason, text=finished.text)
 
 
 def ask_final_state(home: JobHome) -> FinalState:
@@ -245,20 +229,22 @@ def ask_final_state(home: JobHome) -> FinalState:
     """
     with JobClient(home) as client:
         return FinalState(
-            job=client.call(GetJobRequest(), _ANSWER_SECONDS),
-            nodes=client.call(ListNodesRequest(), _ANSWER_SECONDS),
+            job=client.call(wire.GetJobRequest(), _ANSWER_SECONDS),
+            nodes=client.call(wire.ListNodesRequest(), _ANSWER_SECONDS),
             events=client.events(timeout_s=_ANSWER_SECONDS),
-            goodput=client.call(GetGoodputRequest(), _ANSWER_SECONDS),
+            goodput=client.call(wire.GetGoodputRequest(), _ANSWER_SECONDS),
         )
 
 
-def silent(name: str, uid: str, last: JobStatus | None) -> FinalState:
+def silent(name: str, uid: str, last: wire.JobStatus | None) -> FinalState:
     """Return the final state of a job whose master cannot be asked any more."""
-    status = dataclasses.replace(last or JobStatus(), name=name, uid=uid)
-    return FinalState(job=GetJobResponse(status=status))
+    status = dataclasses.replace(last or wire.JobStatus(), name=name, uid=uid)
+    return FinalState(job=wire.GetJobResponse(status=status))
 
 
-def with_end(ending: FinalState, end: JobStatus | None, last_loss: JobStatus) -> FinalState:
+def with_end(
+    ending: FinalState, end: wire.JobStatus | None, last_loss: wire.JobStatus
+) -> FinalState:
     """Complete a final state that the master had not made final: with `end` and the last loss."""
     status = ending.status
     if status.phase not in live_view.FINAL_PHASES:

@@ -11,17 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast_cli.job_directory import Endpoint, JobHome
+from holdfast_cli.runner.local_job import LocalJob
 from holdfast_wire import channel, codec, keys, stream
-from holdfast_wire.messages import (
-    Fence,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    StopRequest,
-    SyncRequest,
-    SyncResponse,
-)
+from holdfast_wire import messages as wire
 
 _log = logging.getLogger(__name__)
 _METHOD = "/holdfast.v1.OperatorService/Sync"
@@ -29,43 +21,31 @@ _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 10.0
 """Longest attempt to connect, s: the master is a process on this machine."""
 
-Upward = MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone
-First = Callable[[], Iterable[Upward]]
-Handler = Callable[[Any], None]
-Refusal = Callable[[Fence | None], str]
+Upward = (
+    wire.MasterSpec | wire.PodObservation | wire.ScaleResult | wire.StopRequest | wire.PodListDone
+)
 
 
 class MasterSync:
     """Keeps one stream to the master open until it is closed."""
 
-    def __init__(
-        self, home: JobHome, job_uid: str, first: First, handle: Handler, refusal: Refusal
-    ) -> None:
+    def __init__(self, home: JobHome, job: LocalJob, handle: Callable[[Any], None]) -> None:
         """Make a stream that is not open yet.
 
-        Args:
-            home: Directory of the job, for the operator's certificate.
-            job_uid: Uid of the job.
-            first: First messages of a new stream: the spec, all pods, PodListDone.
-            handle: Called with each decision and status of the master.
-            refusal: Returns the reason to drop a message with this fence; empty: act on it.
+        home: has the operator's certificate. handle: called with each message of the master.
         """
-        self._home = home
-        self._job_uid = job_uid
-        self._first = first
-        self._handle = handle
-        self._refusal = refusal
+        self._home, self._job, self._handle = home, job, handle
         self.dropped = 0
         """Messages that were dropped because there is a newer master."""
         self.malformed = 0
         """Messages that could not be decoded, or not be encoded."""
         self._refused = ""
-        self._stream: stream.Stream[SyncResponse] | None = None
+        self._stream: stream.Stream[wire.SyncResponse] | None = None
 
     def send(self, message: Upward) -> None:
         """Queue a message; before a stream is open, its first messages include it."""
         if self._stream is not None:
-            self._stream.send(SyncRequest(message=message))
+            self._stream.send(wire.SyncRequest(message=message))
 
     async def run(self, endpoint: Callable[[], Endpoint | None]) -> None:
         """Keep a stream open for ever; end it by cancelling the task."""
@@ -77,20 +57,20 @@ class MasterSync:
         way = stream.Dial(
             endpoint=target,
             tls_dir=lambda: self._home.tls(keys.ROLE_OPERATOR),
-            options=lambda limit: channel.master_channel_options(self._job_uid, limit),
+            options=lambda limit: channel.master_channel_options(self._job.uid, limit),
         )
-        self._stream = stream.Stream(_METHOD, SyncResponse, way, self, self)
+        self._stream = stream.Stream(_METHOD, wire.SyncResponse, way, self, self)
         await self._stream.run()
 
     # --- messages: `stream.Peer` ------------------------------------------------------------------
 
-    def opening(self) -> Iterable[SyncRequest]:
+    def opening(self) -> Iterable[wire.SyncRequest]:
         """Return the first messages of a new stream."""
-        return (SyncRequest(message=message) for message in self._first())
+        return (wire.SyncRequest(message=message) for message in self._job.first_messages())
 
-    def received(self, response: SyncResponse) -> bool:
+    def received(self, response: wire.SyncResponse) -> bool:
         """Act on a message; hang up on an outdated master."""
-        if refusal := self._refusal(response.fence):
+        if refusal := self._job.refusal(response.fence):
             self._drop(response, refusal)
             return False  # outdated: the next stream may lead to the newer master
         if response.message is not None:
@@ -125,7 +105,7 @@ class MasterSync:
         """Return the time until the next try, s."""
         return _RETRY_SECONDS
 
-    def _drop(self, response: SyncResponse, refusal: str) -> None:
+    def _drop(self, response: wire.SyncResponse, refusal: str) -> None:
         """Count a message of an outdated master; log the first one."""
         self.dropped += 1
         if refusal != self._refused:

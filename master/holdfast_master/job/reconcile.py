@@ -13,10 +13,9 @@ from holdfast_master.job.nodes import eligibility, replacement, rule_actions
 from holdfast_master.job.requests import agent_messages, job_end
 from holdfast_master.job.rescale import rescale
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.phases import ENDED
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.state.world import World
 from holdfast_master.job.takeover import adoption
 from holdfast_master.job.worlds import digests, roster, rounds, stores
 from holdfast_master.policies.failure import EvidenceKind
@@ -34,7 +33,7 @@ def steer(job: JobContext) -> None:
         job.changes.take()
         _turn(job)
         _settle_checkpoints(job)
-    if job.state.sequence != job.placed.sequence:
+    if job.state.sequence != job.placed_sequence:
         digests.keep_fresh(job)
 
 
@@ -121,7 +120,8 @@ def _let_go(job: JobContext) -> None:
         for rank in sorted(job.state.draining - job.state.released)
         if rank in nodes and not (running and world is not None and rank in world.places)
     ]
-    if drained and _settled(job.state, job.worlds):
+    # Once the world without them is decided, or cannot be decided.
+    if drained and (phase is not JobPhase.WAITING or not job.worlds.recovering):
         replacement.release(job, drained, "drained", free_pods=False)
         for node in drained:
             if node.replace_why or node.draining is EvidenceKind.PREEMPTED:
@@ -129,14 +129,8 @@ def _let_go(job: JobContext) -> None:
                 replacement.ask(job, node.rank, node.pod_uid, why)
             elif phase is JobPhase.WAITING:
                 replacement.ask(job, node.rank, node.pod_uid, "drained, and too few are left")
-    trains = phase is JobPhase.TRAINING
-    if trains or job.membership.release_overdue:
+    if phase is JobPhase.TRAINING or job.membership.release_overdue:
         _release_surplus(job)
-
-
-def _settled(state: JobState, worlds: Worlds) -> bool:
-    """Whether the world without the drained nodes is decided, or cannot be decided."""
-    return state.phase is not JobPhase.WAITING or not worlds.recovering
 
 
 def _release_surplus(job: JobContext) -> None:

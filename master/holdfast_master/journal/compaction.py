@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -101,25 +100,12 @@ def _write_base(
     temporary = path.with_name(f".{path.name}")
     opened = dataclasses.replace(head, format=JOURNAL_FORMAT, part=0, base=True)
     facts: tuple[Fact, ...] = (opened, *snapshot.parts_of(state, masters))
-    data = b"".join(
-        framing.frame(
-            codec.encode(
-                JournalRecord(
-                    sequence=state.sequence,
-                    unix_time=unix_time,
-                    job_seconds=state.job_seconds,
-                    fact=fact,
-                )
-            )
-        )
-        for fact in facts
+    record = JournalRecord(
+        sequence=state.sequence, unix_time=unix_time, job_seconds=state.job_seconds
     )
-    file = filesystem.create(temporary)
-    try:
-        filesystem.write(file, data)
-        filesystem.sync(file)
-    finally:
-        os.close(file)
+    records = (dataclasses.replace(record, fact=fact) for fact in facts)
+    data = b"".join(framing.frame(codec.encode(one)) for one in records)
+    filesystem.write_synced(temporary, data)
     _check(temporary, state)
     filesystem.rename(temporary, path)
     filesystem.sync_directory(directory)
@@ -142,7 +128,8 @@ def _remove_old(directory: Path, epoch: int, retention: Retention, now: float) -
     if any(name.epoch > epoch for name in names):
         return ()
     bases = [n for n in names if n.kind is SegmentKind.BASE and not superseded(n, starts)]
-    cut = choose_cut(bases, starts, _sizes(names), retention, now, _age_of)
+    sizes = {name: name.path.stat().st_size for name in names}
+    cut = choose_cut(bases, starts, sizes, retention, now, _written)
     if cut is None:
         return ()
     keep = set(needed(starts, cut.number))
@@ -179,10 +166,6 @@ def choose_cut(
     return ordered[-1] if ordered else None
 
 
-def _sizes(names: Sequence[FileName]) -> dict[FileName, int]:
-    return {name: name.path.stat().st_size for name in names}
-
-
-def _age_of(name: FileName) -> float:
+def _written(name: FileName) -> float:
     head = read_head(name.path)
     return head.unix_time if head is not None else 0.0

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal.compaction import CompactionResult, Retention, compact
 from holdfast_master.journal.segments import JournalError
+from holdfast_master.journal.writer import Journal
 from holdfast_wire.messages import PastMaster, SegmentOpened
 from holdfast_wire.reasons import EventReason
 
@@ -24,21 +24,6 @@ SLOW_SECONDS = 30.0
 """A compaction that has taken longer than this is said: the disk is slow."""
 _KEPT_MASTERS = 100
 """Earlier masters that a base names, so that their watch tokens stay good."""
-
-
-class RotatingJournal(Protocol):
-    """The part of a journal that housekeeping needs."""
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of all records so far."""
-
-    @property
-    def rotation_trouble(self) -> str:
-        """Return why no new file could be begun."""
-
-    def ask_rotation(self) -> None:
-        """Begin a new file with the next commit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +65,7 @@ class Housekeeper:
         self._troubled = False
         self._slow_noted = False
 
-    def after_batch(
-        self, journal: RotatingJournal, state: Callable[[], JobState], note: Note
-    ) -> None:
+    def after_batch(self, journal: Journal, state: Callable[[], JobState], note: Note) -> None:
         """Start a compaction where one is due; costs a comparison where none is.
 
         Called when all records of a batch are written and before the next input is taken, so that
@@ -121,19 +104,11 @@ class Housekeeper:
             incarnation=self._head.incarnation,
             newest_event=state.event_sequence,
         )
-        others = [
-            m for m in self._masters if (m.epoch, m.incarnation) != (own.epoch, own.incarnation)
-        ]
-        habits = self._habits
+        mine = (own.epoch, own.incarnation)
+        masters = [m for m in self._masters if (m.epoch, m.incarnation) != mine] + [own]
+        directory, retention = self._habits.directory, self._habits.retention
         try:
-            done = compact(
-                habits.directory,
-                self._head,
-                state,
-                (*others, own),
-                habits.retention,
-                time.time(),
-            )
+            done = compact(directory, self._head, state, masters, retention, time.time())
         except (JournalError, OSError) as error:
             log.warning("%s", error)
             self._not_before = self._clock() + RETRY_SECONDS

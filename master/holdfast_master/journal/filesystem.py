@@ -26,6 +26,16 @@ def sync(file: int) -> None:
     os.fsync(file)
 
 
+def write_synced(path: Path, data: bytes) -> None:
+    """Make a file of `data`, and have the disk hold it."""
+    file = create(path)
+    try:
+        write(file, data)
+        sync(file)
+    finally:
+        os.close(file)
+
+
 def rename(old: Path, new: Path) -> None:
     """Give the file its name: readers see all of it or nothing."""
     old.rename(new)

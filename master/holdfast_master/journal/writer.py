@@ -18,7 +18,6 @@ from pathlib import Path
 from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.segments import (
     EpochRefusedError,
-    FileName,
     SegmentKind,
     epochs,
     listing,
@@ -79,11 +78,6 @@ class Journal:
     def trouble(self) -> str:
         """Return why records are not on disk now, for people; empty: the records are on disk."""
         return self._trouble
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the journal of this epoch was given up and is not tried again."""
-        return self._abandoned
 
     @property
     def bytes_written(self) -> int:
@@ -262,12 +256,8 @@ class Journal:
 
 def _newest_part(directory: Path, epoch: int) -> Path:
     """The path that the epoch's records go to: the newest file, or the first one to be."""
-    mine = [name.path for name in _facts_of(directory, epoch)]
-    return mine[-1] if mine else segment_path(directory, epoch)
-
-
-def _facts_of(directory: Path, epoch: int) -> list[FileName]:
-    return [n for n in listing(directory) if n.kind is SegmentKind.FACTS and n.epoch == epoch]
+    names = [n for n in listing(directory) if n.kind is SegmentKind.FACTS and n.epoch == epoch]
+    return names[-1].path if names else segment_path(directory, epoch)
 
 
 def _next_head(path: Path, newest: JournalRecord) -> SegmentOpened:

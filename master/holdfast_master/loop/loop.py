@@ -221,7 +221,7 @@ class MasterLoop:
             self._writer.shutdown()
 
     async def _turn(self) -> None:
-        await self._wait(self._sleep_seconds())
+        await self._wait()
         stalled = self._watchdog.take(time.monotonic())
         if await self._is_zombie(look=bool(stalled)):
             return
@@ -264,21 +264,16 @@ class MasterLoop:
         self._tick_after = None
         return True
 
-    def _sleep_seconds(self) -> float:
-        deadline = self._core.next_deadline()
-        if deadline is None:
-            return IDLE_SECONDS
-        return min(IDLE_SECONDS, max(0.0, deadline - time.monotonic()))
-
-    async def _wait(self, seconds: float) -> bool:
-        """Whether input is there that should not wait."""
-        if not self._arrived.is_set():
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._arrived.wait()
-            except TimeoutError:
-                return False
-        return True
+    async def _wait(self) -> None:
+        """Wait for input that should not wait, for the core's deadline, or `IDLE_SECONDS`."""
+        if self._arrived.is_set():
+            return
+        seconds, deadline = IDLE_SECONDS, self._core.next_deadline()
+        if deadline is not None:
+            seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
 
     async def _settle(self) -> None:
         # What was sent while this process stood still lies in sockets and must be heard first.

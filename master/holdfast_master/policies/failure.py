@@ -35,12 +35,7 @@ class EvidenceKind(enum.Enum):
     RESCALED = Cause.RESCALED
 
 
-TAKEN = frozenset(
-    {
-        EvidenceKind.NODE_REMOVED,
-        EvidenceKind.PREEMPTED,
-    }
-)
+TAKEN = frozenset({EvidenceKind.NODE_REMOVED, EvidenceKind.PREEMPTED})
 """Somebody took the node away."""
 _DIED = {
     EvidenceKind.WORKER_CRASHED,
@@ -235,14 +230,6 @@ def strongest(kinds: Sequence[EvidenceKind]) -> EvidenceKind:
     return max(kinds, key=lambda kind: (STRENGTH[kind], kind.value))
 
 
-CHARGEABLE = (
-    BudgetKind.FAILURES,
-    BudgetKind.PREEMPTIONS,
-    BudgetKind.RESCALES,
-    BudgetKind.NO_PROGRESS,
-)
-"""Every kind that can be charged, in the order in which they are shown."""
-
 END_REASONS = {
     BudgetKind.FAILURES: EndReason.FAILURE_BUDGET_EXHAUSTED,
     BudgetKind.PREEMPTIONS: EndReason.PREEMPTION_BUDGET_EXHAUSTED,
@@ -250,6 +237,9 @@ END_REASONS = {
     BudgetKind.NO_PROGRESS: EndReason.NO_PROGRESS,
 }
 """Why the job ends when a budget of this kind has nothing left."""
+
+CHARGEABLE = tuple(END_REASONS)
+"""Every kind that can be charged, in the order in which they are shown."""
 
 BUDGET_NAMES = {
     BudgetKind.FAILURES: "failures",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from holdfast_master.policies.failure import PLANNED, EvidenceKind
-from holdfast_master.policies.quantities import in_words
+from holdfast_master.policies.quantities import counted, in_words
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 
@@ -109,5 +109,4 @@ def _mean(observed: Observed, number: int, nodes: int, given: float) -> tuple[fl
         return assumed + observed.seconds, f"assumed; none has been charged yet {trained}"
     seen = max(observed.seconds, 1.0) / number
     mean = math.exp((_WEIGHT * math.log(assumed) + number * math.log(seen)) / (_WEIGHT + number))
-    plural = "" if number == 1 else "s"
-    return mean, f"learned from {number} failure{plural} {trained}"
+    return mean, f"learned from {counted(number, 'failure')} {trained}"

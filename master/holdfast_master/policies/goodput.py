@@ -5,6 +5,7 @@ Times are whole microseconds, so that sums are exact and replay gives the same f
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
@@ -60,11 +61,7 @@ def classify(activity: Activity, *, stall_seconds: float, stall_steps: float) ->
 
 def entries(totals: Mapping[GoodputClass, int]) -> tuple[GoodputEntry, ...]:
     """The totals as messages: node-seconds, in the classes' order, without empty classes."""
-    return tuple(
-        GoodputEntry(kind=kind, node_seconds=totals[kind] / MICROS)
-        for kind in CLASSES
-        if totals.get(kind)
-    )
+    return tuple(GoodputEntry(kind=kind, node_seconds=spent) for kind, spent in _spent(totals))
 
 
 def from_entries(items: Iterable[GoodputEntry]) -> Totals:
@@ -74,11 +71,10 @@ def from_entries(items: Iterable[GoodputEntry]) -> Totals:
 
 def summed(many: Iterable[Mapping[GoodputClass, int]]) -> Totals:
     """The sum over nodes, by class."""
-    total: Totals = {}
+    total = collections.Counter[GoodputClass]()
     for totals in many:
-        for kind, spent in totals.items():
-            total[kind] = total.get(kind, 0) + spent
-    return total
+        total.update(totals)
+    return dict(total)
 
 
 def ratio(totals: Mapping[GoodputClass, int]) -> float:
@@ -89,11 +85,12 @@ def ratio(totals: Mapping[GoodputClass, int]) -> float:
 
 def class_seconds(totals: Mapping[GoodputClass, int]) -> tuple[ClassSeconds, ...]:
     """The totals as hellos and digests carry them."""
-    return tuple(
-        ClassSeconds(name=kind.name, seconds=totals[kind] / MICROS)
-        for kind in CLASSES
-        if totals.get(kind)
-    )
+    return tuple(ClassSeconds(name=kind.name, seconds=spent) for kind, spent in _spent(totals))
+
+
+def _spent(totals: Mapping[GoodputClass, int]) -> list[tuple[GoodputClass, float]]:
+    """Seconds by class, in the classes' order, without empty classes."""
+    return [(kind, totals[kind] / MICROS) for kind in CLASSES if totals.get(kind)]
 
 
 def from_class_seconds(items: Iterable[ClassSeconds]) -> Totals:

@@ -28,11 +28,7 @@ def first_step_age(ranks: Collection[RankProgress]) -> float | None:
     """
     if not ranks or not all(is_guess(item) and item.step for item in ranks):
         return None
-    return min(_age(item) for item in ranks)
-
-
-def _age(item: RankProgress) -> float:
-    return item.since_step_seconds + (item.step - 1) * item.step_seconds
+    return min(item.since_step_seconds + (item.step - 1) * item.step_seconds for item in ranks)
 
 
 def is_stepless(

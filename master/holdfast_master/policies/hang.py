@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from holdfast_master.policies.hang_response import (
@@ -111,7 +111,7 @@ def classify(
     ended: ranks whose process has ended well: they give no evidence, and are not silent.
     """
     world = _world(evidence, world_size, frozenset(ended))
-    odd = _self_evident(world) | _mismatched(world)
+    odd = _doing(world, SELF_EVIDENT) | _mismatched(world)
     odd |= {rank: one for rank, one in _behind(world).items() if rank not in odd}
     if not odd and world.complete:
         odd = _crossed(world) or _parted(world) or _left(world) or _apart(world) or _busy(world)
@@ -157,17 +157,16 @@ def _members(items: Mapping[int, RankEvidence], world_size: int) -> dict[str, fr
     }
 
 
-def _self_evident(world: _World) -> dict[int, OddRank]:
-    """The ranks that are stuck by themselves."""
-    return {
-        rank: _odd(world, rank) for rank, one in world.seen.items() if one.activity in SELF_EVIDENT
-    }
+def _doing(world: _World, activities: Collection[RankActivity]) -> dict[int, OddRank]:
+    """The ranks with one of these activities."""
+    mine = (rank for rank, one in world.seen.items() if one.activity in activities)
+    return {rank: _odd(world, rank) for rank in mine}
 
 
 def _odd(world: _World, rank: int, missed: str = "") -> OddRank:
     one = world.seen[rank]
     text = f"{missed}; it {one.text}" if missed else one.text
-    return OddRank(rank=rank, kind=_KINDS[one.activity], reason=text)
+    return OddRank(rank, _KINDS[one.activity], text)
 
 
 def _mismatched(world: _World) -> dict[int, OddRank]:
@@ -189,7 +188,7 @@ def _mismatched(world: _World) -> dict[int, OddRank]:
             for rank, own in signatures.items():
                 if own != usual or 2 * count <= len(ranks):
                     text = f"issued {own} as {of}; {count} of {len(ranks)} issued {usual}"
-                    odd[rank] = OddRank(rank=rank, kind=HangKind.MISMATCHED_COLLECTIVE, reason=text)
+                    odd[rank] = OddRank(rank, HangKind.MISMATCHED_COLLECTIVE, text)
     return odd
 
 
@@ -277,9 +276,7 @@ def _crossed(world: _World) -> dict[int, OddRank]:
     worst = max(crossings.values(), default=0)
     found = [rank for one, n in crossings.items() if n == worst for rank in positions[one]]
     text = "waits in one process group while ranks that it waits for wait in another"
-    return {
-        rank: OddRank(rank=rank, kind=HangKind.MISMATCHED_COLLECTIVE, reason=text) for rank in found
-    }
+    return {rank: OddRank(rank, HangKind.MISMATCHED_COLLECTIVE, text) for rank in found}
 
 
 def _parted(world: _World) -> dict[int, OddRank]:
@@ -305,7 +302,7 @@ def _parted(world: _World) -> dict[int, OddRank]:
                 f"{world.seen[rank].text}{_place(world, rank)}, while {_named(others)} "
                 f"{verb(len(others), 'does', 'do')} not{_place(world, others[0])}"
             )
-            found[rank] = OddRank(rank=rank, kind=HangKind.MISMATCHED_COLLECTIVE, reason=text)
+            found[rank] = OddRank(rank, HangKind.MISMATCHED_COLLECTIVE, text)
     return found
 
 
@@ -320,9 +317,7 @@ def _left(world: _World) -> dict[int, OddRank]:
     if not all(one.activity in WAITS_FOR_PEERS for one in world.seen.values()):
         return {}
     text = f"has ended well, while {_named(world.seen)} {verb(len(world.seen), 'waits', 'wait')}"
-    return {
-        rank: OddRank(rank=rank, kind=HangKind.ABSENT, reason=text) for rank in sorted(world.ended)
-    }
+    return {rank: OddRank(rank, HangKind.ABSENT, text) for rank in sorted(world.ended)}
 
 
 def _cross(one: Mapping[str, int], other: Mapping[str, int]) -> bool:
@@ -370,23 +365,13 @@ def _leaves(world: _World, rank: int) -> bool:
 
 
 def _busy(world: _World) -> dict[int, OddRank]:
-    """The ranks in a loop or at a lock, where nobody is behind and nothing else is known."""
-    return {
-        rank: _odd(world, rank)
-        for rank, one in world.seen.items()
-        if one.activity in {RankActivity.LOOP, RankActivity.LOCK} and not one.may_wait
-    } or _alone(world)
+    """The ranks in a loop or at a lock, where nobody is behind and nothing else is known.
 
-
-def _alone(world: _World) -> dict[int, OddRank]:
-    """The ranks at a lock in a world without collectives: there is no other cause."""
-    if world.numbered:
-        return {}
-    return {
-        rank: _odd(world, rank)
-        for rank, one in world.seen.items()
-        if one.activity is RankActivity.LOCK
-    }
+    In a world without collectives, a rank at a lock waits for none of them.
+    """
+    found = _doing(world, {RankActivity.LOOP, RankActivity.LOCK})
+    sure = {rank: one for rank, one in found.items() if not world.seen[rank].may_wait}
+    return sure or ({} if world.numbered else _doing(world, {RankActivity.LOCK}))
 
 
 def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
@@ -401,16 +386,8 @@ def _verdict(world: _World, odd: Mapping[int, OddRank]) -> HangVerdict:
         advice = _CRASHED
     seen = [world.seen[one.rank] for one in ranks if one.rank in world.seen]
     works = kind is not HangKind.MISMATCHED_COLLECTIVE and len(seen) == len(ranks)
-    return _whole(
-        world,
-        kind=kind,
-        ranks=ranks,
-        reason=f"{kind.value}: {'; '.join(shown)}" + (f" ({advice})" if advice else ""),
-        remedy=remedy,
-        may_be_work=works and all(one.computes or one.moves for one in seen),
-        moves=works and all(one.moves for one in seen),
-        busy=works and all(one.busy for one in seen),
-    )
+    text = f"{kind.value}: {'; '.join(shown)}" + (f" ({advice})" if advice else "")
+    return _whole(world, seen if works else (), kind=kind, ranks=ranks, reason=text, remedy=remedy)
 
 
 def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy:
@@ -431,10 +408,13 @@ def _remedy(world: _World, kind: HangKind, ranks: tuple[OddRank, ...]) -> Remedy
     return Remedy.RESTART_RANK if kind is HangKind.OVER else remedy_of(kind)
 
 
-def _whole(world: _World, **fields: Any) -> HangVerdict:
-    """A verdict with what is known of the world."""
+def _whole(world: _World, working: Collection[Observation] = (), **fields: Any) -> HangVerdict:
+    """A verdict with what is known of the world; working: ranks that may be at work."""
     ages = [tail.age_seconds for tails in world.tails.values() for tail in tails.values()]
     return HangVerdict(
+        may_be_work=bool(working) and all(one.computes or one.moves for one in working),
+        moves=bool(working) and all(one.moves for one in working),
+        busy=bool(working) and all(one.busy for one in working),
         silent=world.silent,
         ended=tuple(sorted(world.ended)),
         waits=any(_waits(world, rank) for rank in world.seen),
@@ -459,16 +439,8 @@ def _none_accused(world: _World) -> HangVerdict:
         return _whole(world, kind=HangKind.NETWORK, reason=text, remedy=remedy)
     shown = Counter(one.text for one in world.seen.values()).most_common(_MOST_NAMED)
     text = "; ".join(f"{count} of {world.size} ranks: {text}" for text, count in shown)
-    seen = world.seen.values()
-    return _whole(
-        world,
-        kind=HangKind.UNKNOWN,
-        reason=f"unknown: {text}",
-        remedy=remedy,
-        may_be_work=all(one.computes or one.moves for one in seen),
-        moves=all(one.moves for one in seen),
-        busy=all(one.busy for one in seen),
-    )
+    seen = [*world.seen.values()]
+    return _whole(world, seen, kind=HangKind.UNKNOWN, reason=f"unknown: {text}", remedy=remedy)
 
 
 def _common_place(world: _World) -> str:

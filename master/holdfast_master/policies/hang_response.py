@@ -81,7 +81,7 @@ _FOLLOWERS = 2.0
 """Times the wait of the ranks that went on, for those that still wait as they did."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class OddRank:
     """A rank for which the others wait."""
 

@@ -66,15 +66,13 @@ def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Judgement:
     lost_at = pulse.last_heard + limit
     silent = now - pulse.last_heard
     if now >= lost_at:
-        return Judgement(
-            NodeHealth.LOST, f"silent for {silent:.1f} s, the limit is {limit:g} s", now
-        )
+        text = f"silent for {silent:.1f} s, the limit is {limit:g} s"
+        return Judgement(NodeHealth.LOST, text, now)
     if not pulse.connected:
         away_at = pulse.disconnected_at + limits.reconnect
         if now < away_at:
-            return Judgement(
-                NodeHealth.BLIP, "its stream broke a moment ago", min(away_at, lost_at)
-            )
+            text, until = "its stream broke a moment ago", min(away_at, lost_at)
+            return Judgement(NodeHealth.BLIP, text, until)
         text = f"disconnected, last heard {silent:.1f} s ago, no evidence that it is dead"
         return Judgement(NodeHealth.AWAY, text, lost_at)
     suspect_at = pulse.last_heard + 3 * pulse.heartbeat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from holdfast_master.policies.quantities import counted, verb
 
@@ -90,7 +90,8 @@ def decide(attendance: Attendance, now: float) -> Form | Wait:
         text = f"{present} of at least {least} {verb(present, 'is', 'are')} ready"
         return Wait(text, until=None, below_minimum=True)
     if size == bounds.largest:
-        return Form(size, _all_ready(size))
+        wanted = "the wanted node is" if size == 1 else f"all {size} wanted nodes are"
+        return Form(size, f"{wanted} ready")
     if attendance.recovering:
         return Form(size, f"goes on at once with {size} of {bounds.largest} wanted nodes")
     since = now if attendance.enough_since is None else attendance.enough_since
@@ -101,10 +102,6 @@ def decide(attendance: Attendance, now: float) -> Form | Wait:
         return Form(size, text)
     text = f"{present} of {bounds.largest} wanted nodes are ready; waits for more"
     return Wait(text, until=until, below_minimum=False)
-
-
-def _all_ready(size: int) -> str:
-    return "the wanted node is ready" if size == 1 else f"all {size} wanted nodes are ready"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +145,7 @@ def arrange(
     else:
         newcomers.sort(key=lambda candidate: (candidate.topology, candidate.node_rank))
         ordered = [*kept, *newcomers]
-    return _with_able_first(ordered, not_first)
+    return able_first(ordered, not_first)
 
 
 def _survivors(
@@ -168,12 +165,12 @@ def _fill(
 ) -> list[Candidate]:
     by_rank = {candidate.node_rank: candidate for candidate in (*kept, *newcomers)}
     seats = [by_rank.pop(seat.node_rank, None) for seat in previous]
-    rest = [by_rank[rank] for rank in sorted(by_rank)]
-    rest.reverse()
-    return [rest.pop() if seated is None else seated for seated in seats]
+    rest = iter([by_rank[rank] for rank in sorted(by_rank)])
+    return [next(rest) if seated is None else seated for seated in seats]
 
 
-def _with_able_first(ordered: list[Candidate], not_first: frozenset[int]) -> tuple[Candidate, ...]:
+def able_first(ordered: Sequence[Candidate], not_first: Collection[int]) -> tuple[Candidate, ...]:
+    """The nodes, begun with the first whose rank is not in `not_first`; as they are without one."""
     for place, candidate in enumerate(ordered):
         if candidate.node_rank not in not_first:
             return (candidate, *ordered[:place], *ordered[place + 1 :])

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
-from holdfast_master.policies.quantities import counted
-from holdfast_master.policies.rendezvous import Candidate
+from holdfast_master.policies.quantities import counted, verb
+from holdfast_master.policies.rendezvous import Candidate, able_first
 from holdfast_wire.messages import OuterRoster
 
 
@@ -57,16 +57,9 @@ def seat(
     for start in range(0, len(rest) - nodes + 1, nodes):
         if len(kept) + len(made) == most:
             break
-        members = _able_first(rest[start : start + nodes], not_first)
+        members = able_first(rest[start : start + nodes], not_first)
         made.append(SeatedReplica(last + 1 + len(made), members))
     return (*kept, *made)
-
-
-def _able_first(members: list[Candidate], not_first: Collection[int]) -> tuple[Candidate, ...]:
-    for place, one in enumerate(members):
-        if one.node_rank not in not_first:
-            return (one, *members[:place], *members[place + 1 :])
-    return tuple(members)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,18 +151,14 @@ def follows(before: OuterRoster, after: OuterRoster) -> bool:
 def _why(fit: Sequence[int], now_in: Sequence[int], again: str) -> str:
     lost = [number for number in now_in if number not in fit]
     come = [number for number in fit if number not in now_in]
-    parts = []
-    if lost:
-        parts.append(f"{_named(lost)} {'is' if len(lost) == 1 else 'are'} out")
-    if come:
-        parts.append(f"{_named(come)} {'comes' if len(come) == 1 else 'come'} in")
+    parts = [f"{_named(lost)} {verb(len(lost), 'is', 'are')} out"] if lost else []
+    parts += [f"{_named(come)} {verb(len(come), 'comes', 'come')} in"] if come else []
     what = " and ".join(parts) or again
     return f"{what}: {counted(len(fit), 'replica')}"
 
 
 def _named(numbers: Sequence[int]) -> str:
-    word = "replica" if len(numbers) == 1 else "replicas"
-    return f"{word} {', '.join(map(str, numbers))}"
+    return f"{verb(len(numbers), 'replica', 'replicas')} {', '.join(map(str, numbers))}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

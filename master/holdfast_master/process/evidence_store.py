@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -123,12 +122,7 @@ class EvidenceStore:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         part = path.with_name(f"{path.name}-{self._writer}{_TEMPORARY}")
         try:
-            file = filesystem.create(part)
-            try:
-                filesystem.write(file, packed)
-                filesystem.sync(file)
-            finally:
-                os.close(file)
+            filesystem.write_synced(part, packed)
             filesystem.rename(part, path)
         except OSError:
             with contextlib.suppress(OSError):

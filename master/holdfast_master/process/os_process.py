@@ -111,11 +111,6 @@ def write_private_json(path: Path, document: dict[str, object]) -> None:
     temporary.replace(path)
 
 
-def own_pid() -> int:
-    """Return this process's id."""
-    return os.getpid()
-
-
 EXPERIMENTS = "GRPC_EXPERIMENTS"
 POLLER = "-event_engine_listener"
 """The thread that waits for calls reads the connections as well. gRPC's newer way, its default

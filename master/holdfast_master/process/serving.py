@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import enum
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +31,7 @@ from holdfast_master.instructions import (
 from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.journal.reader import History
 from holdfast_master.journal.writer import Journal
-from holdfast_master.loop.loop import Decider, Effect, MasterLoop, now
+from holdfast_master.loop.loop import Decider, MasterLoop, now
 from holdfast_master.process import os_process
 from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
@@ -88,18 +89,6 @@ class ServedCore(Decider, Views, Protocol):
         """The job's figures for its metrics."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Services:
-    """The gRPC services of one master, and what they share."""
-
-    sessions: SessionTable
-    questions: Questions
-    agents: AgentService
-    operator: OperatorService
-    watch: WatchService
-    jobs: JobService
-
-
 class Master:
     """One master process of one job."""
 
@@ -123,29 +112,44 @@ class Master:
         self._finished, self._stop = asyncio.Event(), asyncio.Event()
         self._file_limit = os_process.raise_file_limit()
         self._loop = MasterLoop(decider or core, journal, self.after_batch)
-        self._loop.lookout = _lookout(config)
-        self.after_records: Callable[[], None] = _nothing
+        if config.journal_dir is not None:
+            self._loop.lookout = JournalWatch(config.journal_dir, config.epoch)
+        self.after_records: Callable[[], None] = lambda: None
         """Called once a batch's records are written and shown."""
         self._evidence = evidence or EvidenceStore(None)
-        self._services = _services(config, core, history, self._loop, self.counters, self._evidence)
-        self.sessions, self.watch = self._services.sessions, self._services.watch
+        self.sessions, self._questions = SessionTable(), Questions(self._loop.put)
+        self._services = self._make_services(core, history)
         self._metrics = _metrics(config, core)
         self._spans = _spans(config)
         self._health = health.aio.HealthServicer()
-        self._loop.effects = self._effects()
-
-    def _effects(self) -> dict[type, Effect]:
-        services = self._services
-        return {
-            Send: services.sessions.send,
-            CloseSession: services.sessions.close,
-            SendToOperator: services.operator.send,
-            Reply: services.questions.reply,
-            Refuse: services.questions.refuse,
+        self._loop.effects = {
+            Send: self.sessions.send,
+            CloseSession: self.sessions.close,
+            SendToOperator: self._operator.send,
+            Reply: self._questions.reply,
+            Refuse: self._questions.refuse,
             KeepEvidence: self._evidence.keep,
             Finished: self._note_finished,
-            StepDown: self._note_step_down,
+            StepDown: lambda down: log.error("stepping down: %s", down.text),
         }
+
+    def _make_services(
+        self, core: ServedCore, history: History
+    ) -> tuple[AgentService, OperatorService, JobService]:
+        config, counters, put, push = self._config, self.counters, self._loop.put, self._loop.push
+        own = (config.epoch, config.incarnation)
+        fence = Fence(epoch=config.epoch, incarnation=config.incarnation)
+        ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
+        ancestors.pop(own, None)
+        self.watch = WatchService(core, own, ancestors, now, counters)
+        self._operator = OperatorService(put, push, lambda: core.status(now()), fence, counters)
+        return (
+            AgentService(config.job_uid, self.sessions, put, push, counters),
+            self._operator,
+            JobService(
+                core, self._questions, self.watch, now, counters, self._loop.on_disk, self._evidence
+            ),
+        )
 
     async def run(self) -> ProcessEnd:
         """Serve until the job's end, a signal or a newer master.
@@ -200,9 +204,7 @@ class Master:
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ],
         )
-        parts = self._services
-        services = (parts.agents, parts.operator, parts.jobs)
-        handlers = [service.handlers() for service in services]
+        handlers = [service.handlers() for service in self._services]
         server.add_generic_rpc_handlers((*handlers, *_reflection_handlers()))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         address = f"{config.bind_host}:{config.port}"
@@ -282,7 +284,7 @@ class Master:
         self.watch.finish()
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self._services.operator.drained()
+                await self._operator.drained()
         except TimeoutError:
             log.warning("the operator did not read its last messages")
         await server.stop(STOP_SECONDS if self._finished.is_set() else 0.1)
@@ -302,7 +304,7 @@ class Master:
             host = "127.0.0.1"
         os_process.write_private_json(
             config.endpoint_file,
-            {"host": host, "port": port, "pid": os_process.own_pid(), "epoch": config.epoch},
+            {"host": host, "port": port, "pid": os.getpid(), "epoch": config.epoch},
         )
 
     def note_journal(self, reason: str, text: str) -> None:
@@ -332,13 +334,6 @@ class Master:
         )
         self._finished.set()
 
-    def _note_step_down(self, instruction: StepDown) -> None:
-        log.error("stepping down: %s", instruction.text)
-
-
-def _lookout(config: MasterConfig) -> JournalWatch | None:
-    return None if config.journal_dir is None else JournalWatch(config.journal_dir, config.epoch)
-
 
 def _metrics(config: MasterConfig, core: ServedCore) -> MetricsExporter | None:
     if config.metrics_port is None:
@@ -347,35 +342,6 @@ def _metrics(config: MasterConfig, core: ServedCore) -> MetricsExporter | None:
     from holdfast_master.metrics.exporter import MetricsExporter  # noqa: PLC0415
 
     return MetricsExporter((config.namespace, config.job_name), lambda: core.figures(now()))
-
-
-def _services(
-    config: MasterConfig,
-    core: ServedCore,
-    history: History,
-    loop: MasterLoop,
-    counters: CallCounters,
-    evidence: EvidenceStore,
-) -> _Services:
-    own = (config.epoch, config.incarnation)
-    fence = Fence(epoch=config.epoch, incarnation=config.incarnation)
-    ancestors = {(past.epoch, past.incarnation): past.newest_event for past in history.masters}
-    ancestors.pop(own, None)
-    put, push = loop.put, loop.push
-    sessions, questions = SessionTable(), Questions(put)
-    watch = WatchService(core, own, ancestors, now, counters)
-    return _Services(
-        sessions=sessions,
-        questions=questions,
-        agents=AgentService(config.job_uid, sessions, put, push, counters),
-        operator=OperatorService(put, push, lambda: core.status(now()), fence, counters),
-        watch=watch,
-        jobs=JobService(core, questions, watch, now, counters, loop.on_disk, evidence),
-    )
-
-
-def _nothing() -> None:
-    """Nothing is to be done after a batch."""
 
 
 def _ending_of(loop_task: asyncio.Task[None]) -> ProcessEnd:
@@ -399,10 +365,7 @@ async def serve(config: MasterConfig, storage: Storage) -> ProcessEnd:
         incarnation=config.incarnation,
         version=__version__,
     )
-    if storage.history.records:
-        core = Core.restore(storage.history.records, identity, config.core)
-    else:
-        core = Core(identity, config.core)
+    core = Core(identity, config.core, storage.history.records)
     journal, history, decider = storage.journal, storage.history, storage.decider(core)
     master = Master(config, core, journal, history, decider, storage.evidence)
     master.after_records = lambda: storage.after_batch(core.durable_state, master.note_journal)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast_master.core import Core
 from holdfast_master.instructions import JOURNAL_FORMAT
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal.compaction import Retention
@@ -20,7 +21,7 @@ from holdfast_master.loop.loop import Decider
 from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
 from holdfast_master.replay.files import FORMAT as RECORDING_FORMAT
-from holdfast_master.replay.recorder import InputRecorder, RecordableCore, RecordedCore
+from holdfast_master.replay.recorder import InputRecorder, RecordedCore
 from holdfast_wire import __version__, evidence_file
 from holdfast_wire.messages import RecordingOpened, SegmentOpened
 
@@ -35,7 +36,7 @@ class Storage:
     recorder: InputRecorder | None = None
     evidence: EvidenceStore | None = None
 
-    def decider(self, core: RecordableCore) -> Decider:
+    def decider(self, core: Core) -> Decider:
         """The core as the loop is to use it: recorded, where that is wanted."""
         return core if self.recorder is None else RecordedCore(core, self.recorder)
 

@@ -20,7 +20,7 @@ from holdfast_master.inputs import (
     Ticked,
     UserCall,
 )
-from holdfast_wire import codec, messages
+from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
@@ -40,27 +40,22 @@ def from_message(recorded: wire.InputRecorded) -> Input:
     Raises:
         RecordedInputError: it is of a kind that this release does not know.
     """
-    made: Input | None = None
-    if recorded.input is not None:
-        made = _FROM[type(recorded.input)](recorded.input)
+    kind = type(recorded.input)
+    made = _FROM[kind](recorded.input) if recorded.input is not None else None
     if made is None:
         raise RecordedInputError("an input of a newer release; replay it with that release")
     return made
 
 
-def _hello(event: Connected) -> wire.AgentSaid:
-    raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=event.hello))
-    return wire.AgentSaid(session=event.session, request=raw)
-
-
-def _received(event: Received) -> wire.AgentSaid:
-    raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=event.message))
+def _said(event: Connected | Received) -> wire.AgentSaid:
+    message = event.hello if isinstance(event, Connected) else event.message
+    raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=message))
     return wire.AgentSaid(session=event.session, request=raw)
 
 
 _TO: dict[type, Callable[[Any], Any]] = {
-    Connected: _hello,
-    Received: _received,
+    Connected: _said,
+    Received: _said,
     Disconnected: lambda event: wire.AgentDisconnected(
         session=event.session, cause=event.cause.value
     ),
@@ -89,19 +84,11 @@ def _agent(said: wire.AgentSaid) -> Input | None:
     return Received(said.session, request.fence, request.message, said.request)
 
 
-def _stream(stream: wire.OperatorStream) -> Input:
-    return OperatorConnected() if stream.connected else OperatorDisconnected()
-
-
-def _operator(request: wire.SyncRequest) -> Input | None:
-    return None if request.message is None else OperatorMessage(request.message)
-
-
 def _asked(asked: wire.UserAsked) -> Input | None:
     known = wire.METHODS.get(f"/holdfast.v1.JobService/{asked.method}")
     if known is None:
         return None
-    request = codec.decode(getattr(messages, known[0]), asked.request)
+    request = codec.decode(getattr(wire, known[0]), asked.request)
     return UserCall(asked.request_id, request, asked.who)
 
 
@@ -114,8 +101,8 @@ def _noted(note: wire.ShellNoted) -> Input:
 _FROM: dict[type, Callable[[Any], Input | None]] = {
     wire.AgentSaid: _agent,
     wire.AgentDisconnected: lambda gone: Disconnected(gone.session, DisconnectCause(gone.cause)),
-    wire.OperatorStream: _stream,
-    wire.SyncRequest: _operator,
+    wire.OperatorStream: lambda it: OperatorConnected() if it.connected else OperatorDisconnected(),
+    wire.SyncRequest: lambda it: None if it.message is None else OperatorMessage(it.message),
     wire.UserAsked: _asked,
     wire.ShellNoted: _noted,
     wire.DeadlineCame: lambda _: Ticked(),

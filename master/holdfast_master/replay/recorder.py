@@ -13,12 +13,11 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import Protocol
 
+from holdfast_master.core import Core
 from holdfast_master.inputs import Input, Moment, Received
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.journal import filesystem
-from holdfast_master.loop.loop import Decider
 from holdfast_master.replay.codec import to_message
 from holdfast_master.replay.files import block_of, head_of, recording_path, recording_paths
 from holdfast_wire import codec
@@ -35,17 +34,10 @@ HandledInput = tuple[Input, Moment, int, int, bool]
 """An input, when it was handled, the newest record then, instructions, whether the core failed."""
 
 
-class RecordableCore(Decider, Protocol):
-    """The part of a core that recording needs."""
-
-    def newest_record(self) -> int:
-        """The sequence of the newest record."""
-
-
 class RecordedCore:
     """A core whose inputs are recorded; decides exactly as the core inside."""
 
-    def __init__(self, core: RecordableCore, recorder: InputRecorder) -> None:
+    def __init__(self, core: Core, recorder: InputRecorder) -> None:
         self._core = core
         self._recorder = recorder
 
@@ -62,10 +54,7 @@ class RecordedCore:
         except Exception:
             recorder.note((event, now, core.newest_record(), 0, True))
             raise
-        others = 0
-        for item in batch:
-            if not isinstance(item, Record):
-                others += 1
+        others = sum(not isinstance(item, Record) for item in batch)
         recorder.note((event, now, core.newest_record(), others, False))
         return batch
 

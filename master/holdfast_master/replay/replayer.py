@@ -96,7 +96,7 @@ def _restore(opened: wire.RecordingOpened, before: Sequence[wire.JournalRecord])
             f"the recording was made with settings that this release does not know ({error}); "
             f"replay it with holdfast {opened.version}"
         ) from error
-    return Core.restore(before, identity, settings)
+    return Core(identity, settings, before)
 
 
 def _again(

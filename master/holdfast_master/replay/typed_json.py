@@ -31,31 +31,27 @@ def read_dataclass(kind: type[Kind], value: Any, where: str = "") -> Kind:
         TypedJsonError: a field is unknown, missing or of another type.
     """
     if not isinstance(value, dict):
-        raise TypedJsonError(f"{where or 'the document'} is {_show(value)}; it must be an object")
+        raise _wrong(value, where or "the document", "an object")
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in value:
         if name not in fields:
             raise TypedJsonError(_unknown(name, where, fields))
     for name, field in fields.items():
-        if name not in value and not _has_default(field):
+        if name not in value and field.default is field.default_factory is dataclasses.MISSING:
             raise TypedJsonError(f"{_join(where, name)} is missing; it has no default")
     given = {name: _read(hints[name], item, _join(where, name)) for name, item in value.items()}
     return kind(**given)
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is not missing or field.default_factory is not missing
 
 
 def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _show(value: Any) -> str:
+def _wrong(value: Any, where: str, words: str) -> TypedJsonError:
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    return TypedJsonError(f"{where} is {shown}; it must be {words}")
 
 
 def _unknown(name: str, where: str, fields: Mapping[str, Any]) -> str:
@@ -66,35 +62,29 @@ def _unknown(name: str, where: str, fields: Mapping[str, Any]) -> str:
 
 def _read(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, types.UnionType):
-        return _read_optional(hint, value, where)
+        part = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+        return None if value is None else _read(part, value, where)
     if typing.get_origin(hint) is tuple:
-        return _read_tuple(typing.get_args(hint)[0], value, where)
+        if not isinstance(value, list):
+            raise _wrong(value, where, "a list")
+        item = typing.get_args(hint)[0]
+        return tuple(_read(item, entry, f"{where}[{at}]") for at, entry in enumerate(value))
     if dataclasses.is_dataclass(hint):
         return read_dataclass(typing.cast("type[Any]", hint), value, where)
     if issubclass(hint, enum.Enum):
         return _read_enum(hint, value, where)
-    return _read_scalar(hint, value, where)
-
-
-def _read_optional(hint: types.UnionType, value: Any, where: str) -> Any:
-    if value is None:
-        return None
-    parts = [part for part in typing.get_args(hint) if part is not type(None)]
-    return _read(parts[0], value, where)
-
-
-def _read_tuple(item: Any, value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise TypedJsonError(f"{where} is {_show(value)}; it must be a list")
-    return tuple(_read(item, entry, f"{where}[{at}]") for at, entry in enumerate(value))
+    accepted, words = _SCALARS[hint]
+    # bool is an int to Python; to a reader of the file it is not.
+    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+        raise _wrong(value, where, words)
+    return hint(value)
 
 
 def _read_enum(hint: type[enum.Enum], value: Any, where: str) -> enum.Enum:
     for member in hint:
         if value == member.name or (value == member.value and not isinstance(value, bool)):
             return member
-    names = ", ".join(member.name for member in hint)
-    raise TypedJsonError(f"{where} is {_show(value)}; it must be one of {names}")
+    raise _wrong(value, where, f"one of {', '.join(hint.__members__)}")
 
 
 _SCALARS: Mapping[type, tuple[tuple[type, ...], str]] = {
@@ -104,11 +94,3 @@ _SCALARS: Mapping[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text"),
     Path: ((str,), "a path"),
 }
-
-
-def _read_scalar(hint: type, value: Any, where: str) -> Any:
-    accepted, words = _SCALARS[hint]
-    # bool is an int to Python; to a reader of the file it is not.
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise TypedJsonError(f"{where} is {_show(value)}; it must be {words}")
-    return hint(value)

@@ -13,11 +13,8 @@ import grpc
 from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Input, Received
 from holdfast_master.loop.loop import DeferredInput
 from holdfast_master.server import rpc
-from holdfast_master.server.close_connection import finish_writing
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.sessions import AgentStream, SessionTable, StreamEnd
-from holdfast_wire import codec
-from holdfast_wire.errors import Refusal
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import Hello, SessionRequest
 
@@ -63,33 +60,21 @@ class AgentService:
             hello = _checked_hello(request, rpc.caller(context), self._job_uid)
         except CallRefusedError as error:
             await rpc.refuse(context, error.refusal, self._counters)
-        session = self._table.open()
-        session.outbox.on_item = writer = _Writer(self._table, session, context)
+        session = self._table.open(context)
         ending = StreamEnd(DisconnectCause.RESET)
         try:
             await self._put(Connected(session.number, hello, request.fence, raw))
-            ending = await self._listen(session, context)
+            ending = await session.listen(self._read(session, context))
         except asyncio.CancelledError:
-            writer.cancel()
+            session.abandon()
             raise
         finally:
             self._table.remove(session)
             if ending.reported:
                 self._push(Disconnected(session.number, ending.cause))
-        session.outbox.on_item = None
-        session.outbox.discard()
-        if writer.task is not None:
-            await finish_writing(writer.task, context)
+        await session.finish()
         if ending.refusal is not None:
             await rpc.refuse(context, ending.refusal, self._counters)
-
-    async def _listen(self, session: AgentStream, context: Context) -> StreamEnd:
-        read = asyncio.create_task(self._read(session, context))
-        try:
-            read.add_done_callback(session.end_on_error)
-            return await session.ended
-        finally:
-            read.cancel()
 
     async def _read(self, session: AgentStream, context: Context) -> None:
         try:
@@ -105,53 +90,6 @@ class AgentService:
             # A dead peer looks like an orderly end; the cancellation of the call follows at once.
             await asyncio.sleep(RESET_SECONDS)
             session.end_after_queue(StreamEnd(DisconnectCause.CLOSED))
-
-
-class _Writer:
-    """Writes what is queued for one agent, in a task that exists while something is.
-
-    Agents are told something once a round: ten thousand tasks that wait for it take 12 MB.
-    """
-
-    def __init__(self, table: SessionTable, session: AgentStream, context: Context) -> None:
-        self._table = table
-        self._session = session
-        self._context = context
-        self.task: asyncio.Task[None] | None = None
-        """Not None: under way."""
-
-    def __call__(self) -> None:
-        """Something has been queued, or nothing more will be."""
-        if self.task is None:
-            self.task = asyncio.create_task(self._write())
-            self.task.add_done_callback(self._done)
-
-    def cancel(self) -> None:
-        """Write nothing more; what is under way is given up."""
-        self._session.outbox.on_item = None
-        if self.task is not None:
-            self.task.cancel()
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self.task = None
-        session = self._session
-        session.end_on_error(task)
-        # Between the task's last look at the queue and this call something may have come.
-        closing = session.after_queue is not None and not session.ended.done()
-        if not task.cancelled() and (len(session.outbox) or closing):
-            self()
-
-    async def _write(self) -> None:
-        session = self._session
-        while (response := session.outbox.pop()) is not None:
-            try:
-                await self._context.write(codec.encode(response))
-            except grpc.aio.BaseError:
-                session.end(StreamEnd(DisconnectCause.RESET))
-                return
-            self._table.written(session)
-        if session.after_queue is not None:
-            session.end(session.after_queue)
 
 
 def _taken(
@@ -181,14 +119,10 @@ def _checked_hello(request: SessionRequest, peer: Identity, job_uid: str) -> Hel
         raise rpc.malformed(f"the first SessionRequest must be a Hello, it is {kind}")
     if hello.job_uid != job_uid:
         text = f"Hello.job_uid is {hello.job_uid!r}, this master serves {job_uid!r}"
-        raise _denied("OTHER_JOB", text)
+        raise CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, "OTHER_JOB", text)
     if hello.node_rank != peer.index:
         text = f"Hello.node_rank is {hello.node_rank}, the certificate is of {peer.describe()}"
-        raise _denied("RANK_MISMATCH", text)
+        raise CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, "RANK_MISMATCH", text)
     if not hello.agent_id:
         raise rpc.malformed("Hello.agent_id is empty; it must be a random id of the process")
     return hello
-
-
-def _denied(reason: str, text: str) -> CallRefusedError:
-    return CallRefusedError(Refusal(grpc.StatusCode.PERMISSION_DENIED, reason, text))

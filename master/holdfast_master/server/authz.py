@@ -14,7 +14,6 @@ from holdfast_master.server import rpc
 from holdfast_master.server.connections import ConnectionCounter
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_wire import roles
-from holdfast_wire.errors import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +70,14 @@ class RoleGate(grpc.aio.ServerInterceptor):
         identity = rpc.caller(context)
         if identity.job_uid != self._job_uid:
             other = f"the certificate is of job {identity.job_uid}, this master of {self._job_uid}"
-            raise CallRefusedError(Refusal(grpc.StatusCode.PERMISSION_DENIED, "OTHER_JOB", other))
+            raise CallRefusedError(grpc.StatusCode.PERMISSION_DENIED, "OTHER_JOB", other)
         self._connections.identified(context.peer())
         text = roles.refusal(method, identity.role)
         if text is None:
             return
         self._log_refusal(identity.describe(), method, text)
-        metadata = {"method": method, "role": identity.role}
-        raise CallRefusedError(
-            Refusal(grpc.StatusCode.PERMISSION_DENIED, "WRONG_ROLE", text, metadata)
-        )
+        code = grpc.StatusCode.PERMISSION_DENIED
+        raise CallRefusedError(code, "WRONG_ROLE", text, method=method, role=identity.role)
 
     def _log_refusal(self, who: str, method: str, text: str) -> None:
         now = time.monotonic()

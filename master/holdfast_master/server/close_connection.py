@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import os
 import re
 import socket
 from pathlib import Path
@@ -58,21 +57,15 @@ def cut(peer: str) -> bool:
     found = False
     for name in Path("/proc/self/fd").iterdir():
         # Most are no sockets, and one may be closed while this runs.
-        with contextlib.suppress(OSError), _socket(int(name.name)) as connection:
+        with (
+            contextlib.suppress(OSError),
+            socket.fromfd(int(name.name), socket.AF_INET6, socket.SOCK_STREAM) as connection,
+        ):
             other = connection.getpeername()
             if isinstance(other, tuple) and _address(other[0], other[1]) == wanted:
                 connection.shutdown(socket.SHUT_RDWR)
                 found = True
     return found
-
-
-def _socket(descriptor: int) -> socket.socket:
-    duplicate = os.dup(descriptor)
-    try:
-        return socket.socket(fileno=duplicate)
-    except OSError:
-        os.close(duplicate)
-        raise
 
 
 def _address(host: str, port: int) -> Address:

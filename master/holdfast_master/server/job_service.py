@@ -13,9 +13,7 @@ from holdfast_master.server.message_size import events_fitting, fitting, ranks_f
 from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_master.server.watch_service import Views, WatchService
-from holdfast_wire import messages
 from holdfast_wire import messages as wire
-from holdfast_wire.errors import Refusal
 from holdfast_wire.evidence_file import EvidenceFileError
 from holdfast_wire.reasons import Cause
 
@@ -95,7 +93,7 @@ class JobService:
             _, service, name = method.split("/")
             if service == SERVICE and name not in made:
                 answer = answers.get(name, self._ask)
-                made[name] = rpc.unary(getattr(messages, request), answer, counters=self._counters)
+                made[name] = rpc.unary(getattr(wire, request), answer, counters=self._counters)
         return grpc.method_handlers_generic_handler(SERVICE, made)
 
     def _on_disk_first(
@@ -132,7 +130,11 @@ class JobService:
         every = {fact.id: fact for fact in self._views.incidents(self._clock())}
         fact = every.get(request.incident_id)
         if fact is None:
-            raise CallRefusedError(_absent(request.incident_id))
+            text = (
+                f"incident_id is {request.incident_id!r}, and no incident that is remembered has"
+                " it; ListIncidents has those that exist"
+            )
+            raise CallRefusedError(grpc.StatusCode.NOT_FOUND, "NO_INCIDENT", text)
         try:
             evidence = await self._evidence.read(fact.id)
         except EvidenceFileError as error:
@@ -153,10 +155,3 @@ class JobService:
         remaining: float | None = context.time_remaining()
         seconds = ANSWER_SECONDS if remaining is None else max(0.0, remaining)
         return await self._questions.ask(request, who, seconds)
-
-
-def _absent(incident_id: str) -> Refusal:
-    text = f"incident_id is {incident_id!r}, and no incident that is remembered has it"
-    return Refusal(
-        grpc.StatusCode.NOT_FOUND, "NO_INCIDENT", f"{text}; ListIncidents has those that exist"
-    )

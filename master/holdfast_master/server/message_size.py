@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterable
 
 from holdfast_wire import codec, keys
 from holdfast_wire.messages import IncidentEvidence, JobEvent, ListNodesResponse, NodeInfo
@@ -13,8 +15,6 @@ _FRAME_BYTES = 6
 """Around each event in a list."""
 _SMALL = 1_000
 """So many nodes with eight ranks each fit without being measured."""
-
-
 _FEW_EVENTS = 500
 """So many of the longest events fit without being measured."""
 
@@ -23,12 +23,7 @@ def events_fitting(events: tuple[JobEvent, ...]) -> tuple[JobEvent, ...]:
     """The first of `events`, as many as fit into one message."""
     if len(events) <= _FEW_EVENTS:
         return events
-    room = _ROOM_BYTES
-    for count, event in enumerate(events):
-        room -= len(codec.encode(event)) + _FRAME_BYTES
-        if room < 0:
-            return events[:count]
-    return events
+    return events[: _count_fitting(events)]
 
 
 def ranks_fitting(evidence: IncidentEvidence, skip: int) -> tuple[IncidentEvidence, bool]:
@@ -36,12 +31,15 @@ def ranks_fitting(evidence: IncidentEvidence, skip: int) -> tuple[IncidentEviden
 
     One rank always fits: a stack has 64 KiB at the most.
     """
-    rest, room = evidence.ranks[skip:], _ROOM_BYTES
-    for count, rank in enumerate(rest):
-        room -= len(codec.encode(rank)) + _FRAME_BYTES
-        if room < 0 and count:
-            return dataclasses.replace(evidence, ranks=rest[:count]), True
-    return dataclasses.replace(evidence, ranks=rest), False
+    rest = evidence.ranks[skip:]
+    count = max(1, _count_fitting(rest))
+    return dataclasses.replace(evidence, ranks=rest[:count]), count < len(rest)
+
+
+def _count_fitting(parts: Iterable[object]) -> int:
+    """How many of the first parts fit; each is measured until one does not."""
+    sizes = itertools.accumulate(len(codec.encode(part)) + _FRAME_BYTES for part in parts)
+    return sum(1 for _ in itertools.takewhile(lambda size: size <= _ROOM_BYTES, sizes))
 
 
 def fitting(nodes: tuple[NodeInfo, ...]) -> tuple[NodeInfo, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from holdfast_master.inputs import (
+    DisconnectCause,
     Input,
     OperatorConnected,
     OperatorDisconnected,
@@ -19,11 +19,9 @@ from holdfast_master.inputs import (
 )
 from holdfast_master.instructions import SendToOperator
 from holdfast_master.server import rpc
-from holdfast_master.server.close_connection import finish_writing
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
-from holdfast_master.server.sessions import Outbox
+from holdfast_master.server.sessions import PeerStream, StreamEnd
 from holdfast_master.server.spec_check import spec_problem
-from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from holdfast_wire.errors import Refusal
 
@@ -36,6 +34,9 @@ FIRST_SECONDS = 10.0
 """A stream that has not brought a spec after this long is ended."""
 STATUS_SECONDS = 0.5
 """Between two looks at whether the status is another one: the operator writes once a second."""
+
+
+_Sync = PeerStream[wire.SyncResponse]
 
 
 class OperatorService:
@@ -56,6 +57,8 @@ class OperatorService:
         self._fence = fence
         self._counters = counters
         self._current: _Sync | None = None
+        self._reported: wire.JobStatus | None = None
+        """The status that the current stream was sent last, without its clock."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the handlers for a server."""
@@ -70,46 +73,44 @@ class OperatorService:
             return
         if isinstance(instruction.response.message, wire.FinishDecision):
             self._report(self._current)  # after this one nobody asks any more
-        self._current.send(instruction.response)
+        _send(self._current, instruction.response)
 
     async def drained(self) -> None:
         """Wait until the current stream has read everything, or has ended."""
         if self._current is not None:
-            self._current.outbox.close()
-            await self._current.over.wait()
+            self._current.end_after_queue(StreamEnd(DisconnectCause.CLOSED))
+            await asyncio.wait({self._current.ended})
 
     async def _serve(self, _requests: object, context: Context) -> None:
         try:
             first = await _first(context)
         except CallRefusedError as error:
             await rpc.refuse(context, error.refusal, self._counters)
-        sync = _Sync()
+        sync = _Sync(context, OUTBOX_LIMIT, frozenset({wire.JobStatus}))
         if self._current is not None:
-            self._current.replace()
-        self._current = sync
-        write = asyncio.create_task(_write(sync, context))
+            text = "a later Sync stream has taken this one's place"
+            self._current.end(_refused(grpc.StatusCode.ABORTED, "REPLACED", text))
+        self._current, self._reported = sync, None
         report = asyncio.create_task(self._keep_reporting(sync))
         report.add_done_callback(sync.end_on_error)
         try:
             await self._put(OperatorConnected())
             await self._put(OperatorMessage(first))
-            refusal = await self._listen(sync, context, write)
+            ending = await sync.listen(self._read(sync, context))
         except asyncio.CancelledError:
-            write.cancel()
+            sync.abandon()
             raise
         finally:
             report.cancel()
-            sync.over.set()
             if self._current is sync:
                 self._current = None
                 self._push(OperatorDisconnected())
-        sync.outbox.discard()
-        await finish_writing(write, context)
-        if refusal is not None:
-            await rpc.refuse(context, refusal, self._counters)
+        await sync.finish()
+        if ending.refusal is not None:
+            await rpc.refuse(context, ending.refusal, self._counters)
 
     async def _keep_reporting(self, sync: _Sync) -> None:
-        while True:
+        while self._current is sync:
             await asyncio.sleep(STATUS_SECONDS)
             self._report(sync)
 
@@ -117,20 +118,9 @@ class OperatorService:
         """Send the status where it is another one; the job's own clock alone is no news."""
         status = self._status()
         compared = dataclasses.replace(status, job_seconds=0.0)
-        if compared != sync.reported:
-            sync.reported = compared
-            sync.send(wire.SyncResponse(fence=self._fence, message=status))
-
-    async def _listen(
-        self, sync: _Sync, context: Context, write: asyncio.Task[None]
-    ) -> Refusal | None:
-        read = asyncio.create_task(self._read(sync, context))
-        try:
-            for task in (read, write):
-                task.add_done_callback(sync.end_on_error)
-            return await sync.ended
-        finally:
-            read.cancel()
+        if compared != self._reported and self._current is sync:
+            self._reported = compared
+            _send(sync, wire.SyncResponse(fence=self._fence, message=status))
 
     async def _read(self, sync: _Sync, context: Context) -> None:
         try:
@@ -139,47 +129,21 @@ class OperatorService:
                 if request is not None and self._current is sync:
                     await self._put(_event(request.message))
         except CallRefusedError as error:
-            sync.end(error.refusal)
+            sync.end(StreamEnd(DisconnectCause.REFUSED, error.refusal))
         except grpc.aio.BaseError:
             log.debug("the operator's stream broke")
-        sync.end(None)
+        sync.end(StreamEnd(DisconnectCause.CLOSED))
 
 
-class _Sync:
-    """One stream of the operator."""
-
-    def __init__(self) -> None:
-        self.outbox: Outbox[wire.SyncResponse] = Outbox(OUTBOX_LIMIT, frozenset({wire.JobStatus}))
-        self.ended: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
-        self.over = asyncio.Event()
-        self.reported: wire.JobStatus | None = None
-        """The status that was sent last, without its clock."""
-
-    def send(self, response: wire.SyncResponse) -> None:
-        if not self.outbox.put(type(response.message), response):
-            text = f"{OUTBOX_LIMIT} messages were waiting; the operator does not read its stream"
-            log.warning("cut off: %s", text)
-            self.end(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER", text))
-
-    def replace(self) -> None:
-        text = "a later Sync stream has taken this one's place"
-        self.end(Refusal(grpc.StatusCode.ABORTED, "REPLACED", text))
-
-    def end(self, refusal: Refusal | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(refusal)
-
-    def end_on_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.error("the operator's stream failed", exc_info=task.exception())
-            self.end(None)
+def _send(sync: _Sync, response: wire.SyncResponse) -> None:
+    if not sync.put(response):
+        text = f"{OUTBOX_LIMIT} messages were waiting; the operator does not read its stream"
+        log.warning("cut off: %s", text)
+        sync.end(_refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER", text))
 
 
-async def _write(sync: _Sync, context: Context) -> None:
-    with contextlib.suppress(grpc.aio.BaseError):  # the operator has gone
-        while (response := await sync.outbox.get()) is not None:
-            await context.write(codec.encode(response))
-    sync.end(None)
+def _refused(code: grpc.StatusCode, reason: str, text: str) -> StreamEnd:
+    return StreamEnd(DisconnectCause.REFUSED, Refusal(code, reason, text))
 
 
 async def _first(context: Context) -> wire.MasterSpec:
@@ -193,7 +157,7 @@ async def _first(context: Context) -> wire.MasterSpec:
 def _checked(spec: wire.MasterSpec) -> wire.MasterSpec:
     problem = spec_problem(spec)
     if problem:
-        raise CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem))
+        raise CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, "WRONG_SPEC", problem)
     return spec
 
 

@@ -11,7 +11,6 @@ import grpc
 from holdfast_master.inputs import Input, UserCall, UserRequest
 from holdfast_master.instructions import Refuse, Reply, UserResponse
 from holdfast_master.server.rpc import CallRefusedError
-from holdfast_wire.errors import Refusal
 
 WAITING_LIMIT = 1_000
 """Requests that wait at once; more are refused, so that a flood cannot fill the memory."""
@@ -34,7 +33,7 @@ class Questions:
         """
         if len(self._waiting) >= WAITING_LIMIT:
             text = f"{WAITING_LIMIT} requests are waiting already; try again later"
-            raise CallRefusedError(Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", text))
+            raise CallRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, "BUSY", text)
         number = next(self._numbers)
         answer: asyncio.Future[UserResponse] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -44,8 +43,8 @@ class Questions:
                 return await answer
         except TimeoutError as error:
             text = f"no answer within {seconds:.1f} s; what was asked for may still happen"
-            refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, "NO_ANSWER", text)
-            raise CallRefusedError(refusal) from error
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            raise CallRefusedError(code, "NO_ANSWER", text) from error
         finally:
             del self._waiting[number]
 
@@ -60,5 +59,4 @@ class Questions:
         answer = self._waiting.get(instruction.request_id)
         if answer is not None and not answer.done():
             code = grpc.StatusCode[instruction.code.name]
-            refusal = Refusal(code, instruction.reason, instruction.text)
-            answer.set_exception(CallRefusedError(refusal))
+            answer.set_exception(CallRefusedError(code, instruction.reason, instruction.text))

@@ -37,14 +37,14 @@ class CallCounters:
 class CallRefusedError(Exception):
     """A call or a message is refused."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
+    def __init__(self, code: grpc.StatusCode, reason: str, text: str, **metadata: str) -> None:
+        super().__init__(text)
+        self.refusal = Refusal(code, reason, text, metadata)
 
 
 def malformed(text: str) -> CallRefusedError:
     """The refusal of a message that is not what it must be."""
-    return CallRefusedError(Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", text))
+    return CallRefusedError(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE", text)
 
 
 def decode(kind: type[Twin], data: bytes) -> Twin:
@@ -102,13 +102,8 @@ def caller(context: Context) -> Identity:
     names: Any = context.auth_context()
     identity = channel.peer_identity(names or {})
     if identity is None:
-        raise CallRefusedError(
-            Refusal(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "NO_IDENTITY",
-                "the client certificate carries no holdfast:// name; use one that the job issued",
-            )
-        )
+        text = "the client certificate carries no holdfast:// name; use one that the job issued"
+        raise CallRefusedError(grpc.StatusCode.UNAUTHENTICATED, "NO_IDENTITY", text)
     return identity
 
 
@@ -123,8 +118,7 @@ async def first_message(context: Context, seconds: float, what: str, reason: str
             data: Any = await context.read()
     except TimeoutError as error:
         text = f"no {what} within {seconds} s"
-        refusal = Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, reason, text)
-        raise CallRefusedError(refusal) from error
+        raise CallRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, text) from error
     if data is grpc.aio.EOF:
         raise malformed(f"the stream ended before its {what}")
     return bytes(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import logging
 import re
@@ -20,7 +21,6 @@ from holdfast_master.server.message_size import fitting
 from holdfast_master.server.rpc import CallCounters, CallRefusedError, Context
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
-from holdfast_wire.errors import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -207,11 +207,9 @@ class WatchService:
             await self._send_status(watcher, context)
         if finished or changed.is_set():
             return finished
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, watcher.status_due - self._clock().mono)):
                 await changed.wait()
-        except TimeoutError:
-            pass
         return False
 
     async def _send_news(self, watcher: _Watcher, context: Context) -> None:
@@ -293,12 +291,10 @@ class WatchService:
             raise rpc.malformed(f"resume_token is {text!r}; take one from a WatchJobResponse")
         if token.epoch > self._own[0]:
             raise CallRefusedError(
-                Refusal(
-                    grpc.StatusCode.UNAVAILABLE,
-                    "MASTER_SUPERSEDED",
-                    f"resume_token is of epoch {token.epoch}, this master has epoch "
-                    f"{self._own[0]}: a newer one serves this job; look for it",
-                )
+                grpc.StatusCode.UNAVAILABLE,
+                "MASTER_SUPERSEDED",
+                f"resume_token is of epoch {token.epoch}, this master has epoch {self._own[0]}: a "
+                "newer one serves this job; look for it",
             )
         master = (token.epoch, token.incarnation)
         kept = self._newest if master == self._own else self._ancestors.get(master)

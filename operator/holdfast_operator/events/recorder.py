@@ -67,7 +67,7 @@ class Reporter:
         self._jobs.pop(owner.uid, None)
 
     async def run(self) -> None:
-        """Write events for ever."""
+        """Write events until cancelled."""
         wait: float | None = None
         while True:
             try:

@@ -58,7 +58,7 @@ class Reflector(abc.ABC):
         """Note that an object is gone; it need not be known."""
 
     async def run(self) -> None:
-        """Watch the objects for ever."""
+        """Watch the objects until cancelled."""
         wait = _RETRY_SECONDS
         while True:
             try:

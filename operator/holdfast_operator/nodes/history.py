@@ -138,7 +138,7 @@ class NodeHistory:
         return with_room(self._judged.excluded, self._judged.nodes, workers)
 
     async def keep(self) -> None:
-        """Keep the ConfigMap up to date, for ever."""
+        """Keep the ConfigMap up to date until cancelled."""
         while True:
             await self.see_to_it()
             await asyncio.sleep(WRITE_SECONDS)

@@ -25,43 +25,29 @@ from holdfast_wire.keys import RDZV_BACKEND
 
 AGENT: Final = "holdfast-run"
 
+
+def _flags(text: str) -> tuple[tuple[str, ...], ...]:
+    """Return all names of each flag: torchrun spells a long one with dashes or underscores."""
+    named = (flag.split("/") for flag in text.split())
+    spelt = ((*names, "--" + names[-1][2:].replace("-", "_")) for names in named)
+    return tuple(tuple(dict.fromkeys(names)) for names in spelt)
+
+
 SWITCHES: Final = (
-    ("--standalone",),
-    ("-m", "--module"),
-    ("--no-python", "--no_python"),
-    ("--run-path", "--run_path"),
-    ("--virtual-local-rank", "--virtual_local_rank"),
-    ("--no-worker-server",),
+    *_flags("--standalone -m/--module --no-python --run-path --virtual-local-rank"),
+    ("--no-worker-server",),  # the agent's own
 )
 """Flags without a value."""
-TEXTS: Final = (
-    ("--nnodes",),
-    ("--nproc-per-node", "--nproc_per_node"),
-    ("--rdzv-backend", "--rdzv_backend"),
-    ("--rdzv-endpoint", "--rdzv_endpoint"),
-    ("--rdzv-id", "--rdzv_id"),
-    ("--rdzv-conf", "--rdzv_conf"),
-    ("--event-log-handler", "--event_log_handler"),
-    ("--role",),
-    ("--log-dir", "--log_dir"),
-    ("-r", "--redirects"),
-    ("-t", "--tee"),
-    ("--log-line-prefix-template", "--log_line_prefix_template"),
-    ("--local-ranks-filter", "--local_ranks_filter"),
-    ("--duplicate-stdout-filters", "--duplicate_stdout_filters"),
-    ("--duplicate-stderr-filters", "--duplicate_stderr_filters"),
-    ("--master-addr", "--master_addr"),
-    ("--local-addr", "--local_addr"),
-    ("--logs-specs", "--logs_specs"),
-    ("--signals-to-handle", "--signals_to_handle"),
+TEXTS: Final = _flags(
+    """
+    --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --rdzv-conf
+    --event-log-handler --role --log-dir -r/--redirects -t/--tee --log-line-prefix-template
+    --local-ranks-filter --duplicate-stdout-filters --duplicate-stderr-filters --master-addr
+    --local-addr --logs-specs --signals-to-handle
+    """
 )
-NUMBERS: Final = (
-    ("--max-restarts", "--max_restarts"),
-    ("--node-rank", "--node_rank"),
-    ("--master-port", "--master_port"),
-    ("--shutdown-timeout", "--shutdown_timeout"),
-)
-FRACTIONS: Final = (("--monitor-interval", "--monitor_interval"),)
+NUMBERS: Final = _flags("--max-restarts --node-rank --master-port --shutdown-timeout")
+FRACTIONS: Final = _flags("--monitor-interval")
 CHOICES: Final = {
     ("--start-method", "--start_method"): ("spawn", "fork", "forkserver"),
     ("--numa-binding", "--numa_binding"): ("node", "socket", "exclusive", "core-complex"),
@@ -214,4 +200,4 @@ def _check_nodes(text: str | None) -> None:
 
 def _wrong(path: Path, value: Any, fault: str) -> Problem:
     shown = "" if value is None else show_value(value)
-    return Problem(path=path, kind=ProblemKind.BOUND, value=shown, fault=fault)
+    return Problem(path, ProblemKind.BOUND, fault, value=shown)

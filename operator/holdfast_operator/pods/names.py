@@ -140,8 +140,6 @@ def budget(owner: Owner, least: int) -> dict[str, Any]:
         "metadata": owner.metadata(owner.budget),
         "spec": {
             "minAvailable": least,
-            "selector": {
-                "matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER},
-            },
+            "selector": {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}},
         },
     }

@@ -57,15 +57,9 @@ def check_job(job: ElasticJob) -> tuple[Problem, ...]:
         problem for path, template in templates(job) for problem in check_template(template, path)
     ]
     if job.spec.suspend:
-        found.append(
-            Problem(
-                path=("spec", "suspend"),
-                kind=ProblemKind.UNAVAILABLE,
-                value="true",
-                fault="needs a cluster: nobody could resume the job here",
-                remedy="remove it",
-            )
-        )
+        fault = "needs a cluster: nobody could resume the job here"
+        path, kind = ("spec", "suspend"), ProblemKind.UNAVAILABLE
+        found.append(Problem(path, kind, fault, "remove it", value="true"))
     return tuple(found)
 
 

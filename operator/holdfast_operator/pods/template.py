@@ -117,22 +117,14 @@ def _unknown(value: Mapping[str, Any], known: Collection[str], path: Path) -> It
     for name in value:
         if name not in known:
             near = nearest(name, known)
-            yield Problem(
-                path=(*path, name),
-                kind=ProblemKind.UNKNOWN,
-                fault="is not a known field",
-                remedy=f"did you mean {near}?" if near else "remove it",
-            )
+            remedy = f"did you mean {near}?" if near else "remove it"
+            yield Problem((*path, name), ProblemKind.UNKNOWN, "is not a known field", remedy)
 
 
 def _check_main(container: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     if not container.get("command"):
-        yield Problem(
-            path=(*path, "command"),
-            kind=ProblemKind.REQUIRED,
-            fault="must be set",
-            remedy="without an image, nobody else knows what to start",
-        )
+        remedy = "without an image, nobody else knows what to start"
+        yield Problem((*path, "command"), ProblemKind.REQUIRED, "must be set", remedy)
     faults = [
         fault
         for name in ("command", "args")
@@ -145,12 +137,8 @@ def _check_main(container: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     if where is not None and not isinstance(where, str):
         yield _wrong((*path, "workingDir"), where, "is not a text", "write it in quotes")
     if container.get("envFrom"):
-        yield Problem(
-            path=(*path, "envFrom"),
-            kind=ProblemKind.UNAVAILABLE,
-            fault="needs a cluster",
-            remedy="list the variables under env, each with its value",
-        )
+        remedy = "list the variables under env, each with its value"
+        yield Problem((*path, "envFrom"), ProblemKind.UNAVAILABLE, "needs a cluster", remedy)
     yield from _check_env(container.get("env"), (*path, "env"))
 
 
@@ -206,16 +194,9 @@ def _check_source(source: Any, path: Path) -> Iterator[Problem]:
         path, shown = (*path, "fieldRef", "fieldPath"), show_value(wanted)
     else:
         shown = ", ".join(sorted(source)) if isinstance(source, dict) else show_value(source)
-    yield Problem(
-        path=path,
-        kind=ProblemKind.UNAVAILABLE,
-        value=shown,
-        fault="needs a cluster",
-        remedy=f"write a value, or take it from fieldRef {', '.join(FIELD_REFS)}",
-    )
+    remedy = f"write a value, or take it from fieldRef {', '.join(FIELD_REFS)}"
+    yield Problem(path, ProblemKind.UNAVAILABLE, "needs a cluster", remedy, value=shown)
 
 
 def _wrong(path: Path, value: Any, fault: str, remedy: str) -> Problem:
-    return Problem(
-        path=path, kind=ProblemKind.TYPE, value=show_value(value), fault=fault, remedy=remedy
-    )
+    return Problem(path, ProblemKind.TYPE, fault, remedy, value=show_value(value))

@@ -27,7 +27,7 @@ from holdfast_operator.spec.problems import (
     value_at,
 )
 from holdfast_operator.spec.schema import Crd, FieldKind, Schema, parse_crd, with_defaults
-from holdfast_operator.spec.structure import check_structure, fault_of
+from holdfast_operator.spec.structure import bound, check_structure, fault_of
 from holdfast_operator.spec.yaml_documents import Document, read_documents
 
 _TEXT: Final = Schema(kind=FieldKind.STRING)
@@ -184,13 +184,9 @@ def _check_patterns(body: Mapping[str, Any]) -> Iterator[Problem]:
         pattern = value_at(rule, ("onLogPattern",))
         fault = fault_of(pattern) if isinstance(pattern, str) else None
         if fault is not None:
-            yield Problem(
-                path=(*path, at, "onLogPattern"),
-                kind=ProblemKind.BOUND,
-                value=show_value(pattern),
-                fault=f"is not a regular expression (RE2): {fault}",
-                remedy="correct it; the syntax is RE2's, without look-around and back-references",
-            )
+            text = f"is not a regular expression (RE2): {fault}"
+            remedy = "correct it; the syntax is RE2's, without look-around and back-references"
+            yield bound((*path, at, "onLogPattern"), pattern, text, remedy)
 
 
 def _not_one(jobs: list[Document], foreign: list[Document], crd: Crd) -> Problem:
@@ -203,7 +199,7 @@ def _not_one(jobs: list[Document], foreign: list[Document], crd: Crd) -> Problem
     else:
         fault = "the file is empty"
     remedy = f"give a file with one document of apiVersion {crd.api_version}, kind {crd.kind}"
-    return Problem(path=(), kind=ProblemKind.REQUIRED, fault=fault, remedy=remedy, line=line)
+    return Problem((), ProblemKind.REQUIRED, fault, remedy, line=line)
 
 
 def _job(body: Mapping[str, Any], notices: tuple[str, ...]) -> ElasticJob:
@@ -250,19 +246,9 @@ def is_foreign(body: Mapping[str, Any], crd: Crd) -> bool:
 def check_type(body: Mapping[str, Any], crd: Crd) -> Iterator[Problem]:
     """Yield faults of `apiVersion` and `kind`; `structure` reports a value that is no text."""
     for name, wanted in (("apiVersion", crd.api_version), ("kind", crd.kind)):
-        given = body.get(name)
+        given, remedy = body.get(name), f"write {name}: {wanted}"
         if given is None:
-            yield Problem(
-                path=(name,),
-                kind=ProblemKind.REQUIRED,
-                fault="must be set",
-                remedy=f"write {name}: {wanted}",
-            )
+            yield Problem((name,), ProblemKind.REQUIRED, "must be set", remedy)
         elif isinstance(given, str) and given != wanted:
-            yield Problem(
-                path=(name,),
-                kind=ProblemKind.CHOICE,
-                value=show_value(given),
-                fault="is not known here",
-                remedy=f"write {name}: {wanted}",
-            )
+            shown = show_value(given)
+            yield Problem((name,), ProblemKind.CHOICE, "is not known here", remedy, value=shown)

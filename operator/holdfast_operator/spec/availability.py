@@ -72,11 +72,7 @@ NOT_BUILT: Final[tuple[MissingFeature, ...]] = (
         allowed=("None",),
         remedy="write None or leave it out",
     ),
-    MissingFeature(
-        path="scheduling.queue",
-        feature="gang scheduling",
-        remedy="leave it out",
-    ),
+    MissingFeature(path="scheduling.queue", feature="gang scheduling", remedy="leave it out"),
     MissingFeature(
         path="scheduling.topology",
         feature="keeping workers together",
@@ -97,13 +93,9 @@ def check_availability(given: Mapping[str, Any], schema: Schema) -> Iterator[Pro
         for path, value, default in _fields(given, schema, row.steps, ()):
             if path not in told and not row.allows(value, default):
                 told.add(path)
-                yield Problem(
-                    path=path,
-                    kind=ProblemKind.UNAVAILABLE,
-                    value=show_value(value),
-                    fault=f"asks for {row.feature}, which this version does not have",
-                    remedy=row.remedy,
-                )
+                fault = f"asks for {row.feature}, which this version does not have"
+                kind, shown = ProblemKind.UNAVAILABLE, show_value(value)
+                yield Problem(path, kind, fault, row.remedy, value=shown)
             told.add(path)
 
 

@@ -103,12 +103,8 @@ def _broken(
     field = _blamed(rule)
     blamed = value_at(new, field)
     value = "" if blamed is None or isinstance(blamed, dict | list) else show_value(blamed)
-    return Problem(
-        path=path + field,
-        kind=ProblemKind.RELATION,
-        value=value,
-        fault=f"is refused: {message}" if value else message,
-    )
+    fault = f"is refused: {message}" if value else message
+    return Problem(path + field, ProblemKind.RELATION, fault, value=value)
 
 
 def _message(rule: Rule, values: dict[str, celtypes.Value]) -> str:

@@ -209,10 +209,7 @@ class JobSpec:
 
 def _checkpoint(checkpoint: Mapping[str, Any]) -> CheckpointPolicy:
     storage = checkpoint["storage"]
-    every = {
-        Tier.MEMORY: _every(checkpoint["memory"]),
-        Tier.STORAGE: _every(storage),
-    }
+    every = {Tier.MEMORY: _every(checkpoint["memory"]), Tier.STORAGE: _every(storage)}
     return CheckpointPolicy(
         keep_last=storage["keepLast"],
         keep_every=storage["keepEverySteps"],

@@ -56,7 +56,7 @@ _UNREADABLE: Final = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
     """One fault of one field."""
 
@@ -67,6 +67,7 @@ class Problem:
     """Text of the fault, to be read after the field and its value."""
     remedy: str = ""
     """Instruction that leads to a valid value; empty if the fault says it already."""
+    _: dataclasses.KW_ONLY
     value: str = ""
     """The value as the file has it, shortened; empty: there is none."""
     line: int | None = None

@@ -78,13 +78,8 @@ class _Walk:
             home = self._home_of(name)
             known = ", ".join(sorted(schema.properties)) or "none"
             remedy = f"it belongs in {home}" if home else f"known fields here: {known}"
-        return Problem(
-            path=(*path, name),
-            kind=ProblemKind.UNKNOWN,
-            fault="is not a known field",
-            remedy=remedy,
-            meant=(*path, near) if near else None,
-        )
+        fault, meant = "is not a known field", (*path, near) if near else None
+        return Problem((*path, name), ProblemKind.UNKNOWN, fault, remedy, meant=meant)
 
     def _home_of(self, name: str) -> str | None:
         for path, _ in walk(self._root, self._at):
@@ -106,7 +101,7 @@ class _Walk:
 def _missing(path: Path, schema: Schema | None) -> Problem:
     said = schema.description if schema is not None else ""
     remedy = f"set it: {said}" if said else "set it"
-    return Problem(path=path, kind=ProblemKind.REQUIRED, fault="must be set", remedy=remedy)
+    return Problem(path, ProblemKind.REQUIRED, "must be set", remedy)
 
 
 def _repeats(value: list[Any], schema: Schema, path: Path) -> Iterator[Problem]:
@@ -118,13 +113,9 @@ def _repeats(value: list[Any], schema: Schema, path: Path) -> Iterator[Problem]:
         if key in seen:
             names = " and ".join(schema.unique_by)
             same = f"has the same {names} as" if names else "is the same as"
-            yield Problem(
-                path=(*path, at),
-                kind=ProblemKind.REPEAT,
-                value=key,
-                fault=f"{same} {show_path((*path, seen[key]))}",
-                remedy="remove or rename one",
-            )
+            fault = f"{same} {show_path((*path, seen[key]))}"
+            where, remedy = (*path, at), "remove or rename one"
+            yield Problem(where, ProblemKind.REPEAT, fault, remedy, value=key)
         seen.setdefault(key, at)
 
 
@@ -173,13 +164,9 @@ def wrong_type(value: Any, schema: Schema, path: Path) -> Problem | None:
     """Return the fault of a value with another type than the schema's; None: the type is right."""
     if _FITS[schema.kind](value):
         return None
-    return Problem(
-        path=path,
-        kind=ProblemKind.TYPE,
-        value="" if value is None else show_value(value),
-        fault=f"is {_FOUND[type(value)]}, not {_NOUNS[schema.kind]}",
-        remedy=_remedy(value, schema),
-    )
+    fault = f"is {_FOUND[type(value)]}, not {_NOUNS[schema.kind]}"
+    shown = "" if value is None else show_value(value)
+    return Problem(path, ProblemKind.TYPE, fault, _remedy(value, schema), value=shown)
 
 
 def _remedy(value: Any, schema: Schema) -> str:
@@ -247,20 +234,13 @@ def _check_text(value: str, schema: Schema, path: Path) -> Iterator[Problem]:
 def _no_choice(value: str, schema: Schema, path: Path) -> Problem:
     near = nearest(value, schema.choices)
     hint = f" (did you mean {near}?)" if near else ""
-    return Problem(
-        path=path,
-        kind=ProblemKind.CHOICE,
-        value=show_value(value),
-        fault="is not one of the choices",
-        remedy=f"use {_wanted(schema)}{hint}",
-    )
+    fault, remedy = "is not one of the choices", f"use {_wanted(schema)}{hint}"
+    return Problem(path, ProblemKind.CHOICE, fault, remedy, value=show_value(value))
 
 
 def bound(path: Path, value: Any, fault: str, remedy: str) -> Problem:
     """Return the problem of a value that is too small, too large or of the wrong form."""
-    return Problem(
-        path=path, kind=ProblemKind.BOUND, value=show_value(value), fault=fault, remedy=remedy
-    )
+    return Problem(path, ProblemKind.BOUND, fault, remedy, value=show_value(value))
 
 
 def found(pattern: str, text: str) -> bool:

@@ -129,7 +129,7 @@ def _broken(error: yaml.YAMLError) -> Problem:
 
 
 def _syntax(path: Path, fault: str, line: int | None) -> Problem:
-    return Problem(path=path, kind=ProblemKind.SYNTAX, fault=fault, line=line)
+    return Problem(path, ProblemKind.SYNTAX, fault, line=line)
 
 
 class NodeLoader(yaml.SafeLoader):
@@ -295,7 +295,7 @@ class NodeReader:
         kind: ProblemKind = ProblemKind.SYNTAX,
     ) -> None:
         line = node.start_mark.line + 1
-        self.problems.append(Problem(path=path, kind=kind, fault=fault, remedy=remedy, line=line))
+        self.problems.append(Problem(path, kind, fault, remedy, line=line))
 
 
 def _integer(text: str) -> int:

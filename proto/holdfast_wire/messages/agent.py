@@ -51,29 +51,25 @@ class RankSection(enum.IntEnum):
 class StepSource(enum.IntEnum):
     """StepSource says how a rank's steps are known."""
 
-    UNSPECIFIED = 0
-    """By the SDK, or not at all."""
+    UNSPECIFIED = 0  # By the SDK, or not at all.
     COLLECTIVES = 1
     """A guess: each period of the rank's collectives counts as a step, from the first one that was
     seen. Step 0: all of its collectives so far are known, and they have no period yet."""
 
 
 class NoticeKind(enum.IntEnum):
-    """NoticeKind says what will happen to a node."""
+    """NoticeKind is the announced fate of a node."""
 
     UNSPECIFIED = 0
-    PREEMPTION = 1
-    """It will be taken away."""
-    MAINTENANCE = 2
-    """Its host will be maintained: it may freeze or restart."""
+    PREEMPTION = 1  # It will be taken away.
+    MAINTENANCE = 2  # Its host will be maintained: it may freeze or restart.
 
 
 class AssignmentMode(enum.IntEnum):
-    """AssignmentMode: how a world is entered."""
+    """AssignmentMode: the way into a world."""
 
     UNSPECIFIED = 0
-    RESTART = 1
-    """Kill the old round's processes, start new ones."""
+    RESTART = 1  # Kill the old round's processes, start new ones.
     RECONFIGURE = 2
     """Hand the newest roster of replicas to running processes, which take it up at their next sync
     (local SGD)."""
@@ -83,26 +79,19 @@ class LeaveOutcome(enum.IntEnum):
     """LeaveOutcome decides the agent's exit code."""
 
     UNSPECIFIED = 0
-    SUCCEEDED = 1
-    """The job succeeded: exit 0."""
-    FAILED = 2
-    """The job failed: exit 1."""
-    RELEASED = 3
-    """This node is not needed (scale down, drain, suspend, stop): exit 0."""
-    REPLACED = 4
-    """Another agent took this node rank, or a newer one: exit 75."""
+    SUCCEEDED = 1  # The job succeeded: exit 0.
+    FAILED = 2  # The job failed: exit 1.
+    RELEASED = 3  # This node is not needed (scale down, drain, suspend, stop): exit 0.
+    REPLACED = 4  # Another agent took this node rank, or a newer one: exit 75.
 
 
 class CheckRole(enum.IntEnum):
     """CheckRole: a node's part in one round of a check."""
 
     UNSPECIFIED = 0
-    ALONE = 1
-    """It measures itself."""
-    SERVE = 2
-    """It measures the network with a partner, and listens for it."""
-    JOIN = 3
-    """It measures the network with a partner, and connects to it."""
+    ALONE = 1  # It measures itself.
+    SERVE = 2  # It measures the network with a partner, and listens for it.
+    JOIN = 3  # It measures the network with a partner, and connects to it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +109,7 @@ class SessionResponse:
     """SessionResponse: master to agent."""
 
     fence: Fence | None = None
-    """Of the master that sends it; round-scoped messages carry the round that they are about."""
+    """Fence of the master that sends it; a round-scoped message carries its round."""
     message: SessionResponseMessage | None = None
 
 
@@ -129,8 +118,7 @@ class Hello:
     """Hello says everything that a master without memory needs to know of this agent."""
 
     job_uid: str = ""
-    node_rank: int = 0
-    """Stable index of the node (pod index). Must match the certificate."""
+    node_rank: int = 0  # Stable index of the node (pod index). Must match the certificate.
     pod_uid: str = ""
     """Pod uid; locally the runner's id of this agent process. A new one with the same node_rank
     replaces the old."""
@@ -138,38 +126,27 @@ class Hello:
     """Random id of this agent process: tells a reconnect from a restart inside the same pod."""
     agent_pid: int = 0
     host: str = ""
-    address: str = ""
-    """Address at which other nodes reach this one; an IP."""
-    local_world_size: int = 0
-    """Processes that this node contributes."""
+    address: str = ""  # Address at which other nodes reach this one; an IP.
+    local_world_size: int = 0  # Processes that this node contributes.
     topology: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Topology labels, for example topology.kubernetes.io/zone."""
     devices: tuple[str, ...] = ()
-    version: str = ""
-    """Release of holdfast that the agent runs, for example 0.1.0."""
-    warm: bool = False
-    """True: the zygote is ready, a round may start here at once."""
-    workers: tuple[RunningWorker, ...] = ()
-    """Running workers and the round they belong to."""
-    round: int = 0
-    """Newest round of the agent's group that it was assigned; 0: none."""
-    step: int = 0
-    """Newest step that all its workers completed in that round."""
+    version: str = ""  # Release of holdfast that the agent runs, for example 0.1.0.
+    warm: bool = False  # True: the zygote is ready, a round may start here at once.
+    workers: tuple[RunningWorker, ...] = ()  # Running workers and the round they belong to.
+    round: int = 0  # Newest round of the agent's group that it was assigned; 0: none.
+    step: int = 0  # Newest step that all its workers completed in that round.
     done_command_ids: tuple[int, ...] = ()
     """Ids of the newest commands that were carried out (at most 64)."""
     goodput: tuple[ClassSeconds, ...] = ()
     """Node-seconds of this agent by goodput class, cumulative."""
-    digest: StateDigest | None = None
-    """Newest digest that a master placed here."""
-    store: StorePrepared | None = None
-    """A store process that waits for a round."""
+    digest: StateDigest | None = None  # Newest digest that a master placed here.
+    store: StorePrepared | None = None  # A store process that waits for a round.
     assignment: WorldAssignment | None = None
     """The assignment that the agent runs, with the newest roster of its replica, so that a blank
     master can adopt the world or the replicas."""
-    peer_address: str = ""
-    """Address of the agent's PeerService, host:port."""
-    unmanaged: bool = False
-    """True: a standalone or plain torchrun agent that no operator replaces."""
+    peer_address: str = ""  # Address of the agent's PeerService, host:port.
+    unmanaged: bool = False  # True: a standalone or plain torchrun agent that no operator replaces.
     max_restarts: int | None = None
     """--max-restarts, where it was given: the failure budget is not larger than this."""
     keeps_checkpoints: bool = False
@@ -199,8 +176,7 @@ class RunningWorker:
 class ClassSeconds:
     """ClassSeconds: seconds of one goodput class."""
 
-    name: str = ""
-    """Class name as in GoodputClass of job.proto, for example PRODUCTIVE."""
+    name: str = ""  # Class name as in GoodputClass of job.proto, for example PRODUCTIVE.
     seconds: float = 0.0
 
 
@@ -220,18 +196,13 @@ class RankProgress:
 
     local_rank: int = 0
     round: int = 0
-    step: int = 0
-    """Completed steps; 0: none yet, or a script without the SDK."""
-    step_seconds: float = 0.0
-    """Time of the last step, s."""
-    since_step_seconds: float = 0.0
-    """Since the last completed step, s."""
-    samples: int = 0
-    """Samples (or tokens) since the process started."""
+    step: int = 0  # Completed steps; 0: none yet, or a script without the SDK.
+    step_seconds: float = 0.0  # Time of the last step, s.
+    since_step_seconds: float = 0.0  # Since the last completed step, s.
+    samples: int = 0  # Samples (or tokens) since the process started.
     loss: float = 0.0
     section: RankSection = RankSection.UNSPECIFIED
-    has_sdk: bool = False
-    """False: no SDK in this process."""
+    has_sdk: bool = False  # False: no SDK in this process.
     pid: int = 0
     first_step: int = 0
     """Step count at the first step() call of this process: restored step + 1. 0: none yet."""
@@ -252,8 +223,7 @@ class ClockReply:
     """ClockReply answers a ClockProbe."""
 
     probe_id: int = 0
-    master_unix: float = 0.0
-    """The master's Unix time, s."""
+    master_unix: float = 0.0  # The master's Unix time, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,10 +234,8 @@ class CollectiveSamples:
     """
 
     ranks: tuple[RankCollectives, ...] = ()
-    clock_offset_seconds: float = 0.0
-    """To be added to the node's Unix time for the master's, s."""
-    clock_error_seconds: float = 0.0
-    """Bound of that estimate's error, s."""
+    clock_offset_seconds: float = 0.0  # To be added to the node's Unix time for the master's, s.
+    clock_error_seconds: float = 0.0  # Bound of that estimate's error, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,21 +250,16 @@ class RankCollectives:
 class GroupCollectives:
     """GroupCollectives: consecutive collectives of one process group on one rank."""
 
-    group: str = ""
-    """Name that torch gave the group, equal on all of its ranks."""
-    first_sequence: int = 0
-    """Sequence number of the first one."""
+    group: str = ""  # Name that torch gave the group, equal on all of its ranks.
+    first_sequence: int = 0  # Sequence number of the first one.
     signatures: tuple[int, ...] = ()
     """CRC-32 of operation, sizes and dtypes, one for each collective."""
     issued_us: tuple[int, ...] = ()
-    """When it was issued: Unix time of the node's own clock, microseconds; the first one whole,
-    then the differences."""
-    period: int = 0
-    """Collectives of one step; 0: no period is seen."""
-    step: int = 0
-    """Steps that the rank has completed, reported or guessed; 0: not known."""
-    step_sequence: int = 0
-    """Sequence number of its newest collective by then."""
+    """Times of issue: Unix time of the node's own clock, microseconds; the first one whole, then
+    the differences."""
+    period: int = 0  # Collectives of one step; 0: no period is seen.
+    step: int = 0  # Steps that the rank has completed, reported or guessed; 0: not known.
+    step_sequence: int = 0  # Sequence number of its newest collective by then.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,12 +283,9 @@ class NoticeReceived:
     """NoticeReceived: somebody has announced the end of this node."""
 
     kind: NoticeKind = NoticeKind.UNSPECIFIED
-    source: str = ""
-    """For example gce preempted, aws rebalance, azure scheduled events, file."""
-    text: str = ""
-    """For people."""
-    seconds_left: float = 0.0
-    """Until then, s; 0: at once, or unknown."""
+    source: str = ""  # For example gce preempted, aws rebalance, azure scheduled events, file.
+    text: str = ""  # For people.
+    seconds_left: float = 0.0  # Until then, s; 0: at once, or unknown.
     stays: bool = False
     """True: the node stays (a live migration, a mere warning): people are told, nobody leaves."""
 
@@ -337,20 +297,16 @@ class WorkerExited:
     local_rank: int = 0
     rank: int = 0
     pid: int = 0
-    exit_code: int = 0
-    """Exit code, or -N where signal N ended it."""
+    exit_code: int = 0  # Exit code, or -N where signal N ended it.
     error_type: str = ""
     """From the error file, empty without one: exception type and message (at most 8 KiB). Where a
     signal ended the process because of something else (its zygote ended), that is the message."""
     error_message: str = ""
-    stderr_tail: str = ""
-    """Last lines of standard error, where it is redirected (at most 8 KiB)."""
-    age_seconds: float = 0.0
-    """Time between the exit and this message, s."""
+    stderr_tail: str = ""  # Last lines of standard error, where it is redirected (at most 8 KiB).
+    age_seconds: float = 0.0  # Time between the exit and this message, s.
     barrier: bool = False
     """The process ended after SAVE_AND_STOP was answered, with its barrier complete."""
-    step: int = 0
-    """Last step that it completed."""
+    step: int = 0  # Last step that it completed.
     final: bool = False
     """Nobody starts it again: the torchrun around it has no restarts left and ends."""
     matched_rules: tuple[int, ...] = ()
@@ -363,8 +319,7 @@ class WorkerExited:
 class MemoryUse:
     """MemoryUse: host memory of a control group (a container's), versions 1 and 2."""
 
-    limit_bytes: int = 0
-    """0: no limit."""
+    limit_bytes: int = 0  # 0: no limit.
     peak_bytes: int = 0
     """Largest use so far; 0: the kernel does not tell (version 2 before Linux 5.19)."""
     current_bytes: int = 0
@@ -380,22 +335,20 @@ class RoundStarted:
     """
 
     first_step: bool = False
-    step: int = 0
-    """Step number of that first step (restored step + 1)."""
+    step: int = 0  # Step number of that first step (restored step + 1).
     killed_seconds: float = 0.0
     """Seconds from the assignment's arrival: old workers dead, new ones forked, first step."""
     spawned_seconds: float = 0.0
     first_step_seconds: float = 0.0
     cold_reason: str = ""
-    """Nonempty: processes were spawned cold instead of forked, and why."""
+    """Nonempty: processes were spawned cold instead of forked, for this reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStopped:
     """RoundStopped: no process of the round is alive on this node."""
 
-    lease_expired: bool = False
-    """The lease ran out and the zygote killed them."""
+    lease_expired: bool = False  # The lease ran out and the zygote killed them.
     exit_codes: tuple[int, ...] = ()
 
 
@@ -404,8 +357,7 @@ class StorePrepared:
     """StorePrepared: a TCPStore process waits for a round, or ended."""
 
     store_id: str = ""
-    host: str = ""
-    """IP and port; port 0: the store process ended or could not start (see error)."""
+    host: str = ""  # IP and port; port 0: the store process ended or could not start (see error).
     port: int = 0
     error: str = ""
 
@@ -427,8 +379,7 @@ class BarrierAck:
 
     barrier_id: int = 0
     seen_at_step: int = 0
-    goes_on: bool = False
-    """As in the SetBarrier."""
+    goes_on: bool = False  # As in the SetBarrier.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,15 +410,14 @@ class Warmed:
 
     seconds: float = 0.0
     cold_reason: str = ""
-    """Nonempty: forking is not possible and why; workers will be started cold."""
+    """Nonempty: forking is not possible, for this reason; workers will be started cold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
     """Goodbye: the agent ends on purpose."""
 
-    reason: str = ""
-    """For people."""
+    reason: str = ""  # For people.
     terminated: bool = False
     """The agent got SIGTERM: a drain, preemption or scale-down by someone else."""
     failed: bool = False
@@ -480,25 +430,22 @@ class Goodbye:
 class Welcome:
     """Welcome answers a Hello."""
 
-    heartbeat_seconds: float = 0.0
-    """Time between heartbeats, s."""
+    heartbeat_seconds: float = 0.0  # Time between heartbeats, s.
     lease_seconds: float = 0.0
     """The agent's lease: the zygote kills its workers when the lease word is this stale, s."""
     masterless_limit_seconds: float = 0.0
-    """How long the agent may train on without a master, s."""
-    stop_grace_seconds: float = 0.0
-    """SIGTERM to SIGKILL for drain, stop and success, s."""
+    """Longest time for which the agent trains on without a master, s."""
+    stop_grace_seconds: float = 0.0  # SIGTERM to SIGKILL for drain, stop and success, s.
     round: int = 0
     """The round that the master believes this agent runs; other rounds' workers must be killed. 0:
     none."""
     job_name: str = ""
-    max_replicas: int = 0
-    """Upper bound of nodes, for NNODES-like variables."""
+    max_replicas: int = 0  # Upper bound of nodes, for NNODES-like variables.
     failure_rules: tuple[FailureRule, ...] = ()
     """The job's rules. The agent compares those of whose evidence only it has any, and reports
     their indices."""
     health: HealthPolicy | None = None
-    """The job's spec.health. Absent: nobody is judged, so the agent samples nothing."""
+    """The job's spec.health. Absent: no rank is judged, so the agent samples nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -514,25 +461,21 @@ class WorldAssignment:
 
     assignment_id: int = 0
     mode: AssignmentMode = AssignmentMode.UNSPECIFIED
-    group_rank: int = 0
-    """Place of this node among the world's nodes."""
+    group_rank: int = 0  # Place of this node among the world's nodes.
     group_world_size: int = 0
-    base_rank: int = 0
-    """Global rank of local rank 0."""
+    base_rank: int = 0  # Global rank of local rank 0.
     local_world_size: int = 0
     world_size: int = 0
     restart_count: int = 0
     """Equal on all ranks: worlds of this job before this one that restarted processes."""
     max_restarts: int = 0
-    store_host: str = ""
-    """TCPStore of this round: an IP and a port."""
+    store_host: str = ""  # TCPStore of this round: an IP and a port.
     store_port: int = 0
     store_id: str = ""
     """The store is this agent's own prepared one with this id; empty: another agent's."""
     world_hash: str = ""
     """SHA-256 over (epoch, group, round, members in rank order with their agent ids), hex."""
-    reason: str = ""
-    """Why this world was made; shown to people."""
+    reason: str = ""  # Reason for this world; shown to people.
     peers: tuple[PeerAddress, ...] = ()
     """PeerService addresses of up to three members that are asked while there is no master."""
     min_nodes: int = 0
@@ -540,8 +483,7 @@ class WorldAssignment:
     keeps_checkpoints: bool = False
     """True: the agents of all nodes of this world keep checkpoints; else every rank of it does so
     for itself."""
-    checkpoint: CheckpointPolicy | None = None
-    """As in MasterSpec; none: nothing is said."""
+    checkpoint: CheckpointPolicy | None = None  # As in MasterSpec; none: nothing is said.
     intervals: tuple[TierInterval, ...] = ()
     """Steps between checkpoints with which the world begins; none: no master sets any."""
     replica: int = 0
@@ -555,12 +497,9 @@ class WorldAssignment:
 class OuterRoster:
     """OuterRoster: the replicas that synchronise with each other, from an epoch on."""
 
-    epoch: int = 0
-    """Counts changes, from 1."""
-    replicas: tuple[int, ...] = ()
-    """Numbers, in the order of their ranks in a sync group."""
-    store_host: str = ""
-    """TCPStore where their ranks meet: an IP and a port."""
+    epoch: int = 0  # Counts changes, from 1.
+    replicas: tuple[int, ...] = ()  # Numbers, in the order of their ranks in a sync group.
+    store_host: str = ""  # TCPStore where their ranks meet: an IP and a port.
     store_port: int = 0
     since: tuple[int, ...] = ()
     """Epoch since which each of them has been in all rosters: one that was out in between has left
@@ -583,11 +522,10 @@ class RosterFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAddress:
-    """PeerAddress: where another agent of the world answers."""
+    """PeerAddress: address of another agent of the world."""
 
     node_rank: int = 0
-    address: str = ""
-    """host:port."""
+    address: str = ""  # host:port.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -595,8 +533,7 @@ class StopRound:
     """StopRound: end the processes of the round in the fence."""
 
     command_id: int = 0
-    grace_seconds: float = 0.0
-    """SIGTERM to SIGKILL, s; 0: SIGKILL at once."""
+    grace_seconds: float = 0.0  # SIGTERM to SIGKILL, s; 0: SIGKILL at once.
     reason: str = ""
 
 
@@ -630,8 +567,7 @@ class Leave:
     """Leave: the agent ends its processes and itself."""
 
     command_id: int = 0
-    grace_seconds: float = 0.0
-    """SIGTERM to SIGKILL, s."""
+    grace_seconds: float = 0.0  # SIGTERM to SIGKILL, s.
     reason: str = ""
     outcome: LeaveOutcome = LeaveOutcome.UNSPECIFIED
 
@@ -649,16 +585,13 @@ class StateDigest:
     charges: tuple[BudgetCharge, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     event_sequence: int = 0
-    job_seconds: float = 0.0
-    """The job's own time, s."""
+    job_seconds: float = 0.0  # The job's own time, s.
     restart_count: int = 0
-    world_members: tuple[int, ...] = ()
-    """Node ranks in rank order of the newest world."""
+    world_members: tuple[int, ...] = ()  # Node ranks in rank order of the newest world.
     ended_round: int = 0
-    """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends
-    it."""
-    draining_agents: tuple[str, ...] = ()
-    """Agents that were asked to leave at the next barrier."""
+    """Round that was ended and that no other has followed yet; 0: none. A node that finds it
+    running ends it."""
+    draining_agents: tuple[str, ...] = ()  # Agents that were asked to leave at the next barrier.
     departed: tuple[DepartedNode, ...] = ()
     """Nodes that are gone, and so cannot bring their goodput; at most 200, the largest."""
 
@@ -676,8 +609,7 @@ class BudgetCharge:
     """BudgetCharge is one charge of a budget."""
 
     kind: BudgetKind = BudgetKind.UNSPECIFIED
-    job_seconds: float = 0.0
-    """The job's own time at the charge, s."""
+    job_seconds: float = 0.0  # The job's own time at the charge, s.
     incident_id: str = ""
 
 
@@ -685,10 +617,8 @@ class BudgetCharge:
 class CheckRound:
     """CheckRound: the name of one round of one check."""
 
-    check: int = 0
-    """Another one for each check of a job."""
-    number: int = 0
-    """From 0 on."""
+    check: int = 0  # Another one for each check of a job.
+    number: int = 0  # From 0 on.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -697,10 +627,8 @@ class CheckNode:
 
     round: CheckRound | None = None
     role: CheckRole = CheckRole.UNSPECIFIED
-    partner: int = 0
-    """Node rank of the partner; meaningful in a pair."""
-    host: str = ""
-    """JOIN: where the partner listens."""
+    partner: int = 0  # Node rank of the partner; meaningful in a pair.
+    host: str = ""  # JOIN: address at which the partner listens.
     port: int = 0
     deadline_seconds: float = 0.0
     """Time until the answer, s. What is not measured by then is left out."""
@@ -720,27 +648,20 @@ class NodeChecked:
     """NodeChecked answers a CheckNode."""
 
     round: CheckRound | None = None
-    partner: int = 0
-    """Node rank of the partner; meaningful in a pair."""
-    kind: str = ""
-    """Hardware: figures of nodes of one kind are comparable."""
+    partner: int = 0  # Node rank of the partner; meaningful in a pair.
+    kind: str = ""  # Hardware: figures of nodes of one kind are comparable.
     figures: tuple[CheckFigure, ...] = ()
-    refused: str = ""
-    """Why nothing was measured; empty: it was."""
+    refused: str = ""  # Reason why nothing was measured; empty: it was.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFigure:
     """CheckFigure: one measured value, or the reason why there is none."""
 
-    resource: str = ""
-    """For example cpu_matmul."""
-    subject: str = ""
-    """Device or folder that was measured."""
-    value: float = 0.0
-    """In the unit of the resource."""
-    error: str = ""
-    """It failed or hung: the value means nothing."""
+    resource: str = ""  # For example cpu_matmul.
+    subject: str = ""  # Device or folder that was measured.
+    value: float = 0.0  # In the unit of the resource.
+    error: str = ""  # It failed or hung: the value means nothing.
 
 
 SessionRequestMessage = (

@@ -17,18 +17,15 @@ class Tier(enum.IntEnum):
     """
 
     UNSPECIFIED = 0
-    MEMORY = 1
-    """The memory of the nodes."""
-    STORAGE = 2
-    """The directory of the checkpoints."""
+    MEMORY = 1  # The memory of the nodes.
+    STORAGE = 2  # The directory of the checkpoints.
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class CheckpointVersion:
-    """CheckpointVersion: what was saved. Versions are ordered by lineage, then by step."""
+    """CheckpointVersion: a saved state. Versions are ordered by lineage, then by step."""
 
-    lineage: int = 0
-    """The world that trained it; grows with each start from a checkpoint."""
+    lineage: int = 0  # The world that trained it; grows with each start from a checkpoint.
     step: int = 0
 
 
@@ -37,13 +34,12 @@ class TierInterval:
     """TierInterval: steps between checkpoints of one tier."""
 
     tier: Tier = Tier.UNSPECIFIED
-    every: int = 0
-    """0: none of its own; in a spec: the master computes it."""
+    every: int = 0  # 0: none of its own; in a spec: the master computes it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TierVersions:
-    """TierVersions: what a node could take from one tier, newest first."""
+    """TierVersions: versions that a node could take from one tier, newest first."""
 
     tier: Tier = Tier.UNSPECIFIED
     versions: tuple[CheckpointVersion, ...] = ()
@@ -51,13 +47,12 @@ class TierVersions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCheckpoints:
-    """MemoryCheckpoints: what every rank of the node has in memory, after it changed.
+    """MemoryCheckpoints: versions that every rank of the node has in memory, after a change.
 
     About the round in the fence.
     """
 
-    versions: tuple[CheckpointVersion, ...] = ()
-    """Newest first, at most 8."""
+    versions: tuple[CheckpointVersion, ...] = ()  # Newest first, at most 8.
     whole: bool = False
     """True: of each of them all that any world needs is here, as where every node has the whole
     state. What ranks have each for itself may be lacking where a new world begins that anew: the
@@ -72,17 +67,13 @@ class ShardsPersisted:
     """ShardsPersisted: the parts of all ranks of a node are durable on storage, or will not be."""
 
     version: CheckpointVersion | None = None
-    world_size: int = 0
-    """Ranks that the version consists of."""
-    ranks: tuple[int, ...] = ()
-    """Those of this node."""
-    root: str = ""
-    """Directory of the checkpoints."""
+    world_size: int = 0  # Ranks that the version consists of.
+    ranks: tuple[int, ...] = ()  # Those of this node.
+    root: str = ""  # Directory of the checkpoints.
     attempt: str = ""
     """Name of the attempt in whose directory the parts lie; equal on all nodes of a world."""
     bytes: int = 0
-    error: str = ""
-    """Nonempty: they could not be written, and why."""
+    error: str = ""  # Nonempty: they could not be written, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +83,7 @@ class CommitGrant:
     version: CheckpointVersion | None = None
     world_size: int = 0
     root: str = ""
-    attempt: str = ""
-    """The attempt of the shards; names of earlier coordinators begin with it too."""
+    attempt: str = ""  # The attempt of the shards; names of earlier coordinators begin with it too.
     own: str = ""
     """This coordinator's own name: taking it makes an earlier one find nothing to commit."""
 
@@ -104,8 +94,7 @@ class CommitResult:
 
     version: CheckpointVersion | None = None
     own: str = ""
-    error: str = ""
-    """Nonempty: it was not committed, and why."""
+    error: str = ""  # Nonempty: it was not committed, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +102,7 @@ class CommitAnnounced:
     """CommitAnnounced: a version is committed and will not be lost, or it will not be committed."""
 
     version: CheckpointVersion | None = None
-    error: str = ""
-    """Nonempty: it will not be, and why."""
+    error: str = ""  # Nonempty: it will not be, for this reason.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +113,12 @@ class FlushToStorage:
     """
 
     version: CheckpointVersion | None = None
-    attempt: str = ""
-    """The attempt that its parts are to lie in; the same for all nodes."""
+    attempt: str = ""  # The attempt that its parts are to lie in; the same for all nodes.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseCheckpoints:
-    """ReleaseCheckpoints: what agents of the round in the fence may let go of in memory."""
+    """ReleaseCheckpoints: versions that agents of the round in the fence may drop from memory."""
 
     complete: CheckpointVersion | None = None
     """The newest version that every rank of the world has: older ones may go."""
@@ -141,31 +128,27 @@ class ReleaseCheckpoints:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TierCost:
-    """TierCost: what saves to one tier cost on a node, and the script's word about them.
+    """TierCost: cost of saves to one tier on a node, and the script's word about them.
 
     A cost is the highest of the ranks.
     """
 
     tier: Tier = Tier.UNSPECIFIED
     stop_seconds: float = 0.0
-    """That a save stops training, with what the steps take longer while it is written, s; 0: not
-    measured yet."""
+    """Delay of training by a save: the pause, and the slowdown of steps while it is written, s; 0:
+    not measured yet."""
     durable_seconds: float = 0.0
     """From a save until it is durable, s; 0: at once, or not measured yet."""
-    every: int | None = None
-    """The script's own number of steps; absent: the master's holds."""
+    every: int | None = None  # The script's own number of steps; absent: the master's holds.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavingReport:
-    """SavingReport: what saving costs on a node, and which schedule its ranks know."""
+    """SavingReport: cost of saving on a node, and the schedule that its ranks know."""
 
-    seen_id: int = 0
-    """Newest SetSchedule that all ranks of the node have heard of; 0: none."""
-    seen_step: int = 0
-    """Most steps that one of them had completed when it did."""
-    step_seconds: float = 0.0
-    """A training step without any save, s; 0: not measured yet."""
+    seen_id: int = 0  # Newest SetSchedule that all ranks of the node have heard of; 0: none.
+    seen_step: int = 0  # Most steps that one of them had completed when it did.
+    step_seconds: float = 0.0  # A training step without any save, s; 0: not measured yet.
     costs: tuple[TierCost, ...] = ()
 
 
@@ -177,29 +160,26 @@ class SetSchedule:
     """
 
     schedule_id: int = 0
-    step: int = 0
-    """The first step that it holds for."""
+    step: int = 0  # The first step that it holds for.
     intervals: tuple[TierInterval, ...] = ()
     confirmed: bool = False
-    """False: a rank saves what either schedule asks for, from the step on. True: all ranks have
+    """False: a rank saves at the steps of either schedule, from the step on. True: all ranks have
     heard of it before their step, and the one before ends there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
-    """RestoreRequest: all ranks of a node wait to be told what their round starts from.
+    """RestoreRequest: all ranks of a node wait for the version that their round starts from.
 
     Nothing older trains or is being written there any more.
     """
 
     offers: tuple[TierVersions, ...] = ()
-    """What all ranks of this node could take. From memory: what this node alone has. From storage:
-    what is committed in the directory, at most 16."""
-    told: RestorePlan | None = None
-    """Set: a master has told already, and they have begun."""
+    """Versions that all ranks of this node could take. From memory: those that this node alone has.
+    From storage: those committed in the directory, at most 16."""
+    told: RestorePlan | None = None  # Set: a master has told already, and they have begun.
     parts: tuple[HeldPart, ...] = ()
-    """What lies in its memory, whoever saved it, newest first, at most 8: other nodes may read
-    it."""
+    """Parts in its memory, of any writer, newest first, at most 8: other nodes may read them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +187,9 @@ class HeldPart:
     """HeldPart: parts of a version that a node has in memory."""
 
     version: CheckpointVersion | None = None
-    world_size: int = 0
-    """Ranks that the version consists of."""
-    ranks: tuple[int, ...] = ()
-    """Those whose parts lie here."""
-    whole: bool = False
-    """True: these are all that any world needs, as in MemoryCheckpoints."""
+    world_size: int = 0  # Ranks that the version consists of.
+    ranks: tuple[int, ...] = ()  # Those whose parts lie here.
+    whole: bool = False  # True: these are all that any world needs, as in MemoryCheckpoints.
     world: str = ""
     """Names the world that saved it: two masters may have given one number to two worlds. Empty:
     not known."""
@@ -220,43 +197,37 @@ class HeldPart:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlan:
-    """RestorePlan: what the round in the fence starts from, the same for all of its nodes."""
+    """RestorePlan: version that the round in the fence starts from, equal for all of its nodes."""
 
     plan_id: int = 0
-    version: CheckpointVersion | None = None
-    """Absent: nothing is there to start from."""
+    version: CheckpointVersion | None = None  # Absent: nothing is there to start from.
     tier: Tier = Tier.UNSPECIFIED
-    """Where all nodes take it from; unspecified where nothing is there to start from."""
+    """Tier that all nodes take it from; unspecified where nothing is there to start from."""
     go: bool = False
     """False: check it and answer RestorePlanVerified. True: every node found its part intact, or
     there is nothing to check."""
     share: int = 0
-    """This node's share of what there is to check on storage: files i with i % shares == share."""
+    """This node's share of the files to check on storage: files i with i % shares == share."""
     shares: int = 0
-    notes: tuple[str, ...] = ()
-    """For people: what was passed over, and why."""
-    sources: tuple[PartSource, ...] = ()
-    """With memory: where the parts are that this node lacks."""
+    notes: tuple[str, ...] = ()  # For people: versions that were passed over, each with the reason.
+    sources: tuple[PartSource, ...] = ()  # With memory: places of the parts that this node lacks.
     partial: bool = False
-    """With memory: parts of it are nowhere, and nobody needs them, so it cannot be written to
+    """With memory: parts of it are nowhere, and no rank needs them, so it cannot be written to
     storage."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PartSource:
-    """PartSource: whose memory has parts of the version."""
+    """PartSource: an agent whose memory has parts of the version."""
 
     node_rank: int = 0
-    address: str = ""
-    """Of the agent's PeerService, host:port."""
-    ranks: tuple[int, ...] = ()
-    """Ranks whose parts lie there."""
+    address: str = ""  # Address of the agent's PeerService, host:port.
+    ranks: tuple[int, ...] = ()  # Ranks whose parts lie there.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePlanVerified:
-    """RestorePlanVerified: this node's share of an RestorePlan is intact, or is not."""
+    """RestorePlanVerified: this node's share of a RestorePlan is intact, or is not."""
 
     plan_id: int = 0
-    error: str = ""
-    """Nonempty: what is damaged."""
+    error: str = ""  # Nonempty: the damage.

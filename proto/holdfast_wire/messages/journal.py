@@ -23,14 +23,11 @@ from holdfast_wire.messages.spec import MasterSpec
 
 
 class StragglerOutcome(enum.IntEnum):
-    """StragglerOutcome: what a node's exclusion has shown."""
+    """StragglerOutcome: result of a node's exclusion."""
 
-    UNSPECIFIED = 0
-    """Nothing yet."""
-    NODE = 1
-    """The ranks that took the places of the slow ones are not slow."""
-    RANK = 2
-    """They are as slow: it is the rank's own work, and no node's fault."""
+    UNSPECIFIED = 0  # Nothing yet.
+    NODE = 1  # The ranks that took the places of the slow ones are not slow.
+    RANK = 2  # They are as slow: it is the rank's own work, and no node's fault.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,7 @@ class JournalRecord:
 
     sequence: int = 0
     unix_time: float = 0.0
-    job_seconds: float = 0.0
-    """The job's own time, s: runs only while a master runs."""
+    job_seconds: float = 0.0  # The job's own time, s: runs only while a master runs.
     fact: JournalRecordFact | None = None
     more: bool = False
     """The next record is of the same decision: where the journal ends before it, all of that
@@ -60,12 +56,9 @@ class SegmentOpened:
     incarnation: str = ""
     job_name: str = ""
     job_uid: str = ""
-    version: str = ""
-    """Release that wrote it."""
-    part: int = 0
-    """0: the epoch's first file; others go on where the one before ends."""
-    base: bool = False
-    """The file holds a base: JobFolded records, and no facts."""
+    version: str = ""  # Release that wrote it.
+    part: int = 0  # 0: the epoch's first file; others go on where the one before ends.
+    base: bool = False  # The file holds a base: JobFolded records, and no facts.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +108,10 @@ class WorldDecided:
     restart_count: int = 0
     reason: str = ""
     world_hash: str = ""
-    store_host: str = ""
-    """Filled in once the store is known."""
+    store_host: str = ""  # Filled in once the store is known.
     store_port: int = 0
-    keeps_checkpoints: bool = False
-    """The agents of all members keep checkpoints."""
-    intervals: tuple[TierInterval, ...] = ()
-    """Steps between checkpoints with which it begins."""
+    keeps_checkpoints: bool = False  # The agents of all members keep checkpoints.
+    intervals: tuple[TierInterval, ...] = ()  # Steps between checkpoints with which it begins.
     replicas: tuple[WorldReplica, ...] = ()
     """Under local SGD: the replicas that the members make up, in the order of the members; none:
     they are one world."""
@@ -131,17 +121,12 @@ class WorldDecided:
 class WorldReplica:
     """WorldReplica: members that have a world of their own."""
 
-    number: int = 0
-    """From 1; processes that take the place of others come under a new number."""
-    round: int = 0
-    """Round in which its processes were started."""
-    nodes: int = 0
-    """How many of the members it has."""
-    store_host: str = ""
-    """Filled in once its store is known."""
+    number: int = 0  # From 1; processes that take the place of others come under a new number.
+    round: int = 0  # Round in which its processes were started.
+    nodes: int = 0  # Number of its members.
+    store_host: str = ""  # Filled in once its store is known.
     store_port: int = 0
-    world_hash: str = ""
-    """As in WorldAssignment."""
+    world_hash: str = ""  # As in WorldAssignment.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +138,7 @@ class WorldTraining:
     start_seen: bool = False
     """It counted as training before its ranks reported steps, and that time counts as its start
     now."""
-    guessed: bool = False
-    """A step was guessed from its collectives; which one is not known."""
+    guessed: bool = False  # A step was guessed from its collectives; which one is not known.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +146,9 @@ class WorldEnded:
     """WorldEnded: no rank of a world trains any more."""
 
     round: int = 0
-    step: int = 0
-    """Newest step completed by all ranks."""
+    step: int = 0  # Newest step completed by all ranks.
     reason: str = ""
-    stepless: bool = False
-    """Steps of its script are guessed, and none was in it."""
+    stepless: bool = False  # Steps of its script are guessed, and none was in it.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +197,7 @@ class NodeExcluded:
 
     node: str = ""
     reason: str = ""
-    lifted: bool = False
-    """They avoid it no more: it was not to blame."""
+    lifted: bool = False  # They avoid it no more: it was not to blame.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,17 +207,13 @@ class StragglerTrial:
     What follows shows whether the rank or the node was slow.
     """
 
-    round: int = 0
-    """The world that it left."""
+    round: int = 0  # The world that it left.
     node_rank: int = 0
     agent_id: str = ""
-    host: str = ""
-    """Kubernetes node; empty: not known."""
-    ranks: tuple[int, ...] = ()
-    """Global ranks that were slow."""
+    host: str = ""  # Kubernetes node; empty: not known.
+    ranks: tuple[int, ...] = ()  # Global ranks that were slow.
     usual: float = 0.0
-    """How far their local time lay above that of the others before, and how far since,
-    logarithms."""
+    """Excess of their local time over that of the others before, and since, logarithms."""
     slow: float = 0.0
     unix_time: float = 0.0
     outcome: StragglerOutcome = StragglerOutcome.UNSPECIFIED
@@ -248,12 +225,10 @@ class NodeMarked:
 
     node_rank: int = 0
     agent_id: str = ""
-    mark: str = ""
-    """draining, finished, released, replaced or promised."""
+    mark: str = ""  # draining, finished, released, replaced or promised.
     value: bool = False
     cause: str = ""
-    """Of a draining node: why it is to leave, a cause of incidents. Empty: somebody asked for
-    it."""
+    """Reason of a draining node to leave, a cause of incidents. Empty: a person asked for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,11 +237,9 @@ class NodeJudged:
 
     node_rank: int = 0
     agent_id: str = ""
-    verdict: str = ""
-    """HEALTHY, UNDECIDED, SLOW or FAULTY."""
+    verdict: str = ""  # HEALTHY, UNDECIDED, SLOW or FAULTY.
     reason: str = ""
-    admitted: bool = False
-    """It may join a world."""
+    admitted: bool = False  # It may join a world.
     bad_in_a_row: int = 0
     """Agents of this node rank in a row, this one included, that were slow or faulty."""
     unix_time: float = 0.0
@@ -275,34 +248,29 @@ class NodeJudged:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReferencesLearned:
-    """ReferencesLearned: what healthy nodes reached in a check."""
+    """ReferencesLearned: figures of healthy nodes in a check."""
 
     levels: tuple[ReferenceLevel, ...] = ()
     nodes: tuple[NodeReferences, ...] = ()
-    forgotten: tuple[str, ...] = ()
-    """Nodes whose own figures are not needed any more."""
+    forgotten: tuple[str, ...] = ()  # Nodes whose own figures are not needed any more.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceLevel:
-    """ReferenceLevel: what healthy hardware of one kind reaches of one resource."""
+    """ReferenceLevel: figure of healthy hardware of one kind for one resource."""
 
-    key: str = ""
-    """Resource and kind."""
+    key: str = ""  # Resource and kind.
     resource: str = ""
     kind: str = ""
-    good: float = 0.0
-    """Logarithm of the figure; more is better."""
-    weight: int = 0
-    """Nodes that it comes from."""
+    good: float = 0.0  # Logarithm of the figure; more is better.
+    weight: int = 0  # Nodes that it comes from.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReferences:
-    """NodeReferences: what one node reached in its own last check."""
+    """NodeReferences: figures of one node in its own last check."""
 
-    node: str = ""
-    """Node rank and machine."""
+    node: str = ""  # Node rank and machine.
     figures: tuple[NodeReference, ...] = ()
 
 
@@ -327,13 +295,12 @@ class StopRequested:
 class CheckpointCommitted:
     """CheckpointCommitted: a step lies whole on storage.
 
-    It is in the journal before anybody is told.
+    It is in the journal before any node is told.
     """
 
     version: CheckpointVersion | None = None
     world_size: int = 0
-    root: str = ""
-    """Directory of the checkpoints."""
+    root: str = ""  # Directory of the checkpoints.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,7 +351,7 @@ class NodeCounted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class JobFolded:
-    """JobFolded: what all facts up to its sequence come to.
+    """JobFolded: sum of all facts up to its sequence.
 
     Lists of messages are spread over several of these records, in their order; everything else is
     in the first. The master's durable state has fields of the same names: a new one needs its field
@@ -400,12 +367,10 @@ class JobFolded:
     phase: JobPhase = JobPhase.UNSPECIFIED
     reason: str = ""
     text: str = ""
-    active_since: float = 0.0
-    """The job's own time when it last began or was resumed, s."""
+    active_since: float = 0.0  # The job's own time when it last began or was resumed, s.
     stop: StopRequested | None = None
     nodes: tuple[NodeJoined, ...] = ()
-    departed: tuple[NodeJoined, ...] = ()
-    """The last agent of each node rank that went."""
+    departed: tuple[NodeJoined, ...] = ()  # The last agent of each node rank that went.
     draining: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
     released: tuple[int, ...] = ()
@@ -413,8 +378,7 @@ class JobFolded:
     excluded: tuple[NodeExcluded, ...] = ()
     round: int = 0
     world: WorldDecided | None = None
-    assigned: WorldDecided | None = None
-    """The newest world whose assignments are out."""
+    assigned: WorldDecided | None = None  # The newest world whose assignments are out.
     vacant: int = 0
     assigned_replicas: int = 0
     training: bool = False
@@ -439,38 +403,26 @@ class JobFolded:
     counted_unix: tuple[NodeCounted, ...] = ()
     checkpoint: CheckpointCommitted | None = None
     schedule: ScheduleConfirmed | None = None
-    trained_seconds: float = 0.0
-    """Training in which the failures came, s."""
+    trained_seconds: float = 0.0  # Training in which the failures came, s.
     trains_since: float | None = None
     """The job's own time since which the assigned world trains, s; absent: it does not."""
     promised: tuple[str, ...] = ()
     """Agents that are to leave, as an earlier master promised, and that have not come yet."""
-    goodput_assumed: bool = False
-    """A world ran whose steps nobody reported."""
-    tier_failures: tuple[TierFailures, ...] = ()
-    """By tier that the job went back to."""
-    assumed_round: int = 0
-    """Round that goodput_assumed stands for alone; 0: none, or not alone."""
-    preempted: tuple[int, ...] = ()
-    """Those of draining that are taken away."""
-    steps_guessed: bool = False
-    """Steps of the script are guessed from its collectives."""
-    stepless_rounds: tuple[int, ...] = ()
-    """Ended rounds without a guessed step."""
-    guessed_round: int = 0
-    """Newest round with a guessed step."""
+    goodput_assumed: bool = False  # A world ran whose steps no rank reported.
+    tier_failures: tuple[TierFailures, ...] = ()  # By tier that the job went back to.
+    assumed_round: int = 0  # Round that goodput_assumed stands for alone; 0: none, or not alone.
+    preempted: tuple[int, ...] = ()  # Those of draining that are taken away.
+    steps_guessed: bool = False  # Steps of the script are guessed from its collectives.
+    stepless_rounds: tuple[int, ...] = ()  # Ended rounds without a guessed step.
+    guessed_round: int = 0  # Newest round with a guessed step.
     judged: tuple[NodeJudged, ...] = ()
     """The newest verdict on each node rank that was checked before it joined."""
     reference_levels: tuple[ReferenceLevel, ...] = ()
     node_references: tuple[NodeReferences, ...] = ()
-    strikes: tuple[NodeStruck, ...] = ()
-    """The newest of them."""
-    roster: OuterRoster | None = None
-    """The newest roster of replicas."""
-    last_replica: int = 0
-    """The greatest number that a replica was given."""
-    sync: SyncChosen | None = None
-    """The newest choice of replicas that switch."""
+    strikes: tuple[NodeStruck, ...] = ()  # The newest of them.
+    roster: OuterRoster | None = None  # The newest roster of replicas.
+    last_replica: int = 0  # The greatest number that a replica was given.
+    sync: SyncChosen | None = None  # The newest choice of replicas that switch.
     straggler_trials: tuple[StragglerTrial, ...] = ()
     """By round; of several nodes that left one world together, that of the first."""
 

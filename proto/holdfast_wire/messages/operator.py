@@ -22,8 +22,7 @@ class PodPhase(enum.IntEnum):
     RUNNING = 2
     SUCCEEDED = 3
     FAILED = 4
-    GONE = 5
-    """The pod no longer exists."""
+    GONE = 5  # The pod no longer exists.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +41,9 @@ class ClusterStrikes:
     Others are jobs, and the nodes themselves with what they show. It replaces an earlier one.
     """
 
-    strikes: tuple[NodeStruck, ...] = ()
-    """Each with its job."""
+    strikes: tuple[NodeStruck, ...] = ()  # Each with its job.
     avoided: tuple[AvoidedHost, ...] = ()
-    """Kubernetes nodes that new pods of this job avoid for what several jobs met there."""
+    """Kubernetes nodes that new pods of this job avoid because of several jobs' strikes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class PodListDone:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PodObservation:
-    """PodObservation: what the operator sees of one worker pod (locally: agent process)."""
+    """PodObservation: the operator's view of one worker pod (locally: agent process)."""
 
     node_rank: int = 0
     pod_uid: str = ""
@@ -72,25 +70,19 @@ class PodObservation:
     exit_code: int = 0
     """Exit code of the agent's container, or -N for signal N; valid when phase is SUCCEEDED, FAILED
     or GONE."""
-    reason: str = ""
-    """For example OOMKilled, Evicted, Deleted; locally Killed."""
-    conditions: tuple[str, ...] = ()
-    """Conditions as "Type=Status"."""
-    node: str = ""
-    """Kubernetes node; locally the pod's own name."""
-    terminating: bool = False
-    """A deletion is under way."""
+    reason: str = ""  # For example OOMKilled, Evicted, Deleted; locally Killed.
+    conditions: tuple[str, ...] = ()  # Conditions as "Type=Status".
+    node: str = ""  # Kubernetes node; locally the pod's own name.
+    terminating: bool = False  # A deletion is under way.
     wanted: bool = False
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no
     preemption."""
-    text: str = ""
-    """The last thing that a pod which failed said: locally the last line of its log."""
+    text: str = ""  # Last words of a failed pod; locally the last line of its log.
     ends: int = 0
     """Ends of the agent's container after which its node starts it again in the same pod. While the
     pod runs, exit_code, reason and text are those of the newest of them."""
     unreachable: bool = False
-    """Its Kubernetes node answers nothing to the operator, which others answer: it is gone or cut
-    off."""
+    """Its Kubernetes node does not answer the operator, while others do: it is gone or cut off."""
     notice: NoticeReceived | None = None
     """A taint or condition of its Kubernetes node announces the node's end. Absent: none does."""
 
@@ -109,8 +101,7 @@ class StopRequest:
     """StopRequest: end the job (deleted, activeDeadline, the person's Ctrl-C)."""
 
     reason: str = ""
-    grace_seconds: float = 0.0
-    """Time for a checkpoint barrier and SIGTERM, s."""
+    grace_seconds: float = 0.0  # Time for a checkpoint barrier and SIGTERM, s.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +110,7 @@ class SyncResponse:
 
     message: SyncResponseMessage | None = None
     fence: Fence | None = None
-    """The master that says it; its round is 0. Of a master that sends none nothing is known."""
+    """Fence of the sending master; its round is 0. Absent: the master is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +119,9 @@ class ReplaceDecision:
 
     decision_id: int = 0
     node_rank: int = 0
-    pod_uid: str = ""
-    """The pod that is to go; a newer pod of the rank satisfies the decision."""
+    pod_uid: str = ""  # Pod that is to go; a newer pod of the rank satisfies the decision.
     reason: str = ""
-    avoid_node: str = ""
-    """Kubernetes node to avoid; empty: any."""
+    avoid_node: str = ""  # Kubernetes node to avoid; empty: any.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +152,7 @@ class ExcludeDecision:
     decision_id: int = 0
     node: str = ""
     reason: str = ""
-    lifted: bool = False
-    """They avoid it no more."""
+    lifted: bool = False  # They avoid it no more.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,14 +161,13 @@ class FinishDecision:
 
     decision_id: int = 0
     succeeded: bool = False
-    reason: str = ""
-    """CamelCase, for conditions."""
+    reason: str = ""  # CamelCase, for conditions.
     text: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StrikesReported:
-    """StrikesReported: what spoke against hosts of this job. Some may have been told before."""
+    """StrikesReported: strikes against hosts of this job. Some may have been sent before."""
 
     strikes: tuple[NodeStruck, ...] = ()
 

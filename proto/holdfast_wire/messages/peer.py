@@ -14,7 +14,7 @@ from holdfast_wire.messages.fence import Fence
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GetRoundRequest:
-    """GetRoundRequest names who asks."""
+    """GetRoundRequest names the asking agent."""
 
     node_rank: int = 0
     fence: Fence | None = None
@@ -25,11 +25,10 @@ class GetRoundResponse:
     """GetRoundResponse: the newest fence that the asked agent has accepted."""
 
     fence: Fence | None = None
-    has_master: bool = False
-    """The asked agent has a master right now."""
+    has_master: bool = False  # The asked agent has a master right now.
     barrier: SetBarrier | None = None
-    """What the ranks of the fence's round were asked for: a master may end while it tells the
-    agents, and ranks that stop at different steps lose what they did since their checkpoint."""
+    """Barrier of the ranks of the fence's round: a master may end while it tells the agents, and
+    ranks that stop at different steps lose what they did since their checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +44,10 @@ class DescribePartRequest:
 class DescribePartResponse:
     """DescribePartResponse: pieces of a description, to be put together in their order."""
 
-    table: bytes = b""
-    """The shard table, as the rank wrote it."""
-    bytes_room: int = 0
-    """Bytes that the arena has for values that are no tensors."""
-    lengths: tuple[int, ...] = ()
-    """Of these values, in the table's order, bytes."""
-    hashes: tuple[int, ...] = ()
-    """xxh3-64 of each item, in the table's order."""
+    table: bytes = b""  # The shard table, as the rank wrote it.
+    bytes_room: int = 0  # Bytes that the arena has for values that are no tensors.
+    lengths: tuple[int, ...] = ()  # Lengths of these values, in the table's order, bytes.
+    hashes: tuple[int, ...] = ()  # xxh3-64 of each item, in the table's order.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

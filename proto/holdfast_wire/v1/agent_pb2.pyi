@@ -87,7 +87,7 @@ class _NoticeKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """Its host will be maintained: it may freeze or restart."""
 
 class NoticeKind(_NoticeKind, metaclass=_NoticeKindEnumTypeWrapper):
-    """NoticeKind says what will happen to a node."""
+    """NoticeKind is the announced fate of a node."""
 
 NOTICE_KIND_UNSPECIFIED: NoticeKind.ValueType  # 0
 NOTICE_KIND_PREEMPTION: NoticeKind.ValueType  # 1
@@ -109,7 +109,7 @@ class _AssignmentModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper.
     """Hand the newest roster of replicas to running processes, which take it up at their next sync (local SGD)."""
 
 class AssignmentMode(_AssignmentMode, metaclass=_AssignmentModeEnumTypeWrapper):
-    """AssignmentMode: how a world is entered."""
+    """AssignmentMode: the way into a world."""
 
 ASSIGNMENT_MODE_UNSPECIFIED: AssignmentMode.ValueType  # 0
 ASSIGNMENT_MODE_RESTART: AssignmentMode.ValueType  # 1
@@ -323,7 +323,7 @@ class SessionResponse(google.protobuf.message.Message):
     CHECK_NODE_FIELD_NUMBER: builtins.int
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
-        """Of the master that sends it; round-scoped messages carry the round that they are about."""
+        """Fence of the master that sends it; a round-scoped message carries its round."""
 
     @property
     def welcome(self) -> Global___Welcome: ...
@@ -793,7 +793,7 @@ class GroupCollectives(google.protobuf.message.Message):
 
     @property
     def issued_us(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """When it was issued: Unix time of the node's own clock, microseconds; the first one whole, then the differences."""
+        """Times of issue: Unix time of the node's own clock, microseconds; the first one whole, then the differences."""
 
     def __init__(
         self,
@@ -1002,7 +1002,7 @@ class RoundStarted(google.protobuf.message.Message):
     spawned_seconds: builtins.float
     first_step_seconds: builtins.float
     cold_reason: builtins.str
-    """Nonempty: processes were spawned cold instead of forked, and why."""
+    """Nonempty: processes were spawned cold instead of forked, for this reason."""
     def __init__(
         self,
         *,
@@ -1174,7 +1174,7 @@ class Warmed(google.protobuf.message.Message):
     COLD_REASON_FIELD_NUMBER: builtins.int
     seconds: builtins.float
     cold_reason: builtins.str
-    """Nonempty: forking is not possible and why; workers will be started cold."""
+    """Nonempty: forking is not possible, for this reason; workers will be started cold."""
     def __init__(
         self,
         *,
@@ -1235,7 +1235,7 @@ class Welcome(google.protobuf.message.Message):
     lease_seconds: builtins.float
     """The agent's lease: the zygote kills its workers when the lease word is this stale, s."""
     masterless_limit_seconds: builtins.float
-    """How long the agent may train on without a master, s."""
+    """Longest time for which the agent trains on without a master, s."""
     stop_grace_seconds: builtins.float
     """SIGTERM to SIGKILL for drain, stop and success, s."""
     round: builtins.int
@@ -1249,7 +1249,7 @@ class Welcome(google.protobuf.message.Message):
 
     @property
     def health(self) -> holdfast_wire.v1.spec_pb2.HealthPolicy:
-        """The job's spec.health. Absent: nobody is judged, so the agent samples nothing."""
+        """The job's spec.health. Absent: no rank is judged, so the agent samples nothing."""
 
     def __init__(
         self,
@@ -1334,7 +1334,7 @@ class WorldAssignment(google.protobuf.message.Message):
     world_hash: builtins.str
     """SHA-256 over (epoch, group, round, members in rank order with their agent ids), hex."""
     reason: builtins.str
-    """Why this world was made; shown to people."""
+    """Reason for this world; shown to people."""
     min_nodes: builtins.int
     max_nodes: builtins.int
     keeps_checkpoints: builtins.bool
@@ -1463,7 +1463,7 @@ Global___RosterFailed: typing_extensions.TypeAlias = RosterFailed
 
 @typing.final
 class PeerAddress(google.protobuf.message.Message):
-    """PeerAddress: where another agent of the world answers."""
+    """PeerAddress: address of another agent of the world."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1618,7 +1618,7 @@ class StateDigest(google.protobuf.message.Message):
     """The job's own time, s."""
     restart_count: builtins.int
     ended_round: builtins.int
-    """Round that was ended and that no other has followed yet; 0: none. Who finds it running ends it."""
+    """Round that was ended and that no other has followed yet; 0: none. A node that finds it running ends it."""
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
     @property
@@ -1743,7 +1743,7 @@ class CheckNode(google.protobuf.message.Message):
     partner: builtins.int
     """Node rank of the partner; meaningful in a pair."""
     host: builtins.str
-    """JOIN: where the partner listens."""
+    """JOIN: address at which the partner listens."""
     port: builtins.int
     deadline_seconds: builtins.float
     """Time until the answer, s. What is not measured by then is left out."""
@@ -1805,7 +1805,7 @@ class NodeChecked(google.protobuf.message.Message):
     kind: builtins.str
     """Hardware: figures of nodes of one kind are comparable."""
     refused: builtins.str
-    """Why nothing was measured; empty: it was."""
+    """Reason why nothing was measured; empty: it was."""
     @property
     def round(self) -> Global___CheckRound: ...
     @property

@@ -45,7 +45,7 @@ Global___Tier: typing_extensions.TypeAlias = Tier
 
 @typing.final
 class CheckpointVersion(google.protobuf.message.Message):
-    """CheckpointVersion: what was saved. Versions are ordered by lineage, then by step."""
+    """CheckpointVersion: a saved state. Versions are ordered by lineage, then by step."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -87,7 +87,7 @@ Global___TierInterval: typing_extensions.TypeAlias = TierInterval
 
 @typing.final
 class TierVersions(google.protobuf.message.Message):
-    """TierVersions: what a node could take from one tier, newest first."""
+    """TierVersions: versions that a node could take from one tier, newest first."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -108,7 +108,7 @@ Global___TierVersions: typing_extensions.TypeAlias = TierVersions
 
 @typing.final
 class MemoryCheckpoints(google.protobuf.message.Message):
-    """MemoryCheckpoints: what every rank of the node has in memory, after it changed. About the round in the fence."""
+    """MemoryCheckpoints: versions that every rank of the node has in memory, after a change. About the round in the fence."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -157,7 +157,7 @@ class ShardsPersisted(google.protobuf.message.Message):
     """Name of the attempt in whose directory the parts lie; equal on all nodes of a world."""
     bytes: builtins.int
     error: builtins.str
-    """Nonempty: they could not be written, and why."""
+    """Nonempty: they could not be written, for this reason."""
     @property
     def version(self) -> Global___CheckpointVersion: ...
     @property
@@ -224,7 +224,7 @@ class CommitResult(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     own: builtins.str
     error: builtins.str
-    """Nonempty: it was not committed, and why."""
+    """Nonempty: it was not committed, for this reason."""
     @property
     def version(self) -> Global___CheckpointVersion: ...
     def __init__(
@@ -248,7 +248,7 @@ class CommitAnnounced(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
     error: builtins.str
-    """Nonempty: it will not be, and why."""
+    """Nonempty: it will not be, for this reason."""
     @property
     def version(self) -> Global___CheckpointVersion: ...
     def __init__(
@@ -290,7 +290,7 @@ Global___FlushToStorage: typing_extensions.TypeAlias = FlushToStorage
 
 @typing.final
 class ReleaseCheckpoints(google.protobuf.message.Message):
-    """ReleaseCheckpoints: what agents of the round in the fence may let go of in memory."""
+    """ReleaseCheckpoints: versions that agents of the round in the fence may drop from memory."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -317,7 +317,7 @@ Global___ReleaseCheckpoints: typing_extensions.TypeAlias = ReleaseCheckpoints
 
 @typing.final
 class TierCost(google.protobuf.message.Message):
-    """TierCost: what saves to one tier cost on a node, and the script's word about them. A cost is the highest of the ranks."""
+    """TierCost: cost of saves to one tier on a node, and the script's word about them. A cost is the highest of the ranks."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -327,7 +327,7 @@ class TierCost(google.protobuf.message.Message):
     EVERY_FIELD_NUMBER: builtins.int
     tier: Global___Tier.ValueType
     stop_seconds: builtins.float
-    """That a save stops training, with what the steps take longer while it is written, s; 0: not measured yet."""
+    """Delay of training by a save: the pause, and the slowdown of steps while it is written, s; 0: not measured yet."""
     durable_seconds: builtins.float
     """From a save until it is durable, s; 0: at once, or not measured yet."""
     every: builtins.int
@@ -348,7 +348,7 @@ Global___TierCost: typing_extensions.TypeAlias = TierCost
 
 @typing.final
 class SavingReport(google.protobuf.message.Message):
-    """SavingReport: what saving costs on a node, and which schedule its ranks know."""
+    """SavingReport: cost of saving on a node, and the schedule that its ranks know."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -390,7 +390,7 @@ class SetSchedule(google.protobuf.message.Message):
     step: builtins.int
     """The first step that it holds for."""
     confirmed: builtins.bool
-    """False: a rank saves what either schedule asks for, from the step on. True: all ranks have heard of it before their
+    """False: a rank saves at the steps of either schedule, from the step on. True: all ranks have heard of it before their
     step, and the one before ends there.
     """
     @property
@@ -409,7 +409,7 @@ Global___SetSchedule: typing_extensions.TypeAlias = SetSchedule
 
 @typing.final
 class RestoreRequest(google.protobuf.message.Message):
-    """RestoreRequest: all ranks of a node wait to be told what their round starts from. Nothing
+    """RestoreRequest: all ranks of a node wait for the version that their round starts from. Nothing
     older trains or is being written there any more.
     """
 
@@ -420,8 +420,8 @@ class RestoreRequest(google.protobuf.message.Message):
     PARTS_FIELD_NUMBER: builtins.int
     @property
     def offers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TierVersions]:
-        """What all ranks of this node could take. From memory: what this node alone has. From storage: what is committed in
-        the directory, at most 16.
+        """Versions that all ranks of this node could take. From memory: those that this node alone has. From storage: those
+        committed in the directory, at most 16.
         """
 
     @property
@@ -430,7 +430,7 @@ class RestoreRequest(google.protobuf.message.Message):
 
     @property
     def parts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___HeldPart]:
-        """What lies in its memory, whoever saved it, newest first, at most 8: other nodes may read it."""
+        """Parts in its memory, of any writer, newest first, at most 8: other nodes may read them."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ Global___HeldPart: typing_extensions.TypeAlias = HeldPart
 
 @typing.final
 class RestorePlan(google.protobuf.message.Message):
-    """RestorePlan: what the round in the fence starts from, the same for all of its nodes."""
+    """RestorePlan: version that the round in the fence starts from, equal for all of its nodes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -498,27 +498,27 @@ class RestorePlan(google.protobuf.message.Message):
     PARTIAL_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
     tier: Global___Tier.ValueType
-    """Where all nodes take it from; unspecified where nothing is there to start from."""
+    """Tier that all nodes take it from; unspecified where nothing is there to start from."""
     go: builtins.bool
     """False: check it and answer RestorePlanVerified. True: every node found its part intact, or there is nothing to
     check.
     """
     share: builtins.int
-    """This node's share of what there is to check on storage: files i with i % shares == share."""
+    """This node's share of the files to check on storage: files i with i % shares == share."""
     shares: builtins.int
     partial: builtins.bool
-    """With memory: parts of it are nowhere, and nobody needs them, so it cannot be written to storage."""
+    """With memory: parts of it are nowhere, and no rank needs them, so it cannot be written to storage."""
     @property
     def version(self) -> Global___CheckpointVersion:
         """Absent: nothing is there to start from."""
 
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """For people: what was passed over, and why."""
+        """For people: versions that were passed over, each with the reason."""
 
     @property
     def sources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PartSource]:
-        """With memory: where the parts are that this node lacks."""
+        """With memory: places of the parts that this node lacks."""
 
     def __init__(
         self,
@@ -540,7 +540,7 @@ Global___RestorePlan: typing_extensions.TypeAlias = RestorePlan
 
 @typing.final
 class PartSource(google.protobuf.message.Message):
-    """PartSource: whose memory has parts of the version."""
+    """PartSource: an agent whose memory has parts of the version."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -549,7 +549,7 @@ class PartSource(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     node_rank: builtins.int
     address: builtins.str
-    """Of the agent's PeerService, host:port."""
+    """Address of the agent's PeerService, host:port."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ranks whose parts lie there."""
@@ -567,7 +567,7 @@ Global___PartSource: typing_extensions.TypeAlias = PartSource
 
 @typing.final
 class RestorePlanVerified(google.protobuf.message.Message):
-    """RestorePlanVerified: this node's share of an RestorePlan is intact, or is not."""
+    """RestorePlanVerified: this node's share of a RestorePlan is intact, or is not."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -575,7 +575,7 @@ class RestorePlanVerified(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
     error: builtins.str
-    """Nonempty: what is damaged."""
+    """Nonempty: the damage."""
     def __init__(
         self,
         *,

@@ -37,7 +37,7 @@ class _StragglerOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrappe
     """They are as slow: it is the rank's own work, and no node's fault."""
 
 class StragglerOutcome(_StragglerOutcome, metaclass=_StragglerOutcomeEnumTypeWrapper):
-    """StragglerOutcome: what a node's exclusion has shown."""
+    """StragglerOutcome: result of a node's exclusion."""
 
 STRAGGLER_OUTCOME_UNSPECIFIED: StragglerOutcome.ValueType  # 0
 """Nothing yet."""
@@ -394,7 +394,7 @@ class WorldReplica(google.protobuf.message.Message):
     round: builtins.int
     """Round in which its processes were started."""
     nodes: builtins.int
-    """How many of the members it has."""
+    """Number of its members."""
     store_host: builtins.str
     """Filled in once its store is known."""
     store_port: builtins.int
@@ -619,7 +619,7 @@ class StragglerTrial(google.protobuf.message.Message):
     host: builtins.str
     """Kubernetes node; empty: not known."""
     usual: builtins.float
-    """How far their local time lay above that of the others before, and how far since, logarithms."""
+    """Excess of their local time over that of the others before, and since, logarithms."""
     slow: builtins.float
     unix_time: builtins.float
     outcome: Global___StragglerOutcome.ValueType
@@ -661,7 +661,7 @@ class NodeMarked(google.protobuf.message.Message):
     """draining, finished, released, replaced or promised."""
     value: builtins.bool
     cause: builtins.str
-    """Of a draining node: why it is to leave, a cause of incidents. Empty: somebody asked for it."""
+    """Reason of a draining node to leave, a cause of incidents. Empty: a person asked for it."""
     def __init__(
         self,
         *,
@@ -716,7 +716,7 @@ Global___NodeJudged: typing_extensions.TypeAlias = NodeJudged
 
 @typing.final
 class ReferencesLearned(google.protobuf.message.Message):
-    """ReferencesLearned: what healthy nodes reached in a check."""
+    """ReferencesLearned: figures of healthy nodes in a check."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -744,7 +744,7 @@ Global___ReferencesLearned: typing_extensions.TypeAlias = ReferencesLearned
 
 @typing.final
 class ReferenceLevel(google.protobuf.message.Message):
-    """ReferenceLevel: what healthy hardware of one kind reaches of one resource."""
+    """ReferenceLevel: figure of healthy hardware of one kind for one resource."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -776,7 +776,7 @@ Global___ReferenceLevel: typing_extensions.TypeAlias = ReferenceLevel
 
 @typing.final
 class NodeReferences(google.protobuf.message.Message):
-    """NodeReferences: what one node reached in its own last check."""
+    """NodeReferences: figures of one node in its own last check."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -841,7 +841,7 @@ Global___StopRequested: typing_extensions.TypeAlias = StopRequested
 
 @typing.final
 class CheckpointCommitted(google.protobuf.message.Message):
-    """CheckpointCommitted: a step lies whole on storage. It is in the journal before anybody is told."""
+    """CheckpointCommitted: a step lies whole on storage. It is in the journal before any node is told."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -977,7 +977,7 @@ Global___NodeCounted: typing_extensions.TypeAlias = NodeCounted
 
 @typing.final
 class JobFolded(google.protobuf.message.Message):
-    """JobFolded: what all facts up to its sequence come to. Lists of messages are spread over several of these records, in
+    """JobFolded: sum of all facts up to its sequence. Lists of messages are spread over several of these records, in
     their order; everything else is in the first. The master's durable state has fields of the same names: a new one
     needs its field here and there, and nothing else.
     """
@@ -1076,7 +1076,7 @@ class JobFolded(google.protobuf.message.Message):
     trains_since: builtins.float
     """The job's own time since which the assigned world trains, s; absent: it does not."""
     goodput_assumed: builtins.bool
-    """A world ran whose steps nobody reported."""
+    """A world ran whose steps no rank reported."""
     assumed_round: builtins.int
     """Round that goodput_assumed stands for alone; 0: none, or not alone."""
     steps_guessed: builtins.bool

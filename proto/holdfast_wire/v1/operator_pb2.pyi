@@ -111,7 +111,7 @@ class ClusterStrikes(google.protobuf.message.Message):
 
     @property
     def avoided(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AvoidedHost]:
-        """Kubernetes nodes that new pods of this job avoid for what several jobs met there."""
+        """Kubernetes nodes that new pods of this job avoid because of several jobs' strikes."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ Global___PodListDone: typing_extensions.TypeAlias = PodListDone
 
 @typing.final
 class PodObservation(google.protobuf.message.Message):
-    """PodObservation: what the operator sees of one worker pod (locally: agent process)."""
+    """PodObservation: the operator's view of one worker pod (locally: agent process)."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -190,13 +190,13 @@ class PodObservation(google.protobuf.message.Message):
     wanted: builtins.bool
     """The operator itself deleted it (scale down, suspend, cleanup): no failure and no preemption."""
     text: builtins.str
-    """The last thing that a pod which failed said: locally the last line of its log."""
+    """Last words of a failed pod; locally the last line of its log."""
     ends: builtins.int
     """Ends of the agent's container after which its node starts it again in the same pod. While the
     pod runs, exit_code, reason and text are those of the newest of them.
     """
     unreachable: builtins.bool
-    """Its Kubernetes node answers nothing to the operator, which others answer: it is gone or cut off."""
+    """Its Kubernetes node does not answer the operator, while others do: it is gone or cut off."""
     @property
     def conditions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Conditions as "Type=Status"."""
@@ -302,7 +302,7 @@ class SyncResponse(google.protobuf.message.Message):
     def strikes(self) -> Global___StrikesReported: ...
     @property
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence:
-        """The master that says it; its round is 0. Of a master that sends none nothing is known."""
+        """Fence of the sending master; its round is 0. Absent: the master is unknown."""
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class ReplaceDecision(google.protobuf.message.Message):
     decision_id: builtins.int
     node_rank: builtins.int
     pod_uid: builtins.str
-    """The pod that is to go; a newer pod of the rank satisfies the decision."""
+    """Pod that is to go; a newer pod of the rank satisfies the decision."""
     reason: builtins.str
     avoid_node: builtins.str
     """Kubernetes node to avoid; empty: any."""
@@ -456,7 +456,7 @@ Global___FinishDecision: typing_extensions.TypeAlias = FinishDecision
 
 @typing.final
 class StrikesReported(google.protobuf.message.Message):
-    """StrikesReported: what spoke against hosts of this job. Some may have been told before."""
+    """StrikesReported: strikes against hosts of this job. Some may have been sent before."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

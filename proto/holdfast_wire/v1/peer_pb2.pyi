@@ -23,7 +23,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class GetRoundRequest(google.protobuf.message.Message):
-    """GetRoundRequest names who asks."""
+    """GetRoundRequest names the asking agent."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -58,7 +58,7 @@ class GetRoundResponse(google.protobuf.message.Message):
     def fence(self) -> holdfast_wire.v1.fence_pb2.Fence: ...
     @property
     def barrier(self) -> holdfast_wire.v1.agent_pb2.SetBarrier:
-        """What the ranks of the fence's round were asked for: a master may end while it tells the agents,
+        """Barrier of the ranks of the fence's round: a master may end while it tells the agents,
         and ranks that stop at different steps lose what they did since their checkpoint.
         """
 
@@ -116,7 +116,7 @@ class DescribePartResponse(google.protobuf.message.Message):
     """Bytes that the arena has for values that are no tensors."""
     @property
     def lengths(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of these values, in the table's order, bytes."""
+        """Lengths of these values, in the table's order, bytes."""
 
     @property
     def hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

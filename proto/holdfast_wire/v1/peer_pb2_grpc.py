@@ -65,14 +65,14 @@ class PeerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribePart(self, request, context):
-        """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent.
+        """DescribePart returns the contents of one rank's part of a version, in the memory of the asked agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadPart(self, request, context):
-        """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told.
+        """ReadPart reads bytes of such a part. The reader compares the hashes with those of DescribePart.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -114,10 +114,10 @@ class PeerServiceStub(typing.Generic[_PeerServiceGetRoundType, _PeerServiceDescr
     """
 
     DescribePart: _PeerServiceDescribePartType
-    """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent."""
+    """DescribePart returns the contents of one rank's part of a version, in the memory of the asked agent."""
 
     ReadPart: _PeerServiceReadPartType
-    """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told."""
+    """ReadPart reads bytes of such a part. The reader compares the hashes with those of DescribePart."""
 
 PeerServiceAsyncStub: typing_extensions.TypeAlias = PeerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
@@ -153,7 +153,7 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         request: holdfast_wire.v1.peer_pb2.DescribePartRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[holdfast_wire.v1.peer_pb2.DescribePartResponse], collections.abc.AsyncIterator[holdfast_wire.v1.peer_pb2.DescribePartResponse]]:
-        """DescribePart says what one rank's part of a version consists of, in the memory of the asked agent."""
+        """DescribePart returns the contents of one rank's part of a version, in the memory of the asked agent."""
 
     @abc.abstractmethod
     def ReadPart(
@@ -161,6 +161,6 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         request: holdfast_wire.v1.peer_pb2.ReadPartRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[holdfast_wire.v1.peer_pb2.ReadPartResponse], collections.abc.AsyncIterator[holdfast_wire.v1.peer_pb2.ReadPartResponse]]:
-        """ReadPart reads bytes of such a part. Who reads compares the hashes of what it was told."""
+        """ReadPart reads bytes of such a part. The reader compares the hashes with those of DescribePart."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

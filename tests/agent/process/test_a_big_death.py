@@ -7,14 +7,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agents.agent_process import AgentProcess
+from agents.scripted_node import Node
 from holdfast_wire.messages import Heartbeat, RoundStarted, WorkerExited
-from masters.scripted_master import AgentStream, ScriptedMaster, assignment
+from masters.scripted_master import AgentStream, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
@@ -68,14 +67,9 @@ async def _pids(stream: AgentStream, number: int) -> list[int]:
     return [rank.pid for rank in (await stream.wait(Heartbeat, complete)).ranks]
 
 
-async def test_a_big_ranks_death_is_told_while_its_memory_is_given_back(
-    master: ScriptedMaster,
-    start_agent: Callable[..., AgentProcess],
-    script: Callable[[str], str],
-) -> None:
+async def test_a_big_ranks_death_is_told_while_its_memory_is_given_back(node: Node) -> None:
     """Its peer dies at the master's word before it does; the next round waits for both."""
-    start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await master.warm_stream()
+    _, stream = await node.start(TRAIN, nproc=2)
     stream.send(assignment(await stream.prepare_store("one")), 1)
     small, big = await _pids(stream, 1)
     second = await stream.prepare_store("two")

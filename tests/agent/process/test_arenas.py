@@ -84,6 +84,14 @@ def _arenas(pids: list[int]) -> set[int]:
     return found
 
 
+def _held(agent: AgentProcess) -> set[int]:
+    """Wait until the ranks have saved; return the arenas of the agent and its family."""
+    agent.until(lambda: len(_said(agent, "step")) > 20)
+    held = _arenas([agent.pid, *(process.pid for process in agent.family())])
+    assert len(held) == 2, "an arena for each rank"
+    return held
+
+
 def test_a_killed_rank_comes_back_to_the_step_before_from_memory(
     start: Start, tmp_path: Path
 ) -> None:
@@ -130,10 +138,7 @@ def test_a_step_that_only_one_rank_saved_is_gone_when_the_job_has_ended(
 def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:
     """The arenas that ranks and agent held are nobody's afterwards."""
     agent = start(4000)
-    agent.until(lambda: len(_said(agent, "step")) > 20)
-    everybody = [agent.pid, *(process.pid for process in agent.family())]
-    held = _arenas(everybody)
-    assert len(held) == 2, "an arena for each rank"
+    held = _held(agent)
     agent.send(signal.SIGTERM)
     agent.wait(60)
     assert _arenas(psutil.pids()) & held == set()
@@ -142,10 +147,7 @@ def test_no_byte_is_left_when_the_job_has_ended(start: Start) -> None:
 def test_no_byte_is_left_when_the_agent_is_killed(start: Start, tmp_path: Path) -> None:
     """Its memory goes with it and its ranks; the next agent removes the socket."""
     agent = start(4000, forked=False)
-    agent.until(lambda: len(_said(agent, "step")) > 20)
-    family = agent.family()
-    held = _arenas([agent.pid, *(process.pid for process in family)])
-    assert len(held) == 2
+    held, family = _held(agent), agent.family()
     agent.send(signal.SIGKILL)
     assert wait_gone(family, 5.0) == []
     assert _arenas(psutil.pids()) & held == set()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, Script, StartAgent, eventually
+from agents.agent_process import AgentProcess, eventually
+from agents.scripted_node import Node
 from holdfast_wire.messages import (
     CheckListening,
     CheckNode,
@@ -23,7 +22,7 @@ from holdfast_wire.messages import (
     RoundStarted,
 )
 from holdfast_wire.resources import Resource
-from masters.scripted_master import AgentStream, ScriptedMaster, assignment
+from masters.scripted_master import AgentStream, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
@@ -32,10 +31,10 @@ WAIT = "import time; time.sleep(600)"
 PROGRAM = "holdfast_agent.health.node_check.program"
 
 
-def alone(number: int, seconds: float = 120.0) -> CheckNode:
+def alone(number: int) -> CheckNode:
     """The order of a round by itself."""
     round_ = CheckRound(check=7, number=number)
-    return CheckNode(round=round_, role=CheckRole.ALONE, deadline_seconds=seconds)
+    return CheckNode(round=round_, role=CheckRole.ALONE, deadline_seconds=120.0)
 
 
 async def answered(stream: AgentStream, number: int) -> NodeChecked:
@@ -56,12 +55,16 @@ def measuring(agent: AgentProcess) -> list[psutil.Process]:
     return found
 
 
-async def test_a_node_measures_itself_beside_its_connection(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def run_ranks(stream: AgentStream, agent: AgentProcess) -> None:
+    """Have a round started; no process measures then."""
+    stream.send(assignment(await stream.prepare_store("s1"), nproc=1), 1)
+    await stream.wait(RoundStarted)
+    await eventually(lambda: not measuring(agent), within=30)
+
+
+async def test_a_node_measures_itself_beside_its_connection(node: Node) -> None:
     """Every figure comes, heartbeats go on, and the same order again has the same answer."""
-    start_agent(script(WAIT))
-    stream = await master.warm_stream()
+    _, stream = await node.start(WAIT)
     before = len(stream.all(Heartbeat))
     stream.send(alone(0))
     answer = await answered(stream, 0)
@@ -76,12 +79,9 @@ async def test_a_node_measures_itself_beside_its_connection(
     assert stream.all(NodeChecked) == [answer, answer]
 
 
-async def test_the_process_that_measures_stays_for_the_next_round(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_the_process_that_measures_stays_for_the_next_round(node: Node) -> None:
     """Torch is imported once for a check, and ranks start beside no such process."""
-    agent = start_agent(script(WAIT))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(WAIT)
     stream.send(alone(0))
     await answered(stream, 0)
     before = measuring(agent)
@@ -89,22 +89,16 @@ async def test_the_process_that_measures_stays_for_the_next_round(
     await answered(stream, 1)
     assert len(before) == 1
     assert measuring(agent) == before
-    store = await stream.prepare_store("s1")
-    stream.send(assignment(store, nproc=1), 1)
-    await stream.wait(RoundStarted)
-    await eventually(lambda: not measuring(agent), within=30)
+    await run_ranks(stream, agent)
 
 
-async def test_torch_is_imported_beside_the_zygote_where_checks_are_wanted(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_torch_is_imported_beside_the_zygote_where_checks_are_wanted(node: Node) -> None:
     """The process that does so measures in the first round."""
     preflight = PreflightPolicy(mode=HealthMode.REPORT)
-    master.welcome = replace(master.welcome, health=HealthPolicy(preflight=preflight))
-    agent = start_agent(script(WAIT), forked=False)
-    stream = await master.stream(0, within=90)
-    await eventually(lambda: bool(measuring(agent)), within=60)
-    before = measuring(agent)
+    node.master.welcome = replace(node.master.welcome, health=HealthPolicy(preflight=preflight))
+    agent = node.agent(WAIT, forked=False)
+    stream = await node.master.stream(0, within=90)
+    before = await eventually(lambda: measuring(agent), within=60)
     await stream.warm()
     stream.send(alone(0))
     answer = await answered(stream, 0)
@@ -112,41 +106,25 @@ async def test_torch_is_imported_beside_the_zygote_where_checks_are_wanted(
     assert measuring(agent) == before
 
 
-async def test_a_measurement_that_dies_is_the_nodes_figure(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_measurement_that_dies_is_the_nodes_figure(node: Node) -> None:
     """The resource is named, although the agent reaps every child that is not known."""
-    agent = start_agent(script(WAIT))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(WAIT)
     stream.send(alone(0))
-    await eventually(lambda: bool(measuring(agent)), within=60)
-    os.kill(measuring(agent)[0].pid, signal.SIGKILL)
+    (child,) = await eventually(lambda: measuring(agent), within=60)
+    child.kill()
     answer = await answered(stream, 0)
     assert [one.error for one in answer.figures if one.error] == ["its process ended by signal 9"]
 
 
-async def test_two_nodes_measure_what_lies_between_them(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_two_nodes_measure_what_lies_between_them(node: Node) -> None:
     """The one that listens says where, and both have the figures."""
-    start_agent(script(WAIT))
-    start_agent(script(WAIT), node_rank=1)
-    first, second = await master.stream(0, within=90), await master.stream(1, within=90)
-    await first.warm()
-    await second.warm()
-    pair = CheckRound(check=7, number=1)
-    first.send(CheckNode(round=pair, role=CheckRole.SERVE, partner=1, deadline_seconds=120))
+    _, first = await node.start(WAIT)
+    node.agent(WAIT, node_rank=1)
+    second = await node.master.warm_stream(1)
+    first.send(replace(alone(1), role=CheckRole.SERVE, partner=1))
     place = await first.wait(CheckListening)
-    second.send(
-        CheckNode(
-            round=pair,
-            role=CheckRole.JOIN,
-            partner=0,
-            host=place.host,
-            port=place.port,
-            deadline_seconds=120,
-        )
-    )
+    join = replace(alone(1), role=CheckRole.JOIN, partner=0)
+    second.send(replace(join, host=place.host, port=place.port))
     for stream, partner in ((first, 1), (second, 0)):
         answer = await answered(stream, 1)
         assert answer.partner == partner
@@ -154,18 +132,12 @@ async def test_two_nodes_measure_what_lies_between_them(
         assert {Resource.LINK_BANDWIDTH, Resource.LINK_LATENCY} <= found.keys()
 
 
-async def test_ranks_come_before_measurements(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_ranks_come_before_measurements(node: Node) -> None:
     """An assignment ends a measurement, and none begins while ranks run."""
-    agent = start_agent(script(WAIT))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(WAIT)
     stream.send(alone(0))
     await eventually(lambda: bool(measuring(agent)), within=60)
-    store = await stream.prepare_store("s1")
-    stream.send(assignment(store, nproc=1), 1)
-    await stream.wait(RoundStarted)
-    await eventually(lambda: not measuring(agent), within=30)
+    await run_ranks(stream, agent)
     stream.send(alone(1))
     assert "ranks run" in (await answered(stream, 1)).refused
     assert not measuring(agent)

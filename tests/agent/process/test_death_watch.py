@@ -51,14 +51,8 @@ class Node:
         files = {
             rank: RankFiles(stdout=None, stderr=None, error=None, server=folder) for rank in (0, 1)
         }
-        self.round = Round(
-            number=1,
-            assignment=WorldAssignment(local_world_size=SIZE),
-            ordered_at=0.0,
-            logs=RoundLogs(files, [], []),
-            spawned_at=0.0,
-            killed_seconds=0.0,
-        )
+        world = WorldAssignment(local_world_size=SIZE)
+        self.round = Round(number=1, assignment=world, logs=RoundLogs(files, lambda: None))
         self.runner.current, self.runner.phase = self.round, RoundPhase.RUNNING
         self.deaths = DeathWatch(page, os.getpid, self.runner)
 
@@ -68,10 +62,9 @@ class Node:
         assert process.stdout.readline() == "True\n"
         self.round.pids = {0: os.getpid(), 1: process.pid}
 
-    def told(self, **fields: Any) -> None:
+    def told(self, code: int) -> None:
         """The zygote says that the worker is gone."""
-        values = {"round": 1, "local_rank": 1, "pid": self.round.pids[1], "mono_ns": 1}
-        self.runner.on_exited(WorkerExitedEvent(**(values | fields)))
+        self.runner.on_exited(WorkerExitedEvent(1, 1, self.round.pids[1], code, mono_ns=1))
 
     async def reported(self) -> list[int]:
         """Return the exit codes that the master has been told of."""
@@ -112,7 +105,7 @@ async def test_a_killed_worker_is_reported_before_it_is_gone(node: Node) -> None
     await _die(node, subprocess.Popen.kill)
     assert node.round.exits == {1: -9}
     assert node.round.dying == {1}
-    node.told(exit_code=None, signal=signal.SIGKILL)
+    node.told(-signal.SIGKILL)
     assert node.round.dying == set()
     assert await node.reported() == [-9]
     assert not node.round.dead
@@ -121,13 +114,12 @@ async def test_a_killed_worker_is_reported_before_it_is_gone(node: Node) -> None
 async def test_a_worker_that_raises_is_reported_early_with_its_code(node: Node) -> None:
     """Its error file was written long before."""
     await _die(node, _go_on, "raise SystemExit(3)")
-    node.told(exit_code=3, signal=None)
+    node.told(3)
     assert await node.reported() == [3]
 
 
 @pytest.mark.parametrize(
-    ("then", "code"),
-    [("os._exit(0)", 0), ("os.execvp('sleep', ['sleep', '60'])", 5)],
+    ("then", "code"), [("os._exit(0)", 0), ("os.execvp('sleep', ['sleep', '60'])", 5)]
 )
 async def test_what_is_no_failure_or_no_death_waits_for_the_zygote(
     node: Node, then: str, code: int
@@ -135,7 +127,7 @@ async def test_what_is_no_failure_or_no_death_waits_for_the_zygote(
     """A clean end, and a worker that has become another program."""
     await _die(node, _go_on, then)
     assert node.round.exits == {}
-    node.told(exit_code=code, signal=None)
+    node.told(code)
     assert await node.reported() == [code]
 
 
@@ -145,7 +137,7 @@ async def test_what_the_agent_ended_is_not_reported(node: Node, field: str) -> N
     setattr(node.round, field, 1.0)
     await _die(node, subprocess.Popen.kill)
     assert node.round.exits == {}
-    node.told(exit_code=None, signal=signal.SIGKILL)
+    node.told(-signal.SIGKILL)
     assert await node.reported() == []
 
 
@@ -173,7 +165,7 @@ async def test_a_dying_worker_does_not_make_its_node_stuck_at_once(node: Node) -
     late = node.round.killed_at + rounds.STUCK_SECONDS + 1
     assert node.runner.stuck(late) == ""
     assert node.runner.stuck(node.round.killed_at + rounds.DYING_SECONDS + 1)
-    node.told(exit_code=None, signal=signal.SIGKILL)
+    node.told(-signal.SIGKILL)
     assert node.runner.stuck(late)
 
 
@@ -183,7 +175,7 @@ async def test_the_zygotes_word_on_an_exit_code_is_the_last(
     """A difference would be a defect: it is logged, and no second failure of the same worker."""
     node.round.pids = {0: 1, 1: 2}
     node.runner.on_dying(1, -9)
-    node.told(exit_code=1, signal=None)
+    node.told(1)
     assert node.round.exits == {1: 1}
     assert "rank 1 ended with 1 and not, as told, -9" in caplog.text
     assert await node.reported() == [-9]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agents import control_groups
-from agents.agent_process import AgentProcess
+from agents.plain_python import plain_python
+from agents.scripted_node import Node
 from holdfast_agent.workers import memory_use
 from holdfast_agent.workers.memory_use import GroupMemory, MemoryWatch, group_memory
 from holdfast_wire.messages import MemoryUse, WorkerExited
-from masters.scripted_master import ScriptedMaster, assignment
+from masters.scripted_master import assignment
 
 MOUNTS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 """Of version 1, and of version 2."""
@@ -118,12 +118,9 @@ def test_kills_are_counted_from_the_round_s_start(tmp_path: Path) -> None:
     watch.begin(1)
     control_groups.tree(tmp_path, "0::/\n", UNIFIED, _v2(limit="1000", kills=3))
     watch.begin(2)
-    assert watch.use(1) == MemoryUse(
-        limit_bytes=1000, peak_bytes=700, current_bytes=500, oom_kills=1
-    )
-    assert watch.use(2) == MemoryUse(
-        limit_bytes=1000, peak_bytes=700, current_bytes=500, oom_kills=0
-    )
+    found = MemoryUse(limit_bytes=1000, peak_bytes=700, current_bytes=500, oom_kills=1)
+    assert watch.use(1) == found
+    assert watch.use(2) == dataclasses.replace(found, oom_kills=0)
 
 
 def test_a_node_without_control_groups_says_nothing(tmp_path: Path) -> None:
@@ -160,13 +157,7 @@ print(ended, use.limit_bytes, use.peak_bytes > 600 << 20, use.current_bytes > 0,
 
 def test_the_kernel_s_own_count_of_kills_is_read(limited_group: Path) -> None:
     """A real process that wants more than its real group has."""
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(limited_group / "cgroup.procs")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = plain_python("-c", _MEASURE, str(limited_group / "cgroup.procs"))
     assert done.stdout == f"-9 {768 * MIB} True True 1\n"
 
 
@@ -192,22 +183,16 @@ raise RuntimeError(f"the loader ended with {{child.returncode}}")
 )
 async def test_a_failure_is_reported_with_the_container_s_memory(
     limited_group: Path,  # first, so that it goes last
-    master: ScriptedMaster,
-    start_agent: Callable[..., AgentProcess],
-    script: Callable[[str], str],
+    node: Node,
     text: str,
     exit_code: int,
     kills: int,
 ) -> None:
     """The kernel's kills for lack of memory are counted; anybody else's SIGKILL is not."""
     join = f'echo $$ > {limited_group}/cgroup.procs; exec "$@"'
-    start_agent(
-        "--nproc-per-node=1",
-        script(text),
-        env={"HOLDFAST_PRELOAD": "-torch"},
-        wrap=("sh", "-c", join, "x"),
+    _, stream = await node.start(
+        text, env={"HOLDFAST_PRELOAD": "-torch"}, wrap=("sh", "-c", join, "x")
     )
-    stream = await master.warm_stream()
     stream.send(assignment(await stream.prepare_store("s"), nproc=1), 1)
     exited = await stream.wait(WorkerExited)
     assert exited.exit_code == exit_code

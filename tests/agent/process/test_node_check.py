@@ -13,7 +13,9 @@ import threading
 import time
 import venv
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -66,8 +68,8 @@ def by_resource(result: CheckResult) -> dict[Resource, Reading]:
 
 
 @contextmanager
-def ntp_server(answer: Callable[[bytes, socket.socket, tuple[str, int]], None]) -> Iterator[str]:
-    """A server of NTP's port in this process; `answer` gets each request."""
+def ntp_server(answer: Callable[[bytes], Sequence[bytes]]) -> Iterator[str]:
+    """A server of NTP's port in this process; `answer` returns the answers to a request."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((loopback.IPV4, 0))
         server.settimeout(0.05)
@@ -79,7 +81,8 @@ def ntp_server(answer: Callable[[bytes, socket.socket, tuple[str, int]], None]) 
                     request, sender = server.recvfrom(1024)
                 except TimeoutError:
                     continue
-                answer(request, server, sender)
+                for each in answer(request):
+                    server.sendto(each, sender)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -136,11 +139,7 @@ def test_a_folder_that_is_gone_is_a_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("late", [0.0, 5.0, -5.0])
 def test_the_offset_of_the_clock_is_measured(late: float) -> None:
     """Without its sign."""
-
-    def answer(request: bytes, server: socket.socket, sender: tuple[str, int]) -> None:
-        server.sendto(_stamped(request, late), sender)
-
-    with ntp_server(answer) as server:
+    with ntp_server(lambda request: [_stamped(request, late)]) as server:
         found = by_resource(run([clock(server)]))[Resource.CLOCK_OFFSET]
     assert found.value == pytest.approx(abs(late), abs=0.3)
     assert found.subject == server
@@ -148,12 +147,8 @@ def test_the_offset_of_the_clock_is_measured(late: float) -> None:
 
 def test_an_answer_to_another_request_is_no_time() -> None:
     """A late or forged answer does not repeat the time of the request."""
-
-    def answer(request: bytes, server: socket.socket, sender: tuple[str, int]) -> None:
-        server.sendto(b"short", sender)
-        server.sendto(_stamped(request, 100.0, of=bytes(_NTP.size)), sender)
-
-    with ntp_server(answer) as server:
+    forged = [b"short", _stamped(b"", 100.0, of=bytes(_NTP.size))]
+    with ntp_server(lambda _: forged) as server:
         found = by_resource(run([clock(server)]))[Resource.CLOCK_OFFSET]
     assert found.value is None
     assert "no answer in 4 s" in found.error
@@ -180,11 +175,12 @@ def test_a_measurement_that_hangs_or_dies_is_named_and_the_next_ones_are_made(
     """The resource that was being measured is the result; another child goes on."""
     struck = threading.Event()
 
-    def answer(_request: bytes, _server: socket.socket, _sender: tuple[str, int]) -> None:
+    def answer(_: bytes) -> Sequence[bytes]:
         if not struck.is_set():
             struck.set()
             for child in _children():
                 os.kill(child.pid, sent)
+        return ()
 
     with ntp_server(answer) as server:
         result = run([SHM, clock(server, seconds=2.0), MEMORY])
@@ -218,11 +214,12 @@ def test_what_does_not_fit_into_the_time_is_left_out(interrupted: bool) -> None:
     """At the end of the whole time, or at once when somebody says so: it is nobody's fault."""
     stop = Interrupt()
 
-    def answer(_request: bytes, _server: socket.socket, _sender: tuple[str, int]) -> None:
+    def answer(_: bytes) -> Sequence[bytes]:
         for child in _children():
             child.suspend()
         if interrupted:
             stop.set()
+        return ()
 
     with ntp_server(answer) as server:
         tasks = [SHM, clock(server, seconds=600.0), MEMORY]
@@ -239,8 +236,9 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
     """A killed agent leaves no measurement behind."""
     held = threading.Event()
 
-    def answer(_request: bytes, _server: socket.socket, _sender: tuple[str, int]) -> None:
+    def answer(_: bytes) -> Sequence[bytes]:
         held.set()
+        return ()
 
     with ntp_server(answer) as server:
         script = (
@@ -389,10 +387,7 @@ def test_a_partner_that_does_not_come_is_named_after_the_deadline() -> None:
 def test_missing_certificates_name_their_directory(tmp_path: Path) -> None:
     """The error says what the directory must have."""
     own = settings(str(tmp_path / "none"), deadline_seconds=5.0)
-    with (
-        serving(own) as (port, results),
-        socket.create_connection((loopback.IPV4, port), 10),
-    ):
+    with serving(own) as (port, results), socket.create_connection((loopback.IPV4, port), 10):
         pass
     assert f"{str(tmp_path / 'none')!r} cannot be used" in str(results[0])
     assert "must have ca.pem, cert.pem and key.pem" in str(results[0])
@@ -404,17 +399,8 @@ def test_missing_certificates_name_their_directory(tmp_path: Path) -> None:
 @pytest.mark.train
 def test_a_whole_check_measures_every_resource_of_a_node(tmp_path: Path) -> None:
     """Torch's part too; a node without CUDA lacks no device."""
-    tasks = [
-        Task(
-            name=task.name,
-            resources=task.resources,
-            seconds=100.0,
-            torch=task.torch,
-            arguments=task.arguments,
-        )
-        for task in alone_tasks(storage=str(tmp_path))
-        if task.name != "cuda"
-    ]
+    alone = alone_tasks(storage=str(tmp_path))
+    tasks = [replace(task, seconds=100.0) for task in alone if task.name != "cuda"]
     result = run(tasks)
     found = by_resource(result)
     assert {one.error + one.skipped for one in found.values()} == {""}
@@ -425,35 +411,16 @@ def test_a_whole_check_measures_every_resource_of_a_node(tmp_path: Path) -> None
 @pytest.mark.train
 def test_two_nodes_reduce_over_gloo_after_the_link(tmp_path: Path) -> None:
     """Two children of two agents: TCP, then gloo, each reported by both."""
-    with link.listen(loopback.IPV4) as listener:
+    first, second = (settings(agent(tmp_path, at), deadline_seconds=90.0) for at in (0, 1))
+    with link.listen(loopback.IPV4) as listener, ThreadPoolExecutor(2) as threads:
         port = listener.getsockname()[1]
-        tasks = (
-            serve_task(settings(agent(tmp_path, 0), deadline_seconds=90.0)),
-            join_task(loopback.IPV4, port, settings(agent(tmp_path, 1), deadline_seconds=90.0)),
-        )
-        results = list[CheckResult | None]([None, None])
-
-        def work(at: int) -> None:
-            results[at] = run([tasks[at]], pass_fds=[listener.fileno()] if at == 0 else [])
-
-        _in_threads([lambda: work(0), lambda: work(1)])
-    for result in results:
-        assert result is not None
-        found = by_resource(result)
-        assert {one.error + one.skipped for one in found.values()} == {""}
-        assert set(found) == {
-            Resource.LINK_BANDWIDTH,
-            Resource.LINK_LATENCY,
-            Resource.ALLREDUCE,
-        }
-
-
-def _in_threads(works: Sequence[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        served = threads.submit(run, [serve_task(first)], [listener.fileno()])
+        joined = threads.submit(run, [join_task(loopback.IPV4, port, second)])
+        for result in (served.result(), joined.result()):
+            found = by_resource(result)
+            assert {one.error + one.skipped for one in found.values()} == {""}
+            wanted = {Resource.LINK_BANDWIDTH, Resource.LINK_LATENCY, Resource.ALLREDUCE}
+            assert set(found) == wanted
 
 
 @pytest.mark.train

@@ -257,43 +257,35 @@ class Heard:
                 await asyncio.sleep(0.01)
 
 
-def test_a_watch_tells_of_a_notice_once_and_of_its_withdrawal(tmp_path: Path) -> None:
+async def test_a_watch_tells_of_a_notice_once_and_of_its_withdrawal(tmp_path: Path) -> None:
     """However often the source is asked."""
     path = tmp_path / "notice"
-
-    async def scene() -> None:
-        heard = Heard(f"file:{path}")
-        heard.watch.start()
-        path.write_text("preemption 60 by hand")
-        await heard.until(lambda: bool(heard.notices))
-        path.write_text("preemption 50 by hand")
-        path.unlink()
-        await heard.until(lambda: bool(heard.withdrawn))
-        heard.watch.stop()
-        (notice,) = heard.notices
-        assert (notice.source, notice.text, notice.stays) == ("file", "by hand", False)
-        assert 30.0 < notice.seconds_left <= 60.0
-        assert heard.withdrawn == ["file"]
-
-    asyncio.run(scene())
+    heard = Heard(f"file:{path}")
+    heard.watch.start()
+    path.write_text("preemption 60 by hand")
+    await heard.until(lambda: bool(heard.notices))
+    path.write_text("preemption 50 by hand")
+    path.unlink()
+    await heard.until(lambda: bool(heard.withdrawn))
+    heard.watch.stop()
+    (notice,) = heard.notices
+    assert (notice.source, notice.text, notice.stays) == ("file", "by hand", False)
+    assert 30.0 < notice.seconds_left <= 60.0
+    assert heard.withdrawn == ["file"]
 
 
-def test_a_missing_service_is_said_once_and_the_others_are_heard(
-    cloud: Cloud, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_missing_service_is_said_once_and_the_others_are_heard(
+    cloud: Cloud, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A machine outside the named cloud: one line, and no traffic to speak of."""
-
-    async def scene() -> None:
+    with caplog.at_level(logging.WARNING, "holdfast_agent.notices"):
         heard = Heard(f"aws@{cloud.url}/elsewhere,azure@{cloud.url}")
         heard.watch.start()
         await heard.until(lambda: len(cloud.refused) == 4)  # each path of AWS for a second time
         cloud.events = [{"EventType": "Preempt", "EventStatus": "Started", "Resources": ["vm-3"]}]
         await heard.until(lambda: bool(heard.notices))
         heard.watch.stop()
-        assert [notice.source for notice in heard.notices] == ["azure scheduled events"]
-
-    with caplog.at_level(logging.WARNING, "holdfast_agent.notices"):
-        asyncio.run(scene())
+    assert [notice.source for notice in heard.notices] == ["azure scheduled events"]
     said = [r.getMessage() for r in caplog.records if "no notices from" in r.getMessage()]
     assert sorted(line.partition(":")[0] for line in said) == [
         "no notices from aws instance-action",

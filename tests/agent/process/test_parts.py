@@ -19,7 +19,7 @@ from checkpoints.lone_peers import nobody
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.shard_table import ShardTable
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.peer_parts import GatherError
+from holdfast.flash.server.peer_parts import GatherError, PartPlace
 from holdfast_agent.checkpoint import parts
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_agent.checkpoint.parts import PartReader
@@ -28,7 +28,6 @@ from holdfast_wire import channel, codec, keys
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
     ByteRange,
-    CheckpointVersion,
     Fence,
     GetRoundResponse,
     ReadPartRequest,
@@ -54,9 +53,9 @@ class Lender:
     tls: Path
     round: int = 2
 
-    def table(self) -> ShardTable:
-        """Return the table of the rank's part."""
-        return self.rank.arena.table
+    def part(self, version: Version = SAVED) -> PartPlace:
+        """Return the place of the rank's part."""
+        return PartPlace(self.address, 2, version, 0)
 
 
 def _large() -> ShardTable:
@@ -99,14 +98,13 @@ async def lender(tmp_path: Path) -> AsyncIterator[Lender]:
 
 async def _read(lender: Lender, *ranges: tuple[int, int], version: Version = SAVED) -> bytes:
     into = memoryview(bytearray(5 * 2**20))
-    await asyncio.to_thread(lender.reader.read, lender.address, 2, version, 0, ranges, into)
+    await asyncio.to_thread(lender.reader.read, lender.part(version), ranges, into)
     return b"".join(bytes(into[begin : begin + length]) for begin, length in ranges)
 
 
 async def test_a_part_is_described_and_read_as_it_lies_in_memory(lender: Lender) -> None:
     """Table, lengths and hashes; any ranges, in pieces; afterwards nothing keeps the slot."""
-    args = (lender.address, 2, SAVED, 0)
-    found = await asyncio.to_thread(lender.reader.describe, *args)
+    found = await asyncio.to_thread(lender.reader.describe, lender.part())
     arena = lender.rank.arena
     assert (found.table, found.lengths) == (arena.body, (10,))
     assert found.bytes_room == arena.geometry.bytes_room
@@ -147,12 +145,12 @@ async def test_only_agents_may_read(lender: Lender, tmp_path: Path) -> None:
     """A user's certificate of the same job is refused; another job's is no certificate."""
     user = PartReader(_fence, JOB, issue(tmp_path / "user", Identity(JOB, keys.ROLE_USER)))
     with pytest.raises(GatherError, match="agents only"):
-        await asyncio.to_thread(user.describe, lender.address, 2, SAVED, 0)
+        await asyncio.to_thread(user.describe, lender.part())
     assert lender.server.refused == 1
     stranger = issue(tmp_path / "other", Identity("uid-2", keys.ROLE_AGENT, 0))
     other = PartReader(_fence, JOB, stranger)
     with pytest.raises(GatherError, match="does not answer"):
-        await asyncio.to_thread(other.describe, lender.address, 2, SAVED, 0)
+        await asyncio.to_thread(other.describe, lender.part())
 
 
 async def test_an_agent_that_is_gone_is_said_so(lender: Lender) -> None:
@@ -168,9 +166,7 @@ async def test_a_reader_that_gives_up_frees_the_slot(lender: Lender) -> None:
     assert loan is not None
     lender.arenas.take_back(loan)
     ranges = [ByteRange(begin=0, length=3 * 2**20)] * 500
-    request = ReadPartRequest(
-        fence=_fence(2), version=CheckpointVersion(lineage=1, step=7), ranges=tuple(ranges)
-    )
+    request = ReadPartRequest(fence=_fence(2), version=SAVED, ranges=tuple(ranges))
     options, credentials = (
         channel.peer_channel_options(JOB),
         channel.channel_credentials(lender.tls),

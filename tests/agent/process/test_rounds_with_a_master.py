@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from agents.agent_process import Script, StartAgent, eventually, is_alive, wait_gone
+from agents.agent_process import eventually, is_alive, wait_gone
+from agents.scripted_node import Node
 from holdfast_wire.messages import (
     BarrierAck,
     BarrierReached,
@@ -52,12 +53,10 @@ async def _train(stream: AgentStream, number: int, nproc: int = 2) -> RoundStart
     store = await stream.prepare_store(f"store-{number}")
     already = len(stream.all(RoundStarted))
     stream.send(assignment(store, nproc=nproc, restart_count=number - 1), number)
-    await stream.wait(RoundStarted, lambda m: m.first_step and m in _after(stream, already))
+    await stream.wait(
+        RoundStarted, lambda m: m.first_step and m in stream.all(RoundStarted)[already:]
+    )
     return stream.all(RoundStarted)[-1]
-
-
-def _after(stream: AgentStream, count: int) -> list[RoundStarted]:
-    return stream.all(RoundStarted)[count:]
 
 
 def _all_run(beat: Heartbeat) -> bool:
@@ -70,12 +69,9 @@ def _told(master: ScriptedMaster, kind: type[Any]) -> list[Any]:
     return [message for stream in master.streams for message in stream.all(kind)]
 
 
-async def test_a_round_runs_from_hello_to_restart(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_round_runs_from_hello_to_restart(node: Node) -> None:
     """Hello, warm, store, assignment, first step, heartbeats, and all of it again."""
-    agent = start_agent("--nproc-per-node=2", "--max-restarts=7", script(TRAIN))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(TRAIN, "--max-restarts=7", nproc=2)
     hello = stream.hello
     assert (hello.node_rank, hello.local_world_size, hello.max_restarts) == (0, 2, 7)
     assert (hello.round, hello.workers, hello.assignment) == (0, (), None)
@@ -103,12 +99,9 @@ async def test_a_round_runs_from_hello_to_restart(
     assert stream.all(WorkerExited) == [], "the agent's own SIGKILL is no evidence"
 
 
-async def test_a_barrier_loses_no_step(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_barrier_loses_no_step(node: Node) -> None:
     """A barrier is echoed, all ranks end at its step, and the node says so once."""
-    agent = start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(TRAIN, nproc=2)
     await _train(stream, 1)
     stream.send(SetBarrier(barrier_id=1, step=60, reason="test"), 1)
     ack = await stream.wait(BarrierAck)
@@ -122,32 +115,28 @@ async def test_a_barrier_loses_no_step(
     assert stream.all(CommandDone)[-1].command_id == 9
 
 
-async def test_an_agent_whose_place_is_taken_leaves_at_once(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_an_agent_whose_place_is_taken_leaves_at_once(node: Node) -> None:
     """It is told so in place of a Welcome, ends itself and says that it was replaced."""
-    master.sends_away = Leave(command_id=3, outcome=LeaveOutcome.REPLACED, reason="a newer pod")
-    agent = start_agent("--nproc-per-node=1", script(TRAIN))
-    assert await asyncio.to_thread(agent.wait) == 75
-    assert len(master.streams) == 1
+    node.master.sends_away = Leave(
+        command_id=3, outcome=LeaveOutcome.REPLACED, reason="a newer pod"
+    )
+    assert await asyncio.to_thread(node.agent(TRAIN).wait) == 75
+    assert len(node.master.streams) == 1
 
 
-async def test_exits_are_evidence_with_their_reason(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_exits_are_evidence_with_their_reason(node: Node) -> None:
     """An exception comes with its type and text, a signal with its number, patterns with theirs."""
     rules = tuple(FailureRule(log_pattern=one) for one in ("no such", "(?i)bad LUCK"))
-    master.welcome = Welcome(heartbeat_seconds=0.2, lease_seconds=4.0, failure_rules=rules)
-    path = script("""
+    node.master.welcome = Welcome(heartbeat_seconds=0.2, lease_seconds=4.0, failure_rules=rules)
+    code = """
 import os, signal, sys, time
 print("some stderr text", file=sys.stderr, flush=True)
 if os.environ["RANK"] == "0":
     raise ValueError("bad luck of rank 0")
 time.sleep(0.5)
 os.kill(os.getpid(), signal.SIGSEGV)
-""")
-    agent = start_agent("--nproc-per-node=2", path)
-    stream = await master.warm_stream()
+"""
+    agent, stream = await node.start(code, nproc=2)
     stream.send(assignment(await stream.prepare_store("s")), 1)
     raised = await stream.wait(WorkerExited, lambda m: m.rank == 0)
     assert (raised.exit_code, raised.error_type) == (1, "ValueError")
@@ -158,9 +147,9 @@ os.kill(os.getpid(), signal.SIGSEGV)
     assert (killed.exit_code, killed.error_type) == (-signal.SIGSEGV, "")
     assert "some stderr text" in agent.errors(), "captured text still reaches the console"
     more = (FailureRule(log_pattern="new"), *rules)
-    master.welcome = Welcome(heartbeat_seconds=0.2, lease_seconds=4.0, failure_rules=more)
+    node.master.welcome = Welcome(heartbeat_seconds=0.2, lease_seconds=4.0, failure_rules=more)
     stream.close()
-    stream = await master.stream(1)
+    stream = await node.master.stream(1)
     again = await stream.wait(WorkerExited, lambda m: m.rank == 0)
     assert again.matched_rules == (2,), "the same rule under the newest Welcome"
     stream.send(Leave(outcome=LeaveOutcome.FAILED, reason="rank 0 raised ValueError"))
@@ -170,12 +159,9 @@ os.kill(os.getpid(), signal.SIGSEGV)
     assert "rank 0 raised ValueError" in errors
 
 
-async def test_old_and_foreign_orders_are_dropped(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_old_and_foreign_orders_are_dropped(node: Node) -> None:
     """An older epoch, a twin of the same epoch, an older round and a repeat change nothing."""
-    start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await master.warm_stream()
+    _, stream = await node.start(TRAIN)
     await _train(stream, 5, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
     pid = beat.ranks[0].pid
@@ -185,27 +171,24 @@ async def test_old_and_foreign_orders_are_dropped(
     stream.send(Leave(command_id=2, outcome=LeaveOutcome.FAILED), epoch=0)
     stream.send(world, 4)
     stream.send(world, 5)
-    master.incarnation = "twin"
+    node.master.incarnation = "twin"
     stream.send(world, 7)
-    master.incarnation = "one"
+    node.master.incarnation = "one"
     beats = len(stream.all(Heartbeat))
     await stream.wait(Heartbeat, lambda _: len(stream.all(Heartbeat)) > beats + 3)
     last = stream.all(Heartbeat)[-1].ranks
     assert [(rank.pid, rank.round) for rank in last] == [(pid, 5)]
 
 
-async def test_stacks_of_all_ranks_are_reported(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_stacks_of_all_ranks_are_reported(node: Node) -> None:
     """It shows where each rank is, though C code holds the GIL; a signal would end its poll."""
-    path = script("""
+    code = """
 import ctypes
 def stuck_here():
     ctypes.PyDLL(None).poll(None, 0, 1000000)
 stuck_here()
-""")
-    start_agent("--nproc-per-node=2", path)
-    stream = await master.warm_stream()
+"""
+    _, stream = await node.start(code, nproc=2)
     stream.send(assignment(await stream.prepare_store("s")), 1)
     await stream.wait(RoundStarted)
     await asyncio.sleep(0.5)  # into the script: nothing tells when it is inside the function
@@ -220,11 +203,9 @@ stuck_here()
     await stream.wait(CommandDone, lambda _: len(stream.all(CommandDone)) == 3)
 
 
-async def test_a_stop_gives_grace_and_then_kills(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_stop_gives_grace_and_then_kills(node: Node) -> None:
     """SIGTERM reaches the script; one that ignores it gets SIGKILL after the grace."""
-    path = script("""
+    code = """
 import os, signal, sys, time
 def leave(*_):
     os.write(1, f"terminated {os.environ['RANK']}\\n".encode())  # one write: lines stay whole
@@ -234,9 +215,8 @@ signal.signal(signal.SIGTERM, leave)
 os.write(1, b"ready\\n")
 while True:
     time.sleep(0.1)
-""")
-    agent = start_agent("--nproc-per-node=2", path)
-    stream = await master.warm_stream()
+"""
+    agent, stream = await node.start(code, nproc=2)
     stream.send(assignment(await stream.prepare_store("s")), 1)
     await stream.wait(RoundStarted)
     await eventually(lambda: agent.output().count("ready") == 2)
@@ -250,13 +230,9 @@ while True:
     assert stream.all(WorkerExited) == [], "who was asked to end has not failed"
 
 
-async def test_a_blip_changes_nothing_and_everything_is_told_again(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_blip_changes_nothing_and_everything_is_told_again(node: Node) -> None:
     """After a lost stream the hello tells the truth, evidence is repeated, workers train on."""
-    path = script(TRAIN)
-    start_agent("--nproc-per-node=2", path)
-    stream = await master.warm_stream()
+    _, stream = await node.start(TRAIN, nproc=2)
     stream.send(StateDigest(fence=None, sequence=4))
     await _train(stream, 1)
     waiting = await stream.prepare_store("waiting")
@@ -266,7 +242,7 @@ async def test_a_blip_changes_nothing_and_everything_is_told_again(
     await stream.wait(WorkerExited)
     began = time.monotonic()
     stream.close()
-    again = await master.stream(1, within=10)
+    again = await node.master.stream(1, within=10)
     assert time.monotonic() - began < 2
     hello = again.hello
     assert hello.agent_id == stream.hello.agent_id
@@ -281,36 +257,27 @@ async def test_a_blip_changes_nothing_and_everything_is_told_again(
     assert psutil.pid_exists(max(pids))
 
 
-async def test_workers_of_a_round_that_the_master_does_not_know_are_killed(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_workers_of_a_round_that_the_master_does_not_know_are_killed(node: Node) -> None:
     """Welcome.round differs: the workers belong to the past."""
-    start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await master.warm_stream()
+    _, stream = await node.start(TRAIN)
     await _train(stream, 1, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
-    master.welcome_round = lambda _: 2
+    node.master.welcome_round = lambda _: 2
     stream.close()
-    again = await master.stream(1)
+    again = await node.master.stream(1)
     await again.wait(RoundStopped)
     assert not psutil.pid_exists(beat.ranks[0].pid)
     started = await _train(again, 3, nproc=1)
     assert started.step == 1
 
 
-async def test_an_older_master_is_not_obeyed(
-    master: ScriptedMaster,
-    identities: Identities,
-    start_agent: StartAgent,
-    script: Script,
-) -> None:
+async def test_an_older_master_is_not_obeyed(node: Node, identities: Identities) -> None:
     """A zombie of an older epoch gets no hello answered twice; its successor does."""
-    master.epoch = 5
-    start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await master.warm_stream()
+    node.master.epoch = 5
+    _, stream = await node.start(TRAIN)
     await _train(stream, 1, nproc=1)
-    port = master.port
-    await master.stop()
+    port = node.master.port
+    await node.master.stop()
     zombie = ScriptedMaster(identities, epoch=4, incarnation="old")
     await zombie.start(port)
     await zombie.stream(1, within=30)
@@ -326,28 +293,20 @@ async def test_an_older_master_is_not_obeyed(
         await successor.stop()
 
 
-async def test_a_lost_store_is_told_and_another_prepared(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_lost_store_is_told_and_another_prepared(node: Node) -> None:
     """A store process that dies before its round is news; the next one works."""
-    agent = start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(TRAIN)
     await stream.prepare_store("one")
-    zygote = agent.zygote()
-    assert zygote is not None
-    (store,) = zygote.children()
+    (store,) = agent.zygote().children()
     store.kill()
     gone = await stream.wait(StorePrepared, lambda m: m.store_id == "one" and m.port == 0)
     assert gone.error
     await _train(stream, 2, nproc=1)
 
 
-async def test_standing_still_costs_the_workers_their_lives(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_standing_still_costs_the_workers_their_lives(node: Node) -> None:
     """A frozen agent's workers are dead within the lease; later it says so and is of use again."""
-    agent = start_agent("--nproc-per-node=2", script(TRAIN))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(TRAIN, nproc=2)
     await _train(stream, 1)
     beat = await stream.wait(Heartbeat, _all_run)
     workers = [psutil.Process(rank.pid) for rank in beat.ranks]
@@ -356,18 +315,15 @@ async def test_standing_still_costs_the_workers_their_lives(
     assert await asyncio.to_thread(wait_gone, workers, 6.0) == []
     assert 3.0 <= time.monotonic() - began <= 5.0
     agent.send(signal.SIGCONT)
-    stopped = await eventually(lambda: _told(master, RoundStopped))
+    stopped = await eventually(lambda: _told(node.master, RoundStopped))
     assert stopped[0].lease_expired
-    assert _told(master, WorkerExited) == []
-    await _train(master.streams[-1], 2)
+    assert _told(node.master, WorkerExited) == []
+    await _train(node.master.streams[-1], 2)
 
 
-async def test_a_whole_node_that_stood_still_does_not_train_on(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_whole_node_that_stood_still_does_not_train_on(node: Node) -> None:
     """Agent, zygote and workers frozen together: after SIGCONT no old step is completed."""
-    agent = start_agent("--nproc-per-node=1", script(TRAIN))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(TRAIN)
     await _train(stream, 1, nproc=1)
     beat = await stream.wait(Heartbeat, _all_run)
     everyone = [psutil.Process(agent.pid), *agent.family()]
@@ -379,5 +335,5 @@ async def test_a_whole_node_that_stood_still_does_not_train_on(
             process.resume()
     worker = [p for p in everyone if p.pid == beat.ranks[0].pid]
     assert await asyncio.to_thread(wait_gone, worker, 3.0) == []
-    stopped = await eventually(lambda: _told(master, RoundStopped))
+    stopped = await eventually(lambda: _told(node.master, RoundStopped))
     assert stopped[0].lease_expired

@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from holdfast_agent.master_link.session import MAX_QUEUE
 from holdfast_agent.policies.master_messages import Accepted, Statements
 from holdfast_agent.text_limits import cut
 from holdfast_agent.workers import exit_reports
+from holdfast_agent.workers.log_files import RankFiles
 from holdfast_agent.workers.page_watch import Lease
 from holdfast_wire import keys
 from holdfast_wire.identity import Identity
@@ -143,16 +144,12 @@ def test_what_happened_is_told_again_in_order_with_its_age() -> None:
     statements.note(RoundStarted(), 4, now=11.0)
     statements.note(BarrierReached(barrier_id=1, step=2), 4, now=12.0)
     again = statements.again(Accepted(epoch=2, incarnation="x", round=4), now=12.0)
-    assert [type(r.message).__name__ for r in again] == [
-        "WorkerExited",
-        "RoundStarted",
-        "BarrierReached",
-    ]
+    assert [type(r.message) for r in again] == [WorkerExited, RoundStarted, BarrierReached]
     assert [r.fence.round for r in again if r.fence is not None] == [3, 4, 4]
     assert isinstance(again[0].message, WorkerExited)
     assert again[0].message.age_seconds == 2.5
     ending = statements.again(Accepted(), now=12.0, ending=4)
-    assert [type(r.message).__name__ for r in ending] == ["WorkerExited", "BarrierReached"]
+    assert [type(r.message) for r in ending] == [WorkerExited, BarrierReached]
     statements.forget_before(4)
     assert len(statements.again(Accepted(), now=12.0)) == 2
 
@@ -167,6 +164,13 @@ def test_a_rule_that_matched_is_told_by_its_place_in_the_list_of_the_newest_welc
     again = [request.message for request in statements.again(Accepted(), now=0.0)]
     assert [m.matched_rules for m in again[:2] if isinstance(m, WorkerExited)] == [(1, 2), ()]
     assert again[2] == RoundStarted()
+
+
+def _evidence(
+    error: Path | None = None, stderr: Path | None = None, rules: Sequence[FailureRule] = ()
+) -> WorkerExited:
+    files = RankFiles(stdout=None, stderr=stderr, error=error, server=Path())
+    return exit_reports.with_evidence(WorkerExited(), files, rules)
 
 
 class TestEvidence:
@@ -194,7 +198,7 @@ class TestEvidence:
         self, message: object, kind: str, part: str, tmp_path: Path
     ) -> None:
         """The exception's type and its text are found in either."""
-        found = exit_reports.collect_evidence(self._error_file(tmp_path, message), None, ())
+        found = _evidence(error=self._error_file(tmp_path, message))
         assert found.error_type == kind
         assert part in found.error_message
 
@@ -202,7 +206,7 @@ class TestEvidence:
         """It names the error; of the call stack the end is kept, which names the place."""
         stack = "Traceback\n" + "at a line\n" * 10_000 + "at the last line"
         message = {"message": "KeyError: " + "é" * 100_000, "extraInfo": {"py_callstack": stack}}
-        found = exit_reports.collect_evidence(self._error_file(tmp_path, message), None, ())
+        found = _evidence(error=self._error_file(tmp_path, message))
         assert found.error_type == "KeyError"
         assert found.error_message.startswith("KeyError: éé")
         assert found.error_message.endswith("at the last line")
@@ -210,9 +214,7 @@ class TestEvidence:
 
     def test_half_a_character_of_a_message_can_be_sent(self, tmp_path: Path) -> None:
         """A file's name that is no UTF-8 has such ones, and the wire takes none."""
-        found = exit_reports.collect_evidence(
-            self._error_file(tmp_path, "OSError: \udce9.pt"), None, ()
-        )
+        found = _evidence(error=self._error_file(tmp_path, "OSError: \udce9.pt"))
         assert found.error_message.encode() == b"OSError: ?.pt"
 
     @pytest.mark.parametrize("text", ["", "not json", "[]", '{"message": 3}', "{}"])
@@ -220,26 +222,22 @@ class TestEvidence:
         """A script may write anything there."""
         path = tmp_path / "error.json"
         path.write_text(text)
-        found = exit_reports.collect_evidence(path, None, ())
+        found = _evidence(error=path)
         assert found.error_type == ""
         assert str(path) in found.error_message
 
     def test_missing_files_say_nothing(self, tmp_path: Path) -> None:
         """A worker that was killed leaves none."""
         nothing = tmp_path / "none"
-        assert (
-            exit_reports.collect_evidence(nothing, nothing, _rules("x"))
-            == exit_reports.FailureEvidence()
-        )
+        assert _evidence(nothing, nothing, _rules("x")) == WorkerExited()
 
     def test_patterns_are_looked_for_in_the_end_of_stderr(self, tmp_path: Path) -> None:
         """Patterns are RE2's; a wrong one matches nothing and stops nobody."""
         path = tmp_path / "stderr.log"
         filler = "x" * (exit_reports.SEARCHED_BYTES - 200)
         path.write_text(f"NCCL early{'.' * 200}\nCUDA error: 7\n{filler}\nECC\n")
-        found = exit_reports.collect_evidence(
-            None, path, _rules("NCCL", r"CUDA error: \w+", "(", "(?i)ecc", "")
-        )
+        rules = _rules("NCCL", r"CUDA error: \w+", "(", "(?i)ecc", "")
+        found = _evidence(stderr=path, rules=rules)
         assert found.matched_rules == (1, 3)
         assert len(found.stderr_tail.encode()) <= MAX_TEXT_BYTES
 

@@ -17,6 +17,8 @@ from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
+MAIN = [sys.executable, "-c", "from holdfast_agent.main import main; main()"]
+
 TRAIN = """
 import os, sys, time
 import torch.distributed as dist
@@ -41,6 +43,18 @@ def start(start_alone: StartAgent, tmp_path: Path) -> StartAgent:
     """Start a standalone agent, beside the script."""
     (tmp_path / "train.py").write_text(TRAIN)
     return start_alone
+
+
+@pytest.fixture
+def running(start: StartAgent) -> StartAgent:
+    """Start a run of so many steps; both of its ranks have started."""
+
+    def begin(steps: str, **options: bool) -> AgentProcess:
+        agent = start("--nproc-per-node=2", "train.py", steps, **options)
+        agent.until(lambda: agent.output().count("start") == 2)
+        return agent
+
+    return begin
 
 
 def _workers(agent: AgentProcess) -> list[psutil.Process]:
@@ -71,8 +85,8 @@ def test_an_agent_started_with_closed_streams_opens_none_of_its_own_there(tmp_pa
         "for n in range(3)))\n"
     )
     closed = 'exec "$@" <&- >&- 2>&-'
-    command = [sys.executable, "-c", "from holdfast_agent.main import main; main()", str(script)]
-    subprocess.run(["/bin/sh", "-c", closed, "sh", *command], check=True, timeout=120)
+    command = ["/bin/sh", "-c", closed, "sh", *MAIN, str(script)]
+    subprocess.run(command, check=True, timeout=120)
     assert seen.read_text() == " ".join(["/dev/null"] * 3)
 
 
@@ -91,10 +105,9 @@ def test_a_script_that_always_fails_is_started_as_often_as_by_torchrun(
     assert f"failures allows {restarts}" in errors
 
 
-def test_a_failure_is_survived(start: StartAgent) -> None:
+def test_a_failure_is_survived(running: StartAgent) -> None:
     """Without --max-restarts the run goes on after a failure, with equal restart counts."""
-    agent = start("--nproc-per-node=2", "train.py", "2000")
-    agent.until(lambda: agent.output().count("start") == 2)
+    agent = running("2000")
     _workers(agent)[0].kill()
     agent.until(lambda: agent.output().count("start") == 4)
     assert "start 0 1" in agent.output()
@@ -107,11 +120,10 @@ def test_a_failure_is_survived(start: StartAgent) -> None:
     ids=["int", "term", "hup"],
 )
 def test_a_signal_ends_the_run_and_everything(
-    number: signal.Signals, code: int, start: StartAgent, tmp_path: Path
+    number: signal.Signals, code: int, running: StartAgent, tmp_path: Path
 ) -> None:
     """Ctrl-C: workers, zygote, store and master are gone, and so are the temporary files."""
-    agent = start("--nproc-per-node=2", "train.py", "5000")
-    agent.until(lambda: agent.output().count("start") == 2)
+    agent = running("5000")
     family = agent.family()
     agent.send(number)
     assert agent.wait(20) == code
@@ -119,14 +131,13 @@ def test_a_signal_ends_the_run_and_everything(
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 
-def test_under_nohup_a_hangup_ends_neither_the_run_nor_its_ranks(start: StartAgent) -> None:
+def test_under_nohup_a_hangup_ends_neither_the_run_nor_its_ranks(running: StartAgent) -> None:
     """A signal ignored at the start stays ignored. SIGTERM ends the run all the same."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        agent = start("--nproc-per-node=2", "train.py", "5000", forked=False)
+        agent = running("5000", forked=False)
     finally:
         signal.signal(signal.SIGHUP, before)
-    agent.until(lambda: agent.output().count("start") == 2)
     workers = _workers(agent)
     for process in (psutil.Process(agent.pid), *workers):
         process.send_signal(signal.SIGHUP)
@@ -158,11 +169,7 @@ def _in_a_network(line: str, words: list[str], folder: Path) -> subprocess.Popen
     (folder / "network.py").write_text(NETWORK)
     return subprocess.Popen(
         [
-            "unshare",
-            "--net",
-            "--uts",
-            "sh",
-            "-c",
+            *["unshare", "--net", "--uts", "sh", "-c"],
             f'ip link set lo up; {line}; exec "$@"',
             "sh",
             *words,
@@ -176,10 +183,7 @@ def _in_a_network(line: str, words: list[str], folder: Path) -> subprocess.Popen
     )
 
 
-STANDALONE = [
-    *(sys.executable, "-c", "from holdfast_agent.main import main; main()"),
-    *("--nproc-per-node=2", "network.py"),
-]
+STANDALONE = [*MAIN, "--nproc-per-node=2", "network.py"]
 
 
 @needs_pods
@@ -232,13 +236,7 @@ def test_a_shell_that_keeps_the_containers_sigterm_is_told(
     line: str, tmp_path: Path, *, told: bool
 ) -> None:
     """As the first process it hears no SIGTERM, and neither does what it has started."""
-    agent = [
-        sys.executable,
-        "-c",
-        "from holdfast_agent.main import main; main()",
-        "--no-python",
-        "true",
-    ]
+    agent = [*MAIN, "--no-python", "true"]
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", line, "sh", *agent],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -261,19 +259,15 @@ def test_a_killed_agent_takes_its_master_along(start: StartAgent, tmp_path: Path
     agent.send(signal.SIGKILL)
     assert wait_gone(family, 3.0) == []
     left = list((tmp_path / "tmp").glob("holdfast_*"))
-    assert sorted(path.name.split("_")[1] in ("run", "arena") for path in left) == [
-        False,
-        True,
-        True,
-    ]
+    known = [path.name.split("_")[1] in ("run", "arena") for path in left]
+    assert sorted(known) == [False, True, True]
     assert start("--nproc-per-node=1", "--no-python", "true", forked=False).wait(120) == 0
     assert list((tmp_path / "tmp").glob("holdfast_*")) == []
 
 
-def test_a_killed_master_has_a_successor_and_training_goes_on(start: StartAgent) -> None:
+def test_a_killed_master_has_a_successor_and_training_goes_on(running: StartAgent) -> None:
     """The workers do not notice; the run still ends with 0."""
-    agent = start("--nproc-per-node=2", "train.py", "400")
-    agent.until(lambda: agent.output().count("start") == 2)
+    agent = running("400")
     workers = _workers(agent)
     _master(agent).kill()
     agent.until(lambda: "the master of epoch 2" in agent.errors())
@@ -299,10 +293,9 @@ def test_workers_may_end_at_different_times(start: StartAgent, tmp_path: Path) -
         "agent/process/test_rounds_with_a_master.py::test_a_whole_node_that_stood_still_does_not_train_on",
     ],
 )
-def test_a_run_that_stood_still_goes_on_afterwards(start: StartAgent) -> None:
+def test_a_run_that_stood_still_goes_on_afterwards(running: StartAgent) -> None:
     """Frozen for longer than the lease: the workers die, and a new round follows when it wakes."""
-    agent = start("--nproc-per-node=2", "train.py", "300")
-    agent.until(lambda: agent.output().count("start") == 2)
+    agent = running("300")
     workers = _workers(agent)
     agent.send(signal.SIGSTOP)
     assert wait_gone(workers, 6.0) == []

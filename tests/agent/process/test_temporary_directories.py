@@ -67,16 +67,19 @@ def _tell(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def _swept(folders: list[Path]) -> list[bool]:
+    """Sweep; return which of the directories are gone."""
+    temporary_directories.sweep()
+    return [not folder.exists() for folder in folders]
+
+
 def test_what_a_killed_process_left_is_removed(left: list[Path]) -> None:
     """SIGKILL leaves nobody to clean up."""
     assert all(folder.exists() for folder in left)
-    temporary_directories.sweep()
-    assert not any(folder.exists() for folder in left)
+    assert _swept(left) == [True, True]
 
 
-def test_what_a_living_process_owns_stays(
-    owner: tuple[subprocess.Popen[str], list[Path]],
-) -> None:
+def test_what_a_living_process_owns_stays(owner: tuple[subprocess.Popen[str], list[Path]]) -> None:
     """Another agent of this user runs on this machine."""
     temporary_directories.sweep()
     assert all((folder / "round_1" / "key.pem").exists() for folder in owner[1])
@@ -89,15 +92,13 @@ def test_a_killed_process_that_nobody_waited_for_is_dead(
     process, folders = owner
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    temporary_directories.sweep()
-    assert not any(folder.exists() for folder in folders)
+    assert _swept(folders) == [True, True]
 
 
 def test_a_process_id_that_is_used_again_saves_nothing(left: list[Path]) -> None:
     """The owner is who started then, not who has its number now."""
     _tell(left[0], pid=os.getpid())
-    temporary_directories.sweep()
-    assert not left[0].exists()
+    assert _swept(left) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -114,18 +115,14 @@ def test_an_owner_that_cannot_be_judged_counts_as_alive(
 ) -> None:
     """Process ids of another container or machine on the same volume say nothing here."""
     _tell(left[0], **changes)
-    temporary_directories.sweep()
-    assert left[0].exists()
-    assert not left[1].exists()
+    assert _swept(left) == [False, True]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "\xff"])
 def test_an_owner_file_that_cannot_be_read_is_left_alone(left: list[Path], text: str) -> None:
     """Nor does it end the sweep."""
     (left[0] / temporary_directories.OWNER).write_text(text)
-    temporary_directories.sweep()
-    assert left[0].exists()
-    assert not left[1].exists()
+    assert _swept(left) == [False, True]
 
 
 def test_directories_without_an_owner_stay(temporary: Path, left: list[Path]) -> None:
@@ -174,8 +171,7 @@ def test_a_link_to_a_directory_is_not_followed(
 def test_a_directory_of_another_user_is_left_alone(left: list[Path]) -> None:
     """Even where this one could remove it."""
     os.chown(left[0], 12345, 12345)
-    temporary_directories.sweep()
-    assert left[0].exists()
+    assert _swept(left) == [False, True]
 
 
 def test_what_the_ranks_of_a_killed_agent_printed_stays(left: list[Path]) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.agent_process import AgentProcess, environment
+from agents.scripted_node import Node
 from holdfast_wire.messages import Leave, LeaveOutcome, RoundStarted
 from house import forks
-from masters.scripted_master import Identities, ScriptedMaster, assignment
+from masters.scripted_master import Identities, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -66,27 +66,22 @@ async def _torchrun(
     return done
 
 
-async def _holdfast(
-    args: list[str],
-    env: dict[str, str],
-    folder: Path,
-    master: ScriptedMaster,
-    nproc: int,
-    *,
-    forked: bool = True,
-) -> str:
-    agent = AgentProcess(args, env, folder, forked=forked)
-    try:
-        stream = await master.stream(len(master.streams))
-        await stream.warm()
-        stream.send(assignment(await stream.prepare_store("s"), nproc=nproc), 1)
-        for rank in range(nproc):
-            await stream.exited(rank)
-        stream.send(Leave(command_id=1, outcome=LeaveOutcome.SUCCEEDED, reason="done"))
-        assert await asyncio.to_thread(agent.wait) == 0
-        return agent.errors()
-    finally:
-        agent.end()
+async def _holdfast(node: Node, args: list[str], nproc: int, **options: Any) -> AgentProcess:
+    """Return an agent that has ended after a round."""
+    agent = node.start_agent(*args, **options)
+    stream = await node.master.warm_stream()
+    stream.send(assignment(await stream.prepare_store("s"), nproc=nproc), 1)
+    for rank in range(nproc):
+        await stream.exited(rank)
+    stream.send(Leave(command_id=1, outcome=LeaveOutcome.SUCCEEDED, reason="done"))
+    assert await asyncio.to_thread(agent.wait) == 0
+    return agent
+
+
+def _plain(identities: Identities, env: dict[str, str]) -> dict[str, str]:
+    """Return torchrun's environment: an agent's without what is Holdfast's."""
+    given = environment(identities, "") | env
+    return {name: value for name, value in given.items() if not name.startswith("HOLDFAST_")}
 
 
 MORE = pytest.mark.extended(
@@ -99,29 +94,18 @@ MORE = pytest.mark.extended(
 
 @pytest.mark.parametrize(
     "threads",
-    [
-        pytest.param(None, id="threads-unset"),
-        pytest.param("3", id="threads-set", marks=MORE),
-    ],
+    [pytest.param(None, id="threads-unset"), pytest.param("3", id="threads-set", marks=MORE)],
 )
 async def test_workers_find_torchruns_environment(
-    threads: str | None,
-    identities: Identities,
-    master: ScriptedMaster,
-    script: Callable[[str], str],
-    tmp_path: Path,
+    threads: str | None, identities: Identities, node: Node, tmp_path: Path
 ) -> None:
     """Every variable that torchrun sets is there, with torchrun's value."""
-    probe = script(PROBE)
-    env = environment(identities, master.endpoint)
-    if threads is not None:
-        env["OMP_NUM_THREADS"] = threads
-    plain = {name: value for name, value in env.items() if not name.startswith("HOLDFAST_")}
-    flags = ["--nproc-per-node=2", "--role=trainer", "--standalone", probe]
+    env = {} if threads is None else {"OMP_NUM_THREADS": threads}
+    flags = ["--nproc-per-node=2", "--role=trainer", "--standalone", node.script(PROBE)]
     tail = ["--lr", "0.1", "${local_rank}"]
+    plain = _plain(identities, env)
     await _torchrun([*flags, str(tmp_path / "theirs"), *tail], plain, tmp_path)
-    args = [*flags, str(tmp_path / "ours"), *tail]
-    await _holdfast(args, env, tmp_path, master, 2, forked=False)
+    await _holdfast(node, [*flags, str(tmp_path / "ours"), *tail], 2, env=env, forked=False)
     theirs, ours = _read(tmp_path / "theirs", 2), _read(tmp_path / "ours", 2)
     for expected, found in zip(theirs, ours, strict=True):
         left = {k: v for k, v in expected["environ"].items() if k not in DIFFERENT}
@@ -137,52 +121,38 @@ async def test_workers_find_torchruns_environment(
     assert ours[1]["argv"] == ["--lr", "0.1", "1"]
 
 
-async def test_a_place_in_a_larger_world_shows(
-    identities: Identities,
-    master: ScriptedMaster,
-    script: Callable[[str], str],
-    tmp_path: Path,
-) -> None:
+async def test_a_place_in_a_larger_world_shows(node: Node, tmp_path: Path) -> None:
     """Ranks follow the assignment, with unequal local world sizes, and so does the count."""
-    agent = AgentProcess(
-        ["--nproc-per-node=2", script(PROBE), str(tmp_path / "out")],
-        environment(identities, master.endpoint),
-        tmp_path,
-        forked=True,
+    node.start_agent("--nproc-per-node=2", node.script(PROBE), str(tmp_path / "out"))
+    stream = await node.master.warm_stream()
+    store = await stream.prepare_store("s")
+    world = assignment(
+        store, group_rank=1, group_world_size=3, base_rank=3, world_size=6, restart_count=4
     )
-    try:
-        stream = await master.stream()
-        await stream.warm()
-        store = await stream.prepare_store("s")
-        world = assignment(
-            store, group_rank=1, group_world_size=3, base_rank=3, world_size=6, restart_count=4
-        )
-        stream.send(world, 9)
-        await stream.wait(RoundStarted)
-        for rank in (3, 4):
-            await stream.exited(rank)
-        for local_rank, rank in enumerate((3, 4)):
-            found = json.loads((tmp_path / f"out.{rank}").read_text())["environ"]
-            expected = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local_rank),
-                "WORLD_SIZE": "6",
-                "LOCAL_WORLD_SIZE": "2",
-                "GROUP_RANK": "1",
-                "GROUP_WORLD_SIZE": "3",
-                "ROLE_RANK": str(rank),
-                "ROLE_WORLD_SIZE": "6",
-                "MASTER_ADDR": store.host,
-                "MASTER_PORT": str(store.port),
-                "TORCHELASTIC_RESTART_COUNT": "4",
-                "TORCHELASTIC_MAX_RESTARTS": "3",
-                "TORCHELASTIC_RUN_ID": "job",
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                "HOLDFAST_ROUND": "9",
-            }
-            assert {name: found.get(name) for name in expected} == expected
-    finally:
-        agent.end()
+    stream.send(world, 9)
+    await stream.wait(RoundStarted)
+    for rank in (3, 4):
+        await stream.exited(rank)
+    for local_rank, rank in enumerate((3, 4)):
+        found = json.loads((tmp_path / f"out.{rank}").read_text())["environ"]
+        expected = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": "6",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "1",
+            "GROUP_WORLD_SIZE": "3",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "6",
+            "MASTER_ADDR": store.host,
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_RESTART_COUNT": "4",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "TORCHELASTIC_RUN_ID": "job",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "HOLDFAST_ROUND": "9",
+        }
+        assert {name: found.get(name) for name in expected} == expected
 
 
 MODULE = """
@@ -200,18 +170,11 @@ if __name__ == "__main__":
     ],
 )
 async def test_modules_and_programs_are_started_as_by_torchrun(
-    args: list[str],
-    printed: str,
-    identities: Identities,
-    master: ScriptedMaster,
-    script: Callable[..., str],
-    tmp_path: Path,
+    args: list[str], printed: str, node: Node, tmp_path: Path
 ) -> None:
     """-m and --no-python do what they do under torchrun."""
-    script(MODULE, "probe_module.py")
-    env = environment(identities, master.endpoint)
-    await _holdfast(args, env, tmp_path, master, 1)
-    assert printed in (tmp_path / "agent.out").read_text()
+    (tmp_path / "probe_module.py").write_text(MODULE)
+    assert printed in (await _holdfast(node, args, 1)).output()
 
 
 TALK = """
@@ -242,20 +205,13 @@ def _tree(base: Path) -> dict[str, str]:
     ],
 )
 async def test_output_goes_where_torchrun_would_put_it(
-    flags: list[str],
-    identities: Identities,
-    master: ScriptedMaster,
-    script: Callable[[str], str],
-    tmp_path: Path,
+    flags: list[str], identities: Identities, node: Node, tmp_path: Path
 ) -> None:
     """The files of --log-dir, their contents and what the console shows are torchrun's."""
-    env = environment(identities, master.endpoint)
-    plain = {name: value for name, value in env.items() if not name.startswith("HOLDFAST_")}
-    common = ["--nproc-per-node=2", *flags, script(TALK)]
+    common, plain = ["--nproc-per-node=2", *flags, node.script(TALK)], _plain(identities, {})
     theirs = await _torchrun([f"--log-dir={tmp_path}/theirs", *common], plain, tmp_path)
-    errors = await _holdfast([f"--log-dir={tmp_path}/ours", *common], env, tmp_path, master, 2)
+    ours = await _holdfast(node, [f"--log-dir={tmp_path}/ours", *common], 2)
     assert _tree(tmp_path / "ours") == _tree(tmp_path / "theirs")
-    shown = (tmp_path / "agent.out").read_text()
-    assert sorted(shown.splitlines()) == sorted(theirs.stdout.splitlines())
-    talk = [line for line in errors.splitlines() if "err of" in line]
+    assert sorted(ours.output().splitlines()) == sorted(theirs.stdout.splitlines())
+    talk = [line for line in ours.errors().splitlines() if "err of" in line]
     assert sorted(talk) == sorted(x for x in theirs.stderr.splitlines() if "err of" in x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -13,7 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.agent_process import AgentProcess, Script, StartAgent, eventually, is_alive, wait_gone
+from agents.agent_process import (
+    AgentProcess,
+    clean_environment,
+    eventually,
+    is_alive,
+    wait_gone,
+)
+from agents.scripted_node import Node
 from holdfast_wire.messages import (
     DumpStacks,
     Goodbye,
@@ -26,7 +32,7 @@ from holdfast_wire.messages import (
     StorePrepared,
     WorkerExited,
 )
-from masters.scripted_master import AgentStream, ScriptedMaster, assignment
+from masters.scripted_master import AgentStream, assignment
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
 
@@ -59,7 +65,7 @@ async def _another(agent: AgentProcess, than: psutil.Process) -> psutil.Process:
     """Wait for the next zygote."""
 
     def look() -> psutil.Process | None:
-        found = agent.zygote()
+        found = agent.find_zygote()
         return found if found is not None and found.pid != than.pid else None
 
     found: psutil.Process = await eventually(look)
@@ -68,7 +74,7 @@ async def _another(agent: AgentProcess, than: psutil.Process) -> psutil.Process:
 
 async def _killed(agent: AgentProcess) -> psutil.Process:
     """Kill the zygote and wait until the agent has seen it."""
-    found: psutil.Process = await eventually(agent.zygote)
+    found: psutil.Process = await eventually(agent.find_zygote)
     ends = agent.errors().count("the zygote ended")
     found.kill()
     await eventually(lambda: agent.errors().count("the zygote ended") > ends)
@@ -76,7 +82,7 @@ async def _killed(agent: AgentProcess) -> psutil.Process:
 
 
 async def _run(
-    stream: AgentStream, agent: AgentProcess, number: int = 1, nproc: int = 2
+    stream: AgentStream, agent: AgentProcess, number: int = 1, nproc: int = 1
 ) -> RoundStarted:
     """Have a round started whose ranks say that they are ready."""
     ready, told = agent.output().count("ready"), len(stream.all(RoundStarted))
@@ -94,13 +100,10 @@ async def _leave(stream: AgentStream, agent: AgentProcess) -> None:
     assert wait_gone(family, 3.0) == []
 
 
-async def test_a_killed_zygote_fails_its_ranks_and_the_next_round_runs(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_killed_zygote_fails_its_ranks_and_the_next_round_runs(node: Node) -> None:
     """The ranks are told of with the reason, all that they left dies, and orders are not lost."""
-    agent = start_agent("--nproc-per-node=2", script(FAMILY))
-    stream = await master.warm_stream()
-    await _run(stream, agent)
+    agent, stream = await node.start(FAMILY, nproc=2)
+    await _run(stream, agent, nproc=2)
     waiting = await stream.prepare_store("waits")
     before = agent.family()
     await _killed(agent)
@@ -112,26 +115,23 @@ async def test_a_killed_zygote_fails_its_ranks_and_the_next_round_runs(
     lost = [one for one in stream.all(StorePrepared) if one.port == 0]
     assert {one.store_id for one in lost} == {"s1", "waits"}
     assert all("the zygote ended" in one.error for one in lost)
-    started = await _run(stream, agent, 2)
+    started = await _run(stream, agent, 2, nproc=2)
     assert started.cold_reason == "", "ranks are forked again"
     assert len(stream.all(WorkerExited)) == 2
-    assert len(master.streams) == 1
+    assert len(node.master.streams) == 1
     await _leave(stream, agent)
 
 
-async def test_what_a_shell_had_started_before_it_became_the_agent_lives_on(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_what_a_shell_had_started_before_it_became_the_agent_lives_on(node: Node) -> None:
     """An entry point may begin `node_exporter & exec holdfast-run`: not the agent's to end."""
     entry = ("sh", "-c", 'sleep 4322 & exec "$@"', "sh")
-    agent = start_agent("--nproc-per-node=1", script(FAMILY), wrap=entry)
-    stream = await master.warm_stream()
-    await _run(stream, agent, nproc=1)
+    agent, stream = await node.start(FAMILY, wrap=entry)
+    await _run(stream, agent)
     [helper] = [one for one in agent.family() if one.cmdline() == ["sleep", "4322"]]
     try:
         before = agent.family()
         await _killed(agent)
-        await _run(stream, agent, 2, nproc=1)
+        await _run(stream, agent, 2)
         assert [one for one in before if is_alive(one)] == [helper]
         stream.send(Leave(outcome=LeaveOutcome.SUCCEEDED, reason="done"))
         assert await asyncio.to_thread(agent.wait) == 0
@@ -141,14 +141,12 @@ async def test_what_a_shell_had_started_before_it_became_the_agent_lives_on(
 
 
 async def test_what_ranks_had_ended_with_is_not_laid_to_the_zygote(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script, tmp_path: Path
+    node: Node, tmp_path: Path
 ) -> None:
     """A rank that was at its very end has finished, or failed by itself."""
-    agent = start_agent("--nproc-per-node=2", script(PARTING))
-    stream = await master.warm_stream()
-    await _run(stream, agent)
+    agent, stream = await node.start(PARTING, nproc=2)
+    await _run(stream, agent, nproc=2)
     zygote = agent.zygote()
-    assert zygote is not None
     ranks = [one for one in zygote.children() if one.name().startswith("hf-rank")]
     zygote.suspend()  # it tells of no end any more
     (tmp_path / "go").touch()
@@ -166,12 +164,9 @@ async def test_what_ranks_had_ended_with_is_not_laid_to_the_zygote(
         "agent/process/test_zygote_restarts.py::test_a_run_without_a_master_goes_on_from_memory_after_its_zygotes_end",
     ],
 )
-async def test_zygotes_that_end_one_after_another_are_followed_by_another(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_zygotes_that_end_one_after_another_are_followed_by_another(node: Node) -> None:
     """Between rounds, at once when it is ready, and while it imports: a store is still made."""
-    agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await master.warm_stream()
+    agent, stream = await node.start(FAMILY)
     first = await _killed(agent)
     stream.send(PrepareStore(store_id="owed"))
     await eventually(lambda: "fresh zygote is ready" in agent.errors())
@@ -181,33 +176,27 @@ async def test_zygotes_that_end_one_after_another_are_followed_by_another(
     await _another(agent, second)
     await _killed(agent)
     assert stream.all(WorkerExited) == []
-    await _run(stream, agent, nproc=1)
+    await _run(stream, agent)
     assert stream.all(Goodbye) == []
     await _leave(stream, agent)
 
 
-async def test_a_zygote_that_was_never_ready_ends_the_agent(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script, tmp_path: Path
-) -> None:
+async def test_a_zygote_that_was_never_ready_ends_the_agent(node: Node, tmp_path: Path) -> None:
     """A preloaded module that ends the zygote ends the agent. The next zygote would end, too."""
     (tmp_path / "deadly.py").write_text("import os; os._exit(0)")
     env = {"HOLDFAST_PRELOAD": "deadly", "PYTHONPATH": str(tmp_path)}
-    agent = start_agent("--nproc-per-node=1", script(FAMILY), env=env)
+    agent = node.agent(FAMILY, env=env)
     assert await asyncio.to_thread(agent.wait) == 1
     reason = "the zygote ended with exit code 0; it ended before it was ready"
     assert reason in agent.errors()
-    assert master.streams == [] or (await master.streams[0].wait(Goodbye)).failed
+    assert node.master.streams == [] or (await node.master.streams[0].wait(Goodbye)).failed
 
 
-async def test_sigterm_to_all_processes_leaves_the_ranks_their_grace(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_sigterm_to_all_processes_leaves_the_ranks_their_grace(node: Node) -> None:
     """A supervisor may signal every process of a service: the agent alone ends the ranks."""
-    agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await master.warm_stream()
-    await _run(stream, agent, nproc=1)
+    agent, stream = await node.start(FAMILY)
+    await _run(stream, agent)
     zygote = agent.zygote()
-    assert zygote is not None
     zygote.terminate()
     await eventually(lambda: "SIGTERM is ignored" in agent.errors())
     stream.send(DumpStacks(command_id=1))
@@ -217,12 +206,11 @@ async def test_sigterm_to_all_processes_leaves_the_ranks_their_grace(
 
 
 async def test_a_zygote_that_is_killed_in_the_ranks_grace_ends_the_wait_for_them(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
+    node: Node,
 ) -> None:
     """The agent reports the stopped rank as killed and not as failed. It waits out no grace."""
-    agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await master.warm_stream()
-    await _run(stream, agent, nproc=1)
+    agent, stream = await node.start(FAMILY)
+    await _run(stream, agent)
     stream.send(StopRound(command_id=1, grace_seconds=120.0, reason="test"), 1)
     await eventually(lambda: "term" in agent.output())
     await _killed(agent)
@@ -232,23 +220,19 @@ async def test_a_zygote_that_is_killed_in_the_ranks_grace_ends_the_wait_for_them
 
 
 @pytest.mark.slow
-async def test_a_stopped_zygote_is_killed_when_it_does_not_obey(
-    master: ScriptedMaster, start_agent: StartAgent, script: Script
-) -> None:
+async def test_a_stopped_zygote_is_killed_when_it_does_not_obey(node: Node) -> None:
     """SIGSTOP is no matter while ranks train; an order that is not carried out in 15 s is."""
-    agent = start_agent("--nproc-per-node=1", script(FAMILY))
-    stream = await master.warm_stream()
-    await _run(stream, agent, nproc=1)
+    agent, stream = await node.start(FAMILY)
+    await _run(stream, agent)
     store = await stream.prepare_store("next")
     zygote = agent.zygote()
-    assert zygote is not None
     zygote.suspend()
     stream.send(assignment(store, nproc=1), 2)
     lost = await stream.wait(StorePrepared, lambda m: m.store_id == "next" and m.port == 0)
     assert "or the zygote is stopped" in lost.error
     told = await stream.wait(WorkerExited)
     assert told.error_type == "StoreLost", "round 2 does not begin on a store that is gone"
-    await _run(stream, agent, 3, nproc=1)
+    await _run(stream, agent, 3)
     assert len(stream.all(WorkerExited)) == 1
     assert agent.output().count("ready") == 2
     await _leave(stream, agent)
@@ -287,14 +271,9 @@ def alone(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
     started: list[AgentProcess] = []
 
     def begin(*args: str) -> AgentProcess:
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PET_", "TORCHELASTIC_"))
-        }
-        agent = AgentProcess(("--nproc-per-node=2", *args), clean, tmp_path, forked=True)
-        started.append(agent)
-        return agent
+        env = {**clean_environment(), "HOLDFAST_PRELOAD": "-torch"}
+        started.append(AgentProcess(("--nproc-per-node=2", *args), env, tmp_path, forked=True))
+        return started[-1]
 
     yield begin
     for agent in started:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agents import control_groups
+from agents.plain_python import plain_python
 from holdfast_agent.config.cgroups import cpu_quota, usable_cpus
 
 V1_MOUNT = Path("/sys/fs/cgroup/cpu")
@@ -88,10 +87,7 @@ def test_the_quota_of_every_kind_of_control_group_is_read(
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
     """A real control group of one CPU and a half, where this machine lets the test make one."""
-    kinds = (
-        (V1_MOUNT, {"cpu.cfs_quota_us": "150000"}),
-        (V2_MOUNT, {"cpu.max": "150000 100000"}),
-    )
+    kinds = ((V1_MOUNT, {"cpu.cfs_quota_us": "150000"}), (V2_MOUNT, {"cpu.max": "150000 100000"}))
     with control_groups.limited(kinds) as folder:
         yield folder
 
@@ -103,11 +99,5 @@ def test_a_process_in_a_limited_group_knows_its_quota(limited_group: Path) -> No
         "from holdfast_agent.config.cgroups import cpu_quota, usable_cpus; "
         "print(cpu_quota(), usable_cpus())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(limited_group / "cgroup.procs")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = plain_python("-c", code, str(limited_group / "cgroup.procs"))
     assert done.stdout == "1.5 1\n"

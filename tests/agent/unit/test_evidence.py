@@ -28,6 +28,7 @@ from holdfast_agent.health.evidence import (
 )
 from holdfast_agent.health.stacks import StackQuestions
 from holdfast_agent.health.worker_server import FlightEntry, FlightRecord
+from holdfast_wire.messages import RankEvidence
 
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 LOOP = "print(flush=True)\nwhile True: pass"
@@ -77,14 +78,19 @@ def local(pid: int, folder: Path, number: int = 0) -> LocalRank:
     return LocalRank(local_rank=number, rank=8 + number, pid=pid, socket_path=path)
 
 
+async def _seen(folder: Path, *pids: int) -> tuple[RankEvidence, ...]:
+    """Return the evidence of ranks with these processes, whose servers nobody has started."""
+    ranks = [local(pid, folder, number) for number, pid in enumerate(pids)]
+    return await collect(ranks, world_size=16, questions=StackQuestions())
+
+
 async def test_each_state_of_a_process_is_reported(processes: Processes, tmp_path: Path) -> None:
     """Sleeping, running, stopped and gone ranks are told apart without any server."""
     pids = [processes.start(SLEEP), processes.start(LOOP), processes.start(SLEEP), 0]
     os.kill(pids[2], signal.SIGSTOP)
     ended = processes.start("print(flush=True)")
     await asyncio.to_thread(os.waitid, os.P_PID, ended, os.WEXITED | os.WNOWAIT)
-    ranks = [local(pid, tmp_path, number) for number, pid in enumerate([*pids, ended])]
-    found = await collect(ranks, world_size=16, questions=StackQuestions())
+    found = await _seen(tmp_path, *pids, ended)
     assert [one.process_state for one in found] == ["S", "R", "T", "", "Z"]
     assert [one.rank for one in found] == [8, 9, 10, 11, 12]
     assert [one.pid for one in found] == [*pids, ended]
@@ -102,8 +108,7 @@ async def test_the_kernel_function_of_a_sleeping_rank_is_reported(
     os.mkfifo(tmp_path / "fifo")
     waits = f"print(flush=True); open({str(tmp_path / 'fifo')!r})"
     pids = [processes.start(SLEEP), processes.start(waits)]
-    ranks = [local(pid, tmp_path, number) for number, pid in enumerate(pids)]
-    sleeps, opens = await collect(ranks, world_size=2, questions=StackQuestions())
+    sleeps, opens = await _seen(tmp_path, *pids)
     if not sleeps.kernel_function:
         pytest.skip("this kernel hides wchan")
     assert "nanosleep" in sleeps.kernel_function
@@ -156,9 +161,7 @@ with subprocess.Popen([sys.executable, "-S", "-c", reads], stdin=subprocess.PIPE
 
 async def test_a_slow_save_is_seen_to_move(processes: Processes, tmp_path: Path) -> None:
     """One write of many megabytes counts nothing before its end; who reads it does."""
-    pids = [processes.start(SLOW_SAVE), processes.sleeping()]
-    ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
-    saves, sleeps = await collect(ranks, world_size=2, questions=StackQuestions())
+    saves, sleeps = await _seen(tmp_path, processes.start(SLOW_SAVE), processes.sleeping())
     assert saves.moved_bytes > 1 << 16
     assert saves.wakes > 3
     (child,) = saves.children
@@ -187,8 +190,7 @@ async def test_the_bytes_of_a_thread_that_logs_are_told_apart(
 ) -> None:
     """A rank that waits for its data beside such a thread is stuck all the same."""
     pids = [processes.start(LOGGING_THREAD), processes.start(MAIN_THREAD)]
-    ranks = [local(pid, tmp_path, at) for at, pid in enumerate(pids)]
-    logs, works = await collect(ranks, world_size=2, questions=StackQuestions())
+    logs, works = await _seen(tmp_path, *pids)
     assert logs.moved_beside_bytes == logs.moved_bytes > 0
     assert works.moved_beside_bytes == 0 < works.moved_bytes
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast_agent.workers.rounds import PendingAssignment
+from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.zygote.protocol import StoreExited, StoreReady
@@ -38,7 +38,7 @@ class Node:
     def assign(self, number: int, store_id: str) -> bool:
         """Take a round that waits for a zygote; return whether its store lives."""
         world = WorldAssignment(store_id=store_id, base_rank=4)
-        self.runner.pending = PendingAssignment(number, world, 0.0, {})
+        self.runner.pending = Round(number=number, assignment=world)
         return self.stores.use(store_id, 0.0)
 
     @property

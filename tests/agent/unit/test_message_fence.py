@@ -112,8 +112,7 @@ def test_an_agent_that_ends_still_stops_at_once(message: object, *, acted_on: bo
 
 
 @pytest.mark.parametrize(
-    ("first", "opens"),
-    [(Welcome(), True), (Leave(), True), (StateDigest(), False), (None, False)],
+    ("first", "opens"), [(Welcome(), True), (Leave(), True), (StateDigest(), False), (None, False)]
 )
 def test_a_stream_begins_with_a_welcome_or_a_leave(first: object, *, opens: bool) -> None:
     """Whatever else comes first is of a master that does not keep to the protocol."""

@@ -10,10 +10,7 @@ from holdfast_agent.health.node_check.main import main, read_reference
 from holdfast_wire.resources import Resource
 
 BAD_INPUT = [
-    (
-        ["--storage", "/nowhere/at/all"],
-        "--storage '/nowhere/at/all': there is no such folder; name",
-    ),
+    (["--storage", "/no/where"], "--storage '/no/where': there is no such folder; name"),
     (["--storage", "/proc/version"], "--storage '/proc/version': there is no such folder"),
     (["--ntp", "clock:0"], "--ntp 'clock:0': '0' is no port; write HOST or HOST:PORT"),
     (["--ntp", ":123"], "--ntp ':123': there is no host; write HOST or HOST:PORT"),

@@ -28,8 +28,7 @@ def kind_of(notice: Notice | None) -> tuple[NoticeKind, bool] | None:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
-    [("FALSE", None), ("TRUE", TAKEN), ("TRUE\n", TAKEN)],
+    ("body", "expected"), [("FALSE", None), ("TRUE", TAKEN), ("TRUE\n", TAKEN)]
 )
 def test_gce_says_whether_the_vm_is_preempted(body: str, expected: object) -> None:
     """TRUE from the moment of the preemption on."""
@@ -205,11 +204,7 @@ SPOT = Notice(kind=NoticeKind.PREEMPTION, text="spot", at=10.0)
         (SPOT, SPOT, NoticeNews.NOTHING),
         (SPOT, Notice(kind=NoticeKind.PREEMPTION, text="other", at=20.0), NoticeNews.NOTHING),
         (SPOT, Notice(kind=NoticeKind.MAINTENANCE, text="spot"), NoticeNews.ANNOUNCED),
-        (
-            Notice(kind=NoticeKind.PREEMPTION, text="risk", stays=True),
-            SPOT,
-            NoticeNews.ANNOUNCED,
-        ),
+        (Notice(kind=NoticeKind.PREEMPTION, text="risk", stays=True), SPOT, NoticeNews.ANNOUNCED),
         (SPOT, None, NoticeNews.WITHDRAWN),
     ],
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from holdfast.page import RankSample, SavingSample, TierSaving
+from holdfast.page import Page, RankSample, SavingSample, TierSaving
 from holdfast.page_sample import Section
 from holdfast_agent.policies import rank_progress
 from holdfast_agent.policies.rank_progress import FirstStep, Rank
@@ -20,29 +21,14 @@ from holdfast_wire.messages import (
     TierCost,
 )
 
-BLANK = RankSample(
-    consistent=True,
-    pid=100,
-    round=3,
-    attached=True,
-    step=0,
-    step_ns=0,
-    step_duration_ns=0,
-    samples=0,
-    loss=None,
-    section=Section.INIT,
-    section_ns=0,
-    first_step=0,
-    first_step_ns=0,
-    ack_id=0,
-    ack_step=0,
-    answered_id=0,
-    answered_step=0,
-    barrier_complete=False,
-    clean_exit=False,
-    import_variable="",
-    saving=None,
-)
+
+def _blank() -> RankSample:
+    """Return the sample of a rank that has claimed its slot, and done nothing yet."""
+    with closing(Page.create(1)) as page:
+        return dataclasses.replace(page.read(0), pid=100, round=3, attached=True)
+
+
+BLANK = _blank()
 
 
 def _rank(exit_code: int | None = None, **fields: Any) -> Rank:

@@ -93,10 +93,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 async def test_ranks_read_the_newest_roster_and_no_older_one(node: Node) -> None:
     """Their variables name the file; an order that came late changes nothing."""
     variables = node.rosters.begin(3, PLACE)
-    assert variables == {
-        "HOLDFAST_OUTER_ROSTER": str(node.rosters.path),
-        "HOLDFAST_REPLICA": "7",
-    }
+    assert variables == {"HOLDFAST_OUTER_ROSTER": str(node.rosters.path), "HOLDFAST_REPLICA": "7"}
     assert node.rosters.take(told(2, 5, 7), 3) == ""
     await node.until_written(2)
     assert node.rosters.take(told(1, 5), 3) == "epoch 1 is not newer than 2"
@@ -190,10 +187,8 @@ async def test_each_choice_is_told_once_and_with_its_round(tmp_path: Path) -> No
     assert [said.step for said, _ in node.said] == [24]
     append(named, cut)
     await node.choices.look()
-    assert [(said.round, said.step, number) for said, number in node.said] == [
-        (7, 24, 7),
-        (7, 90, 7),
-    ]
+    told = [(said.round, said.step, number) for said, number in node.said]
+    assert told == [(7, 24, 7), (7, 90, 7)]
     assert node.said[0][0].reason == FIRST.reason
 
 

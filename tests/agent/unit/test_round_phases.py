@@ -17,6 +17,8 @@ from holdfast_agent.policies.round_phases import (
 )
 from holdfast_wire.messages import GoodputClass
 
+KILL, STOP, DEAD, SPAWN, FIRST_STEP, ALL_EXITED = RoundTrigger
+
 
 def _walk(*happenings: RoundTrigger) -> RoundPhase:
     phase = RoundPhase.IDLE
@@ -28,34 +30,14 @@ def _walk(*happenings: RoundTrigger) -> RoundPhase:
 @pytest.mark.parametrize(
     ("happenings", "phase"),
     [
-        pytest.param([RoundTrigger.SPAWN], RoundPhase.STARTING, id="started"),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.FIRST_STEP], RoundPhase.RUNNING, id="running"
-        ),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.KILL], RoundPhase.KILLING, id="killed-early"
-        ),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.KILL, RoundTrigger.DEAD, RoundTrigger.SPAWN],
-            RoundPhase.STARTING,
-            id="restarted",
-        ),
-        pytest.param([RoundTrigger.SPAWN, RoundTrigger.ALL_EXITED], RoundPhase.ENDED, id="ended"),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.ALL_EXITED, RoundTrigger.DEAD],
-            RoundPhase.IDLE,
-            id="gone",
-        ),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.STOP, RoundTrigger.KILL],
-            RoundPhase.KILLING,
-            id="grace-cut",
-        ),
-        pytest.param(
-            [RoundTrigger.SPAWN, RoundTrigger.KILL, RoundTrigger.STOP],
-            RoundPhase.KILLING,
-            id="too-late",
-        ),
+        pytest.param([SPAWN], RoundPhase.STARTING, id="started"),
+        pytest.param([SPAWN, FIRST_STEP], RoundPhase.RUNNING, id="running"),
+        pytest.param([SPAWN, KILL], RoundPhase.KILLING, id="killed-early"),
+        pytest.param([SPAWN, KILL, DEAD, SPAWN], RoundPhase.STARTING, id="restarted"),
+        pytest.param([SPAWN, ALL_EXITED], RoundPhase.ENDED, id="ended"),
+        pytest.param([SPAWN, ALL_EXITED, DEAD], RoundPhase.IDLE, id="gone"),
+        pytest.param([SPAWN, STOP, KILL], RoundPhase.KILLING, id="grace-cut"),
+        pytest.param([SPAWN, KILL, STOP], RoundPhase.KILLING, id="too-late"),
     ],
 )
 def test_a_round_goes_through_its_phases(happenings: list[RoundTrigger], phase: RoundPhase) -> None:
@@ -66,20 +48,20 @@ def test_a_round_goes_through_its_phases(happenings: list[RoundTrigger], phase: 
 def test_a_killed_round_takes_no_first_step() -> None:
     """A happening without a place in the table is a defect that names both."""
     with pytest.raises(InvalidRoundTransitionError, match=r"'first step' in phase 'killing'"):
-        _walk(RoundTrigger.SPAWN, RoundTrigger.KILL, RoundTrigger.FIRST_STEP)
+        _walk(SPAWN, KILL, FIRST_STEP)
 
 
 def test_no_new_round_starts_beside_a_living_one() -> None:
     """Processes of a new round are started only when nothing of the old one lives."""
-    starts = {phase for phase, happening in TRANSITIONS if happening is RoundTrigger.SPAWN}
+    starts = {phase for phase, happening in TRANSITIONS if happening is SPAWN}
     assert starts == {RoundPhase.IDLE}
 
 
 def test_everything_can_be_killed_and_found_dead() -> None:
     """There is no phase in which an order to kill, or a death, would be refused."""
     for phase in RoundPhase:
-        assert follow(phase, RoundTrigger.KILL) is RoundPhase.KILLING
-        assert follow(phase, RoundTrigger.DEAD) is RoundPhase.IDLE
+        assert follow(phase, KILL) is RoundPhase.KILLING
+        assert follow(phase, DEAD) is RoundPhase.IDLE
 
 
 @pytest.mark.parametrize("saving", [True, False])
@@ -99,10 +81,8 @@ def test_a_checkpoint_is_not_productive() -> None:
 def test_the_ledger_sums_by_class() -> None:
     """Seconds add up within their class and come out sorted."""
     ledger = SecondsByClass().add("WAITING", 2.0).add("PRODUCTIVE", 1.0).add("WAITING", 0.5)
-    assert [(e.name, e.seconds) for e in ledger.entries()] == [
-        ("PRODUCTIVE", 1.0),
-        ("WAITING", 2.5),
-    ]
+    sums = [(entry.name, entry.seconds) for entry in ledger.entries()]
+    assert sums == [("PRODUCTIVE", 1.0), ("WAITING", 2.5)]
 
 
 NOTHING = Orders(killed=False, stopped=False, lease_expired=False)

@@ -15,33 +15,43 @@ from holdfast_agent.policies import schedules
 from holdfast_wire.messages import ClockProbe, ClockReply, CollectiveSamples, HealthPolicy
 
 
-def test_a_defect_in_a_sample_is_logged_and_the_next_one_comes(
+async def test_a_defect_in_a_sample_is_logged_and_the_next_one_comes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error that nobody foresaw must not end the agent, and with it the training."""
-    monkeypatch.setattr(schedules, "until_next_sample", lambda *_: 0.01)
+    monkeypatch.setattr(schedules, "until_multiple", lambda *_: 0.01)
     current = SimpleNamespace(number=1, dead=False, kill_ordered=False, pids={0: 1}, exits={})
     runner = SimpleNamespace(current=current)  # without log files: asking its rank fails
+    probes: list[object] = []
+    third = asyncio.Event()
 
-    async def until_the_third() -> None:
-        probes: list[object] = []
-        third = asyncio.Event()
+    def report(message: object, _: int) -> None:
+        probes.append(message)
+        if len(probes) > 2 * sampler.PROBES:
+            third.set()
 
-        def report(message: object, _: int) -> None:
-            probes.append(message)
-            if len(probes) > 2 * sampler.PROBES:
-                third.set()
-
-        made = Sampler(cast("Any", runner), report)
-        made.policy = HealthPolicy()
-        task = asyncio.create_task(made.run())
-        async with asyncio.timeout(20):
-            await third.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(until_the_third())
+    made = Sampler(cast("Any", runner), report)
+    made.policy = HealthPolicy()
+    task = asyncio.create_task(made.run())
+    async with asyncio.timeout(20):
+        await third.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
     assert caplog.text.count("a sample failed") == 2
+
+
+def _answer(number: int, at_ns: int) -> bytes:
+    """Return a flight recorder's answer with one collective."""
+    entry = {
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": number,
+        "profiling_name": "gloo:all_reduce",
+        "input_sizes": [],
+        "input_dtypes": [],
+        "time_created_ns": at_ns,
+        "is_p2p": False,
+    }
+    return json.dumps({"entries": [entry]}).encode()
 
 
 class _Node:
@@ -70,16 +80,7 @@ class _Node:
     async def _asked(self, _: object, rank: int) -> bytes:
         self.sampler.ranks.setdefault(rank, sampler.RankSamples())
         self.issued += 1
-        entry = {
-            "process_group": ["0", "default_pg"],
-            "collective_seq_id": self.issued,
-            "profiling_name": "gloo:all_reduce",
-            "input_sizes": [],
-            "input_dtypes": [],
-            "time_created_ns": int(self.unix * 1e9),
-            "is_p2p": False,
-        }
-        return json.dumps({"entries": [entry]}).encode()
+        return _answer(self.issued, int(self.unix * 1e9))
 
     def sample(self) -> int:
         """Sample once; return how many samples have been sent so far."""
@@ -119,15 +120,6 @@ def test_the_cost_of_a_sample_is_the_slowest_answer_and_the_agent_s_own_time() -
 
 def test_a_rank_whose_answer_cannot_be_read_costs_the_others_nothing() -> None:
     """Its neighbour's collectives are taken."""
-    entry = {
-        "process_group": ["0", ""],
-        "collective_seq_id": 3,
-        "profiling_name": "x",
-        "input_sizes": [],
-        "input_dtypes": [],
-        "time_created_ns": 10**18,
-        "is_p2p": False,
-    }
-    seen, seconds = sampler._read({0: b"torn", 1: json.dumps({"entries": [entry]}).encode()})
+    seen, seconds = sampler._read({0: b"torn", 1: _answer(3, 10**18)})
     assert [(rank, window.last) for rank, (window,) in seen.items()] == [(1, 3)]
     assert seconds > 0

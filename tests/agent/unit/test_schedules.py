@@ -13,9 +13,8 @@ from holdfast_agent.policies.schedules import (
     ClockReading,
     aligned_pause,
     estimate,
-    heartbeat_pause,
     sample_period,
-    until_next_sample,
+    until_multiple,
     was_set,
 )
 
@@ -29,7 +28,7 @@ def test_the_next_one_is_half_to_one_and_a_half_intervals_away(
     rank: int, interval: float, wall: float
 ) -> None:
     """Wherever the wall clock stands, no node falls silent and none sends twice in a row."""
-    assert interval / 2 <= heartbeat_pause(rank, interval, wall) <= 1.5 * interval
+    assert interval / 2 <= aligned_pause(rank, interval, interval, wall) <= 1.5 * interval
 
 
 @given(RANKS, INTERVALS, WALLS, st.floats(0, 0.4))
@@ -37,8 +36,8 @@ def test_who_was_late_by_some_is_back_in_step(
     rank: int, interval: float, wall: float, late: float
 ) -> None:
     """Lateness does not add up: the moments stay where they are on the wall clock."""
-    due = wall + heartbeat_pause(rank, interval, wall)
-    again = heartbeat_pause(rank, interval, due + late * interval)
+    due = wall + aligned_pause(rank, interval, interval, wall)
+    again = aligned_pause(rank, interval, interval, due + late * interval)
     assert again == pytest.approx((1 - late) * interval, abs=1e-5)
 
 
@@ -47,7 +46,7 @@ def test_neighbours_send_together_and_groups_apart() -> None:
     wall = 1.8e9
     moments: dict[float, int] = {}
     for rank in range(1000):
-        moment = round((wall + heartbeat_pause(rank, 1.0, wall)) % 1.0, 6)
+        moment = round((wall + aligned_pause(rank, 1.0, 1.0, wall)) % 1.0, 6)
         moments[moment] = moments.get(moment, 0) + 1
     assert max(moments.values()) == TOGETHER
     ordered = sorted(moments)
@@ -62,7 +61,7 @@ def test_work_of_a_multiple_falls_on_a_heartbeat(
 ) -> None:
     """The agent wakes once for both; their distance is a whole number of intervals."""
     due = wall + aligned_pause(rank, interval, times * interval, wall)
-    beats = (due - wall - heartbeat_pause(rank, interval, wall)) / interval
+    beats = (due - wall - aligned_pause(rank, interval, interval, wall)) / interval
     assert beats == pytest.approx(round(beats), abs=1e-5)
 
 
@@ -101,7 +100,7 @@ def test_nodes_meet_at_the_instants_of_the_one_that_looks_most_seldom(own: float
     for start in (1e9, 1e9 + 0.3, 1e9 + 17.77, 1e9 + 31.999):
         instants, now = set(), start
         while now < start + 200:
-            now += until_next_sample(own, now)
+            now += until_multiple(own, now)
             instants.add(round(now, 3))
         assert all(instant % own == 0 for instant in instants)
         shared = {at for at in instants if at % LONGEST_SECONDS == 0}
@@ -110,9 +109,9 @@ def test_nodes_meet_at_the_instants_of_the_one_that_looks_most_seldom(own: float
 
 def test_a_look_that_was_late_is_followed_by_one_at_the_next_instant() -> None:
     """But not at once."""
-    assert until_next_sample(4.0, 1e9 + 0.1) == pytest.approx(3.9)
-    assert until_next_sample(4.0, 1e9 + 3.0) == pytest.approx(5.0)
-    assert until_next_sample(4.0, 1e9 - 0.001) == pytest.approx(4.001)
+    assert until_multiple(4.0, 1e9 + 0.1) == pytest.approx(3.9)
+    assert until_multiple(4.0, 1e9 + 3.0) == pytest.approx(5.0)
+    assert until_multiple(4.0, 1e9 - 0.001) == pytest.approx(4.001)
 
 
 _WAY = st.floats(0.0, 0.5)

@@ -13,9 +13,9 @@ import pytest
 from holdfast.page import Page
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.page_watch import Lease
-from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
-from holdfast_agent.workers.zygote_restarts import ZygoteEvents
+from holdfast_agent.workers.zygote_watch import ZygoteWatch
 from holdfast_agent.zygote.protocol import Command, Event, LeaseExpired, RoundDead, Spawn
 from holdfast_wire.messages import WorldAssignment
 
@@ -43,21 +43,19 @@ class Node:
     def _send(self, command: Command) -> None:
         if isinstance(command, Spawn):
             stale = self.page.lease_is_stale(time.monotonic_ns())
-            self.spawned.append((command.round.round, stale))
+            self.spawned.append((command.round, stale))
 
     def hear(self, *events: Event) -> None:
         """Take events of the zygote as the agent does, all in one look."""
-        process, nothing = SimpleNamespace(receive=lambda: list(events)), cast("Any", Mock())
-        report = cast("Any", self.said.append)
-        ZygoteEvents(
-            cast("Any", process), self.runner, nothing, self.lease, nothing, report
-        )._read()
+        tools: Any = SimpleNamespace(process=SimpleNamespace(receive=lambda: list(events)))
+        nothing: Any = Mock()
+        ZygoteWatch(tools, self.runner, nothing, self.lease, self.said.append, nothing)._read()
 
     def wait(self, number: int) -> None:
         """Have a round that waits for a zygote."""
         self.runner.hold()
-        logs = RoundLogs({}, [], [])
-        self.runner.pending = PendingAssignment(number, WorldAssignment(), 0.0, {}, logs)
+        logs = RoundLogs({}, lambda: None)
+        self.runner.pending = Round(number=number, assignment=WorldAssignment(), logs=logs)
 
 
 @pytest.fixture
@@ -89,15 +87,7 @@ async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
     """The lease is theirs, and stays stale until they are dead."""
     node.tick(1 * SECOND)
     node.wait(7)
-    node.runner.current = Round(
-        number=6,
-        assignment=WorldAssignment(),
-        ordered_at=0.0,
-        logs=RoundLogs({}, [], []),
-        spawned_at=0.0,
-        killed_seconds=0.0,
-        killed_at=0.0,
-    )
+    node.runner.current = Round(number=6, assignment=WorldAssignment(), killed_at=0.0)
     node.tick(9 * SECOND)
     assert node.runner.current.lease_expired
     assert node.page.lease_is_stale(9 * SECOND)

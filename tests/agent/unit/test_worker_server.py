@@ -21,9 +21,7 @@ from holdfast_agent.health.worker_server import (
     FlightEntry,
     FlightRecord,
     NoAnswerError,
-    RefusedError,
     WorkerServer,
-    WorkerServerError,
     parse_flight_record,
 )
 
@@ -123,10 +121,9 @@ def test_the_groups_of_gloo_have_no_ranks() -> None:
     assert not any(parse_flight_record(body).ranks.values())
 
 
-def test_a_traceback_and_a_ping_are_read(serve: Serve) -> None:
-    """Both are plain text."""
+def test_a_traceback_is_read(serve: Serve) -> None:
+    """It is plain text."""
     assert serve(answer(b"Thread 0x1\n")).traceback(5) == "Thread 0x1\n"
-    serve(answer(b"pong")).ping(5)
 
 
 def test_a_path_that_nobody_serves_is_no_answer(tmp_path: Path) -> None:
@@ -135,30 +132,28 @@ def test_a_path_that_nobody_serves_is_no_answer(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(left))
     for path in (tmp_path / "none.sock", left, tmp_path / ("x" * 200)):
-        with pytest.raises(NoAnswerError, match=r"ping: "):
-            WorkerServer(path).ping(1)
+        with pytest.raises(NoAnswerError, match=r"fr_trace_json: "):
+            WorkerServer(path).flight_trace(1)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "error"),
+    "wrong",
     [
-        pytest.param((answer(b"no handler", "404 Not Found"),), RefusedError, id="404"),
-        pytest.param((answer(b"", "500 Internal Server Error"),), RefusedError, id="500"),
-        pytest.param((b"",), AnswerError, id="nothing"),
-        pytest.param((b"HTTP/1.1 200 OK\r\n",), AnswerError, id="half a head"),
-        pytest.param((answer(b"pong")[:-1],), AnswerError, id="torn"),
-        pytest.param((answer(b"pong") + b"more",), AnswerError, id="too long"),
-        pytest.param((b"HTTP/1.1 200 OK\r\n\r\npong",), AnswerError, id="no length"),
-        pytest.param((b"SSH-2.0-OpenSSH\r\n\r\n",), AnswerError, id="no HTTP"),
-        pytest.param((b"HTTP/1.1 \xff\xfe\r\n\r\n",), AnswerError, id="no status"),
+        pytest.param(answer(b"no handler", "404 Not Found"), id="404"),
+        pytest.param(answer(b"", "500 Internal Server Error"), id="500"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n", id="half a head"),
+        pytest.param(answer(b"pong")[:-1], id="torn"),
+        pytest.param(answer(b"pong") + b"more", id="too long"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\npong", id="no length"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n\r\n", id="no HTTP"),
+        pytest.param(b"HTTP/1.1 \xff\xfe\r\n\r\n", id="no status"),
     ],
 )
-def test_a_wrong_answer_is_an_error_of_its_own(
-    serve: Serve, pieces: tuple[bytes, ...], error: type[WorkerServerError]
-) -> None:
-    """Whatever the rank's process writes, the caller gets this family of errors."""
-    with pytest.raises(error, match=r"\.sock: ping: "):
-        serve(*pieces).ping(5)
+def test_a_wrong_answer_is_an_error_of_its_own(serve: Serve, wrong: bytes) -> None:
+    """Whatever the rank's process writes, the caller gets this error."""
+    with pytest.raises(AnswerError, match=r"\.sock: fr_trace_json: "):
+        serve(wrong).flight_trace(5)
 
 
 def test_silence_and_a_trickle_of_bytes_end_at_the_deadline(serve: Serve) -> None:
@@ -167,7 +162,7 @@ def test_silence_and_a_trickle_of_bytes_end_at_the_deadline(serve: Serve) -> Non
         server = serve(*pieces, pause=0.1)
         began = time.monotonic()
         with pytest.raises(NoAnswerError, match="no answer within"):
-            server.ping(0.05)
+            server.flight_trace(0.05)
         assert time.monotonic() - began < 1.0
 
 
@@ -175,7 +170,7 @@ def test_an_endless_answer_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPa
     """A rank cannot fill the agent's memory."""
     monkeypatch.setattr(worker_server, "MAX_BYTES", 100_000)
     with pytest.raises(AnswerError, match="longer than 100000 bytes"):
-        serve(*[b"x" * 60_000] * 3).ping(5)
+        serve(*[b"x" * 60_000] * 3).flight_trace(5)
 
 
 BROKEN: list[tuple[str, Any]] = [

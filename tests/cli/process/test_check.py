@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,9 @@ import pytest
 
 from holdfast_cli.check import table
 from holdfast_wire.resources import TRAITS, Resource
+from house.programs import holdfast
 
-
-def check(*words: str, timeout: float = 110.0) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast_cli.main", "check", *words],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+check = functools.partial(holdfast, "check", timeout=110.0)
 
 
 def row(resource: Resource, **changes: Any) -> dict[str, Any]:

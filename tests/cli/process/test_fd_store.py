@@ -45,8 +45,12 @@ def _until(true: Callable[[], object], what: str, within_s: float = 20.0) -> Non
         time.sleep(0.01)
 
 
-def _shelf() -> FdStore:
-    return FdStore(3, close_all, lambda: True)
+@pytest.fixture
+def shelf() -> Iterator[FdStore]:
+    """Node 3's shelf; nothing is on it after the test."""
+    made = FdStore(3, close_all, lambda: True)
+    yield made
+    _end(made)
 
 
 def _memory(text: str = "", name: str = ARENA) -> int:
@@ -123,14 +127,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.stdout.close()
 
 
-def test_an_agent_that_is_killed_while_it_sends_leaves_whole_arenas() -> None:
+def test_an_agent_that_is_killed_while_it_sends_leaves_whole_arenas(shelf: FdStore) -> None:
     """Each is there with its bytes or not at all; what it had freed is free."""
     seed = random.randrange(2**32)
     rng = random.Random(seed)
     for number in range(8):
-        shelf = _shelf()
         agent = _start(_AGENT, shelf.connect())
-        _until(lambda: shelf.take_in(1) or shelf.count, "a first arena")  # noqa: B023
+        _until(lambda: shelf.take_in(1) or shelf.count, "a first arena")
         until = time.monotonic() + rng.random() * 0.05
         while time.monotonic() < until:
             shelf.take_in(rng.randrange(1, 5))
@@ -163,10 +166,10 @@ def test_an_agent_that_is_killed_while_it_sends_leaves_whole_arenas() -> None:
     ],
 )
 def test_an_agent_that_talks_nonsense_is_not_listened_to(
-    body: bytes, caplog: pytest.LogCaptureFixture
+    shelf: FdStore, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing of it is held any more, whatever descriptors it sends beside; its node is named."""
-    shelf, bad = _shelf(), _memory()
+    bad = _memory()
     with shelf.connect() as end:
         _lay(end, "good")
         shelf.take_in(_PLENTY)
@@ -180,13 +183,11 @@ def test_an_agent_that_talks_nonsense_is_not_listened_to(
     assert [one.getMessage().partition(":")[0] for one in caplog.records] == ["node 3"]
     with shelf.connect() as end:
         assert _contents(end) == {}
-    _end(shelf)
 
 
 @pytest.mark.parametrize("case", ["twice", "two", "socket", "file", "freed with one"])
-def test_descriptors_that_do_not_belong_end_the_connection(case: str) -> None:
+def test_descriptors_that_do_not_belong_end_the_connection(shelf: FdStore, case: str) -> None:
     """A name that is there, one too many, no arena: all are closed."""
-    shelf = _shelf()
     one, other = _memory(), _memory()
     with shelf.connect() as end, open(os.devnull) as file:  # noqa: PTH123
         match case:
@@ -209,9 +210,8 @@ def test_descriptors_that_do_not_belong_end_the_connection(case: str) -> None:
     assert _open_arenas() == []
 
 
-def test_a_node_has_a_bounded_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_has_a_bounded_number(shelf: FdStore, caplog: pytest.LogCaptureFixture) -> None:
     """The shelf holds no arenas beyond its bound and warns once. A freed arena makes room."""
-    shelf = _shelf()
     with shelf.connect() as end, caplog.at_level(logging.WARNING):
         for number in range(MOST + 5):
             _lay(end, f"a{number}")
@@ -227,12 +227,10 @@ def test_a_node_has_a_bounded_number(caplog: pytest.LogCaptureFixture) -> None:
     with shelf.connect() as end:
         found = _contents(end)
     assert set(found) == {*(f"a{number}" for number in range(1, MOST)), "b"}
-    _end(shelf)
 
 
-def test_a_runner_without_a_descriptor_to_spare_goes_on() -> None:
+def test_a_runner_without_a_descriptor_to_spare_goes_on(shelf: FdStore) -> None:
     """A descriptor that the runner has no room for is not held. The connection stays good."""
-    shelf = _shelf()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with shelf.connect() as end:
         _lay(end, "a")
@@ -256,7 +254,6 @@ def test_a_runner_without_a_descriptor_to_spare_goes_on() -> None:
         _lay(end, "c")
         shelf.take_in(_PLENTY)
         assert shelf.count == 2
-    _end(shelf)
 
 
 _FLOOD = _AGENT.replace("if len(names) > 20:", "if False:")
@@ -301,8 +298,8 @@ async def test_what_a_node_had_is_for_its_next_agent_after_an_end_that_nobody_wa
     shelves.ended(0, "c", keep=False)
     assert agent(0, "d", "w") == {}
     shelves.ended(0, "d", keep=True)
-    shelves.drop(0, "a")
-    shelves.drop(0, "d")
+    shelves.ended(0, "a", keep=False)
+    shelves.ended(0, "d", keep=False)
     assert agent(0, "e") == {}
     shelves.ended(1, "other", keep=True)
     assert agent(1, "next") == {"z": "z"}

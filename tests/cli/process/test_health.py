@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from house.programs import holdfast
 from jobs.ended_job import ended_job
 
 
@@ -21,26 +20,19 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "HOLDFAST_HOME": str(tmp_path)}
 
 
-def _health(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast_cli.main", "health", "gpt", *words]
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
 def test_it_answers_for_a_job_that_has_ended(environ: dict[str, str]) -> None:
     """One line, and no traceback."""
-    done = _health(environ)
+    done = holdfast("health", "gpt", env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "Nobody is judged: the job has ended, and no world runs\n"
 
 
 def test_a_watch_ends_with_the_job_and_separates_its_screens(environ: dict[str, str]) -> None:
     """A pipe gets a line with the time before each screen; JSON is a line each."""
-    done = _health(environ, "--watch")
+    done = holdfast("health", "gpt", "--watch", env=environ)
     assert done.returncode == 0
     assert done.stdout.splitlines()[0].startswith("--- ")
-    line = _health(environ, "--watch", "-o", "json").stdout
+    line = holdfast("health", "gpt", "--watch", "-o", "json", env=environ).stdout
     assert len(line.splitlines()) == 1
     assert json.loads(line)["not_judged"].startswith("the job has ended")
 
@@ -48,8 +40,7 @@ def test_a_watch_ends_with_the_job_and_separates_its_screens(environ: dict[str, 
 def test_a_watch_on_a_terminal_clears_it(environ: dict[str, str]) -> None:
     """Each screen takes the place of the one before."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "holdfast_cli.main", "health", "gpt", "--watch"]
-    subprocess.run(command, env=environ, stdout=theirs, timeout=60, check=True)
+    holdfast("health", "gpt", "--watch", env=environ, stdout=theirs, check=True)
     os.close(theirs)
     shown = os.read(ours, 10_000)
     os.close(ours)

@@ -13,16 +13,10 @@ from click.testing import CliRunner, Result
 
 from holdfast_cli.main import main
 from holdfast_wire import evidence_file
-from holdfast_wire.messages import (
-    GetGoodputResponse,
-    GroupTail,
-    Incident,
-    IncidentEvidence,
-    RankEvidence,
-)
+from holdfast_wire import messages as wire
 from jobs.ended_job import ended_job
 
-CRASH = Incident(
+CRASH = wire.Incident(
     id="i1.1",
     cause="WorkerCrashed",
     text="rank 3 was ended by \x1b[2Jsignal 9",
@@ -34,7 +28,7 @@ CRASH = Incident(
     from_round=1,
     to_round=2,
 )
-HANG = Incident(
+HANG = wire.Incident(
     id="i1.2",
     cause="Hang",
     text="lock: rank 1 waits for a lock",
@@ -44,16 +38,18 @@ HANG = Incident(
     first_step_seconds=90.0,
     reported_only=True,
 )
-EVIDENCE = IncidentEvidence(
+EVIDENCE = wire.IncidentEvidence(
     incident_id="i1.2",
     odd_ranks=(1,),
     ranks=tuple(
-        RankEvidence(
+        wire.RankEvidence(
             rank=rank,
             pid=100 + rank,
             process_state="S",
             stack=f"  File train.py, line {rank} \x1b]0;title\x07",
-            groups=(GroupTail(group="0", sequence=9, operation="gloo:all_reduce", sizes="[[2]]"),),
+            groups=(
+                wire.GroupTail(group="0", sequence=9, operation="gloo:all_reduce", sizes="[[2]]"),
+            ),
         )
         for rank in (0, 1)
     ),
@@ -63,7 +59,7 @@ EVIDENCE = IncidentEvidence(
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     """Return an environment in which the job "gpt" has ended, with a crash and a hang."""
-    home = ended_job(tmp_path, goodput=GetGoodputResponse(incidents=(CRASH, HANG)))
+    home = ended_job(tmp_path, goodput=wire.GetGoodputResponse(incidents=(CRASH, HANG)))
     directory = home.journal / evidence_file.DIRECTORY
     directory.mkdir()
     (directory / "i1.2.evidence").write_bytes(evidence_file.pack(EVIDENCE))

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from holdfast_cli import job_directory
 from holdfast_cli.journal import FACTS
 from holdfast_cli.main import main
 from holdfast_master.instructions import Fact
 from holdfast_master.journal.segments import segment_path
-from holdfast_master.journal.writer import Journal
-from holdfast_wire import codec
+from house.programs import script
+from jobs.ended_job import recorded_home
+from masters.journals import written
 from simulation.steered.job import SteeredJob, job_spec
 
 
@@ -26,21 +26,12 @@ from simulation.steered.job import SteeredJob, job_spec
 def state_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A machine with one job, whose journal tells of a crash."""
     root = tmp_path_factory.mktemp("home")
-    job = job_directory.job_home({"HOLDFAST_HOME": str(root)}, "gpt")
-    job.create()
-    job.write_record(
-        job_directory.JobRecord(
-            name="gpt", uid="u", runner_pid=1, runner_started=1, job_file="/x.yaml"
-        )
-    )
     simulated = SteeredJob(job_spec(replicas=3), seed=4)
     agents = simulated.add_agents(3)
     simulated.run_until("TRAINING")
     agents[1].crash()
     simulated.run(40)
-    journal = Journal(job.journal, 1, "m1")
-    journal.commit([codec.encode(record) for record in simulated.records], durable=True)
-    journal.close()
+    written(recorded_home(root).journal, simulated.records).close()
     return root
 
 
@@ -170,14 +161,7 @@ def test_the_shell_completes_jobs_and_kinds(state_root: Path, words: str, expect
     count = str(len(words.split()) - 1)
     completing = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
     code = "from holdfast_cli.main import main; main(prog_name='holdfast')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "HOLDFAST_HOME": str(state_root), **completing},
-    )
+    done = script(code, env={**os.environ, "HOLDFAST_HOME": str(state_root), **completing})
     assert expected in done.stdout
 
 

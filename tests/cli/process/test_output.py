@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from house.programs import python
+
 SAY = "from holdfast_cli.output import say\nsay('one')\nsay('two')\nraise SystemExit(7)"
+
+
+def _into(output: int, words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "HOLDFAST_HOME": str(home)}
+    return python(*words, env=environ, stdin=subprocess.DEVNULL, stdout=output)
 
 
 def _unread(words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
@@ -17,16 +23,7 @@ def _unread(words: list[str], home: Path) -> subprocess.CompletedProcess[str]:
     read, write = os.pipe()
     os.close(read)
     try:
-        return subprocess.run(
-            [sys.executable, *words],
-            env={**os.environ, "HOLDFAST_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return _into(write, words, home)
     finally:
         os.close(write)
 
@@ -49,13 +46,5 @@ def test_a_running_job_goes_on_unread(tmp_path: Path) -> None:
 def test_a_running_job_goes_on_where_the_disk_behind_its_output_is_full() -> None:
     """Output that cannot be written is left out. The job ends with its own code."""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", SAY],
-            stdin=subprocess.DEVNULL,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = _into(full.fileno(), ["-c", SAY], Path())
     assert (done.returncode, done.stderr) == (7, "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import yaml
 
 from holdfast_cli.errors import BadInputError
 from holdfast_cli.runner.start import read_file
+from house.programs import holdfast
 from jobs.local_job import elastic_job
 
 
@@ -108,14 +107,8 @@ def test_what_may_start_is_left_alone(
 
 def test_the_command_line_says_it_with_code_2(tmp_path: Path) -> None:
     """One line, no traceback, nothing started."""
-    done = subprocess.run(
-        [sys.executable, "-m", "holdfast_cli.main", "run", str(_job(tmp_path, ["nosuchcommand"]))],
-        env={"HOLDFAST_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ = {"HOLDFAST_HOME": str(tmp_path / "home"), "PATH": "/usr/bin"}
+    done = holdfast("run", str(_job(tmp_path, ["nosuchcommand"])), env=environ)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("holdfast: ")
     assert len(done.stderr.splitlines()) == 1

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from holdfast_cli.runner import processes
+from house.programs import script
 
 
-def _command(script: str, log: Path) -> processes.Command:
+def _command(code: str, log: Path) -> processes.Command:
     return processes.Command(
-        argv=[sys.executable, "-c", textwrap.dedent(script)],
+        argv=[sys.executable, "-c", textwrap.dedent(code)],
         env=dict(os.environ),
         cwd=Path.cwd(),
         log=log,
@@ -44,21 +45,21 @@ async def test_exit_code_and_output_are_kept(tmp_path: Path) -> None:
 
 async def test_a_deaf_process_is_killed_after_its_grace(tmp_path: Path) -> None:
     """SIGTERM is tried first; a process that ignores it gets SIGKILL."""
-    script = """
+    code = """
         import signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("ready", flush=True)
         time.sleep(60)
     """
     log = tmp_path / "log"
-    running = await processes.start(_command(script, log))
+    running = await processes.start(_command(code, log))
     assert await processes.wait_until(lambda: "ready" in log.read_text(), 20)
     assert await asyncio.wait_for(running.end(0.2), 20) == -signal.SIGKILL
 
 
 def test_what_a_command_leaves_in_its_session_ends_with_it(tmp_path: Path) -> None:
     """As in a container whose first process ends; what another command started lives on."""
-    script = f"""
+    code = f"""
         import asyncio, os, pathlib, signal
         from holdfast_cli.runner import processes
         folder = pathlib.Path({str(tmp_path)!r})
@@ -81,13 +82,7 @@ def test_what_a_command_leaves_in_its_session_ends_with_it(tmp_path: Path) -> No
             processes.sweep()
         asyncio.run(main())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = script(code, check=True)
     assert done.stdout.splitlines() == ["ended True", "other False"]
 
 
@@ -113,7 +108,7 @@ def test_what_a_shell_waits_for_has_the_rest_of_the_grace(
 ) -> None:
     """SIGTERM ends the shell of `holdfast-run …; true` at once, and the agent has still to save."""
     (tmp_path / "saves.py").write_text(SAVES.format(seconds=seconds))
-    script = f"""
+    code = f"""
         import asyncio, os, pathlib, time
         from holdfast_cli.runner import processes
         log = pathlib.Path({str(tmp_path / "log")!r})
@@ -130,13 +125,7 @@ def test_what_a_shell_waits_for_has_the_rest_of_the_grace(
             processes.sweep()
         asyncio.run(main())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = script(code, check=True)
     assert done.stdout.split() == [str(-signal.SIGTERM), "True"], done.stderr
     said = (tmp_path / "log").read_text().split()
     assert said.count("asked") == 1
@@ -156,7 +145,7 @@ async def test_a_missing_command_says_so_in_the_log(tmp_path: Path) -> None:
 def test_killing_the_runner_kills_what_it_started(tmp_path: Path) -> None:
     """SIGKILL of the process that started a pod ends the pod as well."""
     log, pids = tmp_path / "log", tmp_path / "pid"
-    script = f"""
+    code = f"""
         import asyncio, os, pathlib, sys
         from holdfast_cli.runner import processes
         async def main():
@@ -167,7 +156,7 @@ def test_killing_the_runner_kills_what_it_started(tmp_path: Path) -> None:
             await asyncio.sleep(60)
         asyncio.run(main())
     """
-    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    runner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     try:
         _wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
         pod = int(pids.read_text())
@@ -181,7 +170,7 @@ def test_killing_the_runner_kills_what_it_started(tmp_path: Path) -> None:
 def test_sweep_ends_orphans_that_left_their_session(tmp_path: Path) -> None:
     """A grandchild that called setsid and lost its parent is found and ended."""
     pids = tmp_path / "pid"
-    script = f"""
+    code = f"""
         import os, pathlib, subprocess, sys
         from holdfast_cli.runner import processes
         processes.become_subreaper()
@@ -189,13 +178,7 @@ def test_sweep_ends_orphans_that_left_their_session(tmp_path: Path) -> None:
         left = processes.sweep()
         print(left)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    done = script(code, check=True)
     assert done.stdout.strip() == "[]", done.stderr
     _wait_for(lambda: not _alive(int(pids.read_text())))
 

@@ -38,7 +38,7 @@ async def _runs(
     issued = certificates.issue(folder, Identity(JOB, "operator"))
     home.tls("operator").parent.mkdir(parents=True, exist_ok=True)
     issued.rename(home.tls("operator"))
-    sync = MasterSync(home, JOB, runner.first_messages, said.append, runner.refusal)
+    sync = MasterSync(home, runner, said.append)
     where = Endpoint("127.0.0.1", master.port, os.getpid(), 1)
     task = asyncio.create_task(sync.run(lambda: where))
     try:
@@ -81,7 +81,7 @@ async def test_the_words_of_the_newest_master_are_heard(
         WokenMaster([SyncResponse(fence=fence, message=FINISH)]).serve(tmp_path) as master,
         _runs(tmp_path, master, NEWEST) as (sync, runner, said),
     ):
-        await eventually(lambda: said, bool)
+        await eventually(lambda: said)
         assert (said, sync.dropped, master.hung_up) == ([FINISH], 0, 0)
         assert runner.master == (NEWEST if fence is None else NEWEST.heard(fence))
 
@@ -97,5 +97,5 @@ async def test_what_only_a_newer_master_says_is_passed_over(
         WokenMaster([newer, SyncResponse(message=FINISH)]).serve(tmp_path) as master,
         _runs(tmp_path, master, NEWEST) as (sync, _, said),
     ):
-        await eventually(lambda: said, bool)
+        await eventually(lambda: said)
         assert (said, sync.malformed, master.streams) == ([FINISH], 1, 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from click.testing import CliRunner
 from holdfast_cli.errors import BadInputError
 from holdfast_cli.main import main
 from holdfast_cli.runner.start import RunOptions, run_job
+from house.programs import holdfast
 from jobs.local_job import elastic_job
 
 
@@ -71,17 +70,10 @@ def test_a_detached_job_that_cannot_start_ends_with_its_own_code(tmp_path: Path)
     """The command passes on the background part's error and its exit code."""
     jobs = tmp_path / "home" / "jobs"
     jobs.mkdir(parents=True)
-    command = [sys.executable, "-m", "holdfast_cli.main", "run", "--detach"]
+    environ = {**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")}
     with (jobs / ".odd.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        done = subprocess.run(
-            [*command, str(_job_file(tmp_path))],
-            env={**os.environ, "HOLDFAST_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = holdfast("run", "--detach", str(_job_file(tmp_path)), env=environ)
     assert done.returncode == 2, done.stderr
     assert "metadata.name 'odd': a job of that name runs already" in done.stderr
     assert "log: " in done.stderr

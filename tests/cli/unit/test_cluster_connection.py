@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import http.server
 import json
@@ -64,15 +65,14 @@ def _environ(tmp_path: Path, server: str, token: str) -> dict[str, str]:
         "users": [{"name": "u", "user": {"tokenFile": "token"}}],
     }
     (tmp_path / "config").write_text(json.dumps(config))
-    return {"KUBECONFIG": str(tmp_path / "config")}
+    return {"KUBECONFIG": str(tmp_path / "config"), "HOLDFAST_HOME": str(tmp_path)}
 
 
 @pytest.fixture
 def connection(tmp_path: Path, server: str) -> Iterator[Connection]:
     """A connection whose token the server does not know."""
-    made = connect(_environ(tmp_path, server, "old"), Where())
-    yield made
-    made.close()
+    with contextlib.closing(connect(_environ(tmp_path, server, "old"), Where())) as made:
+        yield made
 
 
 def test_a_token_that_has_ended_is_read_again(tmp_path: Path, connection: Connection) -> None:
@@ -107,7 +107,7 @@ def test_each_answer_has_its_error(
 
 def test_a_misspelt_job_is_not_found_where_the_cluster_is_away(tmp_path: Path) -> None:
     """Here it is not, and there nobody answers: one sentence says both."""
-    environ = _environ(tmp_path, "http://127.0.0.1:1", "t") | {"HOLDFAST_HOME": str(tmp_path)}
+    environ = _environ(tmp_path, "http://127.0.0.1:1", "t")
     done = CliRunner().invoke(main, ["status", "gtp"], env=environ)
     assert done.exit_code == 3
     assert "no job called 'gtp'" in done.output
@@ -116,7 +116,7 @@ def test_a_misspelt_job_is_not_found_where_the_cluster_is_away(tmp_path: Path) -
 
 def test_a_chosen_cluster_that_is_away_is_said(tmp_path: Path) -> None:
     """Whoever names a namespace means the cluster."""
-    environ = _environ(tmp_path, "http://127.0.0.1:1", "t") | {"HOLDFAST_HOME": str(tmp_path)}
+    environ = _environ(tmp_path, "http://127.0.0.1:1", "t")
     for words in (["status", "gpt", "-n", "team"], ["status", "-n", "team"]):
         done = CliRunner().invoke(main, words, env=environ)
         assert done.exit_code == 4, done.output
@@ -170,13 +170,12 @@ def test_a_kubelet_that_takes_no_media_type_forwards_a_port(
 ) -> None:
     """Real kubelets answer 406 to a websocket that accepts JSON alone."""
     server, port = node
-    made = connect(_environ(tmp_path, server, "any"), Where())
-    try:
+    with (
+        contextlib.closing(connect(_environ(tmp_path, server, "any"), Where())) as made,
+        socket.socket(socket.AF_UNIX) as there,
+    ):
         made.forward("team", "master", port, tmp_path / "socket")
-        with socket.socket(socket.AF_UNIX) as there:
-            there.settimeout(10)
-            there.connect(str(tmp_path / "socket"))
-            there.sendall(b"there and back")
-            assert there.recv(100) == b"there and back", made.failure
-    finally:
-        made.close()
+        there.settimeout(10)
+        there.connect(str(tmp_path / "socket"))
+        there.sendall(b"there and back")
+        assert there.recv(100) == b"there and back", made.failure

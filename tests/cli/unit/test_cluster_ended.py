@@ -9,17 +9,7 @@ import pytest
 from holdfast_cli import render
 from holdfast_cli.cluster.ended import ending_of, holding
 from holdfast_cli.errors import MasterRefusedError
-from holdfast_wire.messages import (
-    EventSeverity,
-    GetGoodputRequest,
-    GetJobRequest,
-    JobPhase,
-    ListEventsRequest,
-    ListNodesRequest,
-    ScaleRequest,
-    StopJobRequest,
-    StopJobResponse,
-)
+from holdfast_wire import messages as wire
 
 
 def _body(kind: str = "Complete", **status: Any) -> dict[str, Any]:
@@ -50,8 +40,8 @@ def test_the_status_says_how_it_ended() -> None:
     world = {"round": 7, "epoch": 1001, "step": 900}
     restarts = {"inPlace": 2, "replaced": 1}
     body = _body(world=world, restarts=restarts, goodputPercent=93)
-    status = ending_of(body, []).answer(GetJobRequest()).status
-    assert (status.phase, status.reason, status.text) == (JobPhase.SUCCEEDED, "Why", "because")
+    status = ending_of(body, []).answer(wire.GetJobRequest()).status
+    assert (status.phase, status.reason, status.text) == (wire.JobPhase.SUCCEEDED, "Why", "because")
     assert (status.round, status.step, status.restarts_in_place) == (7, 900, 2)
     assert (status.job_seconds, status.goodput, status.replicas) == (100.0, 0.93, 4)
 
@@ -61,7 +51,7 @@ def test_a_goodput_that_is_a_guess_is_told_as_one(*, assumed: bool) -> None:
     """`holdfast status` shows the tilde of a running job after its end too."""
     said: dict[str, Any] = {"goodputAssumed": True} if assumed else {}
     body = _body(goodputPercent=93, **said)
-    status = ending_of(body, []).answer(GetJobRequest()).status
+    status = ending_of(body, []).answer(wire.GetJobRequest()).status
     assert status.goodput_assumed is assumed
     assert ("~93.0%" in render.status_table(status)) is assumed
 
@@ -91,21 +81,23 @@ def test_a_job_that_never_started_has_an_end_too() -> None:
     body = _body("Failed")
     del body["status"]["startTime"]
     status = ending_of(body, []).status
-    assert (status.phase, status.job_seconds) == (JobPhase.FAILED, 0.0)
+    assert (status.phase, status.job_seconds) == (wire.JobPhase.FAILED, 0.0)
 
 
 def test_events_come_in_their_order_with_their_repetitions() -> None:
     """A list of the API server has no order; numbers let --after work."""
     warning = _event(1, type="Warning", series={"count": 3})
     ending = ending_of(_body(), [_event(5), warning, _event(3)])
-    events = ending.answer(ListEventsRequest()).events
+    events = ending.answer(wire.ListEventsRequest()).events
     assert [event.text for event in events] == ["at 1 (3 times)", "at 3", "at 5"]
-    assert events[0].severity is EventSeverity.WARNING
-    later = ending.answer(ListEventsRequest(after_sequence=2)).events
+    assert events[0].severity is wire.EventSeverity.WARNING
+    later = ending.answer(wire.ListEventsRequest(after_sequence=2)).events
     assert [event.text for event in later] == ["at 5"]
 
 
-@pytest.mark.parametrize("request_", [ListNodesRequest(), GetGoodputRequest(), ScaleRequest()])
+@pytest.mark.parametrize(
+    "request_", [wire.ListNodesRequest(), wire.GetGoodputRequest(), wire.ScaleRequest()]
+)
 def test_what_only_a_master_knows_is_refused(request_: object) -> None:
     """Rather than shown as empty."""
     with pytest.raises(MasterRefusedError, match="job gpt has ended"):
@@ -114,7 +106,7 @@ def test_what_only_a_master_knows_is_refused(request_: object) -> None:
 
 def test_stopping_what_has_ended_is_no_error() -> None:
     """As with a local job."""
-    assert ending_of(_body(), []).answer(StopJobRequest()) == StopJobResponse()
+    assert ending_of(_body(), []).answer(wire.StopJobRequest()) == wire.StopJobResponse()
 
 
 def test_a_condition_is_told_with_its_message() -> None:

@@ -15,46 +15,25 @@ from holdfast_cli.client import JobClient
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_cli.job_directory import JobHome
 from holdfast_cli.runner.supervisor import silent, with_end
-from holdfast_wire import messages
-from holdfast_wire.messages import (
-    METHODS,
-    DrainNodeRequest,
-    DumpStacksRequest,
-    GetGoodputRequest,
-    GetGoodputResponse,
-    GetHealthRequest,
-    GetIncidentRequest,
-    GetJobRequest,
-    GetJobResponse,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    ListEventsRequest,
-    ListEventsResponse,
-    ListIncidentsRequest,
-    ListNodesRequest,
-    ListNodesResponse,
-    NodeInfo,
-    RestartWorkerRequest,
-    ScaleRequest,
-    StopJobRequest,
-    TriggerCheckpointRequest,
-    WatchJobRequest,
-)
+from holdfast_wire import messages as wire
 from jobs.ended_job import recorded_home
 
 ENDING = final_state.FinalState(
-    job=GetJobResponse(
-        status=JobStatus(
-            name="gpt", phase=JobPhase.FAILED, reason="NoProgress", loss=float("nan"), has_loss=True
+    job=wire.GetJobResponse(
+        status=wire.JobStatus(
+            name="gpt",
+            phase=wire.JobPhase.FAILED,
+            reason="NoProgress",
+            loss=float("nan"),
+            has_loss=True,
         )
     ),
-    nodes=ListNodesResponse(nodes=(NodeInfo(node_rank=1, host="h"),)),
-    events=ListEventsResponse(
-        events=tuple(JobEvent(sequence=n, reason="NodeLost", text=f"e{n}") for n in (1, 2, 3)),
+    nodes=wire.ListNodesResponse(nodes=(wire.NodeInfo(node_rank=1, host="h"),)),
+    events=wire.ListEventsResponse(
+        events=tuple(wire.JobEvent(sequence=n, reason="NodeLost", text=f"e{n}") for n in (1, 2, 3)),
         newest_sequence=3,
     ),
-    goodput=GetGoodputResponse(node_seconds=2.5, goodput=0.5),
+    goodput=wire.GetGoodputResponse(node_seconds=2.5, goodput=0.5),
 )
 
 
@@ -69,26 +48,26 @@ def test_what_was_written_answers(home: JobHome) -> None:
     final_state.write(home, ENDING)
     assert stat.S_IMODE((home.path / "ended.json").stat().st_mode) == 0o600
     with JobClient(home) as client:
-        assert repr(client.call(GetJobRequest())) == repr(ENDING.job)
-        assert client.call(ListNodesRequest()) == ENDING.nodes
-        assert client.call(GetGoodputRequest()) == ENDING.goodput
-        later = client.call(ListEventsRequest(after_sequence=1, limit=1))
+        assert repr(client.call(wire.GetJobRequest())) == repr(ENDING.job)
+        assert client.call(wire.ListNodesRequest()) == ENDING.nodes
+        assert client.call(wire.GetGoodputRequest()) == ENDING.goodput
+        later = client.call(wire.ListEventsRequest(after_sequence=1, limit=1))
         assert [event.text for event in later.events] == ["e2"]
         assert [event.text for event in client.events(most=2).events] == ["e2", "e3"]
         assert [event.text for event in client.events(after=2, most=2).events] == ["e3"]
-        assert client.call(StopJobRequest()) is not None
+        assert client.call(wire.StopJobRequest()) is not None
         with pytest.raises(MasterRefusedError, match="gpt has ended, and `holdfast scale` needs"):
-            client.call(ScaleRequest(replicas=2))
+            client.call(wire.ScaleRequest(replicas=2))
 
 
 @pytest.mark.parametrize(
     ("request_", "command"),
     [
-        (ScaleRequest(), "scale"),
-        (DrainNodeRequest(), "drain"),
-        (RestartWorkerRequest(), "restart"),
-        (TriggerCheckpointRequest(), "checkpoint"),
-        (DumpStacksRequest(), "stacks"),
+        (wire.ScaleRequest(), "scale"),
+        (wire.DrainNodeRequest(), "drain"),
+        (wire.RestartWorkerRequest(), "restart"),
+        (wire.TriggerCheckpointRequest(), "checkpoint"),
+        (wire.DumpStacksRequest(), "stacks"),
     ],
 )
 def test_a_refusal_names_the_command_that_needs_a_running_job(
@@ -99,17 +78,17 @@ def test_a_refusal_names_the_command_that_needs_a_running_job(
         ENDING.answer(request_)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "JobService" in name])
+@pytest.mark.parametrize("method", [name for name in wire.METHODS if "JobService" in name])
 def test_every_request_is_answered_or_refused(method: str) -> None:
     """A command about a job that has ended gives one line at the worst, never a traceback."""
-    request = getattr(messages, METHODS[method][0])
-    if request is WatchJobRequest:
+    request = getattr(wire, wire.METHODS[method][0])
+    if request is wire.WatchJobRequest:
         return  # `snapshot` answers it
     with contextlib.suppress(MasterRefusedError):
         assert ENDING.answer(request()) is not None
 
 
-@pytest.mark.parametrize("request_", [ListIncidentsRequest(), GetIncidentRequest()])
+@pytest.mark.parametrize("request_", [wire.ListIncidentsRequest(), wire.GetIncidentRequest()])
 def test_the_incidents_of_an_ended_job_of_a_cluster_are_refused_with_what_is_left(
     request_: object,
 ) -> None:
@@ -121,7 +100,9 @@ def test_the_incidents_of_an_ended_job_of_a_cluster_are_refused_with_what_is_lef
 
 def test_the_health_of_an_ended_job_says_that_no_world_runs() -> None:
     """It is no fault to ask: the screen says why there is nothing to see."""
-    assert ENDING.answer(GetHealthRequest()).not_judged == "the job has ended, and no world runs"
+    assert (
+        ENDING.answer(wire.GetHealthRequest()).not_judged == "the job has ended, and no world runs"
+    )
 
 
 def test_a_watch_of_an_ended_job_ends_at_once(home: JobHome) -> None:
@@ -131,7 +112,7 @@ def test_a_watch_of_an_ended_job_ends_at_once(home: JobHome) -> None:
     began = time.monotonic()
     last = live_view.Follower(home, live_view.PlainView(lines.append)).run()
     assert time.monotonic() - began < 5
-    assert (last.phase, last.reason) == (JobPhase.FAILED, "NoProgress")
+    assert (last.phase, last.reason) == (wire.JobPhase.FAILED, "NoProgress")
     assert [line for line in lines if "e3" in line]
 
 
@@ -148,10 +129,11 @@ def test_a_job_that_left_no_word_is_unreachable_at_once(home: JobHome, text: str
 
 def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
     """Interrupted twice, or a master that could not be started."""
-    left = silent("gpt", "u", JobStatus(phase=JobPhase.TRAINING, step=7))
-    loss = JobStatus(loss=0.5, has_loss=True)
+    left = silent("gpt", "u", wire.JobStatus(phase=wire.JobPhase.TRAINING, step=7))
+    loss = wire.JobStatus(loss=0.5, has_loss=True)
     cut = with_end(left, None, loss).status
-    assert (cut.phase, cut.reason, cut.step, cut.loss) == (JobPhase.FAILED, "Interrupted", 7, 0.5)
-    lost = JobStatus(phase=JobPhase.FAILED, reason="MasterLost", text="it ended at once")
-    assert with_end(left, lost, JobStatus()).status.reason == "MasterLost"
-    assert with_end(ENDING, lost, JobStatus()).status.reason == "NoProgress"
+    assert (cut.phase, cut.reason) == (wire.JobPhase.FAILED, "Interrupted")
+    assert (cut.step, cut.loss) == (7, 0.5)
+    lost = wire.JobStatus(phase=wire.JobPhase.FAILED, reason="MasterLost", text="it ended at once")
+    assert with_end(left, lost, wire.JobStatus()).status.reason == "MasterLost"
+    assert with_end(ENDING, lost, wire.JobStatus()).status.reason == "NoProgress"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast_cli.render import health_screen as screen
 from holdfast_wire.messages import GetHealthResponse, HangStatus, RankHealth, SlowVerdict
 
@@ -60,25 +62,22 @@ def test_it_says_why_nobody_is_judged() -> None:
     )
 
 
-def test_a_hang_is_named_with_its_ranks_and_nodes() -> None:
+@pytest.mark.parametrize(
+    ("hang", "says"),
+    [
+        (
+            HangStatus(cause="lock", ranks=(2,), nodes=(1,), seconds=41.2, text="\x1b[2Ja.py:81"),
+            ["HANG  lock: rank 2 on node 1 (for 41 s)", "  a.py:81"],
+        ),
+        (
+            HangStatus(seconds=1.0, text="no progress for 9.0 s"),
+            ["HANG  the ranks are asked what they do: no progress for 9.0 s (for 1 s)"],
+        ),
+        (HangStatus(cause="network", seconds=3.0, text="all wait"), ["HANG  network (for 3 s)"]),
+    ],
+    ids=["with ranks and nodes", "before the evidence has come", "nobody is to blame"],
+)
+def test_a_hang_is_named_with_what_is_known(hang: HangStatus, says: list[str]) -> None:
     """Escape sequences from a script's names do not reach the terminal."""
-    hang = HangStatus(
-        cause="lock", ranks=(2,), nodes=(1,), seconds=41.2, text="rank 2 waits in \x1b[2Ja.py:81"
-    )
     lines = screen(GetHealthResponse(hang=hang)).splitlines()
-    assert lines[1] == "HANG  lock: rank 2 on node 1 (for 41 s)"
-    assert lines[2] == "  rank 2 waits in a.py:81"
-
-
-def test_a_hang_without_a_cause_yet_says_what_is_awaited() -> None:
-    """The limit that was passed is known before the evidence of the ranks has come."""
-    hang = HangStatus(seconds=1.0, text="no progress for 9.0 s")
-    assert screen(GetHealthResponse(hang=hang)).splitlines()[1] == (
-        "HANG  the ranks are asked what they do: no progress for 9.0 s (for 1 s)"
-    )
-
-
-def test_a_hang_that_no_rank_is_to_blame_for_names_none() -> None:
-    """As for the network between all of them."""
-    hang = HangStatus(cause="network", seconds=3.0, text="all wait in the same collective")
-    assert screen(GetHealthResponse(hang=hang)).splitlines()[1] == ("HANG  network (for 3 s)")
+    assert lines[1 : 1 + len(says)] == says

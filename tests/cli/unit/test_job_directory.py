@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from pathlib import Path
@@ -13,12 +14,7 @@ from holdfast_cli import job_directory
 from holdfast_cli.errors import JobNotFoundError
 from holdfast_cli.main import main
 from holdfast_cli.target import list_jobs
-
-
-def _record(name: str, pid: int, started: int) -> job_directory.JobRecord:
-    return job_directory.JobRecord(
-        name=name, uid="u", runner_pid=pid, runner_started=started, job_file="/x.yaml"
-    )
+from jobs.ended_job import recorded_home
 
 
 def test_state_root_prefers_our_variable_over_xdg_and_home() -> None:
@@ -31,9 +27,7 @@ def test_state_root_prefers_our_variable_over_xdg_and_home() -> None:
 def test_unknown_job_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
     """A typo shows which jobs there are."""
     environ = {"HOLDFAST_HOME": str(tmp_path)}
-    known = job_directory.job_home(environ, "gpt")
-    known.create()
-    known.write_record(_record("gpt", 1, 1))
+    recorded_home(tmp_path)
     with pytest.raises(JobNotFoundError, match="known jobs: gpt"):
         job_directory.find_job(environ, "gtp")
     assert job_directory.find_job(environ, "gpt").record().name == "gpt"
@@ -43,9 +37,7 @@ def test_a_jobs_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     """Directories are 0700 and records 0600, whatever the umask is."""
     before = os.umask(0)
     try:
-        job = job_directory.job_home({"HOLDFAST_HOME": str(tmp_path)}, "gpt")
-        job.create()
-        job.write_record(_record("gpt", 1, 1))
+        job = recorded_home(tmp_path)
     finally:
         os.umask(before)
     assert stat.S_IMODE(job.path.stat().st_mode) == 0o700
@@ -56,23 +48,19 @@ def test_a_reused_pid_is_not_taken_for_the_runner() -> None:
     """A process with the recorded pid but another start time is somebody else."""
     started = job_directory.process_started(os.getpid())
     assert started is not None
-    assert job_directory.is_running(_record("gpt", os.getpid(), started))
-    assert not job_directory.is_running(_record("gpt", os.getpid(), started + 1))
+    mine = job_directory.JobRecord("gpt", "u", os.getpid(), started, "/x.yaml")
+    assert job_directory.is_running(mine)
+    assert not job_directory.is_running(dataclasses.replace(mine, runner_started=started + 1))
     assert job_directory.process_started(2**22 + 1) is None
 
 
 def test_a_damaged_record_blocks_nothing(tmp_path: Path) -> None:
     """The list of jobs shows it, and the other jobs."""
     environ = {"HOLDFAST_HOME": str(tmp_path)}
-    for name in ("bad", "good"):
-        job = job_directory.job_home(environ, name)
-        job.create()
-        job.write_record(_record(name, 1, 1))
-    job_directory.job_home(environ, "bad").record_file.write_text("{torn")
-    assert [(job.name, job.state) for job in list_jobs(environ)] == [
-        ("bad", "damaged"),
-        ("good", "ended"),
-    ]
+    recorded_home(tmp_path, "bad").record_file.write_text("{torn")
+    recorded_home(tmp_path, "good")
+    found = [(job.name, job.state) for job in list_jobs(environ)]
+    assert found == [("bad", "damaged"), ("good", "ended")]
 
 
 def test_a_shell_completes_the_names_of_jobs(

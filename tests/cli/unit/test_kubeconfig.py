@@ -80,10 +80,7 @@ def test_certificates_may_stand_in_the_file(tmp_path: Path) -> None:
     def data(text: bytes) -> str:
         return base64.b64encode(text).decode()
 
-    user = {
-        "client-certificate-data": data(pair.certificate),
-        "client-key-data": data(pair.key),
-    }
+    user = {"client-certificate-data": data(pair.certificate), "client-key-data": data(pair.key)}
     file = _file(tmp_path / "config", user=user, **{"certificate-authority-data": data(pair.ca)})
     found = load(_environ(file), Where())
     assert found.tls.verify_mode is ssl.CERT_REQUIRED

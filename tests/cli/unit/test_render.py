@@ -9,30 +9,12 @@ import pytest
 
 from holdfast_cli import render
 from holdfast_cli.summary import summary
-from holdfast_wire.messages import (
-    BudgetKind,
-    BudgetState,
-    CheckpointInterval,
-    GetGoodputResponse,
-    GoodputClass,
-    GoodputEntry,
-    HostHistory,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    NodeInfo,
-    NodeState,
-    NodeStruck,
-    RankInfo,
-    SyncChosen,
-    Tier,
-)
+from holdfast_wire import messages as wire
 
-STATUS = JobStatus(
+STATUS = wire.JobStatus(
     name="gpt",
     uid="u-1",
-    phase=JobPhase.TRAINING,
+    phase=wire.JobPhase.TRAINING,
     round=3,
     world_size=2,
     step=120,
@@ -40,7 +22,7 @@ STATUS = JobStatus(
     has_loss=True,
     samples_per_second=12_345.0,
     goodput=0.931,
-    budgets=(BudgetState(kind=BudgetKind.FAILURES, used=1, limit=32),),
+    budgets=(wire.BudgetState(kind=wire.BudgetKind.FAILURES, used=1, limit=32),),
 )
 
 
@@ -94,22 +76,22 @@ def test_columns_align_and_end_without_blanks() -> None:
 
 def test_what_replicas_have_chosen_is_shown_with_its_reason() -> None:
     """What runs, or what they would choose; no line where they have not chosen."""
-    sync = SyncChosen(step=24, interval=4, made=True, reason="it costs 40 %")
-    shown = render.status_table(JobStatus(name="j", sync=sync))
+    sync = wire.SyncChosen(step=24, interval=4, made=True, reason="it costs 40 %")
+    shown = render.status_table(wire.JobStatus(name="j", sync=sync))
     assert "each 4 steps, chosen at step 24: it costs 40 %" in shown
-    sync = SyncChosen(step=8, interval=1, reason="it costs 1 %")
-    shown = render.status_table(JobStatus(name="j", sync=sync))
+    sync = wire.SyncChosen(step=8, interval=1, reason="it costs 1 %")
+    shown = render.status_table(wire.JobStatus(name="j", sync=sync))
     assert "in each step is proposed since step 8: it costs 1 %" in shown
-    assert "Sync:" not in render.status_table(JobStatus(name="j"))
+    assert "Sync:" not in render.status_table(wire.JobStatus(name="j"))
 
 
 def test_replicas_are_shown_where_a_job_has_some() -> None:
     """Who synchronises in the status, and each node's replica in the table of nodes."""
-    status = JobStatus(name="j", outer_replicas=(1, 3), outer_epoch=4)
+    status = wire.JobStatus(name="j", outer_replicas=(1, 3), outer_epoch=4)
     assert "Synchronise: replicas 1, 3, since epoch 4" in render.status_table(status)
-    assert "Synchronise" not in render.status_table(JobStatus(name="j"))
+    assert "Synchronise" not in render.status_table(wire.JobStatus(name="j"))
     header, first, second = render.nodes_table(
-        [NodeInfo(node_rank=0, replica=3), NodeInfo(node_rank=1)]
+        [wire.NodeInfo(node_rank=0, replica=3), wire.NodeInfo(node_rank=1)]
     ).splitlines()
     assert header.endswith("REPLICA")
     assert (first.split()[-1], second.split()[-1]) == ("3", "-")
@@ -117,7 +99,7 @@ def test_replicas_are_shown_where_a_job_has_some() -> None:
 
 def test_nodes_table_shows_verdicts_once_a_node_was_checked() -> None:
     """Jobs that check nobody have no column for it."""
-    nodes = [NodeInfo(node_rank=0, preflight="slow"), NodeInfo(node_rank=1)]
+    nodes = [wire.NodeInfo(node_rank=0, preflight="slow"), wire.NodeInfo(node_rank=1)]
     header, first, second = render.nodes_table(nodes).splitlines()
     assert (header.split()[-1], first.split()[-1], second.split()[-1]) == ("CHECK", "slow", "-")
     assert "CHECK" not in render.nodes_table(nodes[1:])
@@ -126,28 +108,30 @@ def test_nodes_table_shows_verdicts_once_a_node_was_checked() -> None:
 def test_nodes_table_shows_ranks_and_the_slowest_step() -> None:
     """A node with two ranks shows both, its lowest step and its slowest step time."""
     ranks = (
-        RankInfo(rank=2, pid=11, step=7, step_seconds=0.02),
-        RankInfo(rank=3, pid=12, step=6, step_seconds=0.04),
+        wire.RankInfo(rank=2, pid=11, step=7, step_seconds=0.02),
+        wire.RankInfo(rank=3, pid=12, step=6, step_seconds=0.04),
     )
-    node = NodeInfo(node_rank=1, state=NodeState.ACTIVE, agent_pid=9, host="h", ranks=ranks)
+    node = wire.NodeInfo(
+        node_rank=1, state=wire.NodeState.ACTIVE, agent_pid=9, host="h", ranks=ranks
+    )
     row = render.nodes_table([node]).splitlines()[1]
     assert row.split()[:5] == ["1", "Active", "2,3", "6", "40"]
 
 
 def test_event_line_names_the_node_only_where_there_is_one() -> None:
     """An event about the job has no node in its line."""
-    assert "node" not in render.event_line(JobEvent(reason="JobStarted", text="hello"))
-    assert "node 3" in render.event_line(JobEvent(reason="AgentLost", node="3", text="gone"))
+    assert "node" not in render.event_line(wire.JobEvent(reason="JobStarted", text="hello"))
+    assert "node 3" in render.event_line(wire.JobEvent(reason="AgentLost", node="3", text="gone"))
 
 
 def test_summary_says_how_it_ended_and_where_the_seconds_went() -> None:
     """Outcome, last loss, classes and each incident's pieces are in the summary."""
-    incident = Incident(
+    incident = wire.Incident(
         cause="WorkerCrashed",
         text="signal 9",
         culprit_node="1",
         culprit_rank="1",
-        charged=BudgetKind.FAILURES,
+        charged=wire.BudgetKind.FAILURES,
         from_round=1,
         to_round=2,
         decided_seconds=0.001,
@@ -156,8 +140,8 @@ def test_summary_says_how_it_ended_and_where_the_seconds_went() -> None:
         detection_seconds=0.009,
         steps_redone=4,
     )
-    goodput = GetGoodputResponse(
-        totals=(GoodputEntry(kind=GoodputClass.ROLLED_BACK, node_seconds=1.5),),
+    goodput = wire.GetGoodputResponse(
+        totals=(wire.GoodputEntry(kind=wire.GoodputClass.ROLLED_BACK, node_seconds=1.5),),
         node_seconds=1.5,
         incidents=(incident,),
     )
@@ -171,7 +155,7 @@ def test_summary_says_how_it_ended_and_where_the_seconds_went() -> None:
 
 def test_a_rescale_trains_on_until_its_barrier() -> None:
     """That time is no cost, and the summary does not call it one; without a barrier it is."""
-    incident = Incident(
+    incident = wire.Incident(
         cause="Rescaled",
         from_round=1,
         to_round=2,
@@ -179,11 +163,11 @@ def test_a_rescale_trains_on_until_its_barrier() -> None:
         respawned_seconds=2.1,
         first_step_seconds=2.4,
     )
-    text = summary(STATUS, GetGoodputResponse(incidents=(incident,)))
+    text = summary(STATUS, wire.GetGoodputResponse(incidents=(incident,)))
     assert "Incidents, and the time to the next step:" in text
     assert "trained on to the barrier 2.0 s, respawned" in text
     redone = dataclasses.replace(incident, steps_redone=1)
-    text = summary(STATUS, GetGoodputResponse(incidents=(redone,)))
+    text = summary(STATUS, wire.GetGoodputResponse(incidents=(redone,)))
     assert "decided 2.0 s" in text
     assert "1 step redone" in text
 
@@ -198,11 +182,11 @@ def test_a_rescale_trains_on_until_its_barrier() -> None:
 )
 def test_replicas_come_and_go_without_a_barrier(cause: str, course: str) -> None:
     """Only a restart of all waits for one, and only its time is the job's."""
-    incident = Incident(
+    incident = wire.Incident(
         cause=cause, from_round=1, to_round=2, decided_seconds=2.0, first_step_seconds=5.0
     )
     status = dataclasses.replace(STATUS, outer_replicas=(1, 2), outer_epoch=3)
-    text = summary(status, GetGoodputResponse(incidents=(incident,)))
+    text = summary(status, wire.GetGoodputResponse(incidents=(incident,)))
     assert course in text
     assert ("trained on to the barrier" in text) is (cause == "RestartAsked")
     alone = "5.0 s to its own next step, while other replicas trained on: "
@@ -211,16 +195,18 @@ def test_replicas_come_and_go_without_a_barrier(cause: str, course: str) -> None
 
 def test_summary_does_not_invent_a_step_that_never_came() -> None:
     """The job's last incident says how far it came."""
-    incident = Incident(cause="WorkerCrashed", from_round=7, decided_seconds=0.002)
-    text = summary(STATUS, GetGoodputResponse(incidents=(incident,)))
+    incident = wire.Incident(cause="WorkerCrashed", from_round=7, decided_seconds=0.002)
+    text = summary(STATUS, wire.GetGoodputResponse(incidents=(incident,)))
     assert "round 7 -> none" in text
     assert "no step followed: detected 0 ms, decided 2 ms; 0 steps redone" in text
 
 
 def test_the_table_of_incidents_has_dashes_for_what_never_was() -> None:
     """Another one was sooner: nothing was respawned, and there was no first step."""
-    incident = Incident(cause="PodFailed", from_round=2, text="gone", charged=BudgetKind.FAILURES)
-    row = render.goodput_table(GetGoodputResponse(incidents=(incident,))).splitlines()[-1]
+    incident = wire.Incident(
+        cause="PodFailed", from_round=2, text="gone", charged=wire.BudgetKind.FAILURES
+    )
+    row = render.goodput_table(wire.GetGoodputResponse(incidents=(incident,))).splitlines()[-1]
     assert row.split()[-5:] == ["-", "-", "-", "0", "steps"]
 
 
@@ -229,7 +215,7 @@ def test_what_no_rank_reports_is_shown_as_a_guess_or_not_at_all() -> None:
     status = dataclasses.replace(STATUS, goodput_assumed=True)
     assert "goodput ~93%" in render.status_line(status)
     assert "~93.1% (assumed where no rank reports steps" in render.status_table(status)
-    incident = Incident(
+    incident = wire.Incident(
         cause="WorkerCrashed",
         from_round=1,
         to_round=2,
@@ -237,7 +223,7 @@ def test_what_no_rank_reports_is_shown_as_a_guess_or_not_at_all() -> None:
         respawned_seconds=0.1,
         first_step_unseen=True,
     )
-    goodput = GetGoodputResponse(incidents=(incident,), goodput_assumed=True)
+    goodput = wire.GetGoodputResponse(incidents=(incident,), goodput_assumed=True)
     table = render.goodput_table(goodput)
     assert "productive: assumed where no rank reports steps" in table
     assert "not seen" in table.splitlines()[-1]
@@ -252,16 +238,16 @@ def test_a_guessed_step_has_a_tilde_everywhere() -> None:
     status = dataclasses.replace(STATUS, step=120, step_guessed=True)
     assert "step ~120" in render.status_line(status)
     assert "~120" in render.status_table(status)
-    rank = RankInfo(step=120, step_guessed=True)
-    assert "~120" in render.nodes_table([NodeInfo(ranks=(rank,))])
-    incident = Incident(
+    rank = wire.RankInfo(step=120, step_guessed=True)
+    assert "~120" in render.nodes_table([wire.NodeInfo(ranks=(rank,))])
+    incident = wire.Incident(
         cause="WorkerCrashed",
         to_round=2,
         respawned_seconds=0.1,
         first_step_seconds=31.2,
         first_step_guessed=True,
     )
-    goodput = GetGoodputResponse(incidents=(incident,))
+    goodput = wire.GetGoodputResponse(incidents=(incident,))
     assert "~31.2 s" in render.goodput_table(goodput)
     assert "step ~120" in summary(status, goodput)
     assert "~31.2 s to the next step" in summary(status, goodput)
@@ -281,8 +267,10 @@ def test_json_has_null_where_a_number_is_not_finite(loss: float) -> None:
 def test_the_status_says_how_far_apart_checkpoints_are_and_why() -> None:
     """A line for each tier; none where nobody follows the master's schedule."""
     tiers = (
-        CheckpointInterval(tier=Tier.MEMORY, every=3, reason="a save stops training for 10 ms"),
-        CheckpointInterval(tier=Tier.STORAGE, every=0, reason="the script says so"),
+        wire.CheckpointInterval(
+            tier=wire.Tier.MEMORY, every=3, reason="a save stops training for 10 ms"
+        ),
+        wire.CheckpointInterval(tier=wire.Tier.STORAGE, every=0, reason="the script says so"),
     )
     text = render.status_table(dataclasses.replace(STATUS, checkpoint_intervals=tiers))
     assert "Memory:      saved every 3 steps: a save stops training for 10 ms" in text
@@ -293,19 +281,19 @@ def test_the_status_says_how_far_apart_checkpoints_are_and_why() -> None:
 @pytest.mark.parametrize("reason", ["StoppedByUser", "StoppedByOperator"])
 def test_a_job_that_somebody_ended_is_called_stopped(reason: str) -> None:
     """It did not fail; programs still see the phase FAILED, and the reason."""
-    status = dataclasses.replace(STATUS, phase=JobPhase.FAILED, reason=reason, text="enough")
+    status = dataclasses.replace(STATUS, phase=wire.JobPhase.FAILED, reason=reason, text="enough")
     assert render.status_line(status).startswith("Stopped ")
     assert f"Stopped  {reason}  enough" in render.status_table(status)
-    assert "Job gpt was stopped after" in summary(status, GetGoodputResponse())
+    assert "Job gpt was stopped after" in summary(status, wire.GetGoodputResponse())
     crashed = dataclasses.replace(status, reason="NoProgress")
     assert render.status_line(crashed).startswith("Failed ")
-    assert "Job gpt failed after" in summary(crashed, GetGoodputResponse())
+    assert "Job gpt failed after" in summary(crashed, wire.GetGoodputResponse())
 
 
 def test_a_node_that_failed_its_check_is_not_called_ready() -> None:
     """No world takes it; one that leaves for it says that."""
-    kept_out = NodeInfo(node_rank=1, state=NodeState.READY, preflight="slow", unfit=True)
-    nodes = [kept_out, dataclasses.replace(kept_out, node_rank=2, state=NodeState.DRAINING)]
+    kept_out = wire.NodeInfo(node_rank=1, state=wire.NodeState.READY, preflight="slow", unfit=True)
+    nodes = [kept_out, dataclasses.replace(kept_out, node_rank=2, state=wire.NodeState.DRAINING)]
     _, first, second = render.nodes_table(nodes).splitlines()
     assert (first.split()[1], first.split()[-1]) == ("Unfit", "slow")
     assert second.split()[1] == "Draining"
@@ -313,32 +301,19 @@ def test_a_node_that_failed_its_check_is_not_called_ready() -> None:
 
 def test_a_host_that_the_job_avoids_is_listed_without_a_strike() -> None:
     """Its event said so: the history must not contradict it."""
-    history = [HostHistory(host="gpu-7", avoided="a failure rule")]
+    history = [wire.HostHistory(host="gpu-7", avoided="a failure rule")]
     _, row = render.history_table(history).splitlines()
-    assert row.split() == [
-        "gpu-7",
-        "0.00",
-        "no",
-        "yes",
-        "-",
-        "this",
-        "one",
-        "-",
-        "-",
-        "a",
-        "failure",
-        "rule",
-    ]
+    assert " ".join(row.split()) == "gpu-7 0.00 no yes - this one - - a failure rule"
 
 
 def test_a_strike_names_the_job_that_it_comes_from() -> None:
     """People see whether this job had the trouble, or another one before it."""
     strikes = (
-        NodeStruck(host="gpu-7", node_rank=3, cause="Hang", text="it hung", job="team/gpt"),
-        NodeStruck(host="gpu-7", node_rank=1, cause="Failure", text="it crashed"),
-        NodeStruck(host="gpu-7", cause="Condition", text="condition x is True", job="node"),
+        wire.NodeStruck(host="gpu-7", node_rank=3, cause="Hang", text="it hung", job="team/gpt"),
+        wire.NodeStruck(host="gpu-7", node_rank=1, cause="Failure", text="it crashed"),
+        wire.NodeStruck(host="gpu-7", cause="Condition", text="condition x is True", job="node"),
     )
-    history = [HostHistory(host="gpu-7", points=1.0, strikes=strikes)]
+    history = [wire.HostHistory(host="gpu-7", points=1.0, strikes=strikes)]
     header, first, second, third = render.history_table(history).splitlines()
     assert header.split()[3:7] == ["AVOIDED", "TIME", "JOB", "NODE"]
     assert first.split()[3] == second.split()[3] == "no"

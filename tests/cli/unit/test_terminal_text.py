@@ -10,14 +10,7 @@ from rich.console import Console
 from holdfast_cli import live_view, render
 from holdfast_cli.summary import summary
 from holdfast_cli.terminal_text import clean
-from holdfast_wire.messages import (
-    GetGoodputResponse,
-    Incident,
-    JobEvent,
-    JobPhase,
-    JobStatus,
-    NodeInfo,
-)
+from holdfast_wire import messages as wire
 
 EVIL = "a\x1b[2J\x1b[31mb\x1b]0;title\x07c\x1b]8;;http://x\x1b\\d\x9b1mE\x00\x08\u202e"
 
@@ -46,8 +39,8 @@ def test_lines_are_kept_where_they_are_wanted() -> None:
 
 def test_no_view_shows_a_control_character() -> None:
     """Tables, lines, the plain view and the summary."""
-    status = JobStatus(name="t", phase=JobPhase.FAILED, reason="R", text=EVIL)
-    event = JobEvent(sequence=1, reason="WorkerRaised", text=EVIL)
+    status = wire.JobStatus(name="t", phase=wire.JobPhase.FAILED, reason="R", text=EVIL)
+    event = wire.JobEvent(sequence=1, reason="WorkerRaised", text=EVIL)
     shown: list[str] = []
     view = live_view.PlainView(shown.append)
     view.status(status)
@@ -57,8 +50,8 @@ def test_no_view_shows_a_control_character() -> None:
         *shown,
         render.status_table(status),
         render.events_table([event]),
-        render.nodes_table([NodeInfo(host=EVIL)]),
-        summary(status, GetGoodputResponse(incidents=(Incident(cause="c", text=EVIL),))),
+        render.nodes_table([wire.NodeInfo(host=EVIL)]),
+        summary(status, wire.GetGoodputResponse(incidents=(wire.Incident(cause="c", text=EVIL),))),
     ]
     for text in texts:
         assert "abcdE" in text, text
@@ -70,8 +63,8 @@ def test_the_live_view_shows_words_only() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
     with live_view.LiveView(console) as view:
-        view.status(JobStatus(name="t", phase=JobPhase.FAILED, text=f"[red]x {EVIL}"))
-        view.event(JobEvent(sequence=1, reason="WorkerRaised", text=EVIL))
+        view.status(wire.JobStatus(name="t", phase=wire.JobPhase.FAILED, text=f"[red]x {EVIL}"))
+        view.event(wire.JobEvent(sequence=1, reason="WorkerRaised", text=EVIL))
     text = out.getvalue()
     assert "[red]x abcdE" in text
     assert "\x1b[2J" not in text

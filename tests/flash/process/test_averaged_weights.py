@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import holdfast
-from checkpoints.small_models import load, same, state_of, train, trained_state
+from checkpoints.small_models import assert_loads, opened, same, state_of, train, trained_state
 from holdfast.flash.trainer.leaves import StateError
 
 pytestmark = pytest.mark.train
@@ -20,10 +23,6 @@ WIDTH = 2500
 
 def _averaged(seed: int) -> tuple[Any, Any, Any]:
     """Return a model, its optimizer, and an average of it that has 50 MB."""
-    import torch
-    from torch import nn
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -31,8 +30,6 @@ def _averaged(seed: int) -> tuple[Any, Any, Any]:
 
 
 def _step(model: Any, optimizer: Any, average: Any) -> None:
-    import torch
-
     optimizer.zero_grad()
     model(torch.randn(2, WIDTH)).square().mean().backward()
     optimizer.step()
@@ -46,9 +43,7 @@ def test_an_average_of_50_mb_comes_back(tmp_path: Path, where: str) -> None:
     def flash_of(state: tuple[Any, Any, Any]) -> Any:
         model, optimizer, average = state
         if where == "extra":
-            return holdfast.Checkpointer(
-                tmp_path, model=model, optimizer=optimizer, extra={"average": average}
-            )
+            return opened(tmp_path, (model, optimizer), extra={"average": average})
         return holdfast.Checkpointer(tmp_path, model=[model, average], optimizer=optimizer)
 
     one, other = _averaged(1), _averaged(2)
@@ -94,17 +89,13 @@ def test_storages_that_are_replaced_between_saves_are_saved_as_they_are_then(
 ) -> None:
     """Whatever was planned for lies elsewhere: each save is of the values of its moment."""
     model, optimizer = state_of()
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, overlap=overlap
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), overlap=overlap) as flash:
         for step in range(1, 6):
             train(model, optimizer)
             flash.join()
             change(model, optimizer)
             flash.save(step)
-    again = state_of(4)
-    assert load(tmp_path, model=again[0], optimizer=again[1]) == 5
-    assert same([one.state_dict() for one in again], [model.state_dict(), optimizer.state_dict()])
+    assert_loads(tmp_path, 5, (model, optimizer), state_of(4))
 
 
 def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_remedy(
@@ -112,7 +103,7 @@ def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_re
 ) -> None:
     """`assign=True` makes new parameters: the optimizer trains the old ones, which nobody uses."""
     model, optimizer = trained_state()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         flash.save(1)
         fresh = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(fresh, assign=True)
@@ -123,8 +114,6 @@ def test_an_optimizer_whose_parameters_were_assigned_away_is_refused_with_the_re
 
 
 def _swap_values(model: Any, average: Any) -> None:
-    import torch
-
     with torch.no_grad():
         for one, other in zip(model.parameters(), average.parameters(), strict=True):
             kept = one.clone()
@@ -143,7 +132,6 @@ def test_a_save_while_averaged_weights_are_swapped_in_is_of_what_is_there(
     tmp_path: Path, swap: Callable[[Any, Any], None], *, overlap: bool
 ) -> None:
     """A load puts the same weights into the same places; swapped back, all is as it was."""
-    from torch.optim.swa_utils import AveragedModel
 
     def begin(seed: int) -> tuple[Any, Any, Any]:
         model, optimizer = state_of(seed)

@@ -9,12 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    assert_loads,
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+)
 from holdfast.flash.memory.arena import BYTES_ROOM
+from holdfast.flash.memory.shard_table import lacking
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.client import CheckpointError
+from holdfast.flash.trainer.planner import Planner, RankPosition, parts_of_model
+from holdfast.flash.trainer.state_dict import Parts, collect
+from holdfast.flash.trainer.torch_shards import TorchShards
 from holdfast.job import CONTINUE
 
 pytestmark = pytest.mark.train
@@ -37,8 +54,6 @@ def test_any_optimizer_comes_back_with_all_its_state(
     tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
     """Moments, counters and groups are those that were saved; saving changed nothing."""
-    import torch
-
     model, trained = state_of(**optimizer)
     inputs = torch.randn(4, 5)
 
@@ -50,19 +65,16 @@ def test_any_optimizer_comes_back_with_all_its_state(
 
     trained.step(loss)
     before = trained.state_dict()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+    with opened(tmp_path, (model, trained)) as flash:
         flash.save(1)
         assert same(trained.state_dict(), before)
-    model2, trained2 = state_of(1, **optimizer)
-    assert load(tmp_path, model=model2, optimizer=trained2) == 1
-    assert same(model.state_dict(), model2.state_dict())
-    assert same(trained.state_dict(), trained2.state_dict())
+    assert_loads(tmp_path, 1, (model, trained), state_of(1, **optimizer))
 
 
 def test_a_restore_fills_the_moments_that_are_there(tmp_path: Path) -> None:
     """A load fills fitting moments in place. Other types and missing ones get new tensors."""
     model, trained = trained_state(kind="AdamW")
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=trained) as flash:
+    with opened(tmp_path, (model, trained)) as flash:
         flash.save(1)
         wanted = {name: value.clone() for name, value in model.state_dict().items()}
         parameters = list(model.parameters())
@@ -102,7 +114,7 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
         for round_number in (1, 2):
             monkeypatch.setenv("HOLDFAST_ROUND", str(round_number))
             model2, trained2 = state_of(round_number, kind="AdamW")
-            with holdfast.Checkpointer(None, model=model2, optimizer=trained2) as flash:
+            with opened(None, (model2, trained2)) as flash:
                 assert flash.load() == 6 + round_number
                 mapped = list(flash._preparer._mapped.values())
                 flash.prepare()
@@ -118,9 +130,6 @@ def test_the_next_save_goes_to_the_arena_that_was_restored_from(
 
 def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
     """Every dtype and shape, values that are no tensors, two names of one tensor: all are there."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-    from torch import nn
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -156,17 +165,12 @@ def test_plain_dcp_reads_what_was_committed(tmp_path: Path) -> None:
 
 def test_plain_dcp_reads_values_that_have_grown_and_shrunk(tmp_path: Path) -> None:
     """Each step has the lengths of its own values, though nothing was planned anew between."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
     model, optimizer = state_of()
     extra: dict[str, Any] = {"note": "x", "other": [1]}
     train(model, optimizer)
     notes: list[Any] = ["short", "longer " * 900, ["odd", {"a": 1.5}], "s"]
     weights = []
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, extra=extra, keep_last=9
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), extra=extra, keep_last=9) as flash:
         for step, note in enumerate(notes, 1):
             extra["note"], extra["other"] = note, [step] * step
             flash.save(step)
@@ -185,9 +189,6 @@ def test_plain_dcp_reads_values_that_have_grown_and_shrunk(tmp_path: Path) -> No
 
 def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_path: Path) -> None:
     """Same names, sizes, dtypes, chunks and planner data as `dcp.save` of the same state."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
     model, optimizer = trained_state()
     save(tmp_path / "ours", model=model, optimizer=optimizer)
     weights, moments = get_state_dict(model, optimizer)
@@ -209,10 +210,9 @@ def test_the_metadata_written_without_torch_is_the_one_that_torch_writes(tmp_pat
 def test_steps_follow_the_schedule_and_the_newest_stay(tmp_path: Path) -> None:
     """`step` saves what is due, answers as `job.step` does; retention keeps as many as told."""
     model, optimizer = state_of()
-    with holdfast.Checkpointer(
+    with opened(
         tmp_path,
-        model=model,
-        optimizer=optimizer,
+        (model, optimizer),
         schedule=Schedule(memory_every=0, storage_every=2),
         keep_last=2,
     ) as flash:
@@ -313,7 +313,7 @@ def test_training_goes_on_without_its_keeper(tmp_path: Path) -> None:
     """A keeper that is killed is a warning once; a save that was asked for is an error."""
     model, optimizer = state_of()
     schedule = Schedule(memory_every=1, storage_every=2)
-    flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule)
+    flash = opened(tmp_path, (model, optimizer), schedule=schedule)
     flash.step(1)
     assert not flash._client, "memory that ends with this process is no use"
     flash.save(1, durable=False)
@@ -333,7 +333,7 @@ def test_training_goes_on_without_its_keeper(tmp_path: Path) -> None:
 def test_a_step_is_saved_once_however_often_it_is_asked_for(tmp_path: Path) -> None:
     """One that is in memory is written from there; one that was written is not written again."""
     model, optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         flash.save(3, durable=False)
         flash.save(3)
         flash.wait(3)
@@ -342,7 +342,7 @@ def test_a_step_is_saved_once_however_often_it_is_asked_for(tmp_path: Path) -> N
         flash.wait()
         assert (tmp_path / "step_3").stat().st_ino == before
     again, its_optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=again, optimizer=its_optimizer) as flash:
+    with opened(tmp_path, (again, its_optimizer)) as flash:
         assert flash.load() == 3
         flash.save(3)
     assert (tmp_path / "step_3").stat().st_ino == before
@@ -354,7 +354,7 @@ def test_without_a_directory_and_an_agent_nothing_is_done(
     """The script is the same: it starts from 0, steps, and no process is started for it."""
     monkeypatch.chdir(tmp_path)
     model, optimizer = state_of()
-    with holdfast.Checkpointer(None, model=model, optimizer=optimizer) as flash:
+    with opened(None, (model, optimizer)) as flash:
         assert flash.load() == 0
         assert flash.step(1) is CONTINUE
         flash.save(1)
@@ -366,13 +366,6 @@ def test_without_a_directory_and_an_agent_nothing_is_done(
 
 def test_the_ranks_of_a_node_together_hold_what_each_of_them_needs() -> None:
     """Of what the whole world has alike; one rank alone does not, unless the node has no other."""
-    import torch
-
-    from holdfast.flash.memory.shard_table import lacking
-    from holdfast.flash.trainer.planner import Planner, RankPosition, parts_of_model
-    from holdfast.flash.trainer.state_dict import Parts, collect
-    from holdfast.flash.trainer.torch_shards import TorchShards
-
     model = torch.nn.Linear(2048, 1024)  # 8 MiB: cut into rows
     parts = Parts(shards=TorchShards({"": model}, {}), extra={}, per_rank={})
 

@@ -6,7 +6,6 @@ import gc
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import weakref
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as torch_dcp
 
+from checkpoints.forked_ranks import World, run
 from checkpoints.small_models import same, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
-from house import forks
 
 pytestmark = pytest.mark.train
 
@@ -32,8 +33,6 @@ def _ended() -> Iterator[None]:
 
 
 def _state(seed: int = 0) -> dict[str, Any]:
-    import torch
-
     model, optimizer = trained_state(seed, kind="AdamW")
     return {
         "model": model.state_dict(),
@@ -46,16 +45,12 @@ def _state(seed: int = 0) -> dict[str, Any]:
 
 
 def _read(state: dict[str, Any], path: Path) -> dict[str, Any]:
-    import torch.distributed.checkpoint as torch_dcp
-
     torch_dcp.load(state, checkpoint_id=path, no_dist=True)
     return state
 
 
 def test_its_signature_is_torchs() -> None:
     """Every argument of the installed torch's function is there, under the same rules."""
-    import torch.distributed.checkpoint as torch_dcp
-
     theirs = inspect.signature(torch_dcp.async_save).parameters
     ours = inspect.signature(dcp.async_save).parameters
     assert list(ours) == list(theirs)
@@ -64,9 +59,6 @@ def test_its_signature_is_torchs() -> None:
 
 def test_plain_dcp_reads_what_was_saved(tmp_path: Path) -> None:
     """Tensors, Stateful objects, lists and values come back as with torch's own saving."""
-    import torch
-    import torch.distributed.checkpoint as torch_dcp
-
     state = _state(3)
     assert dcp.async_save(state, checkpoint_id=tmp_path / "ours").result(60) is None
     torch_dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
@@ -84,8 +76,6 @@ def test_plain_dcp_reads_what_was_saved(tmp_path: Path) -> None:
 
 def test_the_state_may_change_once_the_call_returns(tmp_path: Path) -> None:
     """Each of several saves in flight stores the state at the moment of its call."""
-    import torch
-
     values = torch.zeros(200_000)
     futures = []
     for step in range(1, 6):
@@ -102,9 +92,6 @@ def test_the_state_may_change_once_the_call_returns(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) -> None:
     """Also torch's own; files of a former layout are not left beside the new ones."""
-    import torch
-    import torch.distributed.checkpoint as torch_dcp
-
     path = tmp_path / "latest"
     path.mkdir()
     torch_dcp.save({"old": torch.ones(3)}, checkpoint_id=path, no_dist=True)
@@ -121,8 +108,6 @@ def test_a_checkpoint_of_the_same_name_is_replaced_as_a_whole(tmp_path: Path) ->
 
 def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
     """The checkpoint is durable then, and its future says so."""
-    import torch
-
     dcp.async_save({"x": torch.ones(3)}, checkpoint_id=tmp_path / "one").result(30)
     (tmp_path / "link").symlink_to(tmp_path / "one")
     dcp.async_save({"x": torch.zeros(3)}, checkpoint_id=tmp_path / "link").result(30)
@@ -166,8 +151,6 @@ def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
 
 def test_a_keeper_that_dies_ends_what_is_pending(tmp_path: Path) -> None:
     """The future fails, the next save says why, and after close() there is a new keeper."""
-    import torch
-
     state = {"x": torch.ones(1000)}
     dcp.async_save(state, checkpoint_id=tmp_path / "1").result(60)
     session = next(iter(dcp._SESSIONS.values()))
@@ -187,8 +170,6 @@ def test_a_keeper_that_dies_ends_what_is_pending(tmp_path: Path) -> None:
 
 def test_an_interpreter_that_ends_waits_for_what_it_saved(tmp_path: Path) -> None:
     """Nobody asked the future; the checkpoint is there all the same."""
-    import torch
-
     code = (
         "import sys, torch; from holdfast.flash import dcp;"
         "dcp.async_save({'x': torch.ones(3_000_000)}, checkpoint_id=sys.argv[1])"
@@ -221,48 +202,62 @@ def test_a_failed_save_whose_future_nobody_asks_is_a_warning(tmp_path: Path) -> 
     assert all("File too large" in line for line in said)
 
 
-_RANK = """
-import os, sys, torch, torch.distributed as dist
+_RANKS = """
+import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from holdfast.flash import dcp
 from holdfast.flash.trainer.client import CheckpointError
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-sharded = distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)])
-whole = torch.arange(1_000_000.0).view(1000, 1000)
-before = dist.group.WORLD._get_sequence_number_for_group()
-for step in (1, 2, 3):
-    state = {"sharded": sharded + 0, "whole": whole + step, "step": step, "own": rank}
-    if step == 2:
-        before = dist.group.WORLD._get_sequence_number_for_group()
-    future = dcp.async_save(state, checkpoint_id=f"{folder}/{step}")
-    done = dist.group.WORLD._get_sequence_number_for_group() - before
-    print(step, "collectives", done, flush=True)
-    future.result(60)
-if rank == 0:
-    # Some are rank 1's by name; smaller ones than 64 KiB would all be rank 0's.
-    state |= {f"lonely {letter}": torch.ones(30_000) for letter in "abcdefgh"}
-future = dcp.async_save(state, checkpoint_id=f"{folder}/4")
-if rank == 0:
-    try:
+
+
+def together(rank, world, folder):
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.arange(5000.0), mesh, [Shard(0)])
+    whole = torch.arange(1_000_000.0).view(1000, 1000)
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    for step in (1, 2, 3):
+        state = {"sharded": sharded + 0, "whole": whole + step, "step": step, "own": rank}
+        if step == 2:
+            before = dist.group.WORLD._get_sequence_number_for_group()
+        future = dcp.async_save(state, checkpoint_id=f"{folder}/{step}")
+        done = dist.group.WORLD._get_sequence_number_for_group() - before
+        print(step, "collectives", done)
         future.result(60)
-    except CheckpointError as error:
-        print("refused:", error, flush=True)
-print("over", flush=True)
-os._exit(0)
+    if rank == 0:
+        # Some are rank 1's by name; smaller ones than 64 KiB would all be rank 0's.
+        state |= {f"lonely {letter}": torch.ones(30_000) for letter in "abcdefgh"}
+    future = dcp.async_save(state, checkpoint_id=f"{folder}/4")
+    if rank == 0:
+        try:
+            future.result(60)
+        except CheckpointError as error:
+            print("refused:", error)
+    print("over")
+
+
+class Odd:
+    def state_dict(self):
+        raise RuntimeError("of its own")
+    def load_state_dict(self, state):
+        pass
+
+
+def failing(rank, world, folder):
+    for step in (1, 2, 3):
+        state = {"whole": torch.full((2000, 1000), float(step)), "step": step}
+        if rank == 0 and step == 2:
+            state["odd"] = Odd()
+        try:
+            dcp.async_save(state, checkpoint_id=f"{folder}/{step}").result(60)
+        except (RuntimeError, CheckpointError) as error:
+            print("failed:", step, error)
 """
 
 
-def _ranks(folder: Path, script: str) -> list[str]:
+def _ranks(folder: Path, name: str) -> list[str]:
     """Run two ranks of one group to their end; return what each wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    env = os.environ | place | {"PYTHONWARNINGS": "ignore"}
-    return forks.run_ranks(["-c", script, str(folder)], 2, env=env, timeout=100)
+    (said,) = run(folder, _RANKS, [World(name, 2, {"folder": str(folder)})])
+    return said
 
 
 def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
@@ -270,17 +265,10 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
 
     A tensor that only one rank has, and leaves to another, is refused by name.
     """
-    import torch
-
-    said = _ranks(tmp_path, _RANK)
+    said = _ranks(tmp_path, "together")
     assert [text.count("over") for text in said] == [1, 1], said
     assert all(f"{step} collectives 0" in text for text in said for step in (2, 3)), said
-    empty = {
-        "sharded": torch.empty(5000),
-        "whole": torch.empty(1000, 1000),
-        "step": 0,
-        "own": -1,
-    }
+    empty = {"sharded": torch.empty(5000), "whole": torch.empty(1000, 1000), "step": 0, "own": -1}
     found = _read(empty, tmp_path / "3")
     assert torch.equal(found["sharded"], torch.arange(5000.0))
     assert torch.equal(found["whole"], torch.arange(1_000_000.0).view(1000, 1000) + 3)
@@ -292,35 +280,9 @@ def test_ranks_save_together_and_ask_nobody(tmp_path: Path) -> None:
     assert "is on ranks [0] only" in said[0]
 
 
-_FAILING_RANK = """
-import os, sys, torch, torch.distributed as dist
-from holdfast.flash import dcp
-from holdfast.flash.trainer.client import CheckpointError
-folder, rank = sys.argv[1], int(os.environ["RANK"])
-class Odd:
-    def state_dict(self):
-        raise RuntimeError("of its own")
-    def load_state_dict(self, state):
-        pass
-dist.init_process_group("gloo")
-for step in (1, 2, 3):
-    state = {"whole": torch.full((2000, 1000), float(step)), "step": step}
-    if rank == 0 and step == 2:
-        state["odd"] = Odd()
-    try:
-        dcp.async_save(state, checkpoint_id=f"{folder}/{step}").result(60)
-    except (RuntimeError, CheckpointError) as error:
-        print("failed:", step, error, flush=True)
-dist.barrier()
-os._exit(0)
-"""
-
-
 def test_a_call_that_fails_on_one_rank_mixes_no_two_states(tmp_path: Path) -> None:
     """It is a call of that rank too; the others hear of it at once, and the next one is whole."""
-    import torch
-
-    said = _ranks(tmp_path, _FAILING_RANK)
+    said = _ranks(tmp_path, "failing")
     assert [text.count("failed:") for text in said] == [1, 1], said
     assert "failed: 2 of its own" in said[0]
     assert "failed: 2 step 2: rank 0" in said[1]
@@ -335,7 +297,6 @@ def test_a_copy_that_is_broken_off_takes_no_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C at each of more calls than there are slots: the next one saves."""
-    import torch
 
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -352,13 +313,11 @@ def test_a_copy_that_is_broken_off_takes_no_slot(
 
 def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """It would wait for the locks of the call that it interrupts, for ever."""
-    import torch
 
     class Interrupted:
         """Its state is asked for in the middle of a call."""
 
         def state_dict(self) -> dict[str, int]:
-            """Be interrupted."""
             signal.raise_signal(signal.SIGUSR1)
             return {"one": 1}
 
@@ -386,7 +345,6 @@ def test_a_signals_handler_within_a_call_is_refused_and_not_waited_for(tmp_path:
 
 def test_what_was_saved_is_let_go_once_it_is_copied(tmp_path: Path) -> None:
     """Tensors and values made for one save alone are freed when the future is done, as torch's."""
-    import torch
 
     class Counter:
         def __init__(self) -> None:

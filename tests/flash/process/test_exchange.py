@@ -12,14 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 import holdfast
 from checkpoints.sample_shards import sample_step, save
 from checkpoints.small_models import load, same, state_of, train, trained_state
+from foreign_checkpoints.conversions import Print
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.tools import convert, diff
 from holdfast.flash.tools.diff import Contents
-from holdfast.flash.tools.formats import holdfast_step
+from holdfast.flash.tools.formats import conversion, holdfast_step
 from house import forks
 
 pytestmark = [
@@ -27,7 +32,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:rng of rank 0 begins anew"),
 ]
-Print = pytest.CaptureFixture[str]
 
 
 def _plain(seed: int) -> dict[str, Any]:
@@ -43,8 +47,6 @@ def _pipeline(seed: int) -> dict[str, Any]:
 
 def _odd(seed: int) -> dict[str, Any]:
     """A state of its own in a module, tied and frozen weights, odd types, a scheduler, extras."""
-    import torch
-    from torch import nn
 
     class Counting(nn.Linear):
         seen: Any = ()
@@ -77,8 +79,6 @@ KINDS = pytest.mark.parametrize("kind", [_plain, _pipeline, _odd])
 
 
 def _train(state: dict[str, Any]) -> None:
-    import torch
-
     models, optimizers = (
         one if isinstance(one, list) else [one] for one in (state["model"], state["optimizer"])
     )
@@ -101,8 +101,6 @@ def test_what_was_exported_and_imported_is_the_same_state(
     kind: Any, tmp_path: Path, capsys: Print
 ) -> None:
     """Every tensor and value, under its own name; and a fresh state loads it."""
-    import torch
-
     state = kind(1)
     step, file = _saved(tmp_path / "ck", state), str(tmp_path / "state.pt")
     assert convert.main(["export", step, file]) == 0
@@ -145,8 +143,6 @@ def test_parts_of_several_ranks_become_one_tensor(
 
 def test_a_models_weights_alone_are_a_plain_state_dict(tmp_path: Path) -> None:
     """The exported weights load in another program without Holdfast."""
-    import torch
-
     state = _plain(1)
     file = str(tmp_path / "weights.pt")
     assert convert.main(["export", _saved(tmp_path / "ck", state), file, "--model-only"]) == 0
@@ -158,8 +154,6 @@ def test_a_models_weights_alone_are_a_plain_state_dict(tmp_path: Path) -> None:
 
 def test_a_models_file_begins_a_training(tmp_path: Path) -> None:
     """With partial=True, for it has no optimizer; without, what is missing is named."""
-    import torch
-
     model, _ = state_of(5)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
     root = tmp_path / "ck"
@@ -174,30 +168,8 @@ def test_a_models_file_begins_a_training(tmp_path: Path) -> None:
     assert same(Contents(str(root / "step_1")).tensor("model.0.weight"), model[0].weight)
 
 
-def test_what_torchs_own_checkpoint_has_is_taken_over(tmp_path: Path) -> None:
-    """Model, optimizer by parameter names, and extras."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    model, optimizer = state_of(3)
-    train(model, optimizer, 2)
-    weights, moments = get_state_dict(model, optimizer)
-    state = {"model": weights, "optimizer": moments, "extra": {"data": {"epoch": 4}}}
-    dcp.save(state, checkpoint_id=tmp_path / "torchs", no_dist=True)
-    root = tmp_path / "ck"
-    assert convert.main(["import", str(tmp_path / "torchs"), str(root), "--step", "2"]) == 0
-    other, fresh = trained_state(4)
-    extra: dict[str, Any] = {"data": {"epoch": 0}}
-    assert load(root, model=other, optimizer=fresh, extra=extra) == 2
-    assert same(other.state_dict(), model.state_dict())
-    assert same(fresh.state_dict(), optimizer.state_dict())
-    assert extra == {"data": {"epoch": 4}}
-
-
 def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str, ...]]]:
     """Return what people save: each writes weights, moments and a step, and returns options."""
-    import torch
-    import torch.distributed.checkpoint as dcp
 
     def plain(weights: dict[str, Any], numbered: Any, _: Any, path: Path) -> tuple[str, ...]:
         args = argparse.Namespace(lr=0.1)
@@ -216,7 +188,7 @@ def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str
         return ("--model", "net", "--optimizer", "opts")
 
     def of_dcp(weights: dict[str, Any], _: Any, named: Any, path: Path) -> tuple[str, ...]:
-        state = {"model": weights, "optimizer": named, "step": 2, "loss": 1.5}
+        state = {"model": weights, "optimizer": named, "step": 2, "extra": {"loss": 1.5}}
         dcp.save(state, checkpoint_id=path, no_dist=True)
         return ()
 
@@ -243,8 +215,6 @@ def _layouts() -> dict[str, Callable[[dict[str, Any], Any, Any, Path], tuple[str
 @pytest.mark.parametrize("name", ["plain", "tutorial", "own", "of_dcp", "titan"])
 def test_what_scripts_save_is_taken_over(tmp_path: Path, capsys: Print, name: str) -> None:
     """Numbered parameters get names; other keys are extras; what is an object is named."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
     model, optimizer = state_of(3)
     train(model, optimizer, 2)
     weights, moments = get_state_dict(model, optimizer)
@@ -259,26 +229,6 @@ def test_what_scripts_save_is_taken_over(tmp_path: Path, capsys: Print, name: st
     assert same(other.state_dict(), model.state_dict())
     assert same(fresh.state_dict(), optimizer.state_dict())
     assert extra == {"loss": 1.5}
-
-
-class Evil:
-    """Would make a file, were it unpickled."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def __reduce__(self) -> Any:
-        return (os.mkdir, (str(self._file),))
-
-
-def test_a_file_is_loaded_as_data_only(tmp_path: Path, capsys: Print) -> None:
-    """A program in it does not run; nothing is written."""
-    import torch
-
-    torch.save({"model": {"weight": Evil(tmp_path / "run")}}, tmp_path / "evil.pt")
-    words = ("import", str(tmp_path / "evil.pt"), str(tmp_path / "ck"), "--step", "1")
-    assert "posix.mkdir is not among the names that are read" in _refused(capsys, *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["evil.pt"]
 
 
 def _refused(capsys: Print, *words: str) -> str:
@@ -308,8 +258,6 @@ def test_what_cannot_be_exported_is_refused_by_name(tmp_path: Path, capsys: Prin
 
 def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, capsys: Print) -> None:
     """And no directory is made for it."""
-    import torch
-
     step, root = _saved(tmp_path / "ck", _plain(1)), str(tmp_path / "new")
     file = tmp_path / "state.pt"
 
@@ -337,26 +285,6 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path, capsys: Prin
     assert not Path(root).exists() or not list(Path(root).glob("step_*"))
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-@pytest.mark.parametrize("gone", [True, False])
-def test_a_damaged_checkpoint_of_torchs_is_refused(
-    tmp_path: Path, capsys: Print, name: str, *, gone: bool
-) -> None:
-    """In a line, whichever of its files it is."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    dcp.save({"model": {"w": torch.ones(9)}}, checkpoint_id=tmp_path / "torchs", no_dist=True)
-    file = tmp_path / "torchs" / name
-    content = file.read_bytes()
-    file.unlink()
-    if not gone:
-        file.write_bytes(content[: len(content) // 2])
-    words = ("import", str(tmp_path / "torchs"), str(tmp_path / "ck"), "--step", "1")
-    assert str(tmp_path / "torchs") in _refused(capsys, *words)
-    assert not list(tmp_path.glob("ck/*"))
-
-
 def test_the_commands_exit_codes_are_the_tools(tmp_path: Path) -> None:
     """`holdfast checkpoint diff`: 0 the same, 9 not."""
     one, other = (_saved(tmp_path / str(seed), _plain(seed)) for seed in (1, 2))
@@ -376,12 +304,11 @@ def test_the_commands_exit_codes_are_the_tools(tmp_path: Path) -> None:
 
 def test_each_kind_of_difference_is_a_line(tmp_path: Path, capsys: Print) -> None:
     """Names, types, shapes, values and tensors; a NaN is equal to itself; exit code 9."""
-    import torch
 
     def step(name: str, **content: Any) -> str:
         file = tmp_path / f"{name}.pt"
         torch.save({"model": content.pop("model"), "extra": content}, file)
-        return convert.take_in(str(file), str(tmp_path / name), 1)
+        return conversion.convert(str(file), str(tmp_path / name), step=1).path
 
     nan = torch.tensor([float("nan"), 1.0, 2.0])
     weights = {"nan": nan, "same": torch.ones(2), "c": torch.tensor([1 + 1j, 2])}

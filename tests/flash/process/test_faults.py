@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from checkpoints.led_nodes import WAIT_SECONDS, rank_of, served
+from checkpoints.led_nodes import rank_of, received, served
 from checkpoints.lone_peers import nobody
 from holdfast import loop_errors
 from holdfast.flash.memory.slots import Version
@@ -53,13 +53,13 @@ def test_a_labour_counts_what_its_work_and_its_results_raise() -> None:
     """Both threads go on afterwards."""
     worker, taken = WorkerThread(), list[str]()
     worker.start()
-    worker.hand_out(_fail, lambda _: taken.append("never"))
-    worker.hand_out(lambda: "done", lambda _: _fail())
-    worker.hand_out(lambda: "done", taken.append)
+    worker.hand_out("a job", _fail, lambda _, error: taken.append(error))
+    worker.hand_out("a job", lambda: "done", lambda *_: _fail())
+    worker.hand_out("a job", lambda: "done", lambda found, _: taken.append(str(found)))
     while worker.in_flight:
         worker.take_in()
     worker.end()
-    assert taken == ["done"]
+    assert taken == ["ZeroDivisionError: nobody thought of it", "done"]
     assert loop_errors.counts() == {LABOUR: 2}
 
 
@@ -67,8 +67,7 @@ def test_a_message_that_a_keeper_stumbles_over_is_counted_and_refused(tmp_path: 
     """One trainer's fault is not the others'."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
         rank.link.send(Layout(table="\ud800", bytes_room=4096, slots=3))
-        refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(rank.link, RequestRefused)
         assert "UnicodeEncodeError" in refused.error
         assert loop_errors.counts() == {SERVICE: 1}
         rank.save(Version(1, 1))

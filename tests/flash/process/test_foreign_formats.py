@@ -14,12 +14,16 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
 
+from foreign_checkpoints.conversions import Print, converted, refused
 from foreign_checkpoints.corruption import damage
 from holdfast.flash.tools import convert, diff, inspect
 from holdfast.flash.tools.diff import Contents
@@ -29,13 +33,10 @@ from holdfast.flash.tools.formats.pickles import Pickles
 from holdfast.flash.tools.printing import Bar
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
-Print = pytest.CaptureFixture[str]
 
 
 def _state() -> dict[str, Any]:
     """A training state with odd dtypes, shapes, keys and values."""
-    import torch
-
     torch.manual_seed(4)
     weights = {
         "w": torch.randn(6, 5),
@@ -54,33 +55,32 @@ def _state() -> dict[str, Any]:
     }
 
 
-def _converted(source: Path, target: Path, *more: str) -> Path:
-    assert convert.main(["convert", str(source), str(target), *more]) == 0
-    return target
-
-
 def _torch_file(folder: Path) -> Path:
-    import torch
-
     torch.save(_state(), folder / "state.pt")
     return folder / "state.pt"
 
 
 def _step(folder: Path) -> Path:
-    return _converted(_torch_file(folder), folder / "ck", "--step", "3") / "step_3"
+    return converted(_torch_file(folder), folder / "ck", "--step", "3")
+
+
+def _dcp(folder: Path) -> tuple[Path, Path]:
+    """Return a directory of torch's, and its data file."""
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(_state(), checkpoint_id=folder / "dcp", no_dist=True)
+    (file,) = (folder / "dcp").glob("*.distcp")
+    return folder / "dcp", file
 
 
 def test_a_state_goes_through_safetensors_unchanged(tmp_path: Path) -> None:
     """Weights for others in model.safetensors; all else beside it; back bit for bit."""
-    from safetensors.torch import load_file
-
     step = _step(tmp_path)
-    made = _converted(step, tmp_path / "hf", "--to", "safetensors")
+    made = converted(step, tmp_path / "hf", "--to", "safetensors")
     assert sorted(path.name for path in made.iterdir()) == [
         "model.safetensors",
         "training_state.safetensors",
     ]
-    again = _converted(made, tmp_path / "again", "--step", "3") / "step_3"
+    again = converted(made, tmp_path / "again", "--step", "3")
     assert diff.main([str(step), str(again)]) == 0
     for name, tensor in load_file(made / "model.safetensors").items():
         assert tensor.equal(Contents(str(step)).tensor(f"model.{name}"))
@@ -89,14 +89,12 @@ def test_a_state_goes_through_safetensors_unchanged(tmp_path: Path) -> None:
 
 def test_what_safetensors_itself_writes_is_read(tmp_path: Path) -> None:
     """One file, and a directory with Hugging Face's index; there are no checksums, it says."""
-    from safetensors.torch import save_file
-
     weights = {name: one.contiguous() for name, one in _state()["model"].items()}
     save_file(weights, tmp_path / "one.safetensors")
     hf = tmp_path / "hf"
     _sharded(hf, weights)
     steps = [
-        _converted(source, tmp_path / f"ck{at}", "--step", "1") / "step_1"
+        converted(source, tmp_path / f"ck{at}", "--step", "1")
         for at, source in enumerate((tmp_path / "one.safetensors", hf))
     ]
     assert diff.main([str(step) for step in steps]) == 0
@@ -106,8 +104,6 @@ def test_what_safetensors_itself_writes_is_read(tmp_path: Path) -> None:
 
 def _sharded(folder: Path, weights: dict[str, Any]) -> None:
     """Write a directory as Hugging Face's libraries do."""
-    from safetensors.torch import save_file
-
     folder.mkdir()
     names = sorted(weights)
     halves = {"model-00001-of-00002": names[:3], "model-00002-of-00002": names[3:]}
@@ -125,21 +121,13 @@ def test_a_large_model_is_written_in_several_files(
     """With an index that names each tensor's file; the largest tensor has one of its own."""
     step = _step(tmp_path)
     monkeypatch.setattr(ours, "SHARD_BYTES", 100)
-    made = _converted(step, tmp_path / "hf", "--to", "safetensors", "--model-only")
+    made = converted(step, tmp_path / "hf", "--to", "safetensors", "--model-only")
     index = json.loads((made / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == _state()["model"].keys()
     assert len(set(index["weight_map"].values())) > 1
-    again = _converted(made, tmp_path / "again", "--step", "3") / "step_3"
+    again = converted(made, tmp_path / "again", "--step", "3")
     found, origin = Contents(str(again)), Contents(str(step))
     assert all(found.tensor(name).equal(origin.tensor(name)) for name in found.forms)
-
-
-def _refused(capsys: Print, source: Path, target: Path, *texts: str) -> None:
-    assert convert.main(["convert", str(source), str(target), "--step", "1"]) == 2
-    error = capsys.readouterr().err
-    assert [text for text in texts if text not in error] == [], error
-    assert error.count("\n") == 1
-    assert not target.exists()
 
 
 def test_what_is_wrong_with_safetensors_is_named(tmp_path: Path, capsys: Print) -> None:
@@ -150,64 +138,53 @@ def test_what_is_wrong_with_safetensors_is_named(tmp_path: Path, capsys: Print) 
     second = hf / "model-00002-of-00002.safetensors"
     content = second.read_bytes()
     second.write_bytes(content[:-1])
-    _refused(capsys, hf, out, str(second), "bytes of tensors, not")
+    refused(capsys, hf, out, str(second), "bytes of tensors, not")
     second.write_bytes(struct.pack("<Q", 2**40) + content[8:])
-    _refused(capsys, hf, out, str(second), "a header of 1099511627776 bytes")
+    refused(capsys, hf, out, str(second), "a header of 1099511627776 bytes")
     second.unlink()
-    _refused(capsys, hf, out, f"{second} is missing", "lists it")
+    refused(capsys, hf, out, f"{second} is missing", "lists it")
     second.write_bytes(content)
     index = hf / "model.safetensors.index.json"
     text = index.read_text()
     index.write_text(text.replace("00002-of-00002", "00001-of-00002", 1))
-    _refused(capsys, hf, out, str(index), "by it, and in model-00002")
+    refused(capsys, hf, out, str(index), "by it, and in model-00002")
     index.write_text(text.replace('"model-00002-of', '"../model-00002-of', 1))
-    _refused(capsys, hf, out, "only files beside it are read")
+    refused(capsys, hf, out, "only files beside it are read")
 
 
-def test_a_missing_or_overwritten_file_of_torch_is_named(tmp_path: Path, capsys: Print) -> None:
+def test_a_missing_or_damaged_file_of_torch_is_named(tmp_path: Path, capsys: Print) -> None:
     """With the first item that `.metadata` says lies in it."""
-    import torch.distributed.checkpoint as dcp
-
-    source, out = tmp_path / "dcp", tmp_path / "out"
-    with warnings.catch_warnings(action="ignore"):
-        dcp.save(_state(), checkpoint_id=source, no_dist=True)
-    (file,) = source.glob("*.distcp")
-    content = file.read_bytes()
+    (source, file), out = _dcp(tmp_path), tmp_path / "out"
+    content, metadata = file.read_bytes(), source / ".metadata"
     file.write_bytes(b"x" * len(content))
-    _refused(capsys, source, out, str(file), "is no archive of")
+    refused(capsys, source, out, str(file), "is no archive of")
+    file.write_bytes(content[: len(content) // 2])
+    refused(capsys, source, out, str(file))
     file.unlink()
-    _refused(capsys, source, out, f"{file} is missing", f"{source}/.metadata says that")
+    refused(capsys, source, out, f"{file} is missing", f"{metadata} says that")
+    metadata.write_bytes(metadata.read_bytes()[:100])
+    refused(capsys, source, out, str(metadata))
+    metadata.unlink()
+    refused(capsys, source, out, f"{source} has none of")
 
 
 def test_an_item_whose_length_covers_others_is_refused(tmp_path: Path, capsys: Print) -> None:
     """An archive is found from its end: the last value would be read under the first one's name."""
-    import torch.distributed.checkpoint as dcp
-
-    source = tmp_path / "dcp"
-    with warnings.catch_warnings(action="ignore"):
-        dcp.save(_state(), checkpoint_id=source, no_dist=True)
-    (file,) = source.glob("*.distcp")
+    source, file = _dcp(tmp_path)
     metadata = pickle.loads((source / ".metadata").read_bytes())  # noqa: S301 - made above
     values = [key for key in metadata.storage_data if key.fqn.startswith("optimizer.param_groups")]
     first = metadata.storage_data[values[0]]
-    last = max(
-        metadata.storage_data[key].offset + metadata.storage_data[key].length for key in values
-    )
-    first.length = last - first.offset
+    placed = (metadata.storage_data[key] for key in values)
+    first.length = max(one.offset + one.length for one in placed) - first.offset
     (source / ".metadata").write_bytes(pickle.dumps(metadata))
-    _refused(capsys, source, tmp_path / "out", values[0].fqn, f"share bytes of {file}")
+    refused(capsys, source, tmp_path / "out", values[0].fqn, f"share bytes of {file}")
 
 
 def test_an_item_outside_its_file_is_refused(tmp_path: Path, capsys: Print) -> None:
     """As what a flipped bit of `.metadata` says; found by a random one, which met a traceback."""
-    import torch.distributed.checkpoint as dcp
-
-    source = tmp_path / "dcp"
-    with warnings.catch_warnings(action="ignore"):
-        dcp.save(_state(), checkpoint_id=source, no_dist=True)
+    source, file = _dcp(tmp_path)
     metadata = pickle.loads((source / ".metadata").read_bytes())  # noqa: S301 - made above
     key, place = next(iter(metadata.storage_data.items()))
-    (file,) = source.glob("*.distcp")
     right, size = place.offset, file.stat().st_size
     for wrong, texts in (
         (right - 2**31, (key.fqn, f"{source}/.metadata is damaged")),
@@ -215,7 +192,7 @@ def test_an_item_outside_its_file_is_refused(tmp_path: Path, capsys: Print) -> N
     ):
         place.offset = wrong
         (source / ".metadata").write_bytes(pickle.dumps(metadata))
-        _refused(capsys, source, tmp_path / "out", *texts)
+        refused(capsys, source, tmp_path / "out", *texts)
 
 
 def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
@@ -224,17 +201,17 @@ def test_an_unknown_or_ambiguous_path_lists_what_was_looked_for(
     """And a conversion to what it is already, or over something, is refused."""
     (tmp_path / "empty").mkdir()
     out = tmp_path / "out"
-    _refused(
+    refused(
         capsys, tmp_path / "empty", out, "holdfast.json", "zero/optimizer_state.pt", ".metadata"
     )
-    _refused(capsys, tmp_path / "missing", out, "No such file")
+    refused(capsys, tmp_path / "missing", out, "No such file")
     both = tmp_path / "both"
     both.mkdir()
     (both / ".metadata").touch()
     (both / "x.safetensors").touch()
-    _refused(capsys, both, out, ".metadata (dcp) and *.safetensors (safetensors)", "another save")
+    refused(capsys, both, out, ".metadata (dcp) and *.safetensors (safetensors)", "another save")
     step = _step(tmp_path)
-    _refused(capsys, step, out, "is Holdfast's own", "--to safetensors")
+    refused(capsys, step, out, "is Holdfast's own", "--to safetensors")
     for to in ("safetensors", "deepspeed-universal"):
         assert convert.main(["convert", str(step), str(both), "--to", to]) == 2
         assert "is there already" in capsys.readouterr().err
@@ -255,14 +232,12 @@ class _Evil:
 @pytest.mark.parametrize("call", [os.system, eval, getattr, __import__, shutil.rmtree])
 def test_no_name_of_a_pickle_is_run(tmp_path: Path, capsys: Print, call: Any) -> None:
     """In a file of torch.save, and in a `.metadata`; the error names it."""
-    import torch
-
     torch.save({"w": _Evil(call, f"touch {tmp_path}/run")}, tmp_path / "evil.pt")
     name = "is not among the names that are read"
-    _refused(capsys, tmp_path / "evil.pt", tmp_path / "out", "evil.pt", name)
+    refused(capsys, tmp_path / "evil.pt", tmp_path / "out", "evil.pt", name)
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(_Evil(call, "1")))
-    _refused(capsys, tmp_path / "dcp", tmp_path / "out", ".metadata", name)
+    refused(capsys, tmp_path / "dcp", tmp_path / "out", ".metadata", name)
     assert not (tmp_path / "run").exists()
 
 
@@ -289,13 +264,9 @@ def test_the_process_that_unpickles_can_open_nothing() -> None:
 
 def _sources(folder: Path) -> list[Path]:
     """Make one checkpoint of every format that torch, safetensors and we write."""
-    import torch.distributed.checkpoint as dcp
-
-    step = _step(folder)
-    with warnings.catch_warnings(action="ignore"):
-        dcp.save(_state(), checkpoint_id=folder / "dcp", no_dist=True)
-    _converted(step, folder / "hf", "--to", "safetensors")
-    _converted(step, folder / "universal", "--to", "deepspeed-universal", "--model-only")
+    step, _ = _step(folder), _dcp(folder)
+    converted(step, folder / "hf", "--to", "safetensors")
+    converted(step, folder / "universal", "--to", "deepspeed-universal", "--model-only")
     return [folder / name for name in ("state.pt", "dcp", "hf", "universal", "ck/step_3")]
 
 
@@ -339,8 +310,6 @@ print(code, own, most)
 @pytest.mark.slow
 def test_memory_holds_two_of_the_largest_tensors_at_most(tmp_path: Path) -> None:
     """Through every format: 440 MB, the largest 80 MB; beside what an import of torch takes."""
-    import torch
-
     size = 20_000_000
     weights = {f"w{number}": torch.randn(size) for number in range(3)}
     weights |= {f"small.{number}": torch.randn(size // 20) for number in range(50)}
@@ -416,45 +385,37 @@ def test_every_conversion_tells_of_every_byte(
     assert len(told) > 2
 
 
-@pytest.mark.parametrize("to", [*{to.removesuffix("-0.3"): to for to in conversion.TARGETS}])
-def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path: Path, to: str) -> None:
-    """As a terminal sends it: to all processes of the command, in the middle of the writing."""
-    import torch
-
-    weights = {f"w{number}": torch.zeros(8_000_000) for number in range(12)}
-    torch.save(weights, tmp_path / "state.pt")
-    out, rest = tmp_path / "out", sorted([*tmp_path.iterdir()])
-    command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", "convert"]
-    words = [str(tmp_path / "state.pt"), str(out), "--to", to, "--step", "1"]
-    process = subprocess.Popen([*command, *words], start_new_session=True, stderr=subprocess.PIPE)
-    while process.poll() is None and not _begun(tmp_path, 4 * 16_000_000):
+def _interrupted(words: Sequence[str], is_time: Callable[[int], bool]) -> str:
+    """Send Ctrl-C to all processes of a command, as a terminal does; return what it says."""
+    command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", *words]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not is_time(process.pid):
         time.sleep(0.002)
     assert process.poll() is None, "it was done before it was interrupted"
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130, error
-    assert b"interrupted" in error
-    assert b"Traceback" not in error
+    assert "Traceback" not in error
+    return error
+
+
+@pytest.mark.parametrize("to", [*{to.removesuffix("-0.3"): to for to in conversion.TARGETS}])
+def test_ctrl_c_leaves_nothing_that_looks_whole(tmp_path: Path, to: str) -> None:
+    """In the middle of the writing."""
+    weights = {f"w{number}": torch.zeros(8_000_000) for number in range(12)}
+    torch.save(weights, tmp_path / "state.pt")
+    rest = sorted([*tmp_path.iterdir()])
+    words = [str(tmp_path / "state.pt"), str(tmp_path / "out"), "--to", to, "--step", "1"]
+    error = _interrupted(["convert", *words], lambda _: _begun(tmp_path, 4 * 16_000_000))
+    assert "interrupted" in error
     assert sorted([*tmp_path.iterdir()]) == rest
 
 
 def test_ctrl_c_ends_a_check_in_one_line(tmp_path: Path) -> None:
     """`verify` reads for long; it ends with 130 and without a traceback."""
-    import torch
-
     torch.save({f"w{number}": torch.zeros(30_000_000) for number in range(4)}, tmp_path / "s.pt")
-    command = [sys.executable, "-m", "holdfast_cli.main", "checkpoint", "verify"]
-    process = subprocess.Popen(
-        [*command, str(tmp_path / "s.pt")], start_new_session=True, stderr=subprocess.PIPE
-    )
-    while process.poll() is None and not _reads(process.pid, "s.pt"):
-        time.sleep(0.002)
-    assert process.poll() is None, "it was done before it was interrupted"
-    os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert error.endswith(b"holdfast: interrupted\n")
-    assert b"Traceback" not in error
+    error = _interrupted(["verify", str(tmp_path / "s.pt")], lambda pid: _reads(pid, "s.pt"))
+    assert error.endswith("holdfast: interrupted\n")
 
 
 def _reads(parent: int, name: str) -> bool:

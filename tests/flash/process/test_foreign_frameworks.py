@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foreign_checkpoints import worlds
+from foreign_checkpoints.conversions import Print, converted, refused
 from foreign_checkpoints.corruption import damage
-from holdfast.flash.tools import convert, diff, inspect
+from holdfast.flash.tools import diff, inspect
 from holdfast.flash.tools.diff import Contents
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-Print = pytest.CaptureFixture[str]
 STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
 
 
@@ -28,17 +29,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of ZeRO-1, 2 and 3 of two ranks, each also as `ds_to_universal` makes it."""
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("deepspeed")
+    places = {stage: str(folder / f"zero{stage}") for stage in (1, 2, 3)}
     worlds.run(
         "deepspeed",
         [
-            {
-                "call": "save",
-                "world": 2,
-                "stage": stage,
-                "folder": str(folder / f"zero{stage}"),
-                "truth": str(folder / f"zero{stage}.pt"),
-            }
-            for stage in (1, 2, 3)
+            {"call": "save", "world": 2, "stage": one, "folder": place, "truth": f"{place}.pt"}
+            for one, place in places.items()
         ],
     )
     for stage in (1, 2, 3):
@@ -59,24 +55,16 @@ def _universal(source: Path) -> None:
     )
 
 
-def _step(source: Path, target: Path, *more: str) -> str:
-    assert convert.main(["convert", str(source), str(target), *more]) == 0
-    (made,) = target.glob("step_*")
-    return str(made)
-
-
 @STAGES
 def test_native_and_universal_files_of_a_stage_are_one_state(
     saved: Path, tmp_path: Path, stage: int
 ) -> None:
     """Masters are those that DeepSpeed gathers; all else is as its own converter has it."""
-    import torch
-
-    native = _step(saved / f"zero{stage}" / "global_step3", tmp_path / "native")
-    universal = _step(saved / f"zero{stage}" / "global_step3_universal", tmp_path / "universal")
-    assert native.endswith("step_3")
-    assert diff.main([native, universal]) == 0
-    found, truth = Contents(native), torch.load(saved / f"zero{stage}.pt")
+    native = converted(saved / f"zero{stage}" / "global_step3", tmp_path / "native")
+    universal = converted(saved / f"zero{stage}" / "global_step3_universal", tmp_path / "universal")
+    assert native.name == "step_3"
+    assert diff.main([str(native), str(universal)]) == 0
+    found, truth = Contents(str(native)), torch.load(saved / f"zero{stage}.pt")
     for name, master in truth.items():
         assert torch.equal(found.tensor(f"model.{name}"), master), name
         for key in ("exp_avg", "exp_avg_sq", "step"):
@@ -93,28 +81,25 @@ def test_deepspeed_itself_loads_a_universal_checkpoint_of_ours(
     saved: Path, tmp_path: Path, stage: int, version: str
 ) -> None:
     """In another world and stage: what it then saves is the state bit for bit."""
-    origin = _step(saved / "zero2" / "global_step3", tmp_path / "origin")
+    origin = converted(saved / "zero2" / "global_step3", tmp_path / "origin")
     made = tmp_path / "ck" / "ours"
     made.parent.mkdir()
-    to = f"deepspeed-universal{version}"
-    assert convert.main(["convert", origin, str(made), "--to", to]) == 0
+    converted(origin, made, "--to", f"deepspeed-universal{version}")
     world = {"call": "load_and_save", "world": 3, "stage": stage, "folder": str(made.parent)}
     worlds.run("deepspeed", [world | {"tag": "ours", "again": str(tmp_path / "again")}])
-    one, other = (_tensors(path) for path in (origin, _step(made, tmp_path / "read")))
-    loaded = _tensors(_step(tmp_path / "again" / "again", tmp_path / "loaded"))
+    one, other = (_tensors(path) for path in (origin, converted(made, tmp_path / "read")))
+    loaded = _tensors(converted(tmp_path / "again" / "again", tmp_path / "loaded"))
     assert _wrong(one, other) == []
     assert _wrong(one, loaded) == []
     assert len(loaded) == len(one)
 
 
-def _tensors(step: str) -> dict[str, Any]:
-    found = Contents(step)
+def _tensors(step: Path) -> dict[str, Any]:
+    found = Contents(str(step))
     return {name: found.tensor(name) for name in found.forms}
 
 
 def _wrong(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    import torch
-
     same = {name for name in one if name in other and torch.equal(one[name], other[name])}
     return sorted(one.keys() - same)
 
@@ -123,15 +108,7 @@ def test_missing_and_unknown_files_of_deepspeed_are_named(
     saved: Path, tmp_path: Path, capsys: Print
 ) -> None:
     """A rank's file, a model file, a parameter: nothing is written."""
-
-    def refused(source: Path, *texts: str) -> None:
-        assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-        error = capsys.readouterr().err
-        assert [text for text in texts if text not in error] == [], error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "out").exists()
-
-    native, universal = tmp_path / "native", tmp_path / "universal"
+    native, universal, out = (tmp_path / name for name in ("native", "universal", "out"))
 
     def fresh() -> None:
         for path, name in ((native, "global_step3"), (universal, "global_step3_universal")):
@@ -140,66 +117,63 @@ def test_missing_and_unknown_files_of_deepspeed_are_named(
 
     fresh()
     (native / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    refused(native, "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing", "2 data ranks saved")
+    refused(
+        capsys,
+        native,
+        out,
+        "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing",
+        "2 data ranks saved",
+    )
     (native / "mp_rank_00_model_states.pt").unlink()
-    refused(native, "no mp_rank_00_model_states.pt")
+    refused(capsys, native, out, "no mp_rank_00_model_states.pt")
     shutil.rmtree(universal / "zero" / "a.bias")
-    refused(universal, "zero/a.bias is missing")
+    refused(capsys, universal, out, "zero/a.bias is missing")
     fresh()
     (universal / "zero" / "b.bias" / "exp_avg_sq.pt").unlink()
-    refused(universal, "zero/b.bias/exp_avg_sq.pt is missing")
-    refused(saved / "zero1", "name one of global_step3")
+    refused(capsys, universal, out, "zero/b.bias/exp_avg_sq.pt is missing")
+    refused(capsys, saved / "zero1", out, "name one of global_step3")
 
 
 def test_tensor_parallel_slices_are_joined_as_deepspeed_joins_them(
     tmp_path: Path, capsys: Print
 ) -> None:
     """Columns, rows, halves, a padded vocabulary, replicas; without their patterns: refused."""
-    import torch
-
     pytest.importorskip("deepspeed")
     world = {"call": "save_slices", "world": 4, "stage": 2, "folder": str(tmp_path / "ck")}
     worlds.run("deepspeed", [world])
     source = tmp_path / "ck" / "global_step2"
     _universal(source)
-    native = _step(source, tmp_path / "native")
-    assert diff.main([native, _step(Path(f"{source}_universal"), tmp_path / "universal")]) == 0
-    forms = Contents(native).forms
+    native = converted(source, tmp_path / "native")
+    universal = converted(f"{source}_universal", tmp_path / "universal")
+    assert diff.main([str(native), str(universal)]) == 0
+    forms = Contents(str(native)).forms
     shapes = {name: forms[f"model.{name}.weight"][1] for name in ("columns", "rows", "words")}
     assert shapes == {"columns": (10, 6), "rows": (3, 8), "words": (7, 6)}
     (source / "mp_rank_01_model_states.pt").rename(tmp_path / "kept")
-    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-    assert "model files of 1 ranks, not of 2" in capsys.readouterr().err
+    refused(capsys, source, tmp_path / "out", "model files of 1 ranks, not of 2")
     (tmp_path / "kept").rename(source / "mp_rank_01_model_states.pt")
     file = source / "mp_rank_00_model_states.pt"
     state = torch.load(file, weights_only=False)
     del state["universal_checkpoint_info"]
     torch.save(state, file)
-    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-    assert "no universal_checkpoint_info tells how" in capsys.readouterr().err
+    refused(capsys, source, tmp_path / "out", "no universal_checkpoint_info tells how")
 
 
 def test_an_unknown_version_and_a_cut_file_are_named(
     saved: Path, tmp_path: Path, capsys: Print
 ) -> None:
     """The error tells what was found, and which versions are read."""
-    import torch
-
     source = tmp_path / "universal"
     shutil.copytree(saved / "zero2" / "global_step3_universal", source)
     file = source / "mp_rank_00_model_states.pt"
     state = torch.load(file, weights_only=False)
     state["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.5}
     torch.save(state, file)
-    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    for text in (str(file), "is 0.5", "0.2, 0.3, 0.4 are read", "ds_to_universal"):
-        assert text in error
+    texts = (str(file), "is 0.5", "0.2, 0.3, 0.4 are read", "ds_to_universal")
+    refused(capsys, source, tmp_path / "out", *texts)
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
-    assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-    assert f"{file}: no whole archive of torch.save" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    refused(capsys, source, tmp_path / "out", f"{file}: no whole archive of torch.save")
 
 
 def test_a_rank_of_another_save_is_refused(saved: Path, tmp_path: Path, capsys: Print) -> None:
@@ -208,9 +182,7 @@ def test_a_rank_of_another_save_is_refused(saved: Path, tmp_path: Path, capsys: 
     shutil.copytree(saved / "zero2" / "global_step3", folder)
     names = [f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)]
     shutil.copy(folder / names[0], folder / names[1])
-    assert convert.main(["convert", str(folder), str(tmp_path / "out")]) == 2
-    assert "elements are there, of " in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    refused(capsys, folder, tmp_path / "out", "elements are there, of ")
 
 
 def test_inspect_shows_framework_layout_and_sizes(saved: Path, capsys: Print) -> None:
@@ -230,9 +202,9 @@ def megatron(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("megatron")
     kinds: list[tuple[str, dict[str, Any]]] = [
         ("whole", {"world": 1, "sharding": "fully_reshardable"}),
-        ("buckets", {"world": 1, "sharding": "fully_reshardable", "buckets": True}),
+        ("buckets", {"world": 1, "sharding": "fully_reshardable", "buckets": 1500}),
         ("tensor", {"world": 4, "sharding": "fully_reshardable", "tensor": 2, "gated": True}),
-        ("local_buckets", {"world": 1, "sharding": "dp_reshardable", "buckets": True}),
+        ("local_buckets", {"world": 1, "sharding": "dp_reshardable", "buckets": 1500}),
         ("local_tensor", {"world": 4, "sharding": "dp_reshardable", "tensor": 2, "gated": True}),
         ("local_alike", {"world": 2, "sharding": "dp_reshardable", "lr": 0.0}),
     ]
@@ -249,9 +221,7 @@ def test_megatrons_state_is_that_of_its_optimizer(
     megatron: Path, tmp_path: Path, folder: str
 ) -> None:
     """Masters and moments of every parameter under its global key; also found in buckets."""
-    import torch
-
-    found = Contents(_step(megatron / folder, tmp_path))
+    found = Contents(str(converted(megatron / folder, tmp_path)))
     truth = torch.load(megatron / f"{folder}.pt")
     assert len(truth) == 29
     for name, states in truth.items():
@@ -273,13 +243,10 @@ def test_optimizer_state_cut_at_wrong_offsets_is_refused(
 ) -> None:
     """Megatron writes it with several buckets; the model alone may be taken."""
     target = tmp_path / "out"
-    assert convert.main(["convert", str(megatron / "buckets"), str(target)]) == 2
-    error = capsys.readouterr().err
-    for text in ("optimizer.state.param.", "masters are not the weight of model.", "0.16 to 0.19"):
-        assert text in error
-    assert not target.exists()
+    texts = ("optimizer.state.param.", "masters are not the weight of model.", "0.16 to 0.19")
+    refused(capsys, megatron / "buckets", target, *texts)
     assert inspect.main(["verify", str(megatron / "buckets")]) == 7
-    found = Contents(_step(megatron / "buckets", target, "--model-only"))
+    found = Contents(str(converted(megatron / "buckets", target, "--model-only")))
     assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 
@@ -287,10 +254,11 @@ def test_state_without_names_is_that_with_names(
     megatron: Path, tmp_path: Path, capsys: Print
 ) -> None:
     """Of tensor and data parallel ranks, with gated halves: the weights find it in the buckets."""
-    named = _step(megatron / "tensor", tmp_path / "named")
+    named = str(converted(megatron / "tensor", tmp_path / "named"))
     found = Contents(named)
     assert found.forms["model.decoder.layers.mlp.linear_fc1.weight"] == ("float32", (2, 192, 24))
-    assert diff.main([named, _step(megatron / "local_tensor", tmp_path / "local")]) == 0
+    local = converted(megatron / "local_tensor", tmp_path / "local")
+    assert diff.main([named, str(local)]) == 0
     assert inspect.main(["inspect", str(megatron / "local_tensor")]) == 0
     head = capsys.readouterr().out
     assert "optimizer dp_reshardable, tensor parallel 2, pipeline parallel 1, data" in head
@@ -301,13 +269,10 @@ def test_state_that_may_be_of_two_weights_is_refused(
 ) -> None:
     """Norms of all ones have equal weights: nothing tells whose moments are whose."""
     target = tmp_path / "out"
-    assert convert.main(["convert", str(megatron / "local_alike"), str(target)]) == 2
-    error = capsys.readouterr().err
-    for text in ("(dp_reshardable) has no names", " and ", "--dist-ckpt-optim-fully-reshardable"):
-        assert text in error
+    texts = ("(dp_reshardable) has no names", " and ", "--dist-ckpt-optim-fully-reshardable")
+    error = refused(capsys, megatron / "local_alike", target, *texts)
     assert re.search(r"values of (decoder|final)\S+norm\S+ \(part \d\) and ", error), error
-    assert not target.exists()
-    found = Contents(_step(megatron / "local_alike", target, "--model-only"))
+    found = Contents(str(converted(megatron / "local_alike", target, "--model-only")))
     assert {dtype for dtype, _ in found.forms.values()} == {"bfloat16"}
 
 

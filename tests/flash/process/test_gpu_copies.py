@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    assert_loads,
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+)
 from holdfast.flash.memory.slots import SlotState
 from holdfast.flash.trainer import copier, reshard
 from holdfast.flash.trainer.cuda_copies import Gpus, upload
@@ -120,7 +131,7 @@ def _save(flash: Any, cuda: Recorder, step: int) -> None:
 def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -> None:
     """Register once; each save copies on a side stream behind what computes, then waits."""
     model, optimizer = trained_state()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         _save(flash, cuda, 1)
         first = list(cuda.calls)
         flash.save(2)
@@ -132,9 +143,7 @@ def test_a_slot_is_valid_only_after_the_events(tmp_path: Path, cuda: Recorder) -
     assert first == ["register", *(f"{call} WRITING" for call in ["new side", *expected])]
     assert cuda.calls.count("register") == 1
     assert [call for call in cuda.calls if call.startswith("new side")] == ["new side WRITING"]
-    model2, optimizer2 = state_of(1)
-    assert load(tmp_path, model=model2, optimizer=optimizer2) == 2
-    assert same(model.state_dict(), model2.state_dict())
+    assert_loads(tmp_path, 2, (model, optimizer), state_of(1))
 
 
 def test_an_overlapped_copy_is_joined_on_its_event(tmp_path: Path, cuda: Recorder) -> None:
@@ -165,7 +174,7 @@ def test_an_overlapped_copy_is_joined_on_its_event(tmp_path: Path, cuda: Recorde
 def test_memory_is_unregistered_before_it_goes(tmp_path: Path, cuda: Recorder) -> None:
     """CUDA must not keep pages pinned that nobody has any more."""
     model, optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         _save(flash, cuda, 1)
     cuda.slots = ()
     del flash
@@ -177,7 +186,7 @@ def test_memory_that_cannot_be_registered_is_a_warning(tmp_path: Path, cuda: Rec
     """The copy is right all the same, and nothing is unregistered that never was."""
     cuda._error = 2
     model, optimizer = state_of()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         with pytest.warns(RuntimeWarning, match="cudaHostRegister .* error 2.*ulimit -l"):
             flash.prepare()
         flash.save(1)
@@ -200,10 +209,7 @@ def test_a_restore_goes_through_pinned_memory_in_parts(
 
     monkeypatch.setattr(reshard, "_upload", parts)
     cuda.calls.clear()
-    model2, optimizer2 = trained_state(1)
-    assert load(tmp_path, model=model2, optimizer=optimizer2) == 1
-    assert same(model.state_dict(), model2.state_dict())
-    assert same(optimizer.state_dict(), optimizer2.state_dict())
+    assert_loads(tmp_path, 1, (model, optimizer), trained_state(1))
     recorded = [call for call in cuda.calls if "on current" in call]
     awaited = [call for call in cuda.calls if "is there" in call]
     assert len(recorded) == len(awaited) > 2 * 3
@@ -229,8 +235,6 @@ def test_without_a_gpu_nothing_of_it_is_imported(tmp_path: Path) -> None:
 @pytest.fixture(name="gpu")
 def _gpu() -> str:
     """Gives the name of a real GPU's device."""
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if not torch.cuda.is_available():
@@ -241,9 +245,6 @@ def _gpu() -> str:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_state_on_a_gpu_comes_back(tmp_path: Path, gpu: str, *, overlap: bool) -> None:
     """Saves of a model that trains on at once, each read by plain DCP."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
     model = torch.nn.Linear(2048, 2048, device=gpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     inputs, wanted = torch.randn(64, 2048, device=gpu), {}
@@ -269,9 +270,6 @@ def test_a_state_on_a_gpu_comes_back(tmp_path: Path, gpu: str, *, overlap: bool)
 
 def test_what_is_enqueued_after_a_save_is_not_in_it(tmp_path: Path, gpu: str) -> None:
     """The GPU is far behind: the save holds what was asked of it before, and nothing later."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
     model, values = torch.nn.Module(), torch.zeros(2**24, device=gpu)
     model.register_buffer("values", values)
     busy = torch.randn(4096, 4096, device=gpu)
@@ -291,7 +289,6 @@ def test_what_is_enqueued_after_a_save_is_not_in_it(tmp_path: Path, gpu: str) ->
 
 def test_any_layout_and_type_on_a_gpu_comes_back(tmp_path: Path, gpu: str) -> None:
     """Strides, small types, scalars, beside tensors on the CPU; restored on either device."""
-    import torch
 
     def state(device: str, seed: int) -> Any:
         torch.manual_seed(seed)
@@ -320,8 +317,6 @@ def test_any_layout_and_type_on_a_gpu_comes_back(tmp_path: Path, gpu: str) -> No
 
 def test_cuda_lets_the_arena_go(tmp_path: Path, gpu: str) -> None:
     """Memory is registered while it is saved to, and neither leaks nor is left pinned after."""
-    import torch
-
     model = torch.nn.Linear(512, 512, device=gpu)
     for _ in range(20):
         with holdfast.Checkpointer(tmp_path, model=model) as flash:
@@ -337,8 +332,6 @@ def test_cuda_lets_the_arena_go(tmp_path: Path, gpu: str) -> None:
 
 def _is_pinned(address: int) -> bool:
     import ctypes
-
-    import torch
 
     try:
         one = (ctypes.c_char * 4096).from_address(address)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, trained_state
+from checkpoints.small_models import load, opened, same, state_of, trained_state
 from holdfast.flash import dcp
 from holdfast.flash.memory.slots import SlotState
-from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.copier import Copier
 
 pytestmark = [
@@ -24,8 +24,6 @@ pytestmark = [
 
 
 def _filled(model: Any, value: float) -> None:
-    import torch
-
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(value)
@@ -51,8 +49,7 @@ def test_a_save_that_is_broken_off_is_made_again(
             raise KeyboardInterrupt
         copy(copier, slot, trained=trained, threads=threads)
 
-    flash = holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, overlap=overlap)
-    with flash:
+    with opened(tmp_path, (model, optimizer), overlap=overlap) as flash:
         flash.save(1)
         for _ in range(5):  # more often than there are slots
             monkeypatch.setattr(Copier, "copy", broken)
@@ -82,9 +79,7 @@ def test_a_step_counts_as_whole_only_with_its_last_byte(
         seen.append((trained, slot.state))
 
     monkeypatch.setattr(Copier, "copy", watched)
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, overlap=overlap
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), overlap=overlap) as flash:
         flash.save(1)
         flash.join()
     assert seen == [(False, SlotState.WRITING), (True, SlotState.WRITING)]
@@ -196,39 +191,6 @@ def test_saves_of_two_threads_are_made_one_after_another(
     again, its = state_of(3)
     assert load(tmp_path, model=again, optimizer=its) == 9
     assert same(again.state_dict(), model.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("path", "kind", "text"),
-    [
-        ("s3://bucket/run", ValueError, r"path='s3://bucket/run' is a URL: give a directory"),
-        (b"bytes", TypeError, r"path=b'bytes': expected text"),
-    ],
-)
-def test_a_path_that_is_no_directorys_is_refused(path: Any, kind: Any, text: str) -> None:
-    """Taken as a name it would be made below the working directory, and nobody would look there."""
-    with pytest.raises(kind, match=text):
-        holdfast.Checkpointer(path, model=state_of()[0])
-
-
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
-    """A volume that is not mounted, say; a link to a directory is one."""
-    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(NotADirectoryError, match=r"gone' is a link to nothing: give a directory"):
-        holdfast.Checkpointer(tmp_path / "gone", model=state_of()[0])
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there")
-    save(tmp_path / "link", model=state_of()[0])
-    assert (tmp_path / "there" / "step_1").is_dir()
-
-
-def test_a_value_of_a_restored_step_is_never_waited_for(tmp_path: Path) -> None:
-    """To wait for a step that nobody saves is an error at once."""
-    with (
-        holdfast.Checkpointer(tmp_path, model=state_of()[0]) as flash,
-        pytest.raises(CheckpointError, match=r"step 4 is not on its way to storage"),
-    ):
-        flash.wait(4)
 
 
 def test_a_copy_that_fails_beside_is_told_to_the_save_that_waits_for_it(

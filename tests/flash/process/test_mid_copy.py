@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from checkpoints.flash_world import Worlds
-from checkpoints.led_nodes import Script, flush_to_storage, grant_of, running
+from checkpoints.led_nodes import Script, alone, flush_to_storage, grant_of, running
 from holdfast.flash.memory.arena import SlotWord
-from holdfast.flash.memory.slots import SlotState, Version, to_wire
+from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
-from holdfast.flash.server.local_commit import local_service
 from holdfast.flash.server.protocol import listen
 from holdfast.flash.server.service import ServerState, Service
 
@@ -91,9 +90,8 @@ def test_killed_mid_copy_memory_gives_the_step_before(
     worlds: Worlds, tmp_path: Path, *, overlap: bool
 ) -> None:
     """Two FSDP2 ranks of 64 MiB: no number of the step that was being copied is loaded."""
-    arena = str(tmp_path / "keeper")
-    keeper = ArenaStore()
-    with running(local_service(keeper, listen(arena))):
+    arena, keeper = str(tmp_path / "keeper"), ArenaStore()
+    with alone(tmp_path / "keeper", keeper):
         newest = _kill_mid_copy(worlds, keeper, root=None, arena=arena, overlap=overlap)
         answers = worlds.run(
             job="large", kind="fsdp", world=2, round=2, load=True, root=None, arena=arena
@@ -114,7 +112,7 @@ def test_killed_mid_copy_a_breakpoint_save_writes_the_step_before(
         newest = _kill_mid_copy(worlds, keeper, root=root, arena=arena)
         service.post(lambda: commit.flush_to_storage(flush_to_storage(newest, "h1")))
         parts = lead.hears("written")
-        assert (parts.version, parts.ranks, parts.error) == (to_wire(newest), (0, 1), "")
+        assert (parts.version, parts.ranks, parts.error) == (newest, (0, 1), "")
         service.post(lambda: commit.grant(grant_of(parts, "h1e1c1")))
         assert lead.hears("committed").error == ""
     answers = worlds.run(job="large", kind="fsdp", world=2, round=2, load=True, root=root)

@@ -26,28 +26,21 @@ def faults_of(answers: list[dict[str, Any]], place: str) -> list[str]:
     ]
 
 
-def test_a_rank_reads_the_bytes_of_its_own_shards_from_storage(
-    worlds: Worlds, tmp_path: Path
+@pytest.mark.parametrize("place", ["storage", "memory"])
+def test_a_rank_reads_the_bytes_of_its_own_shards(
+    worlds: Worlds, tmp_path: Path, place: str
 ) -> None:
-    """Three shards of 384 MiB load as two, as one, as three: extra memory below tensor + 64 MiB."""
-    here = {"job": "memory", "root": str(tmp_path / "run"), "durable": True}
-    worlds.run(kind="fsdp", world=3, **here)
-    wrong = []
-    for kind, size in (("fsdp", 3), ("fsdp", 2), ("plain", 1)):
-        answers = worlds.run(kind=kind, world=size, **here)
-        wrong += faults_of(answers, "storage")
-    assert wrong == []
+    """Three shards of 384 MiB load as two, as one, as three: extra memory below tensor + 64 MiB.
 
-
-def test_a_rank_reads_the_bytes_of_its_own_shards_from_memory(
-    worlds: Worlds, tmp_path: Path
-) -> None:
-    """The same from the arenas of its node, with nothing on storage."""
+    From storage without an agent, and from the arenas of its node with nothing on storage.
+    """
     with Keeping(tmp_path) as keeping:
-        here = {"job": "memory", "root": None, "durable": False, "arena": keeping.path}
-        worlds.run(kind="fsdp", world=3, round=1, **here)
+        here: dict[str, Any] = {"root": str(tmp_path / "run"), "durable": True}
+        if place == "memory":
+            here = {"root": None, "durable": False, "arena": keeping.path}
+        worlds.run(job="memory", kind="fsdp", world=3, round=1, **here)
         wrong = []
-        for number, (kind, size) in enumerate((("fsdp", 3), ("fsdp", 2), ("plain", 1))):
-            answers = worlds.run(kind=kind, world=size, round=2 + number, **here)
-            wrong += faults_of(answers, "memory")
+        for number, (kind, size) in enumerate((("fsdp", 3), ("fsdp", 2), ("plain", 1)), start=2):
+            answers = worlds.run(job="memory", kind=kind, world=size, round=number, **here)
+            wrong += faults_of(answers, place)
     assert wrong == []

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-import holdfast
-from checkpoints.small_models import load, same, save
+from checkpoints.small_models import assert_loads, load, opened, same, save, unchanged
 from holdfast.flash.trainer.restore import RestoreError
 
 pytestmark = pytest.mark.train
@@ -19,16 +20,11 @@ STEPS = 10
 
 
 def _model() -> Any:
-    import torch
-    from torch import nn
-
     torch.manual_seed(3)
     return nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
 
 
 def _forward(model: Any, used: int = 3) -> Any:
-    import torch
-
     values = torch.randn(8, 4).to(model[0].weight.dtype)
     for layer in list(model)[:used]:
         values = layer(values).tanh()
@@ -50,8 +46,6 @@ class Run:
         return model, self.optimizer_of(model)
 
     def go(self, state: tuple[Any, Any], first: int, last: int) -> None:
-        import torch
-
         model, optimizer = state
         for step in range(first, last + 1):
             torch.manual_seed(step)
@@ -66,14 +60,10 @@ def _values(state: tuple[Any, Any]) -> list[Any]:
 
 
 def _adam(model: Any, **settings: Any) -> Any:
-    import torch
-
     return torch.optim.AdamW(model.parameters(), lr=0.05, **settings)
 
 
 def _empty_group_between(model: Any) -> Any:
-    import torch
-
     groups = [
         {"params": model[0].parameters()},
         {"params": [], "lr": 3.0},
@@ -92,7 +82,6 @@ def _freezes_at_5(step: int, model: Any, _: Any) -> None:
 
 def _momentum(weights: str, moments: str) -> Callable[[Any], Any]:
     """Return what makes an optimizer whose moments have a dtype of their own."""
-    import torch
 
     class Momentum(torch.optim.Optimizer):
         def step(self, closure: Any = None) -> Any:
@@ -126,16 +115,14 @@ RUNS = {
 def test_a_resumed_run_goes_on_as_the_unbroken_one(tmp_path: Path, run: Run, at: int) -> None:
     """Saved at every step and loaded from the one in the middle: all values are equal, exactly."""
     unbroken = run.begin()
-    with holdfast.Checkpointer(
-        tmp_path, model=unbroken[0], optimizer=unbroken[1], keep_last=STEPS
-    ) as flash:
+    with opened(tmp_path, unbroken, keep_last=STEPS) as flash:
         for step in range(1, at + 1):
             run.go(unbroken, step, step)
             flash.save(step)
         flash.wait()
         there = copy.deepcopy(_values(unbroken))
         resumed = run.begin()
-        with holdfast.Checkpointer(tmp_path, model=resumed[0], optimizer=resumed[1]) as again:
+        with opened(tmp_path, resumed) as again:
             assert again.load() == at
         assert same(_values(resumed), there)
         run.go(unbroken, at + 1, STEPS)
@@ -149,8 +136,6 @@ def _with_a_late_group(step: int, model: Any, optimizer: Any) -> None:
 
 
 def _first_two(model: Any) -> Any:
-    import torch
-
     return torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()], lr=0.05)
 
 
@@ -158,19 +143,17 @@ def test_a_group_that_is_added_late_is_there_before_the_load(tmp_path: Path) -> 
     """A script that resumes adds it first; one that does not is told so, and nothing changes."""
     run = Run(_first_two, change=_with_a_late_group)
     unbroken = run.begin()
-    with holdfast.Checkpointer(tmp_path, model=unbroken[0], optimizer=unbroken[1]) as flash:
+    with opened(tmp_path, unbroken) as flash:
         for step in range(1, 8):
             run.go(unbroken, step, step)
             flash.save(step)
     short = run.begin()
-    before = copy.deepcopy(_values(short))
-    with pytest.raises(RestoreError, match=r"2 groups in the checkpoint, 1 here.*add_param_group"):
+    text = r"2 groups in the checkpoint, 1 here.*add_param_group"
+    with unchanged(*short), pytest.raises(RestoreError, match=text):
         load(tmp_path, model=short[0], optimizer=short[1])
-    assert same(_values(short), before)
     resumed = run.begin()
     _with_a_late_group(5, *resumed)
-    assert load(tmp_path, model=resumed[0], optimizer=resumed[1]) == 7
-    assert same(_values(resumed), _values(unbroken))
+    assert_loads(tmp_path, 7, unbroken, resumed)
     run.go(unbroken, 8, STEPS)
     run.go(resumed, 8, STEPS)
     assert same(_values(resumed), _values(unbroken))
@@ -181,20 +164,14 @@ def _lr(optimizer: Any) -> list[float]:
 
 
 def _warm_up(optimizer: Any) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=STEPS + 2)
 
 
 def _decay(optimizer: Any) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
 
 
 def _chain(optimizer: Any) -> Any:
-    import torch
-
     from_here = torch.optim.lr_scheduler
     parts = [from_here.LinearLR(optimizer, 0.1, total_iters=4), from_here.StepLR(optimizer, 2)]
     return from_here.SequentialLR(optimizer, parts, milestones=[4])
@@ -206,7 +183,6 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
     tmp_path: Path, scheduler_of: Any, *, as_tensor: bool
 ) -> None:
     """The rates that follow are the unbroken run's, also where the rate is a tensor."""
-    import torch
 
     def begin() -> tuple[Any, Any, Any]:
         model = _model()
@@ -217,16 +193,12 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
     run = Run(_adam)
     unbroken, resumed = begin(), begin()
     model, optimizer, scheduler = unbroken
-    with holdfast.Checkpointer(
-        tmp_path, model=model, optimizer=optimizer, extra={"scheduler": scheduler}
-    ) as flash:
+    with opened(tmp_path, (model, optimizer), extra={"scheduler": scheduler}) as flash:
         for step in range(1, 6):
             run.go((model, optimizer), step, step)
             scheduler.step()
             flash.save(step)
-    assert (
-        load(tmp_path, model=resumed[0], optimizer=resumed[1], extra={"scheduler": resumed[2]}) == 5
-    )
+    assert_loads(tmp_path, 5, unbroken[:2], resumed[:2], extra={"scheduler": resumed[2]})
     assert isinstance(resumed[1].param_groups[0]["lr"], torch.Tensor) == as_tensor
     for step in range(6, STEPS + 1):
         for one in (unbroken, resumed):
@@ -237,8 +209,6 @@ def test_a_scheduler_that_is_made_before_the_load_goes_on(
 
 
 def _powers(optimizer: Any, last: int = -1) -> Any:
-    import torch
-
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step, last)
 
 
@@ -247,17 +217,13 @@ def test_a_scheduler_that_is_made_after_the_load_begins_at_the_saved_rate(tmp_pa
     run = Run(_adam)
     unbroken, resumed = run.begin(), run.begin()
     scheduler = _powers(unbroken[1])
-    with holdfast.Checkpointer(
-        tmp_path, model=unbroken[0], optimizer=unbroken[1], extra={"scheduler": scheduler}
-    ) as flash:
+    with opened(tmp_path, unbroken, extra={"scheduler": scheduler}) as flash:
         for step in range(1, 6):
             run.go(unbroken, step, step)
             scheduler.step()
             flash.save(step)
     extra: dict[str, Any] = {"scheduler": None}
-    with holdfast.Checkpointer(
-        tmp_path, model=resumed[0], optimizer=resumed[1], extra=extra
-    ) as flash:
+    with opened(tmp_path, resumed, extra=extra) as flash:
         assert flash.load() == 5
         saved = extra["scheduler"]
         extra["scheduler"] = late = _powers(resumed[1], 5)
@@ -275,7 +241,6 @@ def test_a_scheduler_that_is_made_after_the_load_begins_at_the_saved_rate(tmp_pa
 @pytest.mark.parametrize("saved", [False, True], ids=["number", "tensor"])
 def test_a_rate_keeps_the_form_that_the_script_gave_it(tmp_path: Path, *, saved: bool) -> None:
     """A compiled step or a graph holds that tensor, and torch refuses one where it wants none."""
-    import torch
 
     def begin(rate: Any) -> tuple[Any, Any]:
         model = _model()

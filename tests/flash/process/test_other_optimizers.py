@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn, optim
 
-import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    assert_loads,
+    load,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+    unchanged,
+)
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.state_dict import classes_of
@@ -29,15 +38,12 @@ def _saved(folder: Path, **optimizer: Any) -> tuple[Any, Any]:
 def _refused(folder: Path, model: Any, optimizer: Any, text: str) -> None:
     """Load into what has stepped; it is refused, and nothing has changed."""
     train(model, optimizer)
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    with pytest.raises(RestoreError, match=text):
+    with unchanged(model, optimizer), pytest.raises(RestoreError, match=text):
         load(folder, model=model, optimizer=optimizer)
-    assert same((model.state_dict(), optimizer.state_dict()), before)
 
 
 def _loaded(folder: Path, model: Any, optimizer: Any, *, partial: bool = False) -> None:
-    with holdfast.Checkpointer(folder, model=model, optimizer=optimizer) as flash:
-        assert flash.load(partial=partial) == 7
+    assert load(folder, model=model, optimizer=optimizer, partial=partial) == 7
 
 
 def _as_of_an_older_release(folder: Path) -> None:
@@ -73,9 +79,8 @@ def test_another_class_is_refused_by_name_and_partial_keeps_its_own_state(
         rf", this job has {live} \(.*\): train with {saved}, .* load\(partial=True\)"
     )
     _refused(tmp_path, other, its, text)
-    before = copy.deepcopy(its.state_dict())
-    _loaded(tmp_path, other, its, partial=True)
-    assert same(its.state_dict(), before)
+    with unchanged(its):
+        _loaded(tmp_path, other, its, partial=True)
     assert same(other.state_dict(), model.state_dict())
 
 
@@ -91,9 +96,8 @@ def test_a_setting_that_keeps_other_tensors_is_refused_by_name(
     other, its = state_of(5, kind=kind, **{setting: not saved})
     text = rf"step 7 was saved with {setting}={saved}, this job has {setting}={not saved}: set "
     _refused(tmp_path, other, its, text)
-    before = copy.deepcopy(its.state_dict())
-    _loaded(tmp_path, other, its, partial=True)
-    assert same(its.state_dict(), before)
+    with unchanged(its):
+        _loaded(tmp_path, other, its, partial=True)
 
 
 @pytest.mark.parametrize(("saved", "live"), [("AdamW", "Adam"), ("Adam", "AdamW")])
@@ -130,8 +134,6 @@ def test_how_it_computes_and_other_values_are_no_other_optimizer(
 
 def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_path: Path) -> None:
     """More settings on one side alone, or a scheduler's own: the state is loaded."""
-    import torch
-
     model, optimizer = state_of()
     torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
     train(model, optimizer)
@@ -144,7 +146,6 @@ def test_settings_of_another_release_or_a_scheduler_are_no_other_optimizer(tmp_p
 
 def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_path: Path) -> None:
     """Also where a library wraps it; another one in the same wrapper is refused."""
-    from torch import optim
 
     class Logged(optim.Adam):
         """One of the user's."""
@@ -153,7 +154,6 @@ def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_pat
         """As accelerate has it: all that is asked of it is the inner one's."""
 
         def __init__(self, optimizer: optim.Optimizer) -> None:
-            """Take the inner one."""
             self.optimizer = optimizer
             self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
@@ -162,18 +162,12 @@ def test_a_class_that_is_derived_from_the_one_that_saved_takes_its_state(tmp_pat
     logged = Logged(other.parameters())
     _loaded(tmp_path, other, Wrapper(logged))
     assert same(logged.state_dict()["state"], optimizer.state_dict()["state"])
-    with (
-        holdfast.Checkpointer(
-            tmp_path, model=other, optimizer=Wrapper(optim.Adamax(other.parameters()))
-        ) as flash,
-        pytest.raises(RestoreError, match=r"saved by Adam .*, this job has Adamax"),
-    ):
-        flash.load()
+    with pytest.raises(RestoreError, match=r"saved by Adam .*, this job has Adamax"):
+        load(tmp_path, model=other, optimizer=Wrapper(optim.Adamax(other.parameters())))
 
 
 def test_each_of_several_optimizers_is_told_by_its_own_name(tmp_path: Path) -> None:
     """The second one alone is another: the first is not named."""
-    from torch import nn, optim
 
     def made(second: Any) -> tuple[list[Any], list[Any]]:
         models = [nn.Linear(2, 2), nn.Linear(2, 2)]
@@ -190,10 +184,7 @@ def test_what_an_older_release_saved_is_loaded_as_it_was_then(tmp_path: Path) ->
     """Without the classes; what the settings tell of another optimizer is still refused."""
     model, optimizer = _saved(tmp_path)
     _as_of_an_older_release(tmp_path)
-    other, its = state_of(5)
-    _loaded(tmp_path, other, its)
-    assert same(other.state_dict(), model.state_dict())
-    assert same(its.state_dict(), optimizer.state_dict())
+    assert_loads(tmp_path, 7, (model, optimizer), state_of(5))
     text = r"optimizer: another optimizer's settings: .*betas.* are not in the state, .*momentum"
     _refused(tmp_path, *state_of(5, kind="SGD"), text)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from checkpoints.flash_world import Keeping
 from checkpoints.forked_ranks import World, run
@@ -86,7 +87,7 @@ class Counts(nn.Module):
 def save(rank, world, root, older=False):
     if older:  # an older release kept no values of each rank, and compared none
         planner.is_own = lambda leaf: False
-        planner.Planner._compared = lambda self, leaves: ()
+        planner._compared = lambda located: ()
     with holdfast.Checkpointer(root, model=Counts(rank + 1)) as flash:
         flash.load()
         flash.save(1)
@@ -111,7 +112,6 @@ class Ran:
     """The output of all worlds' ranks and the path of their step."""
 
     def __init__(self, folder: Path) -> None:
-        """Run them all."""
         self.step = folder / "ck" / "step_1"
         worlds = dict(self._worlds(folder))
         with Keeping(folder) as arenas:
@@ -193,8 +193,6 @@ def test_tools_show_whose_buffers_there_are(
 
 
 def _exported(file: Path) -> dict[str, float]:
-    import torch
-
     state = torch.load(file, weights_only=True)
     own = {rank: float(of["model"]["small"][0]) for rank, of in state["buffers"].items()}
     return {"model": float(state["model"]["small"][0]), **own}

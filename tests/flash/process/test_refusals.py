@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+    unchanged,
+)
 from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast.flash.trainer.leaves import StateError
@@ -19,58 +30,45 @@ from holdfast.flash.trainer.restore import RestoreError
 pytestmark = pytest.mark.train
 
 
-def _refusals() -> list[Any]:
-    from torch import nn
-
-    return [
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
         (nn.Sequential(nn.Linear(5, 7)), "is not in the state"),
         (nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 4)), r"\(4, 7\)"),
         (state_of()[0].double(), "float64"),
         (nn.Sequential(*state_of()[0], nn.Linear(3, 1)), "model.3.weight is not in the checkpoint"),
-    ]
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_a_model_that_does_not_fit_is_refused_and_untouched(tmp_path: Path, number: int) -> None:
+    ],
+    ids=["lacking", "shape", "dtype", "adding"],
+)
+def test_a_model_that_does_not_fit_is_refused_and_untouched(
+    tmp_path: Path, other: Any, text: str
+) -> None:
     """Lacking, adding, another shape or dtype: the difference is named, no value changes."""
     model, optimizer = trained_state()
     save(tmp_path, model=model, optimizer=optimizer)
-    other, text = _refusals()[number]
-    before = {key: value.clone() for key, value in other.state_dict().items()}
-    with pytest.raises(RestoreError, match=text):
+    with unchanged(other), pytest.raises(RestoreError, match=text):
         load(tmp_path, model=other)
-    assert same(dict(other.state_dict()), before)
 
 
 def test_the_first_ten_differences_are_listed_and_the_option(tmp_path: Path) -> None:
     """Of all, with their number; the optimizer keeps its state and settings too."""
-    import torch
-    from torch import nn
-
     model, optimizer = trained_state()
     save(tmp_path, model=model, optimizer=optimizer)
     other: Any = nn.Sequential(*state_of(5)[0], *(nn.Linear(3, 3) for _ in range(6)))
     its = type(optimizer)(other.parameters(), lr=0.5)
     other(torch.ones(4, 5)).sum().backward()
     its.step()
-    before = copy.deepcopy((other.state_dict(), its.state_dict()))
-    with (
-        holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash,
-        pytest.raises(RestoreError) as caught,
-    ):
-        flash.load()
+    with unchanged(other, its), pytest.raises(RestoreError) as caught:
+        load(tmp_path, model=other, optimizer=its)
     text = str(caught.value)
     assert text.startswith("13 differences between checkpoint and state, the first: ")
     assert text.endswith(". load(partial=True) takes what fits")
     shown = [f"model.{number}.{key}" for number in range(3, 8) for key in ("weight", "bias")]
     assert [name in text for name in shown] == [True] * 10
     assert text.count("is not in the checkpoint") == 10
-    assert same((other.state_dict(), its.state_dict()), before)
 
 
 def _groups_of(model: Any, *parts: slice) -> Any:
-    import torch
-
     parameters = list(model.parameters())
     return torch.optim.AdamW([{"params": parameters[part]} for part in parts], lr=0.1)
 
@@ -91,10 +89,8 @@ def test_other_parameter_groups_are_refused(tmp_path: Path, parts: list[slice], 
     save(tmp_path, model=model, optimizer=optimizer)
     other = state_of(5)[0]
     its = _groups_of(other, *parts)
-    before = copy.deepcopy((other.state_dict(), its.state_dict()))
-    with pytest.raises(RestoreError, match=text):
+    with unchanged(other, its), pytest.raises(RestoreError, match=text):
         load(tmp_path, model=other, optimizer=its)
-    assert same((other.state_dict(), its.state_dict()), before)
 
 
 def _made_newer(step: Path) -> None:
@@ -112,24 +108,19 @@ def test_a_newer_format_is_refused_and_nothing_older_is_taken_for_it(
 ) -> None:
     """Path, format and remedy are told; neither a fresh start nor an older step is one."""
     model, optimizer = trained_state()
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with opened(tmp_path, (model, optimizer)) as flash:
         for step in (1, 2):
             flash.save(step)
     for step in newer:
         _made_newer(tmp_path / f"step_{step}")
     other, its = state_of(5)
-    before = {key: value.clone() for key, value in other.state_dict().items()}
     text = r"step_2/holdfast.json: format=2, this Holdfast reads 1: .*Update Holdfast, or move"
-    with pytest.raises(CheckpointError, match=text):
+    with unchanged(other, its), pytest.raises(CheckpointError, match=text):
         load(tmp_path, model=other, optimizer=its)
-    assert same(dict(other.state_dict()), before)
-    assert not its.state
 
 
 def test_partial_takes_what_fits(tmp_path: Path) -> None:
     """The option that the refusal names: equal names and shapes are loaded, the rest stays."""
-    from torch import nn
-
     model, _ = state_of()
     save(tmp_path, model=model)
     other: Any = nn.Sequential(*state_of(5)[0], nn.Linear(3, 1))
@@ -141,8 +132,6 @@ def test_partial_takes_what_fits(tmp_path: Path) -> None:
 
 def test_a_thawed_layer_leaves_the_learning_rate(tmp_path: Path) -> None:
     """The group's settings are those that the scheduler had reached, not a fresh optimizer's."""
-    import torch
-
     model, _ = state_of()
     saved = torch.optim.SGD(model[2].parameters(), lr=0.5)
     save(tmp_path, model=model, optimizer=saved)
@@ -155,30 +144,45 @@ class _Odd:
     """What nobody has told torch to trust; frameworks do so for classes of the standard library."""
 
 
-def test_a_value_that_would_need_trust_is_refused_by_name(tmp_path: Path) -> None:
-    """An object of a user's class in `extra` is told at the save, not at the load."""
+class _Wrapped(torch.Tensor):
+    """Its bytes may not be all of it."""
+
+
+def _with_a_buffer(value: torch.Tensor) -> Any:
     model, _ = state_of()
-    with pytest.raises(StateError, match=r"extra\.odd is no plain data"):
-        save(tmp_path, model=model, extra={"odd": _Odd()})
+    model.register_buffer("odd", value)
+    return model
 
 
-def test_an_unknown_tensor_class_is_refused_by_name(tmp_path: Path) -> None:
-    """A tensor of an unknown subclass is refused. Its bytes may not be all of it."""
-    import torch
-
-    class Wrapped(torch.Tensor):
-        pass
-
-    model, _ = state_of()
-    model.register_buffer("odd", torch.ones(3).as_subclass(Wrapped))
-    with pytest.raises(StateError, match=r"model\.odd: a .*Wrapped"):
-        save(tmp_path, model=model)
+def _with_calls() -> dict[str, Any]:
+    """Return a state whose optimizer keeps a counter beside the parameters."""
+    model, optimizer = trained_state()
+    optimizer.state["calls"] = {"n": 1}
+    return {"model": model, "optimizer": optimizer}
 
 
-def test_an_optimizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Its parameters have no names."""
-    with pytest.raises(StateError, match="in no given model"):
-        save(tmp_path, model=state_of()[0], optimizer=state_of()[1])
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (
+            lambda: {"model": state_of()[0], "extra": {"odd": _Odd()}},
+            r"extra\.odd is no plain data",
+        ),
+        (
+            lambda: {"model": _with_a_buffer(torch.ones(3).as_subclass(_Wrapped))},
+            r"model\.odd: a .*Wrapped",
+        ),
+        (lambda: {"model": state_of()[0], "optimizer": state_of()[1]}, "in no given model"),
+        (_with_calls, r"has an entry for a str that is no parameter"),
+    ],
+    ids=["needs trust", "unknown tensor", "another model's optimizer", "optimizer's own state"],
+)
+def test_what_could_not_be_loaded_is_refused_at_the_save(
+    tmp_path: Path, state: Callable[[], dict[str, Any]], text: str
+) -> None:
+    """By its name, and not at the load: nothing would bring it back."""
+    with pytest.raises(StateError, match=text):
+        save(tmp_path, **state())
 
 
 def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -196,8 +200,6 @@ def test_a_second_load_after_a_save_is_refused_and_changes_nothing(tmp_path: Pat
 
 def test_partial_keeps_the_moments_of_what_does_not_fit(tmp_path: Path) -> None:
     """A layer of another shape keeps its weights and its optimizer state; others are loaded."""
-    from torch import nn
-
     model, optimizer = trained_state()
     save(tmp_path, model=model, optimizer=optimizer)
     other: Any = nn.Sequential(*state_of(5)[0][:2], nn.Linear(7, 4))
@@ -225,11 +227,9 @@ class _Picky:
     """A scheduler of another version."""
 
     def state_dict(self) -> dict[str, int]:
-        """One number."""
         return {"epoch": 3}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Refuse."""
         raise KeyError("milestones")
 
 
@@ -239,11 +239,9 @@ def test_an_extra_that_refuses_what_was_saved_leaves_the_tensors_alone(tmp_path:
     extra: dict[str, Any] = {"best": 0.5, "plan": _Picky()}
     save(tmp_path, model=model, optimizer=optimizer, extra=extra)
     other, its = state_of(5)
-    before = {key: value.clone() for key, value in other.state_dict().items()}
-    with pytest.raises(RestoreError, match=r"extra.plan: _Picky refused .*milestones.*extra.best"):
+    text = r"extra.plan: _Picky refused .*milestones.*extra.best"
+    with unchanged(other, its), pytest.raises(RestoreError, match=text):
         load(tmp_path, model=other, optimizer=its, extra=extra)
-    assert same(dict(other.state_dict()), before)
-    assert not its.state
 
 
 @pytest.mark.parametrize("step", [0, -1, True, "5", 2.0, 2**63, None])
@@ -259,8 +257,6 @@ def test_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> None:
 
 def test_a_conjugated_buffer_comes_back_as_it_was(tmp_path: Path) -> None:
     """A conjugated view is saved and restored by its values, not by its bytes."""
-    import torch
-
     model, _ = state_of()
     value = torch.tensor([1 + 2j, 3 - 4j])
     model.register_buffer("odd", value.clone().conj())
@@ -277,8 +273,6 @@ def test_a_conjugated_buffer_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_models_whose_parameters_share_a_name_keep_all_moments(tmp_path: Path) -> None:
     """One optimizer of its own model has them without a number, which another may have."""
-    import torch
-    from torch import nn
 
     def made(seed: int) -> tuple[list[nn.Module], list[Any]]:
         torch.manual_seed(seed)
@@ -318,16 +312,29 @@ def test_an_argument_that_is_none_is_refused_by_its_name(
         holdfast.Checkpointer(tmp_path, **wrong)
 
 
-def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    """The path is named."""
-    (tmp_path / "ck").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"path=.*ck' is a file: give a directory"):
-        holdfast.Checkpointer(tmp_path / "ck")
+@pytest.mark.parametrize(
+    ("path", "kind", "text"),
+    [
+        ("s3://bucket/run", ValueError, r"path='s3://bucket/run' is a URL: give a directory"),
+        (b"bytes", TypeError, r"path=b'bytes': expected text"),
+        ("file", NotADirectoryError, r"path='file' is a file: give a directory"),
+        ("gone", NotADirectoryError, r"path='gone' is a link to nothing: give a directory"),
+    ],
+)
+def test_a_path_that_is_no_directorys_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, kind: Any, text: str
+) -> None:
+    """Taken as a name it would be made below the working directory; a volume may not be mounted."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    Path("gone").symlink_to("nowhere")
+    with pytest.raises(kind, match=text):
+        holdfast.Checkpointer(path, model=state_of()[0])
 
 
-def test_an_optimizer_state_of_its_own_is_refused_by_its_kind(tmp_path: Path) -> None:
-    """Some optimizers keep counters beside the parameters: nothing would bring them back."""
-    model, optimizer = trained_state()
-    optimizer.state["calls"] = {"n": 1}
-    with pytest.raises(StateError, match=r"has an entry for a str that is no parameter"):
-        save(tmp_path, model=model, optimizer=optimizer)
+def test_a_link_to_a_directory_is_one(tmp_path: Path) -> None:
+    """The steps lie in what it leads to."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    save(tmp_path / "link", model=state_of()[0])
+    assert (tmp_path / "there" / "step_1").is_dir()

@@ -13,14 +13,14 @@ import pytest
 
 import holdfast
 from checkpoints.filled_arenas import layout
-from checkpoints.led_nodes import WAIT_SECONDS, Node, rank_of, served
-from checkpoints.small_models import state_of, train
+from checkpoints.led_nodes import Node, rank_of, received, served
+from checkpoints.small_models import opened, state_of, train
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
-from holdfast.flash.memory.slots import Version, from_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.notices import FailureLog
-from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
-from holdfast.flash.server.protocol import Failed, NotSaved
-from holdfast.flash.storage.writer import RankArena
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
+from holdfast.flash.server.protocol import Failed, Layout, NotSaved
 from holdfast.flash.trainer.client import CheckpointError
 from holdfast_wire.messages import Tier
 
@@ -33,13 +33,11 @@ class Stingy:
     """Says how much memory is left: a little less at each look, until it is let."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.left = itertools.count(200 * 2**20, -(2**20))
         self.source = "a test"
         self.let = False
 
     def __call__(self) -> Room:
-        """Look."""
         return Room(available=2**40 if self.let else next(self.left), source=self.source)
 
 
@@ -72,19 +70,19 @@ def test_it_is_said_once_until_it_changes_counted_and_told_to_the_master(
 ) -> None:
     """Numbers are no change; another reason is, and so is a failure after a success."""
     state = state_of()
-    with holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=MEMORY) as flash:
+    with opened(None, state, schedule=MEMORY) as flash:
         said = _steps(flash, state, range(1, 6))
         assert [text.partition(":")[0] for text in said] == ["step 1 was not saved"]
         assert "does not fit" in said[0]
         assert (flash.failed, flash.skipped) == (5, 0)
         told = node.master.hears("written")
-        assert (from_wire(told.version), told.ranks, told.attempt) == (Version(0, 1), (), "w0")
+        assert (told.version, told.ranks, told.attempt) == (Version(0, 1), (), "w0")
         assert told.error.startswith("rank 0 did not save it: ")
         assert "does not fit" in told.error
         room.source = "another limit"
         assert len(_steps(flash, state, range(6, 9))) == 1
         told = node.master.hears("written")
-        assert from_wire(told.version) == Version(0, 6)
+        assert told.version == Version(0, 6)
         room.let = True
         assert _steps(flash, state, range(9, 11)) == []
         assert flash.failed == 8
@@ -96,12 +94,10 @@ def test_each_save_that_was_for_storage_is_told_for_others_wait_for_it(
 ) -> None:
     """As one that fails on its way there; who asks for a save himself gets the error."""
     state = state_of()
-    with holdfast.Checkpointer(
-        tmp_path / "ck", model=state[0], optimizer=state[1], schedule=STORAGE
-    ) as flash:
+    with opened(tmp_path / "ck", state, schedule=STORAGE) as flash:
         assert len(_steps(flash, state, range(1, 7))) == 1
         told = [node.master.hears("written") for _ in range(3)]
-        assert [from_wire(one.version).step for one in told] == [2, 4, 6]
+        assert [one.version.step for one in told] == [2, 4, 6]
         assert {one.root for one in told} == {str(tmp_path / "ck")}
         assert flash.failed == 3
         with pytest.raises(CheckpointError, match=r"does not fit"):
@@ -113,9 +109,9 @@ def test_each_save_that_was_for_storage_is_told_for_others_wait_for_it(
 class Damaging(ArenaStore):
     """Hands out memory that is no arena."""
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Make one, and spoil its first word."""
-        held = super().make(wanted)
+        held = super().make(rank, layout)
         held.arena.memory[0] ^= 1
         return held
 
@@ -128,9 +124,7 @@ def test_memory_that_is_no_arena_ends_no_training_either(
     monkeypatch.setattr("checkpoints.led_nodes.ArenaStore", Damaging)
     with served(tmp_path) as node:
         monkeypatch.setenv("HOLDFAST_ARENA", node.path)
-        with holdfast.Checkpointer(
-            None, model=state[0], optimizer=state[1], schedule=MEMORY
-        ) as flash:
+        with opened(None, state, schedule=MEMORY) as flash:
             said = _steps(flash, state, range(1, 3))
             before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
             said += _steps(flash, state, range(3, 30))
@@ -152,7 +146,7 @@ def test_other_ranks_of_the_node_do_not_wait_for_a_part_that_never_comes(tmp_pat
     ):
         first.save(Version(1, 7), durable=True)
         second.link.send(NotSaved(lineage=1, step=7, tier=Tier.STORAGE, error="no memory"))
-        failed = first.link.expect(Failed, timeout_s=WAIT_SECONDS)[0]
+        failed = received(first.link, Failed)
         assert failed == Failed(step=7, error="rank 1 did not save it: no memory")
         assert node.master.hears("written").error == failed.error
 
@@ -164,7 +158,6 @@ def test_what_a_keeper_cannot_make_is_an_error_for_the_trainer_alone() -> None:
         """A place whose disk is gone."""
 
         def make(self, *_: object) -> Any:
-            """Fail."""
             raise OSError(5, "Input/output error")
 
         def close(self) -> None:

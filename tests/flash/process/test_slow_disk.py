@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.led_nodes import running
+from checkpoints.led_nodes import alone
 from checkpoints.small_models import load, same, state_of, train
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import listen
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import steps
 
@@ -40,9 +37,8 @@ class SlowDisk(Disk):
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
     """The disk of a keeper that this process's Checkpointers find."""
     found = SlowDisk()
-    service = local_service(ArenaStore(), listen(str(tmp_path / "keeper")), found)
     monkeypatch.setenv("HOLDFAST_ARENA", str(tmp_path / "keeper"))
-    with running(service):
+    with alone(tmp_path / "keeper", disk=found):
         yield found
         found.let.set()
 

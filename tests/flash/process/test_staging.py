@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.led_nodes import running
-from checkpoints.small_models import same, state_of, train
+from checkpoints.led_nodes import alone
+from checkpoints.small_models import opened, same, state_of, train
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, Wanted
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import listen
-from holdfast.flash.storage.writer import RankArena
+from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
+from holdfast.flash.server.protocol import Layout
 from holdfast.flash.trainer import save
 from holdfast.flash.trainer.client import CheckpointError
 
@@ -31,30 +30,34 @@ class SlowKeeper(ArenaStore):
     """Makes no arena before it is let."""
 
     def __init__(self) -> None:
-        """Begin stuck."""
         super().__init__()
         self.begun, self.let = threading.Event(), threading.Event()
         self.refusal = ""
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Wait to be let."""
         self.begun.set()
         assert self.let.wait(WAIT_SECONDS)
         if self.refusal:
             raise ArenaStoreError(self.refusal)
-        return super().make(wanted)
+        return super().make(rank, layout)
 
 
 @pytest.fixture
 def arenas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeeper]:
     """The keeper that this process's Checkpointers find; every arena is a large one."""
     found = SlowKeeper()
-    service = local_service(found, listen(str(tmp_path / "keeper")))
     monkeypatch.setenv("HOLDFAST_ARENA", str(tmp_path / "keeper"))
     monkeypatch.setattr(save, "QUICK_BYTES", 0)
-    with running(service):
+    with alone(tmp_path / "keeper", found):
         yield found
         found.let.set()
+
+
+def _flash(
+    state: tuple[Any, Any], schedule: holdfast.Schedule = EVERY_STEP
+) -> holdfast.Checkpointer:
+    return opened(None, state, schedule=schedule)
 
 
 def _trained(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int) -> None:
@@ -77,9 +80,7 @@ def _until_saved(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int
 def test_training_goes_on_while_its_memory_is_made(arenas: SlowKeeper) -> None:
     """Periodic saves are left out and counted; the first one after it is exact."""
     state = state_of()
-    with holdfast.Checkpointer(
-        None, model=state[0], optimizer=state[1], schedule=EVERY_STEP
-    ) as flash:
+    with _flash(state) as flash:
         for step in (1, 2, 3):
             _trained(flash, state, step)
         assert arenas.begun.wait(WAIT_SECONDS)
@@ -88,7 +89,7 @@ def test_training_goes_on_while_its_memory_is_made(arenas: SlowKeeper) -> None:
         step = _until_saved(flash, state, 4)
         _until(lambda: Version(0, step) in arenas.held.versions(0))
     again = state_of(seed=1)
-    with holdfast.Checkpointer(None, model=again[0], optimizer=again[1]) as flash:
+    with _flash(again) as flash:
         assert flash.load() == step
     assert same(again[0].state_dict(), state[0].state_dict())
 
@@ -97,7 +98,7 @@ def test_memory_is_asked_for_before_a_save_is_due(arenas: SlowKeeper) -> None:
     """So that the first one need not be left out: after the first step, when moments exist."""
     state = state_of()
     rare = holdfast.Schedule(memory_every=1000, storage_every=0)
-    with holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=rare) as flash:
+    with _flash(state, rare) as flash:
         assert not arenas.begun.is_set()
         _trained(flash, state, 1)
         assert arenas.begun.wait(WAIT_SECONDS)
@@ -108,9 +109,7 @@ def test_memory_is_asked_for_before_a_save_is_due(arenas: SlowKeeper) -> None:
 def test_who_asks_for_a_save_waits_for_the_memory(arenas: SlowKeeper) -> None:
     """Also where it was asked for in passing before."""
     state = state_of()
-    with holdfast.Checkpointer(
-        None, model=state[0], optimizer=state[1], schedule=EVERY_STEP
-    ) as flash:
+    with _flash(state) as flash:
         _trained(flash, state, 1)
         threading.Timer(0.2, arenas.let.set).start()
         flash.save(2, durable=False)
@@ -123,9 +122,7 @@ def test_memory_that_is_refused_is_said_and_asked_for_again(arenas: SlowKeeper) 
     state, steps = state_of(), itertools.count(1)
     arenas.refusal = "rank 0: an arena of 7 MiB does not fit"
     arenas.let.set()
-    with holdfast.Checkpointer(
-        None, model=state[0], optimizer=state[1], schedule=EVERY_STEP
-    ) as flash:
+    with _flash(state) as flash:
         with pytest.warns(RuntimeWarning, match="7 MiB does not fit"):
             _until(lambda: _is_refused(flash, state, next(steps)))
         with pytest.raises(CheckpointError, match="7 MiB does not fit"):
@@ -143,7 +140,7 @@ def _is_refused(flash: holdfast.Checkpointer, state: tuple[Any, Any], step: int)
 def test_memory_made_for_a_dead_trainer_is_its_successors(arenas: SlowKeeper) -> None:
     """It is not made a second time."""
     state = state_of()
-    flash = holdfast.Checkpointer(None, model=state[0], optimizer=state[1], schedule=EVERY_STEP)
+    flash = _flash(state)
     _trained(flash, state, 1)
     assert arenas.begun.wait(WAIT_SECONDS)
     assert flash._client is not None
@@ -151,7 +148,7 @@ def test_memory_made_for_a_dead_trainer_is_its_successors(arenas: SlowKeeper) ->
     arenas.let.set()
     _until(lambda: arenas.held.ranks == [0])
     arenas.let.clear()
-    with holdfast.Checkpointer(None, model=state[0], optimizer=state[1]) as successor:
+    with _flash(state) as successor:
         successor.save(2, durable=False)
         _until(lambda: Version(0, 2) in arenas.held.versions(0))
 

@@ -8,9 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train, trained_state
+from checkpoints.small_models import (
+    assert_loads,
+    load,
+    opened,
+    same,
+    save,
+    state_of,
+    train,
+    trained_state,
+    unchanged,
+)
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.restore import RestoreError
 
@@ -18,8 +30,6 @@ pytestmark = [pytest.mark.train, pytest.mark.filterwarnings("ignore:ComplexHalf"
 
 
 def _linear(**buffers: Any) -> Any:
-    from torch import nn
-
     model = nn.Linear(3, 3)
     for name, value in buffers.items():
         model.register_buffer(name, value)
@@ -32,65 +42,67 @@ def _holds(model: Any, **values: Any) -> Any:
     return model
 
 
-def _none_becomes_a_buffer() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
-
-    fresh = _holds(_linear(mask=None), mask=torch.zeros(3))
-    return _linear(mask=None), fresh, lambda model: _holds(model, mask=torch.randn(3))
-
-
-def _none_becomes_a_parameter() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
-    from torch import nn
-
-    model, fresh = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
-    return model, fresh, lambda model: _holds(model, bias=nn.Parameter(torch.randn(3)))
-
-
-def _buffer_becomes_persistent() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
-
+def _unsaved(seen: Any) -> Any:
     model = _linear()
-    model.register_buffer("seen", torch.randn(3), persistent=False)
-    fresh = _linear(seen=torch.zeros(3))
-    return model, fresh, lambda model: model._non_persistent_buffers_set.clear()
+    model.register_buffer("seen", seen, persistent=False)
+    return model
 
 
-def _transposed_in_place() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
-
-    square = _linear(seen=torch.randn(4, 4))
-    return square, _linear(seen=torch.zeros(4, 4)), lambda model: model.seen.t_()
+def _two() -> Any:
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-def _resized_in_place() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
+CHANGES: dict[str, Callable[[], tuple[Any, Any, Callable[[Any], Any]]]] = {
+    "none becomes a buffer": lambda: (
+        _linear(mask=None),
+        _holds(_linear(mask=None), mask=torch.zeros(3)),
+        lambda model: _holds(model, mask=torch.randn(3)),
+    ),
+    "none becomes a parameter": lambda: (
+        nn.Linear(3, 3, bias=False),
+        nn.Linear(3, 3),
+        lambda model: _holds(model, bias=nn.Parameter(torch.randn(3))),
+    ),
+    "a buffer becomes persistent": lambda: (
+        _unsaved(torch.randn(3)),
+        _linear(seen=torch.zeros(3)),
+        lambda model: model._non_persistent_buffers_set.clear(),
+    ),
+    "transposed in place": lambda: (
+        _linear(seen=torch.randn(4, 4)),
+        _linear(seen=torch.zeros(4, 4)),
+        lambda model: model.seen.t_(),
+    ),
+    "resized in place": lambda: (
+        _linear(seen=torch.randn(2, 2)),
+        _linear(seen=torch.zeros(4)),
+        lambda model: model.seen.resize_(4),
+    ),
+    "shrunk in place": lambda: (
+        _linear(seen=torch.arange(8.0)),
+        _linear(seen=torch.zeros(3)),
+        lambda model: model.seen.resize_(3),
+    ),
+    "fewer numbers at the same address": lambda: (
+        _linear(seen=torch.arange(8.0)),
+        _linear(seen=torch.zeros(3)),
+        lambda model: _holds(model.seen, data=model.seen.data[:3]),
+    ),
+    "of another type": lambda: (
+        _linear(seen=torch.randn(4)),
+        _linear(seen=torch.zeros(4, dtype=torch.int32)),
+        lambda model: _holds(model.seen, data=model.seen.data.view(torch.int32)),
+    ),
+    "a module is replaced": lambda: (
+        _two(),
+        _two(),
+        lambda model: _holds(model, **{"1": nn.Linear(4, 4)}),
+    ),
+}
+"""A model, a fresh one that is to get its state, and what changes between two saves."""
 
-    model = _linear(seen=torch.randn(2, 2))
-    return model, _linear(seen=torch.zeros(4)), lambda model: model.seen.resize_(4)
 
-
-def _of_another_type() -> tuple[Any, Any, Callable[[Any], Any]]:
-    import torch
-
-    def view(model: Any) -> None:
-        model.seen.data = model.seen.data.view(torch.int32)
-
-    fresh = _linear(seen=torch.zeros(4, dtype=torch.int32))
-    return _linear(seen=torch.randn(4)), fresh, view
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        _none_becomes_a_buffer,
-        _none_becomes_a_parameter,
-        _buffer_becomes_persistent,
-        _transposed_in_place,
-        _resized_in_place,
-        _of_another_type,
-    ],
-)
+@pytest.mark.parametrize("case", CHANGES.values(), ids=CHANGES)
 def test_what_a_tensor_becomes_between_two_saves_is_saved(tmp_path: Path, case: Any) -> None:
     """The same object or the same name, but not what was planned for."""
     model, fresh, change = case()
@@ -104,8 +116,6 @@ def test_what_a_tensor_becomes_between_two_saves_is_saved(tmp_path: Path, case: 
 
 def test_views_that_read_the_same_bytes_otherwise_are_saved_apart(tmp_path: Path) -> None:
     """An imaginary part and that of the conjugate share memory, and differ in their sign."""
-    import torch
-
     values = torch.randn(4, dtype=torch.complex64)
     model = _linear(one=values.imag, other=values.conj().imag)
     save(tmp_path, model=model)
@@ -116,8 +126,6 @@ def test_views_that_read_the_same_bytes_otherwise_are_saved_apart(tmp_path: Path
 
 def test_every_type_and_shape_of_a_buffer_comes_back(tmp_path: Path) -> None:
     """Bool, complex, float8 and others, with no dimension, no element, or gaps between."""
-    import torch
-
     names = (
         "bool int8 uint16 uint32 uint64 int64 float16 bfloat16 float64 complex32 complex64 "
         "complex128 float8_e4m3fn float8_e5m2 float8_e8m0fnu"
@@ -144,21 +152,14 @@ def test_a_buffer_whose_elements_share_memory_is_refused_before_anything_changes
     tmp_path: Path,
 ) -> None:
     """It cannot be written to; the remedy is told, and the layer before keeps its values."""
-    import torch
-
-    with holdfast.Checkpointer(tmp_path, model=_linear(seen=torch.randn(1).expand(4))) as flash:
-        flash.save(1)
+    save(tmp_path, model=_linear(seen=torch.randn(1).expand(4)))
     fresh = _linear(seen=torch.zeros(1).expand(4))
-    before = fresh.weight.detach().clone()
-    with pytest.raises(RestoreError, match=r"model\.seen is expanded: .*clone\(\)"):
+    text = r"model\.seen is expanded: .*clone\(\)"
+    with unchanged(fresh), pytest.raises(RestoreError, match=text):
         load(tmp_path, model=fresh)
-    assert same(fresh.weight.detach(), before)
 
 
 def _twice(*, tied: bool, value: float) -> Any:
-    import torch
-    from torch import nn
-
     model: Any = nn.ModuleDict({"ends": nn.Embedding(7, 4), "head": nn.Linear(4, 7, bias=False)})
     if tied:
         model["head"].weight = model["ends"].weight
@@ -169,8 +170,6 @@ def _twice(*, tied: bool, value: float) -> Any:
 
 def test_tied_weights_come_back_and_two_do_not_become_one(tmp_path: Path) -> None:
     """One of two with other values would be lost; of equal ones, or into two, nothing is."""
-    import torch
-
     tied, other = _twice(tied=True, value=2.0), _twice(tied=True, value=0.0)
     apart = _twice(tied=False, value=0.0)
     save(tmp_path / "tied", model=tied)
@@ -197,17 +196,15 @@ def test_tied_weights_come_back_and_two_do_not_become_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("where", ["inference", "meta"])
 def test_a_load_in_a_mode_leaves_a_state_that_trains(tmp_path: Path, where: str) -> None:
     """Inference mode and another default device are the caller's, not the optimizer state's."""
-    import torch
-
     model, optimizer = trained_state()
 
     def mode() -> Any:
         return torch.inference_mode() if where == "inference" else torch.device("meta")
 
-    with mode(), holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+    with mode(), opened(tmp_path, (model, optimizer)) as flash:
         flash.save(1)
     other, its = state_of(1)
-    with mode(), holdfast.Checkpointer(tmp_path, model=other, optimizer=its) as flash:
+    with mode(), opened(tmp_path, (other, its)) as flash:
         assert flash.load() == 1
     assert same(
         [other.state_dict(), its.state_dict()], [model.state_dict(), optimizer.state_dict()]
@@ -217,7 +214,6 @@ def test_a_load_in_a_mode_leaves_a_state_that_trains(tmp_path: Path, where: str)
 
 def test_what_was_made_in_inference_mode_is_filled(tmp_path: Path) -> None:
     """Also where torch copies because of gaps, which it refuses outside of that mode."""
-    import torch
 
     def model_of(value: float) -> Any:
         with torch.inference_mode():
@@ -231,12 +227,10 @@ def test_what_was_made_in_inference_mode_is_filled(tmp_path: Path) -> None:
 
 def test_an_extra_that_comes_later_or_is_replaced_is_saved(tmp_path: Path) -> None:
     """A new name, and another scheduler under a name that was there."""
-    import torch
-
     model, optimizer = state_of()
     steps = torch.optim.lr_scheduler.StepLR
     extra: dict[str, Any] = {"scheduler": steps(optimizer, 2)}
-    with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer, extra=extra) as flash:
+    with opened(tmp_path, (model, optimizer), extra=extra) as flash:
         flash.save(1)
         extra |= {"scheduler": steps(optimizer, 5), "best": 0.25}
         flash.save(2)
@@ -306,8 +300,6 @@ def test_a_value_that_is_in_itself_comes_back(tmp_path: Path) -> None:
 
 
 def _keyed(key: Any) -> type[Any]:
-    import torch
-
     class Keyed(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             super().step(closure)
@@ -325,9 +317,7 @@ def test_an_optimizer_may_number_what_it_keeps(tmp_path: Path) -> None:
     train(model, optimizer)
     save(tmp_path, model=model, optimizer=optimizer)
     other, _ = state_of(1)
-    its = kind(other.parameters(), lr=0.1)
-    assert load(tmp_path, model=other, optimizer=its) == 1
-    assert same(its.state_dict(), optimizer.state_dict())
+    assert_loads(tmp_path, 1, (model, optimizer), (other, kind(other.parameters(), lr=0.1)))
     optimizer = _keyed(("a", 1))(model.parameters(), lr=0.1)
     train(model, optimizer)
     with pytest.raises(StateError, match=r"the state of 0\.bias has the key \('a', 1\): name it"):
@@ -336,24 +326,20 @@ def test_an_optimizer_may_number_what_it_keeps(tmp_path: Path) -> None:
 
 def test_a_learning_rate_of_another_shape_is_taken_as_it_was(tmp_path: Path) -> None:
     """A tensor of one element where the checkpoint has a number as a tensor."""
-    import torch
-
     model, _ = state_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
     save(tmp_path, model=model, optimizer=optimizer)
     its = torch.optim.AdamW(model.parameters(), lr=torch.tensor([0.3]))
-    assert load(tmp_path, model=model, optimizer=its) == 1
-    assert same(its.state_dict(), optimizer.state_dict())
+    assert_loads(tmp_path, 1, (model, optimizer), (model, its))
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "Adam", "NAdam", "RAdam", "Adagrad", "Adafactor"])
 def test_a_save_before_the_first_step_changes_no_step_after_it(tmp_path: Path, kind: str) -> None:
     """State is not forced into existence, which would cost an extra step of the optimizer."""
-    import torch
 
     def trained(path: Path | None) -> list[Any]:
         model, optimizer = state_of(kind=kind)
-        with holdfast.Checkpointer(path, model=model, optimizer=optimizer) as flash:
+        with opened(path, (model, optimizer)) as flash:
             flash.save(1)
             torch.manual_seed(3)
             train(model, optimizer, 3)
@@ -375,7 +361,7 @@ def test_an_optimizer_that_hides_its_state_is_refused(tmp_path: Path) -> None:
             model, _ = state_of()
             optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.1)
             train(model, optimizer)
-            with holdfast.Checkpointer(tmp_path, model=model, optimizer=optimizer) as flash:
+            with opened(tmp_path, (model, optimizer)) as flash:
                 text = r"optimizer: ZeroRedundancyOptimizer\.state_dict\(\) raised"
                 with pytest.raises(StateError, match=text):
                     flash.save(1)
@@ -388,8 +374,6 @@ def test_an_optimizer_that_hides_its_state_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     """It could stand in no file."""
-    import torch
-
     with (
         holdfast.Checkpointer(tmp_path, model=_linear(**{"\ud800": torch.ones(1)})) as flash,
         pytest.raises(StateError, match=r"the name 'model\.\\ud800' is no text"),

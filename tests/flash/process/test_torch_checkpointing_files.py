@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foreign_checkpoints import worlds
+from foreign_checkpoints.conversions import Print, converted, refused
 from foreign_checkpoints.corruption import damage
-from holdfast.flash.tools import convert, inspect
+from holdfast.flash.tools import inspect
 from holdfast.flash.tools.diff import Contents
 from holdfast.flash.tools.formats.torch_checkpointing import Sharding
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(120)]
-Print = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +42,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parts_of_ranks_become_whole_tensors(saved: Path, tmp_path: Path, capsys: Print) -> None:
     """Every placement, also uneven, strided and by boxes; moments under their parameters' names."""
-    import torch
-
-    assert convert.main(["convert", str(saved / "cut"), str(tmp_path / "ck")]) == 0
+    step = converted(saved / "cut", tmp_path / "ck")
     assert "loader, which differs between ranks" in capsys.readouterr().out
-    found, truth = Contents(str(tmp_path / "ck" / "step_40")), torch.load(saved / "truth.pt")
+    found, truth = Contents(str(step)), torch.load(saved / "truth.pt")
     for name, tensor in truth["model"].items():
         assert torch.equal(found.tensor(f"model.{name}"), tensor), name
     for name, tensor in truth["optimizer"].items():
@@ -59,43 +58,30 @@ def test_parts_of_ranks_become_whole_tensors(saved: Path, tmp_path: Path, capsys
 
 def test_copies_of_ranks_are_compared(saved: Path, tmp_path: Path, capsys: Print) -> None:
     """Without a resharder: equal ones are read, others and parts are refused by name."""
-    words = ["convert", str(saved / "copies"), str(tmp_path / "ck"), "--step", "1"]
-    assert convert.main(words) == 0
-    names = [*Contents(str(tmp_path / "ck" / "step_1")).forms]
-    assert "optimizer.state.0.weight.exp_avg" in names
+    step = converted(saved / "copies", tmp_path / "ck", "--step", "1")
+    assert "optimizer.state.0.weight.exp_avg" in Contents(str(step)).forms
     for folder, text in (("others", "differs from"), ("parts", "is a DTensor's part")):
-        words[1], words[2] = str(saved / folder), str(tmp_path / folder)
-        assert convert.main(words) == 2
-        error = capsys.readouterr().err
-        assert "save with a resharder" in error
-        assert text in error
-        assert not (tmp_path / folder).exists()
+        refused(capsys, saved / folder, tmp_path / folder, "save with a resharder", text)
 
 
 def test_a_missing_file_and_an_unknown_version_are_named(
     saved: Path, tmp_path: Path, capsys: Print
 ) -> None:
     """And a rank's file of another save; nothing is written."""
-
-    def refused(text: str) -> None:
-        assert convert.main(["convert", str(source), str(tmp_path / "out")]) == 2
-        assert text in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
-
-    source = Path(shutil.copytree(saved / "cut", tmp_path / "cut"))
+    out, source = tmp_path / "out", Path(shutil.copytree(saved / "cut", tmp_path / "cut"))
     (source / "model_3.pt").rename(tmp_path / "kept")
-    refused(f"{source}/model_3.pt is missing")
+    refused(capsys, source, out, f"{source}/model_3.pt is missing")
     shutil.copy(source / "model_0.pt", source / "model_3.pt")
-    refused("copy files of one save")
+    refused(capsys, source, out, "copy files of one save")
     (tmp_path / "kept").rename(source / "model_3.pt")
     metadata = pickle.loads((source / "metadata.pkl").read_bytes())  # noqa: S301 - ours
     (source / "metadata.pkl").write_bytes(pickle.dumps(metadata | {"version": "3.0"}))
-    refused("version '3.0'; 2.0 is read")
+    refused(capsys, source, out, "version '3.0'; 2.0 is read")
     layouts = metadata["metadata"]["model"]["rank_to_layout_info"]
     kind = {"type": "TorchSerialization"}
     layouts[1] = {"file_path": "../kept", "serialization_format": kind}
     (source / "metadata.pkl").write_bytes(pickle.dumps(metadata))
-    refused("'../kept' lies outside the directory")
+    refused(capsys, source, out, "'../kept' lies outside the directory")
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 
 from checkpoints.forked_ranks import World, run
 from checkpoints.led_nodes import Node, announced, grant_of, plan, served
-from holdfast.flash.memory.slots import from_wire
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(600)]
 
@@ -291,7 +290,7 @@ def _lead(node: Node, over: threading.Event) -> None:
             elif name == "written":
                 node.word(grant_of(message, f"{message.attempt}e1c{message.version.step}"))
             else:
-                node.word(announced(from_wire(message.version), message.error))
+                node.word(announced(message.version, message.error))
 
 
 def test_unlike_ranks_under_an_agent_are_refused_or_exact(node: Node, tmp_path: Path) -> None:

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import holdfast
-from checkpoints.small_models import load, same, save, state_of, train
+from checkpoints.small_models import load, same, save, state_of, train, unchanged
 from holdfast.flash.trainer import arguments
+from holdfast.flash.trainer.holders import Holders
 from holdfast.flash.trainer.leaves import StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import of_files, stored
-from holdfast.flash.trainer.restore import RestoreError, Restorer
+from holdfast.flash.trainer.restore import RestoreError, restore
 from holdfast.flash.trainer.state_dict import collect
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
@@ -23,10 +28,6 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(60)]
 @pytest.fixture
 def sharded(tmp_path: Path) -> Iterator[Any]:
     """A model whose parameters are DTensors."""
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     model = nn.Linear(4, 3)
     fully_shard(model)
@@ -46,8 +47,6 @@ def test_a_shard_within_a_value_is_refused(tmp_path: Path, sharded: Any, wrap: A
 
 def test_settings_that_only_the_checkpoint_has_come_back(tmp_path: Path) -> None:
     """A scheduler that is made after the load begins from the first rate, as the one before did."""
-    import torch
-
     model, optimizer = state_of()
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     optimizer.param_groups[0] |= {"name": "decay", "drift": torch.tensor([1.0, 2.0])}
@@ -74,9 +73,7 @@ def test_what_was_saved_of_each_rank_and_is_not_given_is_an_error(tmp_path: Path
         assert flash.load(partial=True) == 1
 
 
-def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(
-    tmp_path: Path,
-) -> None:
+def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(tmp_path: Path) -> None:
     """The state of the second would be gone with the next save."""
     pairs = [state_of(seed) for seed in (1, 2)]
     models, optimizers = [list(one) for one in zip(*pairs, strict=True)]
@@ -90,9 +87,6 @@ def test_one_optimizer_of_two_is_an_error_and_none_is_a_load_for_evaluation(
 
 def test_a_scripted_module_is_refused_by_name(tmp_path: Path) -> None:
     """Its parameters are those of the module that it was made of, and that one is taken."""
-    import torch
-    from torch import nn
-
     inner = nn.Linear(2, 2)
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(inner))
     with pytest.raises(StateError, match=r"1 is scripted.*torch\.jit\.script was called with"):
@@ -102,9 +96,6 @@ def test_a_scripted_module_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_lazy_module_is_refused_until_it_has_run(tmp_path: Path) -> None:
     """The remedy is a forward pass."""
-    import torch
-    from torch import nn
-
     model = nn.LazyLinear(3)
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         with pytest.raises(StateError, match=r"model\.\w+ has no values yet: run a forward pass"):
@@ -117,14 +108,12 @@ class Position:
     """Each rank's place in the data, which another world cannot take over."""
 
     def state_dict(self) -> Any:
-        """Return it."""
         return {"at": 3}
 
     def load_state_dict(self, state: Any) -> None:
         """Take it back."""
 
     def reshard(self, states: list[Any], rank: int, world: int) -> Any:
-        """Fail."""
         raise ZeroDivisionError(f"{len(states)} states for rank {rank} of {world}")
 
 
@@ -133,14 +122,13 @@ def test_a_reshard_that_fails_is_an_error_with_its_name(tmp_path: Path) -> None:
     model, _ = state_of()
     save(tmp_path, model=model, per_rank={"data": Position()})
     other, _ = state_of(1)
-    before = {name: one.clone() for name, one in other.state_dict().items()}
     parts = arguments.parts(other, None, None, None, {"data": Position()})
     place = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
     found = stored(of_files(str(tmp_path / "step_1")), 1)
-    restorer = Restorer(parts, place, lambda: (collect(parts, 0), found), lambda _: None)
-    with pytest.raises(RestoreError, match=r"rank_0\.data: its reshard failed: ZeroDivisionError"):
-        restorer.run(partial=False, threads=1)
-    assert same(other.state_dict(), before)
+    state = collect(parts, 0), found
+    text = r"rank_0\.data: its reshard failed: ZeroDivisionError"
+    with unchanged(other), pytest.raises(RestoreError, match=text):
+        restore(parts, place, Holders(), lambda: state, lambda _: None, partial=False, threads=1)
 
 
 def test_a_key_that_becomes_an_equal_one_of_another_type_is_saved(tmp_path: Path) -> None:

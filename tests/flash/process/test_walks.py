@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkpoints.forked_ranks import World, run
-from checkpoints.led_nodes import running
+from checkpoints.led_nodes import alone
 from checkpoints.walks import RESTORE, SAVE
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import listen
 from house.repository import ROOT
 
 pytestmark = pytest.mark.train
@@ -78,9 +75,8 @@ _BESIDE_A_RESTORE = {
 @contextmanager
 def _server(folder: Path, name: str) -> Iterator[dict[str, str]]:
     """Serve the ranks of a node; yield their environment."""
-    service = local_service(ArenaStore(), listener=listen(str(folder / name)))
-    with running(service):
-        yield {"HOLDFAST_ARENA": str(folder / name)}
+    with alone(folder / name) as server:
+        yield {"HOLDFAST_ARENA": server.path}
 
 
 def test_a_rank_runs_the_modules_of_its_walks_and_no_others(tmp_path: Path) -> None:

@@ -14,6 +14,11 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 CELLS = [("plain", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 1), ("fsdp", 2), ("fsdp", 3)]
 
 
+def _wrong(name: str, answers: list[Any], **wanted: Any) -> list[str]:
+    """Return a line for each rank whose answer is another than the wanted one."""
+    return [f"{name}: {one}" for one in answers if any(one[key] != wanted[key] for key in wanted)]
+
+
 def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path) -> None:
     """{plain, DDP, FSDP2} × worlds of 1 to 3, from storage: exact, weights and optimizer.
 
@@ -22,14 +27,11 @@ def test_every_world_loads_what_every_other_saved(worlds: Worlds, tmp_path: Path
     wrong = []
     for number, (kind, count) in enumerate(CELLS):
         root = str(tmp_path / f"{kind}-{count}")
-        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
-        for other, size in (CELLS[(number + 4) % 6],):
-            answers = worlds.run(kind=other, world=size, root=root, steps=0, durable=True, seed=7)
-            wrong += [
-                f"{kind} {count} → {other} {size}: {answer}"
-                for answer in answers
-                if (answer["start"], answer["loaded"]) != (2, saved["saved"])
-            ]
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2)
+        other, size = CELLS[(number + 4) % 6]
+        answers = worlds.run(kind=other, world=size, root=root, steps=0, seed=7)
+        pair = f"{kind} {count} → {other} {size}"
+        wrong += _wrong(pair, answers, start=2, loaded=saved["saved"])
     assert wrong == []
 
 
@@ -45,25 +47,17 @@ def test_a_killed_world_resumes_from_memory_in_any_other(worlds: Worlds, tmp_pat
             (saved, *_) = worlds.run(kind=kind, world=count, steps=5, round=1, die=True, **here)
             again = worlds.run(kind=other, world=size, steps=2, round=2, seed=7, die=True, **here)
             third = worlds.run(kind=other, world=size, steps=0, round=3, seed=8, **here)
-        wrong += [
-            f"{kind} {count} → {other} {size}: {answer}"
-            for answer in again
-            if (answer["start"], answer["loaded"]) != (5, saved["saved"])
-        ]
-        wrong += [
-            f"{other} {size} again: {answer}"
-            for answer in third
-            if (answer["start"], answer["loaded"]) != (7, again[0]["saved"])
-        ]
+        wrong += _wrong(f"{kind} {count} → {other} {size}", again, start=5, loaded=saved["saved"])
+        wrong += _wrong(f"{other} {size} again", third, start=7, loaded=again[0]["saved"])
     assert wrong == []
 
 
 def test_a_resumed_world_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_path: Path) -> None:
     """Weights, moments, schedule and random numbers after 2 + 3 steps are those after 5."""
-    whole = worlds.run(kind="fsdp", world=2, root=str(tmp_path / "a"), steps=5, durable=True)
+    whole = worlds.run(kind="fsdp", world=2, root=str(tmp_path / "a"), steps=5)
     root = str(tmp_path / "b")
-    worlds.run(kind="fsdp", world=2, root=root, steps=2, durable=True)
-    parts = worlds.run(kind="fsdp", world=2, root=root, steps=3, durable=True, seed=9)
+    worlds.run(kind="fsdp", world=2, root=root, steps=2)
+    parts = worlds.run(kind="fsdp", world=2, root=root, steps=3, seed=9)
     assert whole[0]["random"] != whole[1]["random"]
     for one, other in itertools.zip_longest(whole, parts):
         assert {key: one[key] for key in ("saved", "lr", "random")} == {
@@ -77,15 +71,15 @@ def test_a_world_of_another_size_draws_numbers_of_its_own(worlds: Worlds, tmp_pa
     No rank warns of it: nothing in the script is to be changed.
     """
     root = str(tmp_path)
-    saved = worlds.run(kind="ddp", world=2, root=root, steps=1, durable=True)
+    saved = worlds.run(kind="ddp", world=2, root=root, steps=1)
     drawn = []
     for seed in (7, 8):
-        found = worlds.run(kind="ddp", world=3, root=root, steps=0, durable=True, seed=seed)
+        found = worlds.run(kind="ddp", world=3, root=root, steps=0, seed=seed)
         assert [note for rank in found for note in rank["notes"] if "random" in note] == []
         drawn.append([rank["random"] for rank in found])
     assert drawn[0] == drawn[1]
     assert len({str(numbers) for numbers in (*drawn[0], *(rank["random"] for rank in saved))}) == 5
-    (alone,) = worlds.run(kind="plain", world=1, root=root, steps=0, durable=True)
+    (alone,) = worlds.run(kind="plain", world=1, root=root, steps=0)
     assert alone["random"] not in drawn[0]
 
 
@@ -94,10 +88,10 @@ def test_what_each_rank_had_is_its_own_again_or_dealt_out_anew(
 ) -> None:
     """In an equally large world each rank's own; in another one what `reshard` makes of all."""
     root = str(tmp_path)
-    worlds.run(kind="ddp", world=3, root=root, steps=1, durable=True, takes=True)
-    same = worlds.run(kind="ddp", world=3, root=root, steps=0, durable=True, takes=True)
+    worlds.run(kind="ddp", world=3, root=root, steps=1, takes=True)
+    same = worlds.run(kind="ddp", world=3, root=root, steps=0, takes=True)
     assert [rank["taken"] for rank in same] == [list(range(n, n + 10)) for n in (0, 10, 20)]
-    fewer = worlds.run(kind="ddp", world=2, root=root, steps=0, durable=True, takes=True)
+    fewer = worlds.run(kind="ddp", world=2, root=root, steps=0, takes=True)
     assert [rank["taken"] for rank in fewer] == [list(range(0, 30, 2)), list(range(1, 30, 2))]
 
 
@@ -132,20 +126,16 @@ def test_an_overlapped_copy_saves_what_the_step_left(worlds: Worlds, tmp_path: P
     """With forward and backward running beside the copy, what is loaded is what was saved."""
     root = str(tmp_path / "ck")
     for step in (4, 8):
-        (saved, *_) = worlds.run(
-            kind="fsdp", world=2, root=root, steps=4, durable=True, overlap=True
-        )
-        (loaded, *_) = worlds.run(kind="ddp", world=2, root=root, steps=0, durable=True, seed=3)
+        (saved, *_) = worlds.run(kind="fsdp", world=2, root=root, steps=4, overlap=True)
+        (loaded, *_) = worlds.run(kind="ddp", world=2, root=root, steps=0, seed=3)
         assert (loaded["start"], loaded["loaded"]) == (step, saved["saved"])
 
 
 def test_a_rank_saves_alone_and_after_an_evaluation(worlds: Worlds, tmp_path: Path) -> None:
     """No save asks another rank; FSDP2's gathered parameters are never what is saved."""
     root = str(tmp_path / "ck")
-    (saved, *_) = worlds.run(
-        kind="fsdp", world=2, root=root, steps=2, durable=True, evaluate=True, lonely=True
-    )
-    (loaded, *_) = worlds.run(kind="plain", world=1, root=root, steps=0, durable=True, seed=3)
+    (saved, *_) = worlds.run(kind="fsdp", world=2, root=root, steps=2, evaluate=True, lonely=True)
+    (loaded, *_) = worlds.run(kind="plain", world=1, root=root, steps=0, seed=3)
     assert (loaded["start"], loaded["loaded"]) == (2, saved["saved"])
 
 
@@ -157,7 +147,7 @@ def test_what_one_rank_refuses_no_rank_loads(
     worlds: Worlds, tmp_path: Path, kind: str, misfit: str, text: str
 ) -> None:
     """The others are told who refused; no tensor changes, and the step is there as before."""
-    root, save = str(tmp_path), {"steps": 1, "durable": True, "kind": kind}
+    root, save = str(tmp_path), {"steps": 1, "kind": kind}
     before = worlds.run(world=3, root=str(tmp_path / "none"), **save | {"steps": 0, "seed": 5})
     odd = {"misfit": "tame"} if misfit == "picky" else {}
     worlds.run(world=2, root=root, **save, **odd)
@@ -174,13 +164,13 @@ def test_a_world_that_one_rank_has_not_loaded_saves_no_step(worlds: Worlds, tmp_
     """Without a process group the others hear of no refusal: what they save is never complete."""
     with Keeping(tmp_path) as keeping:
         here = {"kind": "plain", "world": 2, "root": str(tmp_path / "ck"), "arena": keeping.path}
-        (saved, _) = worlds.run(steps=1, durable=True, round=1, **here)
+        (saved, _) = worlds.run(steps=1, round=1, **here)
         half = worlds.run(
             steps=2, durable=False, round=2, misfit="more", die=True, may_fail=True, **here
         )
         assert "extra.odd is not in the checkpoint" in half[1]["refused"]
         assert (half[0]["start"], half[0]["saved"] != saved["saved"]) == (1, True)
-        again = worlds.run(steps=0, durable=True, round=3, seed=7, **here)
+        again = worlds.run(steps=0, round=3, seed=7, **here)
     assert [(rank["start"], rank["loaded"]) for rank in again] == [(1, saved["saved"])] * 2
 
 
@@ -190,19 +180,16 @@ def test_plain_dcp_loads_what_meshes_saved_onto_others(worlds: Worlds, tmp_path:
     wrong = []
     for kind, count, other, size in cells:
         root = str(tmp_path / kind)
-        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2)
         answers = worlds.run(kind=other, world=size, root=root, stock=2, seed=7)
-        wrong += [
-            f"{kind} {count} → {other} {size}: {answer}"
-            for answer in answers
-            if answer["weights"] != saved["saved weights"]
-        ]
+        pair = f"{kind} {count} → {other} {size}"
+        wrong += _wrong(pair, answers, weights=saved["saved weights"])
     assert wrong == []
 
 
 def test_a_save_of_an_unchanged_layout_costs_a_copy(worlds: Worlds, tmp_path: Path) -> None:
     """Of 20 more: no plan, no tensor of the state pickled or copied elsewhere, no collective."""
-    found = worlds.run(kind="fsdp", world=2, root=str(tmp_path), steps=1, durable=True, count=20)
+    found = worlds.run(kind="fsdp", world=2, root=str(tmp_path), steps=1, count=20)
     for rank in found:
         counts = rank["counted"]
         assert (counts["plans"], counts["collectives"], counts["a barrier"] > 0) == (0, 0, True)
@@ -214,7 +201,7 @@ def test_a_save_of_an_unchanged_layout_costs_a_copy(worlds: Worlds, tmp_path: Pa
 @pytest.mark.extended(
     "the matrix of worlds has meshes of both kinds",
     held_by=[
-        "flash/process/test_matrix.py::test_from_storage_every_world_loads_what_any_other_saved",
+        "flash/process/test_matrix.py::test_from_storage_every_world_loads_what_any_other_saved"
     ],
 )
 def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
@@ -225,13 +212,10 @@ def test_tensor_parallel_and_two_dimensional_meshes_are_reshaped(
     wrong = []
     for (kind, count), (other, size) in itertools.pairwise([*kinds, kinds[1]]):
         root = str(tmp_path / kind)
-        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2, durable=True)
-        answers = worlds.run(kind=other, world=size, root=root, steps=0, durable=True, seed=7)
-        wrong += [
-            f"{kind} {count} → {other} {size}: {answer}"
-            for answer in answers
-            if (answer["start"], answer["loaded"]) != (2, saved["saved"])
-        ]
+        (saved, *_) = worlds.run(kind=kind, world=count, root=root, steps=2)
+        answers = worlds.run(kind=other, world=size, root=root, steps=0, seed=7)
+        pair = f"{kind} {count} → {other} {size}"
+        wrong += _wrong(pair, answers, start=2, loaded=saved["saved"])
     assert wrong == []
 
 

@@ -18,11 +18,13 @@ from checkpoints.led_nodes import (
     grant_of,
     plan,
     rank_of,
+    received,
+    save_all,
     served,
     two_nodes,
 )
 from checkpoints.sample_shards import begin, sample_step, save
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Restore, RestoreStart
 from holdfast.flash.storage.commit import sweep
 from holdfast.flash.storage.filesystem import Disk
@@ -47,11 +49,8 @@ def test_a_step_that_a_rank_left_out_goes_when_a_newer_one_is_committed(tmp_path
         rank_0.save(Version(1, 5), durable=True)
         first.master.hears("written")
         assert _names(root) == ["step_5.tmp.1.w1"]
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
-        first.word(grant_of(mine, "w1e1c1"))
-        assert first.master.hears("committed").error == ""
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        assert first.grant(mine, "w1e1c1") == ""
         assert _names(root) == ["step_7"]
 
 
@@ -61,9 +60,7 @@ def test_an_older_step_with_all_parts_can_be_granted_after_a_newer_one(tmp_path:
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
         told = {}
         for step in (5, 7):
-            rank_0.save(Version(1, step), durable=True)
-            rank_1.save(Version(1, step), durable=True)
-            told[step], _ = first.master.hears("written"), second.master.hears("written")
+            told[step], _ = save_all(Version(1, step), (first, rank_0), (second, rank_1))
         first.word(grant_of(told[7], "w1e1c2"))
         assert first.master.hears("committed").error == ""
         second.word(grant_of(told[5], "w1e1c1"))
@@ -90,19 +87,14 @@ def test_what_a_job_had_begun_is_gone_when_it_is_over(*, tmp_path: Path, over: b
     """
     root = tmp_path / "root"
     with _two_until(tmp_path, over=over) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 5), durable=True)
-        rank_1.save(Version(1, 5), durable=True)
-        first.master.hears("written"), second.master.hears("written")
-        rank_0.save(Version(1, 6), durable=True)
-        rank_1.save(Version(1, 6), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
+        save_all(Version(1, 5), (first, rank_0), (second, rank_1))
+        mine, _ = save_all(Version(1, 6), (first, rank_0), (second, rank_1))
         rank_1.save(Version(1, 7), durable=True)
         second.master.hears("written")
         taken = root / "step_6.tmp.1.w1e1c1"
         (root / "step_6.tmp.1.w1").rename(taken)
         next(taken.glob("__0_*")).unlink()
-        first.word(grant_of(mine, "w1e1c1"))
-        assert "was not committed" in first.master.hears("committed").error
+        assert "was not committed" in first.grant(mine, "w1e1c1")
         others = [_half(root, 5, "w2e1c9"), _half(root, 5, "anothers")]
         begun = ["step_5.tmp.1.w1", "step_6.tmp.1.w1e1c1", "step_7.tmp.1.w1"]
         assert _names(root) == sorted([*others, *begun])
@@ -124,9 +116,9 @@ def test_a_step_written_beside_the_start_is_gone_when_the_job_ends_before_its_gr
             node.master.hears("asks")
             go = plan(plan_id=1, version=Version(1, 3), tier=Tier.MEMORY, go=True)
             node.word(go, 2)
-            assert rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)[0] is not None
+            received(rank.link, RestoreStart)
             told = node.master.hears("written")
-            assert (told.version, _names(root)) == (to_wire(Version(1, 3)), ["step_3.tmp.1.w2"])
+            assert (told.version, _names(root)) == (Version(1, 3), ["step_3.tmp.1.w2"])
         node.service.stop(over=True)
         node.thread.join(WAIT_SECONDS)
     assert _names(root) == []
@@ -145,11 +137,13 @@ def test_a_start_while_something_is_written_still_clears_up(tmp_path: Path) -> N
         def wait() -> None:
             gate.wait(WAIT_SECONDS)
 
-        node.service.post(lambda: node.shared.worker.hand_out(wait, lambda _: None))
+        node.service.post(lambda: node.shared.worker.hand_out("wait", wait, lambda *_: None))
         node.word(plan(plan_id=1, version=None, go=True), 2)
-        rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
+        received(rank.link, RestoreStart)
         later = _half(root, 4, "h1c5")
-        node.service.post(lambda: node.shared.worker.hand_out(lambda: None, lambda _: done.set()))
+        node.service.post(
+            lambda: node.shared.worker.hand_out("end", lambda: None, lambda *_: done.set())
+        )
         gate.set()
         assert done.wait(WAIT_SECONDS)
         assert _names(root) == [later]

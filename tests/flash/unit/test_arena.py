@@ -6,38 +6,45 @@ import errno
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
+from checkpoints.filled_arenas import layout, save
 from checkpoints.sample_shards import sample_shard
-from holdfast.flash.memory.arena import PAGE, Arena, ArenaError, ArenaWord, geometry_of, in_memory
+from holdfast.flash.memory.arena import (
+    PAGE,
+    Arena,
+    ArenaError,
+    ArenaWord,
+    RankArena,
+    geometry_of,
+    in_memory,
+)
 from holdfast.flash.memory.memory_budget import Room
-from holdfast.flash.memory.shard_table import TableError, decode, encode, holes
+from holdfast.flash.memory.shard_table import TableError, decode, holes
 from holdfast.flash.memory.slots import Move, SlotError, SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError, prove
-from holdfast.flash.server.protocol import Layout, TrainerHello
-from holdfast.flash.storage.writer import RankArena
+from holdfast.flash.server.protocol import TrainerHello
 from holdfast_wire.messages.spec import CheckpointPolicy
 
-ROOM = 64 * 1024
+ROOM = 4096
 
 
-def _layout(rank: int = 0, world: int = 1) -> Layout:
-    table = sample_shard(rank, world, random.Random(0))[0].table
-    return Layout(table=encode(table).decode(), bytes_room=ROOM, slots=3)
-
-
-@contextmanager
-def _arena() -> Iterator[Arena]:
-    body = _layout().table.encode()
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The descriptor of an arena."""
+    body = layout(world=1).table.encode()
     fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
-    arena = Arena(fd)
-    try:
-        yield arena
-    finally:
-        arena.close()
-        os.close(fd)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def arena(memory: int) -> Iterator[Arena]:
+    """One, mapped."""
+    found = Arena(memory)
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -55,58 +62,46 @@ def arenas() -> Iterator[ArenaStore]:
 
 def _write(arena: Arena, index: int, step: int) -> None:
     slot = arena.slots[index]
-    slot.begin_write(Version(1, step), rank=0, world=1, layout=arena.layout)
+    slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)
     slot.commit([step])
 
 
-def test_slots_neither_overlap_nor_touch_the_table() -> None:
+def test_slots_neither_overlap_nor_touch_the_table(arena: Arena) -> None:
     """A write to one slot changes no other slot. Every image begins on a page."""
-    with _arena() as arena:
-        for index, step in enumerate((1, 2, 3)):
-            _write(arena, index, step)
-        for slot, step in zip(arena.slots, (1, 2, 3), strict=True):
-            assert bytes(slot.image) == bytes([step]) * len(slot.image)
-            assert slot.version == Version(1, step)
-            assert list(slot.lengths) == [step]
-            assert slot.image_begin % PAGE == 0
-        assert decode(arena.body) == arena.table
+    for index, step in enumerate((1, 2, 3)):
+        _write(arena, index, step)
+    for slot, step in zip(arena.slots, (1, 2, 3), strict=True):
+        assert bytes(slot.image) == bytes([step]) * len(slot.image)
+        assert slot.version == Version(1, step)
+        assert list(slot.lengths) == [step]
+        assert slot.image_begin % PAGE == 0
+    assert decode(arena.body) == arena.table
 
 
-def test_a_slot_is_written_by_its_owner_only() -> None:
+def test_a_slot_is_written_by_its_owner_only(arena: Arena) -> None:
     """A VALID slot refuses the trainer, an EMPTY one the agent."""
-    with _arena() as arena:
-        _write(arena, 0, 1)
-        with pytest.raises(SlotError, match="trainer may not begin a slot that is VALID"):
-            arena.slots[0].begin_write(Version(1, 2), rank=0, world=1, layout=0)
-        with pytest.raises(SlotError, match="agent may not release a slot that is EMPTY"):
-            arena.slots[1].give_back(Move.RELEASE)
+    _write(arena, 0, 1)
+    with pytest.raises(SlotError, match="trainer may not begin a slot that is VALID"):
+        arena.slots[0].begin_write(Version(1, 2))
+    with pytest.raises(SlotError, match="agent may not release a slot that is EMPTY"):
+        arena.slots[1].give_back(Move.RELEASE)
 
 
-def test_a_memory_arena_cannot_change_its_size() -> None:
+def test_a_memory_arena_cannot_change_its_size(memory: int) -> None:
     """It is sealed: a smaller one would kill its readers with SIGBUS."""
-    body = _layout().table.encode()
-    fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
-    try:
-        with pytest.raises(PermissionError):
-            os.ftruncate(fd, PAGE)
-    finally:
-        os.close(fd)
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory, PAGE)
 
 
 @pytest.mark.parametrize(
     "word", [ArenaWord.MAGIC, ArenaWord.FORMAT, ArenaWord.BYTES_ROOM, ArenaWord.TABLE_HASH]
 )
-def test_a_damaged_arena_is_refused(word: ArenaWord) -> None:
+def test_a_damaged_arena_is_refused(memory: int, word: ArenaWord) -> None:
     """A foreign magic, a newer format, a table that is not the one it was: all are named."""
-    body = _layout().table.encode()
-    fd = in_memory(body, geometry_of(decode(body), len(body), 3, ROOM))
-    try:
-        os.pwrite(fd, b"\x55" * 8, 8 * word)
-        with pytest.raises(ArenaError, match="descriptor"):
-            Arena(fd)
-    finally:
-        os.close(fd)
+    os.pwrite(memory, b"\x55" * 8, 8 * word)
+    with pytest.raises(ArenaError, match="descriptor"):
+        Arena(memory)
 
 
 @pytest.mark.parametrize(
@@ -135,27 +130,27 @@ def test_an_arena_without_room_is_refused_before_it_is_made() -> None:
     """The keeper asks for what is left first; nothing was allocated."""
     arenas = ArenaStore(room=lambda: Room(available=1, source="a test"))
     with pytest.raises(ArenaStoreError, match="are left by a test"):
-        arenas.grant(0, _layout())
+        arenas.grant(0, layout(world=1))
     assert arenas.held.ranks == []
 
 
 def test_the_same_layout_gets_the_same_arena_and_another_one_a_new(arenas: ArenaStore) -> None:
     """A restarted trainer finds what was saved; with a new layout the old one stays until then."""
-    first = arenas.grant(0, _layout())
+    first = arenas.grant(0, layout(world=1))
     _write(first.arena, 0, 7)
     arenas.saved(0, Version(1, 7), work=False)
-    assert arenas.grant(0, _layout()) is first
-    second = arenas.grant(0, _layout(0, 2))
+    assert arenas.grant(0, layout(world=1)) is first
+    second = arenas.grant(0, layout())
     assert second is not first
     assert arenas.held.find(0, Version(1, 7)) == (first, first.arena.slots[0])
 
 
 def test_an_old_arena_goes_once_a_newer_version_is_complete(arenas: ArenaStore) -> None:
     """It is freed by the first save to the new one, and not before."""
-    first = arenas.grant(0, _layout())
+    first = arenas.grant(0, layout(world=1))
     _write(first.arena, 0, 7)
     arenas.saved(0, Version(1, 7), work=False)
-    bigger = Layout(table=_layout().table, bytes_room=2 * ROOM, slots=3)
+    bigger = layout(world=1, room=2 * ROOM)
     second = arenas.grant(0, bigger)
     _write(second.arena, 0, 8)
     arenas.saved(0, Version(1, 8), work=False)
@@ -166,68 +161,52 @@ def test_an_old_arena_goes_once_a_newer_version_is_complete(arenas: ArenaStore) 
 
 def test_a_damaged_slot_is_passed_over_in_memory(arenas: ArenaStore) -> None:
     """A bit that flips after hashing is found before anything is restored from the slot."""
-    from holdfast.flash.storage.writer import hashed
-
-    held = arenas.grant(0, _layout())
-    _write(held.arena, 0, 7)
-    job = arenas.saved(0, Version(1, 7))
-    assert job is not None
-    hashed(job)
-    arenas.done(job)
-    assert arenas.offer.drop_damaged(Version(1, 7)) == []
+    held = _hashed(arenas, 7)
+    assert arenas.held.drop_damaged(Version(1, 7)) == []
     held.arena.slots[0].image[100] ^= 1
-    (note,) = arenas.offer.drop_damaged(Version(1, 7))
+    (note,) = arenas.held.drop_damaged(Version(1, 7))
     assert "slot 0 in memory is damaged" in note
     assert held.arena.slots[0].state is SlotState.EMPTY
 
 
 def _hashed(arenas: ArenaStore, step: int) -> RankArena:
     """Save a step in slot 0 and hash it, as after each save."""
-    from holdfast.flash.storage.writer import hashed
+    save(arenas, 0, step, world=1)
+    return arenas.held.by_rank[0][-1]
 
-    held = arenas.grant(0, _layout())
-    _write(held.arena, 0, step)
-    job = arenas.saved(0, Version(1, step))
-    assert job is not None
-    hashed(job)
-    arenas.done(job)
-    return held
+
+def _look_ahead(arenas: ArenaStore) -> None:
+    prove(ahead := arenas.newest_here())
+    for job in ahead:
+        arenas.done(job)
 
 
 def test_a_slot_that_was_compared_ahead_is_compared_once(arenas: ArenaStore) -> None:
     """The next verification takes the result; the one after it compares again."""
     held = _hashed(arenas, 7)
-    ahead = arenas.newest_here()
-    prove(ahead)
-    for job in ahead:
-        arenas.done(job)
+    _look_ahead(arenas)
     held.arena.slots[0].image[100] ^= 1  # shows whether somebody looks
-    assert arenas.offer.drop_damaged(Version(1, 7)) == []
-    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
+    assert arenas.held.drop_damaged(Version(1, 7)) == []
+    assert len(arenas.held.drop_damaged(Version(1, 7))) == 1
 
 
 def test_damage_that_is_seen_ahead_is_left_to_the_verification(arenas: ArenaStore) -> None:
     """A trainer may own the slot by then: only the verification empties one."""
     held = _hashed(arenas, 7)
     held.arena.slots[0].image[100] ^= 1
-    ahead = arenas.newest_here()
-    prove(ahead)
-    for job in ahead:
-        arenas.done(job)
+    _look_ahead(arenas)
     assert held.arena.slots[0].state is SlotState.VALID
-    assert len(arenas.offer.drop_damaged(Version(1, 7))) == 1
+    assert len(arenas.held.drop_damaged(Version(1, 7))) == 1
 
 
 def test_a_slot_that_was_written_again_is_compared_again(arenas: ArenaStore) -> None:
     """What was compared ahead was another content, under another sequence number."""
     held = _hashed(arenas, 7)
-    prove(ahead := arenas.newest_here())
-    for job in ahead:
-        arenas.done(job)
+    _look_ahead(arenas)
     held.arena.slots[0].give_back(Move.RELEASE)
     held = _hashed(arenas, 8)
     held.arena.slots[0].image[100] ^= 1
-    assert len(arenas.offer.drop_damaged(Version(1, 8))) == 1
+    assert len(arenas.held.drop_damaged(Version(1, 8))) == 1
 
 
 def test_a_slot_stays_while_it_is_compared_ahead(arenas: ArenaStore) -> None:
@@ -252,7 +231,7 @@ def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.M
     with monkeypatch.context() as broken:
         broken.setattr(Arena, "populate", fail)
         with pytest.raises(ArenaStoreError, match=r"rank 0: .*Cannot allocate memory"):
-            arenas.grant(0, _layout())
+            arenas.grant(0, layout(world=1))
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
     assert arenas.held.ranks == []
     arenas.close()

@@ -46,10 +46,12 @@ from holdfast.flash.storage.reader import committed, newest, verify
 ROOT = "ck"
 
 
-def _disk() -> ForgetfulDisk:
-    disk = ForgetfulDisk()
-    disk.make_dir(ROOT)
-    return disk
+@pytest.fixture
+def disk() -> ForgetfulDisk:
+    """A disk with an empty directory."""
+    found = ForgetfulDisk()
+    found.make_dir(ROOT)
+    return found
 
 
 def _life(disk: ForgetfulDisk, rng: random.Random) -> tuple[dict[int, Manifest], list[int]]:
@@ -115,30 +117,10 @@ def test_a_power_cut_at_any_operation_breaks_no_promise(round_number: int) -> No
         assert wrong == [], f"seed {seed}, round {round_number}, operation {cut}"
 
 
-@pytest.mark.parametrize("forgotten", ["forget_sync", "forget_sync_dir"])
-def test_the_disk_finds_a_missing_fsync(forgotten: str) -> None:
-    """With fsync of files, or of directories, left out, some crash breaks a promise."""
-    for cut in range(1, _operations() + 2):
-        for draw in range(4):
-            disk = ForgetfulDisk()
-            setattr(disk, forgotten, True)
-            disk.cut_at = cut
-            announced, deleting = _life(disk, random.Random(0))
-            found = disk.after_power_cut(random.Random(f"{cut}/{draw}"))
-            if announced and (_missing_root(found) or _judge(found, announced, deleting)):
-                return
-    pytest.fail("nothing broke")
-
-
-def _missing_root(disk: ForgetfulDisk) -> bool:
-    return ROOT not in disk.names("")
-
-
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
-def test_a_failing_operation_costs_at_most_its_own_step(code: int) -> None:
+def test_a_failing_operation_costs_at_most_its_own_step(disk: ForgetfulDisk, code: int) -> None:
     """Whichever operation fails: the step is committed or refused, older ones are untouched."""
     first, second = sample_step(10, random.Random(1)), sample_step(20, random.Random(2))
-    disk = _disk()
     save(disk, ROOT, first)
     begin = disk.operations
     save(disk, ROOT, second)
@@ -154,13 +136,11 @@ def test_a_failing_operation_costs_at_most_its_own_step(code: int) -> None:
         assert _judge(tried, announced, []) == [], f"operation {number}"
 
 
-def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file() -> None:
+def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file(disk: ForgetfulDisk) -> None:
     """A second fsync on the same file would call lost pages durable."""
-    disk = _disk()
     left = [errno.EIO]
     disk.refuse = lambda name: left.pop() if name == "sync" and left else 0
-    manifest, images = sample_step(10, random.Random(3))
-    save(disk, ROOT, (manifest, images))
+    manifest = save(disk, ROOT, sample_step(10, random.Random(3)))
     assert left == []
     assert verify(disk, f"{ROOT}/step_10") == manifest
 
@@ -168,10 +148,9 @@ def test_after_an_error_of_fsync_the_shard_is_written_to_a_new_file() -> None:
 @pytest.mark.parametrize("world", [1, 2, 5])
 @pytest.mark.parametrize("shares", [1, 2, 3, 7])
 def test_the_shares_of_all_nodes_are_all_files_once(
-    world: int, shares: int, monkeypatch: pytest.MonkeyPatch
+    disk: ForgetfulDisk, world: int, shares: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes verify neighbouring ranks' files, in their order: each file on one node."""
-    disk = _disk()
     save(disk, ROOT, sample_step(10, random.Random(3), world=world))
     read: list[str] = []
 
@@ -185,9 +164,8 @@ def test_the_shares_of_all_nodes_are_all_files_once(
     assert read == [f"{ROOT}/step_10/__{rank}_0.distcp" for rank in range(world)]
 
 
-def test_a_full_disk_is_named_and_leaves_no_file() -> None:
+def test_a_full_disk_is_named_and_leaves_no_file(disk: ForgetfulDisk) -> None:
     """ENOSPC is not tried again; what was half written is removed."""
-    disk = _disk()
     manifest, images = sample_step(10, random.Random(3))
     folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
     disk.refuse = lambda name: errno.ENOSPC if name == "write" else 0
@@ -196,9 +174,8 @@ def test_a_full_disk_is_named_and_leaves_no_file() -> None:
     assert disk.names(folder) == []
 
 
-def test_a_vanished_directory_is_an_error_of_that_step() -> None:
+def test_a_vanished_directory_is_an_error_of_that_step(disk: ForgetfulDisk) -> None:
     """Somebody deleted the attempt: the save fails, by name, without going round for ever."""
-    disk = _disk()
     manifest, images = sample_step(10, random.Random(3))
     folder = open_attempt(disk, ROOT, Attempt(version=manifest.version))
     disk.remove_tree(folder)
@@ -223,11 +200,9 @@ def test_a_bit_that_flips_is_found_and_the_step_before_is_taken() -> None:
             size = disk.size(path)
         disk.flip(path, rng.randrange(8 * size))
         found, notes = newest(disk, ROOT)
-        if found is not None and found.path.endswith("step_20"):
-            assert verify(disk, found.path) == newer[0], f"seed {seed}"  # white space, say
+        if found == newer[0]:  # white space, say
             continue
-        assert found is not None, f"seed {seed}"
-        assert found.manifest == older[0], f"seed {seed}"
+        assert found == older[0], f"seed {seed}"
         assert "step 20 was passed over" in notes[0]
 
 
@@ -256,9 +231,8 @@ def test_a_newer_format_is_told_apart_from_damage() -> None:
     assert "FormatError: F: format=2" in _reads(found)
 
 
-def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
+def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced(disk: ForgetfulDisk) -> None:
     """Neither for an older step nor for a new one of the same number."""
-    disk = _disk()
     older, newer = sample_step(10, random.Random(3)), sample_step(20, random.Random(4))
     save(disk, ROOT, older)
     save(disk, ROOT, newer)
@@ -276,9 +250,8 @@ def test_a_step_of_a_newer_format_is_never_passed_over_or_replaced() -> None:
     assert disk.read(path) == content
 
 
-def test_a_coordinator_that_was_thought_dead_commits_nothing() -> None:
+def test_a_coordinator_that_was_thought_dead_commits_nothing(disk: ForgetfulDisk) -> None:
     """The new one has renamed the directory: the old one's rename finds nothing."""
-    disk = _disk()
     sample = sample_step(10, random.Random(3))
     attempt = begin(disk, ROOT, sample)
     newer = Attempt(version=attempt.version, number="new")
@@ -288,9 +261,8 @@ def test_a_coordinator_that_was_thought_dead_commits_nothing() -> None:
     assert steps(disk, ROOT) == []
 
 
-def test_a_step_that_lacks_a_shard_is_never_committed() -> None:
+def test_a_step_that_lacks_a_shard_is_never_committed(disk: ForgetfulDisk) -> None:
     """A missing rank, and tables that do not tile the tensor, are refused by name."""
-    disk = _disk()
     manifest, _ = sample_step(10, random.Random(3))
     attempt = Attempt(version=manifest.version)
     with pytest.raises(CommitError, match=r"ranks \[0\] are no world"):
@@ -299,22 +271,18 @@ def test_a_step_that_lacks_a_shard_is_never_committed() -> None:
         commit(disk, ROOT, attempt, [manifest.shards[0]] * 2)
 
 
-def test_committing_twice_is_committing_once() -> None:
+def test_committing_twice_is_committing_once(disk: ForgetfulDisk) -> None:
     """An answer that was lost is asked for again."""
-    disk = _disk()
-    manifest, images = sample_step(10, random.Random(3))
-    save(disk, ROOT, (manifest, images))
-    save(disk, ROOT, (manifest, images), "b")
-    assert read_manifest(disk, f"{ROOT}/step_10") == manifest
+    sample = sample_step(10, random.Random(3))
+    save(disk, ROOT, sample)
+    assert read_manifest(disk, f"{ROOT}/step_10") == save(disk, ROOT, sample, "b")
     assert disk.names(ROOT) == ["step_10"]
 
 
-def test_a_step_of_an_abandoned_lineage_is_replaced_at_once() -> None:
+def test_a_step_of_an_abandoned_lineage_is_replaced_at_once(disk: ForgetfulDisk) -> None:
     """The world went back behind step 20 and trained it again: the new one stands."""
-    disk = _disk()
     save(disk, ROOT, sample_step(20, random.Random(3), lineage=1))
-    again, images = sample_step(20, random.Random(4), lineage=2)
-    save(disk, ROOT, (again, images))
+    again = save(disk, ROOT, sample_step(20, random.Random(4), lineage=2))
     assert read_manifest(disk, f"{ROOT}/step_20") == again
     assert disk.names(ROOT) == ["step_20"]
 

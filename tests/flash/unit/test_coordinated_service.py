@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,15 +17,16 @@ from checkpoints.led_nodes import (
     Rank,
     announced,
     flush_to_storage,
-    grant_of,
     plan,
     rank_of,
+    received,
     released,
+    save_all,
     served,
     two_nodes,
 )
 from holdfast.flash.memory.shard_table import Box
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Durable, Failed, RequestRefused, Restore, RestoreStart
 from holdfast.flash.server.tiers import StorageTier
 from holdfast.flash.storage.commit import Attempt
@@ -43,35 +43,28 @@ def test_nothing_is_committed_without_a_grant_or_announced_before_the_master_say
 ) -> None:
     """Parts on storage are told; a grant makes a step of them; the master announces it."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, its = first.master.hears("written"), second.master.hears("written")
+        mine, its = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
         assert (mine.ranks, its.ranks, mine.attempt) == ((0,), (1,), its.attempt)
         assert not (tmp_path / "root/step_7").exists()
-        second.word(grant_of(mine, "w1e1c1"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, "w1e1c1") == ""
         files = sorted(path.name for path in (tmp_path / "root/step_7").iterdir())
         assert files == sorted([".metadata", "holdfast.json", file_name(0), file_name(1)])
         assert rank_0.link.receive(0.1) is None
         first.word(announced(Version(1, 7)))
-        assert rank_0.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+        assert received(rank_0.link, Durable) == Durable(step=7)
 
 
 def test_a_second_coordinator_takes_over_where_the_first_died(tmp_path: Path) -> None:
     """It finds the attempt under the first one's name; the first one then finds nothing."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
         root = tmp_path / "root"
         attempt = Attempt(version=Version(1, 7), number=mine.attempt)
         taken = Attempt(version=Version(1, 7), number=f"{mine.attempt}e1c1")
         (root / attempt.folder).rename(root / taken.folder)  # as far as the first one came
-        second.word(grant_of(mine, f"{mine.attempt}e1c2"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, f"{mine.attempt}e1c2") == ""
         assert (root / "step_7/holdfast.json").exists()
-        first.word(grant_of(mine, f"{mine.attempt}e1c1"))
-        assert first.master.hears("committed").error == "", "it is committed, whoever did it"
+        assert first.grant(mine, f"{mine.attempt}e1c1") == "", "it is committed, whoever did it"
 
 
 def test_a_grant_for_parts_that_are_not_in_this_directory_is_an_error(tmp_path: Path) -> None:
@@ -79,10 +72,9 @@ def test_a_grant_for_parts_that_are_not_in_this_directory_is_an_error(tmp_path: 
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
         rank.save(Version(1, 7), durable=True)
         parts = node.master.hears("written")
-        node.word(grant_of(parts, "w1e1c1"))
-        assert "do all nodes see the same directory?" in node.master.hears("committed").error
+        assert "do all nodes see the same directory?" in node.grant(parts, "w1e1c1")
         node.word(announced(Version(1, 7), "no such luck"))
-        failed = rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0]
+        failed = received(rank.link, Failed)
         assert failed == Failed(step=7, error="no such luck")
 
 
@@ -91,26 +83,16 @@ def test_parts_that_nobody_commits_are_deleted_and_those_of_other_steps_stay(
 ) -> None:
     """By the node of rank 0, also under the name that a coordinator gave them."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-
-        def save(step: int) -> messages.ShardsPersisted:
-            rank_0.save(Version(1, step), durable=True)
-            rank_1.save(Version(1, step), durable=True)
-            second.master.hears("written")
-            told = first.master.hears("written")
-            assert isinstance(told, messages.ShardsPersisted)
-            return told
-
-        save(7)
-        mine = save(8)
+        save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        mine, _ = save_all(Version(1, 8), (first, rank_0), (second, rank_1))
         root, version = tmp_path / "root", Version(1, 7)
         taken = Attempt(version=version, number=f"{mine.attempt}e1c1")
         (root / Attempt(version=version, number=mine.attempt).folder).rename(root / taken.folder)
         for node, rank in ((second, rank_1), (first, rank_0)):
             assert (root / taken.folder).exists()
             node.word(announced(version, "newer steps waited to be committed too"))
-            assert isinstance(rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0], Failed)
-        first.word(grant_of(mine, "w1e1c2"))
-        assert first.master.hears("committed").error == "", "step 8"
+            received(rank.link, Failed)
+        assert first.grant(mine, "w1e1c2") == "", "step 8"
         assert [path.name for path in root.glob("step_*")] == ["step_8"]
 
 
@@ -120,7 +102,7 @@ def test_a_part_that_cannot_be_written_is_told_to_the_master(tmp_path: Path) -> 
         rank.save(Version(1, 7), durable=True)
         parts = node.master.hears("written")
         assert "No such file" in parts.error
-        assert isinstance(rank.link.expect(Failed, timeout_s=WAIT_SECONDS)[0], Failed)
+        received(rank.link, Failed)
 
 
 def test_memory_is_kept_until_the_master_says_that_all_nodes_have_something_newer(
@@ -148,9 +130,7 @@ def _start(node: Node, rank: Rank, number: int, answer: messages.RestorePlan) ->
     if not answer.go:
         assert node.master.hears("checked") == messages.RestorePlanVerified(plan_id=answer.plan_id)
         node.word(dataclasses.replace(answer, go=True), number)
-    origin, fds, _ = rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-    for fd in fds:
-        os.close(fd)
+    origin = received(rank.link, RestoreStart)
     assert isinstance(origin, RestoreStart)
     return origin
 
@@ -197,8 +177,12 @@ def test_memory_is_offered_to_a_layout_only_if_it_has_all_parts(
             assert [(part.version.step, part.ranks) for part in question.parts] == [(3, (0,))]
 
 
-def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
-    """The master hears which slot; it will choose another version."""
+@pytest.mark.parametrize("ahead", [False, True])
+def test_damage_in_memory_is_found_by_the_check(*, tmp_path: Path, ahead: bool) -> None:
+    """The master hears which slot; it will choose another version.
+
+    A new round's ranks are answered after the look ahead, and damage is found all the same.
+    """
     with served(tmp_path) as node:
         with rank_of(node, tmp_path, 0) as rank:
             rank.save(Version(1, 3))
@@ -206,30 +190,16 @@ def test_damage_in_memory_is_found_by_the_check(tmp_path: Path) -> None:
             node.master.hears("written")
             slot = next(slot for slot in rank.arena.slots if slot.version.step == 4)
             slot.image[5] ^= 1
+        if ahead:
+            node.service.post(node.commit.restore.look_ahead)
         with rank_of(node, tmp_path, 0, round_number=2) as rank:
             rank.link.send(Restore())
-            node.master.hears("asks")
+            assert node.master.hears("asks").offers
             wrong = plan(version=Version(1, 4), tier=Tier.MEMORY, go=False)
             node.word(wrong, 2)
             assert "in memory is damaged" in node.master.hears("checked").error
             right = plan(plan_id=6, version=Version(1, 3), tier=Tier.MEMORY, go=False)
             assert _start(node, rank, 2, right).step == 3
-
-
-def test_a_new_rounds_ranks_are_answered_after_the_look_ahead(tmp_path: Path) -> None:
-    """It runs while processes start; damage is found by the check all the same."""
-    with served(tmp_path) as node:
-        with rank_of(node, tmp_path, 0) as rank:
-            rank.save(Version(1, 4), durable=True)
-            node.master.hears("written")
-            slot = next(slot for slot in rank.arena.slots if slot.version.step == 4)
-            slot.image[5] ^= 1
-        node.service.post(node.commit.restore.look_ahead)
-        with rank_of(node, tmp_path, 0, round_number=2) as rank:
-            rank.link.send(Restore())
-            assert node.master.hears("asks").offers
-            node.word(plan(version=Version(1, 4), tier=Tier.MEMORY, go=False), 2)
-            assert "in memory is damaged" in node.master.hears("checked").error
 
 
 def test_a_plan_for_a_tier_that_the_node_lacks_is_answered_with_an_error(tmp_path: Path) -> None:
@@ -244,11 +214,8 @@ def test_a_plan_for_a_tier_that_the_node_lacks_is_answered_with_an_error(tmp_pat
 def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> None:
     """A flipped bit in one file is found by the node whose share it is, and by no other."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
-        second.word(grant_of(mine, "w1e1c1"))
-        second.master.hears("committed")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        assert second.grant(mine, "w1e1c1") == ""
     file = sorted((tmp_path / "root/step_7").glob("*.distcp"))[1]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -259,7 +226,7 @@ def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> N
     ):
         rank.link.send(Restore())
         question = node.master.hears("asks")
-        assert offered(question, Tier.STORAGE) == (to_wire(Version(1, 7)),)
+        assert offered(question, Tier.STORAGE) == (Version(1, 7),)
         for share, damaged in ((0, False), (1, True)):
             answer = plan(
                 Version(1, 7), plan_id=share + 5, tier=Tier.STORAGE, go=False, share=share, shares=2
@@ -271,11 +238,8 @@ def test_each_node_looks_at_its_share_of_what_is_on_storage(tmp_path: Path) -> N
 def test_a_step_of_a_newer_holdfast_is_refused_before_the_master_is_asked(tmp_path: Path) -> None:
     """A master that heard of nothing would let the job begin anew."""
     with two_nodes(tmp_path) as (first, rank_0, second, rank_1):
-        rank_0.save(Version(1, 7), durable=True)
-        rank_1.save(Version(1, 7), durable=True)
-        mine, _ = first.master.hears("written"), second.master.hears("written")
-        second.word(grant_of(mine, "w1e1c1"))
-        second.master.hears("committed")
+        mine, _ = save_all(Version(1, 7), (first, rank_0), (second, rank_1))
+        assert second.grant(mine, "w1e1c1") == ""
     file = tmp_path / "root/step_7/holdfast.json"
     newer = b'"format":2,"lineage"'
     file.write_bytes(file.read_bytes().replace(b'"format":1,"lineage"', newer))
@@ -283,8 +247,7 @@ def test_a_step_of_a_newer_holdfast_is_refused_before_the_master_is_asked(tmp_pa
     with served(tmp_path, "n2") as node, rank_of(node, root, 0, round_number=2) as rank:
         for _ in range(2):  # whoever asks again is told again
             rank.link.send(Restore())
-            refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-            assert isinstance(refused, RequestRefused)
+            refused = received(rank.link, RequestRefused)
             assert f"{file}: format=2, this Holdfast reads 1" in refused.error
         assert node.master.heard_nothing("asks")
 
@@ -314,7 +277,7 @@ def test_a_new_master_is_told_everything_that_it_cannot_know(tmp_path: Path) -> 
 def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path) -> None:
     """A world to come would count on it; a world of one rank that has saved does have all."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
-        assert not node.service.arenas.offer.is_whole(())
+        assert not node.service.arenas.held.is_whole(())
         rank.save(Version(1, 3))
         told = node.master.hears_held()
         while not told[1]:
@@ -323,19 +286,26 @@ def test_a_node_that_holds_nothing_is_not_said_to_have_everything(tmp_path: Path
         assert told == (1, frozenset([Version(1, 3)]), True)
 
 
+@contextmanager
+def _behind(node: Node) -> Iterator[None]:
+    """Keep a node's service from reading until the block ends."""
+    behind = threading.Event()
+
+    def wait() -> None:
+        behind.wait(WAIT_SECONDS)
+
+    node.service.post(wait)
+    yield
+    behind.set()
+
+
 def test_a_step_for_storage_waits_for_a_keeper_that_is_behind(tmp_path: Path) -> None:
     """Three steps are VALID before the first is heard of: the second is not given back unread."""
     with served(tmp_path) as node, rank_of(node, tmp_path / "root", 0, world=1) as rank:
         (tmp_path / "root").mkdir()
-        behind = threading.Event()
-
-        def wait() -> None:
-            behind.wait(WAIT_SECONDS)
-
-        node.service.post(wait)
-        for step in (1, 2, 3):
-            rank.save(Version(1, step), durable=True)
-        behind.set()
+        with _behind(node):
+            for step in (1, 2, 3):
+                rank.save(Version(1, step), durable=True)
         told = [node.master.hears("written") for _ in range(3)]
         assert [(one.version.step, one.error) for one in told] == [(1, ""), (2, ""), (3, "")]
 
@@ -348,26 +318,19 @@ def test_a_step_in_memory_that_is_wanted_on_storage_waits_too(tmp_path: Path) ->
         rank_of(node, tmp_path / "root", 0, kept=2) as first,
         rank_of(node, tmp_path / "root", 1, kept=2) as second,
     ):
-        behind = threading.Event()
-
-        def wait() -> None:
-            behind.wait(WAIT_SECONDS)
-
-        node.service.post(wait)
-        for rank in (first, second):
-            rank.save(Version(1, 1))
-            rank.tell_saved(Tier.STORAGE, Version(1, 1))
-            rank.save(Version(1, 2))
-        behind.set()
+        with _behind(node):
+            for rank in (first, second):
+                rank.save(Version(1, 1))
+                rank.tell_saved(Tier.STORAGE, Version(1, 1))
+                rank.save(Version(1, 2))
         told = node.master.hears("written")
         assert (told.version.step, told.ranks, told.error) == (1, (0, 1), "")
 
 
-@pytest.mark.parametrize("durable", [False, True])
-def test_a_script_that_never_loads_is_kept_all_the_same(tmp_path: Path, *, durable: bool) -> None:
-    """Its first save says that it has begun."""
+def test_a_script_that_never_loads_is_kept_all_the_same(tmp_path: Path) -> None:
+    """Its first save says that it has begun, also one for storage."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
-        rank.save(Version(1, 3), durable=durable)
+        rank.save(Version(1, 3), durable=True)
         assert node.master.hears_held()[:2] == (1, frozenset([Version(1, 3)]))
 
 
@@ -382,11 +345,7 @@ def test_what_only_memory_had_is_written_while_the_world_starts_from_it(tmp_path
             answer = plan(version=Version(1, 3), tier=Tier.MEMORY, go=False)
             assert _start(node, rank, 2, answer).step == 3
             parts = node.master.hears("written")
-            assert (parts.version, parts.ranks, parts.attempt) == (
-                to_wire(Version(1, 3)),
-                (0,),
-                "w2",
-            )
+            assert (parts.version, parts.ranks, parts.attempt) == (Version(1, 3), (0,), "w2")
 
 
 def _all_gone(node: Node) -> None:
@@ -422,8 +381,7 @@ def test_what_dead_ranks_had_in_memory_is_written_at_the_masters_word(tmp_path: 
         assert (mine.ranks, its.ranks, mine.world_size) == ((0,), (1,), 2)
         assert (mine.attempt, its.attempt, mine.error) == ("h1c9", "h1c9", "")
         assert mine.bytes > 0
-        second.word(grant_of(mine, "h1c9e1c10"))
-        assert second.master.hears("committed").error == ""
+        assert second.grant(mine, "h1c9e1c10") == ""
         found = read_manifest_or_none(Disk(), str(tmp_path / "root/step_4"))
         assert found is not None
         assert found.version == Version(1, 4)
@@ -448,7 +406,7 @@ def test_what_cannot_be_written_out_of_memory_is_told_though_no_rank_waits(tmp_p
     with _two_dead_worlds(tmp_path, (4,)) as (first, second):
         first.word(flush_to_storage(Version(1, 5), "h1c9"))
         parts = first.master.hears("written")
-        assert (parts.version, parts.attempt, parts.ranks) == (to_wire(Version(1, 5)), "h1c9", ())
+        assert (parts.version, parts.attempt, parts.ranks) == (Version(1, 5), "h1c9", ())
         assert "is in the memory of 0 of its 1 ranks" in parts.error
         (tmp_path / "root").rmdir()
         second.word(flush_to_storage(Version(1, 4), "h1c9"))
@@ -472,10 +430,3 @@ def test_a_part_that_its_rank_had_asked_for_is_not_written_twice(tmp_path: Path)
         node.word(flush_to_storage(Version(1, 7), "w1"))
         assert node.master.hears("written") == parts
         assert node.master.heard_nothing("written")
-
-
-def test_a_world_of_one_node_tells_what_it_has_too(tmp_path: Path) -> None:
-    """Else the master could not have it written when the job ends."""
-    with served(tmp_path) as node, rank_of(node, tmp_path, 0, world=1) as rank:
-        rank.save(Version(1, 3))
-        assert node.master.hears_held()[:2] == (1, frozenset([Version(1, 3)]))

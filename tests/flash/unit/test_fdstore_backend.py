@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
-from holdfast.flash.memory.arena import Arena, ArenaWord, SlotWord, geometry_of
-from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
+from holdfast.flash.memory.arena import Arena, ArenaWord, geometry_of
+from holdfast.flash.memory.fdstore_backend import FdStoreBackend
+from holdfast.flash.memory.recovery import BackendError
 from holdfast.flash.memory.shard_table import decode
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
@@ -65,16 +62,16 @@ def _die(arenas: ArenaStore, shelf: FdStore) -> None:
     shelf.disconnect()
 
 
-def _leave(shelf: FdStore, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> None:
+def _leave(shelf: FdStore, *, steps: tuple[int, ...] = (5, 6)) -> None:
     arenas = _arenas(shelf)
-    fill(arenas, steps, hash_it=hash_it)
+    fill(arenas, steps)
     _die(arenas, shelf)
     assert shelf.count == 2
 
 
-def _map(shelf: FdStore, number: int = 0) -> Arena:
+def _map(shelf: FdStore) -> Arena:
     """Map one of the arenas that are held, as nobody should."""
-    fd = os.open(f"/proc/self/fd/{list(shelf._items.values())[number]}", os.O_RDWR)
+    fd = os.open(f"/proc/self/fd/{next(iter(shelf._items.values()))}", os.O_RDWR)
     arena = Arena(fd)
     os.close(fd)
     return arena
@@ -87,23 +84,6 @@ def test_a_successor_that_dies_before_it_takes_over_loses_nothing(shelf: FdStore
     arenas = _arenas(shelf)
     assert arenas.take_over() == []
     assert arenas.held.common([0, 1]) == {Version(1, 6)}
-    arenas.close()
-
-
-def test_what_was_being_written_is_emptied(shelf: FdStore) -> None:
-    """Half a step is none; an arena with nothing else is freed at the runner too."""
-    _leave(shelf, steps=(6,))
-    arena = _map(shelf)
-    rank = arena.table.rank
-    for slot in arena.slots:
-        if slot.state is SlotState.VALID:
-            slot.words[SlotWord.STATE] = SlotState.WRITING
-    arena.close()
-    arenas = _arenas(shelf)
-    assert arenas.take_over() == []
-    assert arenas.held.ranks == [1 - rank]
-    shelf.take_in(_MOST_READ)
-    assert shelf.count == 1
     arenas.close()
 
 
@@ -164,55 +144,6 @@ def test_memory_that_could_shrink_is_given_up(shelf: FdStore) -> None:
     after.close()
 
 
-@pytest.fixture
-def mapped(shelf: FdStore) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a trainer that maps an arena and outlives the agent that made it."""
-    arenas = _arenas(shelf)
-    fill(arenas, (6,))
-    code = "import mmap,os,sys; m=mmap.mmap(int(sys.argv[1]),0); os.close(int(sys.argv[1]));" \
-           "print(flush=True); input()"  # fmt: skip
-    fd = arenas.held.by_rank[0][0].fd
-    os.set_inheritable(fd, True)
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", code, str(fd)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[fd],
-    )  # fmt: skip
-    assert trainer.stdout is not None
-    trainer.stdout.readline()
-    _die(arenas, shelf)
-    with trainer:
-        yield trainer
-        trainer.kill()
-
-
-def test_memory_that_a_dying_trainer_maps_is_waited_for(
-    shelf: FdStore, mapped: subprocess.Popen[bytes]
-) -> None:
-    """It could still write; that the runner holds it too does not count."""
-    threading.Timer(0.3, mapped.kill).start()
-    arenas = _arenas(shelf)
-    assert arenas.take_over() == []
-    assert arenas.held.ranks == [0, 1]
-    assert mapped.wait(5) == -signal.SIGKILL
-    arenas.close()
-
-
-def test_memory_that_a_trainer_goes_on_mapping_is_given_up(
-    shelf: FdStore, mapped: subprocess.Popen[bytes]
-) -> None:
-    """Once the patience is at its end, and the runner lets go of it."""
-    stash = _stash(shelf)
-    taken, notes = stash.take_over(patience_s=0.1)
-    assert mapped.poll() is None
-    assert [note.partition(": ")[2] for note in notes] == ["another process still has it mapped"]
-    (one,) = taken
-    one.arena.close()
-    os.close(one.fd)
-    shelf.take_in(_MOST_READ)
-    assert shelf.count == 1
-    stash.close()
-
-
 def test_a_runner_that_reads_nothing_delays_nobody(
     shelf: FdStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,7 +190,7 @@ def test_what_is_no_runner_is_left_alone() -> None:
     with one, other, stream, far, open(os.devnull) as file:  # noqa: PTH123
         other.send(b"hello")
         for fd in (one.fileno(), other.fileno(), stream.fileno(), file.fileno(), 9999):
-            with pytest.raises(FdStoreError, match=f"descriptor {fd} "):
+            with pytest.raises(BackendError, match=f"descriptor {fd} "):
                 FdStoreBackend(fd, "job")
             assert place_of("", "job", fd) is None
         file.read()

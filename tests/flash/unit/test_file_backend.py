@@ -7,69 +7,43 @@ import random
 import resource
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
+from checkpoints.filled_arenas import PLENTY, fill, layout, let_go, memory_folder
 from holdfast.flash.memory.arena import PAGE, Arena, ArenaWord, SlotWord
-from holdfast.flash.memory.file_backend import LOCK, FileBackend, FileBackendError
+from holdfast.flash.memory.file_backend import LOCK, FileBackend
+from holdfast.flash.memory.recovery import BackendError
 from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory; on a disk the tests would wait for it."""
-    path = Path("/dev", "shm") / f"holdfast-test-{tmp_path.name}-{os.getpid()}"
-    path.mkdir()
-    yield path
-    for left in path.iterdir():
-        left.unlink()
-    path.rmdir()
+    """A directory in memory."""
+    with memory_folder(tmp_path.name) as path:
+        yield path
 
 
 def _arenas(folder: Path, job: str = "job") -> ArenaStore:
     return ArenaStore(lambda: PLENTY, backend=FileBackend(str(folder), job))
 
 
-def _left(folder: Path, *, steps: tuple[int, ...] = (5, 6), hash_it: bool = True) -> list[Path]:
+def _left(folder: Path, *, steps: tuple[int, ...] = (5, 6)) -> list[Path]:
     """Leave what a killed agent with two ranks leaves; return the arenas by rank."""
     arenas = _arenas(folder)
-    fill(arenas, steps, hash_it=hash_it)
+    fill(arenas, steps)
     paths = [Path(arenas.held.by_rank[rank][0].path) for rank in (0, 1)]
-    _abandon(arenas)
-    return paths
-
-
-def _abandon(arenas: ArenaStore) -> None:
-    """Close what a SIGKILL closes: descriptors and mappings, and nothing else."""
     assert isinstance(arenas._backend, FileBackend)
     let_go(arenas)
     os.close(arenas._backend._lock)
+    return paths
 
 
 def _files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_what_was_being_written_is_emptied(folder: Path) -> None:
-    """Half a step is none, and its slot is free again."""
-    (path, _) = _left(folder)
-    fd = os.open(path, os.O_RDWR)
-    arena = Arena(fd)
-    slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
-    slot.begin_write(Version(1, 7), rank=0, world=2, layout=arena.layout)
-    slot.image[:100] = bytes(100)
-    arena.close()
-    os.close(fd)
-    arenas = _arenas(folder)
-    assert arenas.take_over() == []
-    assert arenas.held.versions(0) == arenas.held.versions(1) == {Version(1, 6)}
-    arenas.close()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -174,41 +148,11 @@ def test_foreign_jobs_and_older_formats_are_swept_and_other_files_are_not(folder
 def test_a_second_agent_is_refused_and_the_first_is_named(folder: Path) -> None:
     """Both would write to the same slots; once the first has ended there is no trace of it."""
     first = FileBackend(str(folder), "job")
-    with pytest.raises(FileBackendError, match=rf"in use by another agent, process {os.getpid()}"):
+    with pytest.raises(BackendError, match=rf"in use by another agent, process {os.getpid()}"):
         FileBackend(str(folder), "job")
     first.close()
     FileBackend(str(folder), "job").close()
     assert _files(folder) == []
-
-
-def test_a_file_that_a_dying_trainer_maps_is_waited_for(folder: Path) -> None:
-    """It could still write; who holds it for too long keeps its memory, but not the file."""
-    path = _left(folder)[0]
-    code = "import mmap,sys; f=open(sys.argv[1],'r+b'); m=mmap.mmap(f.fileno(),0); f.close();" \
-           "print(flush=True); input()"  # fmt: skip
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert trainer.stdin is not None
-    assert trainer.stdout is not None
-    trainer.stdout.readline()
-    timer = threading.Timer(0.3, trainer.kill)
-    timer.start()
-    volume = FileBackend(str(folder), "job")
-    found, notes = volume.take_over(patience_s=20)
-    assert trainer.wait(5) == -signal.SIGKILL
-    assert (len(found), notes) == (2, [])
-    trainer.stdin.close()
-    trainer.stdout.close()
-    with open(path, "r+b") as held:  # noqa: PTH123
-        for one in found:
-            one.arena.close()
-            os.close(one.fd)
-        _, notes = volume.take_over(patience_s=0.1)
-        assert [note.endswith("another process still has it mapped") for note in notes] == [True]
-        assert not path.exists()
-        assert held.read(1)
-    volume.close()
 
 
 def test_a_volume_that_is_full_is_told_with_the_numbers(folder: Path) -> None:
@@ -244,7 +188,7 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
         arenas.close()
         assert _files(place) == []
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
-        with pytest.raises(FileBackendError, match="Read-only file system"):
+        with pytest.raises(BackendError, match="Read-only file system"):
             FileBackend(str(place), "job")
     finally:
         subprocess.run(["umount", place], check=True)
@@ -252,7 +196,7 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
 
 def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
     """With what would be right."""
-    with pytest.raises(FileBackendError, match=r"none: No such file.* Mount a memory volume"):
+    with pytest.raises(BackendError, match=r"none: No such file.* Mount a memory volume"):
         FileBackend(str(tmp_path / "none"), "job")
 
 

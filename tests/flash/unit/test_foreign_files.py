@@ -6,23 +6,19 @@ import errno
 import os
 import random
 import shutil
-import socket
-import threading
 from pathlib import Path
 
 import pytest
 
+from checkpoints.led_nodes import alone, connected, received
 from checkpoints.sample_shards import sample_step, save
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import Link, RequestRefused, Restore, RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import Restore, RestoreStart
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.reader import committed, newest
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 WAIT_SECONDS = 30.0
@@ -43,7 +39,7 @@ def test_a_copy_under_the_name_of_a_newer_step_is_not_taken_for_it(tmp_path: Pat
     shutil.copytree(tmp_path / "step_10", tmp_path / "step_99")
     found, (note,) = newest(Disk(), str(tmp_path))
     assert found is not None
-    assert found.path == str(tmp_path / "step_20")
+    assert found.version == Version(1, 20)
     assert note.startswith("step 99 was passed over: ")
     assert "holds step 10" in note
     assert committed(Disk(), str(tmp_path), 16) == [Version(1, 20), Version(1, 10)]
@@ -57,7 +53,7 @@ def test_a_copy_is_none_of_those_that_retention_leaves(
         _save(tmp_path, step)
     shutil.copytree(tmp_path / "step_10", tmp_path / "step_29")
     _save(tmp_path, 30)
-    Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2)).delete_old(30)
+    Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=2)).delete_old(30)
     assert _steps(tmp_path) == [20, 29, 30]
     assert "retention leaves step 29 alone" in caplog.text
 
@@ -70,7 +66,7 @@ def test_a_step_that_is_a_link_goes_and_what_it_leads_to_stays(tmp_path: Path) -
         _save(root, step)
     (root / "step_10").rename(larger)
     (root / "step_10").symlink_to(larger)
-    Retainer(Disk(), str(root), RetentionSettings(keep_last=1)).delete_old(30)
+    Retainer(Disk(), str(root), CheckpointPolicy(keep_last=1)).delete_old(30)
     assert [path.name for path in root.iterdir()] == ["step_30"]
     assert (larger / "holdfast.json").is_file()
 
@@ -103,7 +99,7 @@ def test_what_cannot_be_read_while_it_is_compared_is_damage(tmp_path: Path, disk
         _save(tmp_path, step)
     found, (note,) = newest(disk, str(tmp_path))
     assert found is not None
-    assert found.path == str(tmp_path / "step_10")
+    assert found.version == Version(1, 10)
     assert note.startswith("step 20 was passed over: ")
 
 
@@ -121,25 +117,12 @@ def test_a_directory_that_is_read_only_is_started_from(
     """Remains of a deletion stay in a read-only directory. A load starts from it all the same."""
     _save(tmp_path, 10)
     (tmp_path / ".trash.abc").mkdir()
-    ours, theirs = (Link(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-    service = local_service(ArenaStore(), disk=ReadOnly())
-    service.add(theirs)
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
-        ours.send(
-            TrainerHello(
-                rank=0, world=1, kept=1, lineage=1, root=str(tmp_path),
-                policy=CheckpointPolicy(keep_last=3),
-            )
-        )  # fmt: skip
-        ours.send(Restore())
-        origin = ours.expect(RestoreStart, RequestRefused, timeout_s=WAIT_SECONDS)[0]
-    finally:
-        ours.close()
-        thread.join()
-    assert isinstance(origin, RestoreStart)
-    assert origin.step == 10
+    with (
+        alone(tmp_path / "keeper", disk=ReadOnly()) as server,
+        connected(server, tmp_path, 0, world=1) as rank,
+    ):
+        rank.link.send(Restore())
+        assert received(rank.link, RestoreStart).step == 10
     assert "earlier worlds' parts stay: " in caplog.text
 
 
@@ -150,7 +133,7 @@ def test_retention_that_fails_is_named_once(
     for step in (1, 2, 3):
         _save(tmp_path, step)
     (tmp_path / "tags" / "best").mkdir(parents=True)
-    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=1))
+    retainer = Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=1))
     retainer.delete_old(3)
     retainer.delete_old(3)
     assert _steps(tmp_path) == [1, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast.flash.schedule import Course, Due, SaveEvery, Schedule, ScheduleOffer, due, parse
 
 OLD, NEW = SaveEvery(memory=2, storage=6), SaveEvery(memory=3, storage=9)
+THIRD = SaveEvery(memory=5, storage=5)
 
 
 def _offer(number: int, step: int, every: SaveEvery = NEW) -> ScheduleOffer:
@@ -17,79 +20,56 @@ def _offer(number: int, step: int, every: SaveEvery = NEW) -> ScheduleOffer:
 
 def _saves(course: Course, step: int) -> Due:
     found = [due(step, every) for every in course.at(step)]
-    return Due(any(one.memory for one in found), any(one.storage for one in found))
+    kinds = [(one.memory, one.storage, one.sure) for one in found]
+    return Due(*map(any, zip(*kinds, strict=True)))
 
 
-def test_a_confirmed_schedule_holds_from_its_step_on() -> None:
-    """Not before, and then alone."""
+COURSES: dict[str, list[Any]] = {
+    "a confirmed one holds from its step on, and then alone": [
+        *(_offer(1, 10), (8, OLD)),
+        *(1, (9, OLD), (10, NEW), (11, NEW)),
+    ],
+    "one that is not confirmed is followed beside the old: all may not know it": [
+        *(_offer(1, 10), (9, OLD), (12, OLD, NEW)),
+        *(1, (13, NEW)),
+    ],
+    "a newer offer stands beside one that a lost master may have confirmed to some": [
+        *(_offer(1, 10), _offer(2, 20, THIRD), (15, OLD, NEW), (20, OLD, NEW, THIRD)),
+        *(2, (21, THIRD)),
+    ],
+    "one that is confirmed late still holds, beside what was offered since": [
+        *(_offer(1, 10), _offer(2, 20, THIRD)),
+        *(1, (15, NEW), (20, NEW, THIRD)),
+    ],
+    "a word that comes again changes nothing, nor an old one after a newer one": [
+        *(_offer(1, 10), _offer(2, 20, THIRD)),
+        *(1, 1, 2, 1, (9, OLD), (15, NEW), (20, THIRD)),
+    ],
+    "one that is offered again is followed from the first time on, until it is confirmed": [
+        *(_offer(1, 10), _offer(2, 20), (15, OLD, NEW)),
+        *(1, (16, OLD, NEW)),  # nobody knows whether all heard of it in time
+        *(2, (19, OLD, NEW), (20, NEW)),
+    ],
+    "each confirmed one waits for its own step": [
+        *(_offer(1, 10), 1, _offer(2, 20, THIRD), 2),
+        *((9, OLD), (10, NEW), (19, NEW), (20, THIRD)),
+    ],
+}
+"""Offers, numbers of confirmed ones, and steps with the schedules that ask for saves there."""
+
+
+@pytest.mark.parametrize("words", COURSES.values(), ids=COURSES)
+def test_a_rank_follows_what_all_ranks_may_know(words: list[Any]) -> None:
+    """From the step of an offer on beside the old schedule, alone once it is confirmed."""
     course = Course(OLD)
-    course.offered(_offer(1, 10))
-    assert course.at(8) == (OLD,)
-    course.confirmed(1)
-    assert [course.at(step) for step in (9, 10, 11)] == [(OLD,), (NEW,), (NEW,)]
-
-
-def test_one_that_is_not_confirmed_is_followed_beside_the_old() -> None:
-    """Nobody does without the old one unless all know the new one."""
-    course = Course(OLD)
-    course.offered(_offer(1, 10))
-    assert course.at(9) == (OLD,)
-    assert course.at(12) == (OLD, NEW)
-    course.confirmed(1)
-    assert course.at(13) == (NEW,)
-
-
-def test_a_newer_offer_stands_beside_one_that_was_not_confirmed() -> None:
-    """A master that is gone may have confirmed it to some; the next confirmed one ends it."""
-    course, other = Course(OLD), SaveEvery(memory=5, storage=5)
-    course.offered(_offer(1, 10))
-    course.offered(_offer(2, 20, other))
-    assert course.at(15) == (OLD, NEW)
-    assert course.at(20) == (OLD, NEW, other)
-    course.confirmed(2)
-    assert course.at(21) == (other,)
-
-
-def test_what_is_confirmed_late_still_holds() -> None:
-    """Beside what was offered since."""
-    course, other = Course(OLD), SaveEvery(memory=5, storage=5)
-    course.offered(_offer(1, 10))
-    course.offered(_offer(2, 20, other))
-    course.confirmed(1)
-    assert course.at(15) == (NEW,)
-    assert course.at(20) == (NEW, other)
-
-
-def test_a_word_that_comes_again_changes_nothing() -> None:
-    """Nor does an old one after a newer one."""
-    course, other = Course(OLD), SaveEvery(memory=5, storage=5)
-    course.offered(_offer(1, 10))
-    course.offered(_offer(2, 20, other))
-    for number in (1, 1, 2, 1):
-        course.confirmed(number)
-    assert [course.at(step) for step in (9, 15, 20)] == [(OLD,), (NEW,), (other,)]
-
-
-def test_an_offer_that_is_made_again_later_is_followed_from_the_first_time_on() -> None:
-    """Until it is confirmed; then from the step of the one that was."""
-    course = Course(OLD)
-    course.offered(_offer(1, 10))
-    course.offered(_offer(2, 20))
-    assert course.at(15) == (OLD, NEW)
-    course.confirmed(1)
-    assert course.at(16) == (OLD, NEW), "nobody knows whether all heard of it in time"
-    course.confirmed(2)
-    assert [course.at(step) for step in (19, 20)] == [(OLD, NEW), (NEW,)]
-
-
-def test_a_confirmed_one_waits_for_its_step_while_the_next_is_offered() -> None:
-    """Each from its own step on."""
-    course, third = Course(OLD), SaveEvery(memory=7, storage=7)
-    course.offered(_offer(1, 10))
-    course.confirmed(1)
-    course.offered(_offer(2, 20, third))
-    course.confirmed(2)
-    assert [course.at(step) for step in (9, 10, 19, 20)] == [(OLD,), (NEW,), (NEW,), (third,)]
+    for word in words:
+        if isinstance(word, ScheduleOffer):
+            course.offered(word)
+        elif isinstance(word, int):
+            course.confirmed(word)
+        else:
+            step, *expected = word
+            assert course.at(step) == tuple(expected), step
 
 
 RANKS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20)), min_size=2, max_size=5)

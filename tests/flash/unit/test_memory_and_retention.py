@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.environment import Environment
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, memory_left, refusal
+from holdfast.flash.memory.memory_budget import Room, memory_left, refusal
 from holdfast.flash.schedule import SaveEvery, Schedule, due
-from holdfast.flash.storage.retention_rule import RetentionSettings, chosen, to_delete
+from holdfast.flash.storage.retention_rule import chosen, to_delete
 from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 GIB = 2**30
 
@@ -51,7 +52,7 @@ def test_this_machine_has_some_memory_left() -> None:
 
 def test_a_refusal_says_how_much_is_needed() -> None:
     """The error names the size, what is left, whose limit it is, and what to do."""
-    text = refusal(3 * GIB, Room(available=GIB, source="the pod"), RoomSettings(reserve=0))
+    text = refusal(3 * GIB, Room(available=GIB, source="the pod"), reserve=0)
     assert text is not None
     assert "an arena of 3072 MiB does not fit: 1024 MiB are left by the pod" in text
     assert "Raise that limit by 2048 MiB" in text
@@ -59,9 +60,9 @@ def test_a_refusal_says_how_much_is_needed() -> None:
 
 def test_what_fits_exactly_is_granted() -> None:
     """The reserve counts, and no byte more."""
-    settings = RoomSettings(reserve=10)
-    assert refusal(90, Room(available=100, source=""), settings) is None
-    assert refusal(91, Room(available=100, source=""), settings) is not None
+    room = Room(available=100, source="")
+    assert refusal(90, room, reserve=10) is None
+    assert refusal(91, room, reserve=10) is not None
 
 
 @given(
@@ -74,22 +75,11 @@ def test_retention_keeps_the_newest_the_pinned_and_the_milestones(
     steps: list[int], last: int, every: int, pinned: frozenset[int]
 ) -> None:
     """A step is deleted exactly when it is neither among the newest nor pinned nor a milestone."""
-    gone = to_delete(steps, RetentionSettings(keep_last=last, keep_every=every), pinned)
+    gone = to_delete(steps, CheckpointPolicy(keep_last=last, keep_every=every), pinned)
     newest = sorted(set(steps))[-last:]
     for step in set(steps):
         kept = step in newest or step in pinned or (every > 0 and step % every == 0)
         assert (step in gone) is not kept
-
-
-@pytest.mark.parametrize(
-    ("last", "every", "name"), [(0, 0, "keep_last=0"), (1, -1, "keep_every=-1")]
-)
-def test_retention_that_would_delete_everything_is_refused(
-    last: int, every: int, name: str
-) -> None:
-    """The error names the setting and its value."""
-    with pytest.raises(ValueError, match=name):
-        RetentionSettings(keep_last=last, keep_every=every)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +107,7 @@ def test_what_is_kept_is_the_scripts_else_the_jobs_choice(
     [
         (0, None, "", "keep_last=0"),
         (True, None, "", "keep_last=True"),
+        (None, -1, "", "keep_every=-1"),
         (None, 2.5, "", "keep_every=2.5"),
         (None, None, "3", "HOLDFAST_CHECKPOINT='3': it is 3: expected an object"),
         (None, None, "7:50", "HOLDFAST_CHECKPOINT='7:50': it is no JSON"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -12,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.sample_shards import sample_shard
+from checkpoints.filled_arenas import layout
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.mmap import LARGE, Mapping
-from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import Layout
 
 SIZE = 3 * LARGE + 4096
 PATTERN = bytes(range(256)) * 16
@@ -75,11 +72,9 @@ def test_a_later_mapping_has_large_pages_without_asking(file: int, enlarged: Map
 @pytest.mark.usefixtures("enlarged")
 def test_an_arena_is_made_of_large_pages() -> None:
     """A trainer is given one whose slots it maps in a moment."""
-    table = sample_shard(0, 1, random.Random(0))[0].table
-    layout = Layout(table=encode(table).decode(), bytes_room=2 * LARGE, slots=3)
     arenas = ArenaStore()
     try:
-        arena = arenas.grant(0, layout).arena
+        arena = arenas.grant(0, layout(world=1, room=2 * LARGE)).arena
         assert large_bytes(arena) == len(arena.memory) // LARGE * LARGE >= 6 * LARGE
     finally:
         arenas.close()
@@ -96,6 +91,15 @@ def test_what_was_written_before_stays(file: int) -> None:
     mapping.close()
 
 
+def _run(script: str) -> str:
+    """Run a script in a process of its own; return what it prints, and nothing else may be said."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_without_large_pages_the_memory_is_there_all_the_same() -> None:
     """A process that may have none gets ordinary pages, all of them faulted in, and no error."""
     script = f"""
@@ -109,10 +113,7 @@ mapping.enlarge(threads=1)
 mapping.fault_in(write=True, threads=1)
 print(os.fstat(fd).st_blocks * 512)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.strip() == str(SIZE), done.stderr
+    assert _run(script) == f"{SIZE}\n"
 
 
 _FORKED = """
@@ -159,21 +160,16 @@ print("done")
 def test_a_forked_child_keeps_what_lies_where_the_mapping_was(end: str, *, early: bool) -> None:
     """Its copy of the object unmaps nothing of the child's own, however early that came there."""
     script = _FORKED.format(size=32 * LARGE, end=end, early=early, show=False)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.strip() == "done", f"exit status {done.returncode}\n{done.stderr}"
+    assert _run(script) == "done\n"
 
 
 def test_a_forked_child_does_not_pin_the_mapping() -> None:
     """A data loader's child that outlives the trainer holds no memory of the arena."""
     script = _FORKED.format(size=32 * LARGE, end="pass", early=False, show=True)
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.endswith("done\n"), done.stderr
-    assert "00400000" in done.stdout or "[heap]" in done.stdout  # the child's map was printed
-    assert "memfd:mapping" not in done.stdout
+    said = _run(script)
+    assert said.endswith("done\n")
+    assert "00400000" in said or "[heap]" in said  # the child's map was printed
+    assert "memfd:mapping" not in said
 
 
 _ONE_CLOSED = """
@@ -201,7 +197,4 @@ assert os.waitpid(pid, 0)[1] == 0
 
 def test_a_mapping_that_was_closed_before_takes_no_other_ones_place() -> None:
     """Its object may live on: the child looks at those that are mapped, and says nothing."""
-    done = subprocess.run(
-        [sys.executable, "-c", _ONE_CLOSED], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout, done.stderr) == ("reserved\n", "")
+    assert _run(_ONE_CLOSED) == "reserved\n"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from checkpoints.led_nodes import WAIT_SECONDS, Node, Rank, announced, grant_of, rank_of, served
+from checkpoints.led_nodes import Node, Rank, announced, rank_of, received, save_all, served
 from checkpoints.small_models import state_of
-from holdfast.flash.memory.slots import Version, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import RequestRefused, Restore
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
@@ -27,10 +27,8 @@ OLD, NEW = "0b1d-old", "77aa-new"
 
 def _commit(node: Node, rank: Rank, version: Version) -> str:
     """Save a step and let the master grant it; return why it was not committed."""
-    rank.save(version, durable=True)
-    parts = node.master.hears("written")
-    node.word(grant_of(parts, f"{parts.attempt}e1c{version.step}"))
-    error: str = node.master.hears("committed").error
+    (parts,) = save_all(version, (node, rank))
+    error = node.grant(parts, f"{parts.attempt}e1c{version.step}")
     node.word(announced(version, error))
     return error
 
@@ -59,7 +57,7 @@ def test_the_newer_job_has_the_directory_and_the_older_replaces_nothing(
     assert f"delete {tmp_path}/owners/2.{NEW}" in error
     found, _ = newest(Disk(), str(tmp_path))
     assert found is not None
-    assert found.manifest.version == Version(6, 7)
+    assert found.version == Version(6, 7)
     assert _commit(new, other, Version(6, 8)) == ""
 
 
@@ -70,13 +68,12 @@ def test_the_older_job_starts_from_nothing_of_the_newer_ones(
     old, rank, new, other = two_jobs
     other.link.send(Restore())
     question = new.master.hears("asks")
-    assert offered(question, Tier.STORAGE) == (to_wire(Version(1, 5)),)
+    assert offered(question, Tier.STORAGE) == (Version(1, 5),)
     assert _commit(new, other, Version(6, 7)) == ""
     rank.link.close()  # its world has ended, and a new one begins
     with rank_of(old, tmp_path, 0, world=1, round_number=2) as again:
         again.link.send(Restore())
-        refused = again.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(again.link, RequestRefused)
         assert f"belongs to job {NEW}" in refused.error
         assert old.master.heard_nothing("asks")
 

@@ -14,41 +14,33 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from checkpoints.filled_arenas import layout
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
-from checkpoints.sample_shards import sample_shard
-from holdfast.flash.memory.shard_table import ShardTable, encode
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Move, Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import Layout
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.storage.retention_rule import RetentionSettings
-from holdfast.flash.storage.writer import RankArena, SlotWork, Storage
+from holdfast.flash.storage.writer import SlotWork, Storage
 from holdfast_wire.messages import Tier
+from holdfast_wire.messages.spec import CheckpointPolicy
 from house.extended import usual
 
 ROOT = "ck"
 BEST = f"{ROOT}/best"
 JOB = "7e01"
-KEEP = RetentionSettings(keep_last=2)
+KEEP = CheckpointPolicy(keep_last=2)
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[list[RankArena]]:
     """The arenas of two ranks, which are on two nodes."""
     keepers = [ArenaStore(), ArenaStore()]
-    yield [
-        arenas.grant(rank, Layout(table=encode(_table(rank)).decode(), bytes_room=4096, slots=1))
-        for rank, arenas in enumerate(keepers)
-    ]
+    yield [arenas.grant(rank, layout(rank)) for rank, arenas in enumerate(keepers)]
     for arenas in keepers:
         arenas.close()
-
-
-def _table(rank: int) -> ShardTable:
-    return sample_shard(rank, 2, random.Random(0))[0].table
 
 
 @dataclass
@@ -74,8 +66,8 @@ class Life:
         self.save(Version(2, 50), "w2")
 
     def _job(self, held: RankArena, version: Version, final: str = "") -> SlotWork:
-        slot, arena = held.arena.slots[0], held.arena
-        slot.begin_write(version, rank=held.rank, world=2, layout=arena.layout)
+        slot = held.arena.slots[0]
+        slot.begin_write(version)
         body = bytes((version.step, version.lineage, held.rank)) * len(slot.image)
         slot.image[:] = body[: len(slot.image)]
         slot.commit([100 + version.step])

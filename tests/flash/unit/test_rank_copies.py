@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+
+import pytest
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.worker_thread import RankCopies
@@ -23,31 +26,24 @@ def _ends(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_work_waits_until_the_last_rank_has_copied() -> None:
-    """The first of two ranks opens nothing; the second does."""
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda copies: copies.copied(Version(1, 5), 1, [0, 1]),
+        RankCopies.give_up,
+        lambda copies: copies.copied(Version(1, 6), 1, [0, 1]),
+    ],
+    ids=["the last rank has copied", "a rank is gone", "a rank skipped this step"],
+)
+def test_work_waits_until_nobody_copies_the_step_any_more(
+    end: Callable[[RankCopies], None],
+) -> None:
+    """The first of two ranks ends no wait; the second does, and so does a dead or a newer one."""
     copies = RankCopies(_LONG)
     copies.copied(Version(1, 5), 0, [0, 1])
     waiter = _waiter(copies, Version(1, 5))
     assert waiter.is_alive()
-    copies.copied(Version(1, 5), 1, [0, 1])
-    assert _ends(waiter)
-
-
-def test_a_rank_that_goes_ends_the_wait() -> None:
-    """A dead rank is not waited for."""
-    copies = RankCopies(_LONG)
-    copies.copied(Version(1, 5), 0, [0, 1])
-    waiter = _waiter(copies, Version(1, 5))
-    copies.give_up()
-    assert _ends(waiter)
-
-
-def test_a_newer_step_ends_the_wait_for_an_older_one() -> None:
-    """A rank that skipped step 5 saves step 6: nobody copies step 5 any more."""
-    copies = RankCopies(_LONG)
-    copies.copied(Version(1, 5), 0, [0, 1])
-    waiter = _waiter(copies, Version(1, 5))
-    copies.copied(Version(1, 6), 1, [0, 1])
+    end(copies)
     assert _ends(waiter)
 
 

@@ -80,7 +80,7 @@ class _Reader:
         self.found: dict[str, Any] = {}
 
     def collect(self, leaves: Leaves) -> None:
-        leaves.values.append(ValueLeaf("optimizer.lr", ("optimizer", "lr"), lambda: 1.0))
+        leaves.values.append(ValueLeaf(("optimizer", "lr"), lambda: 1.0))
 
     def accept(self, filling: Filling) -> None:
         self.found = {name: filling.values.get(name) for name in ("optimizer.lr", "optimizer.b")}
@@ -97,7 +97,7 @@ def _filling() -> Filling:
         "optimizer.b": ("optimizer", "b"),
         "replicas.1.optimizer.lr": ("replicas", "1", "optimizer", "lr"),
     }
-    filling = Filling(Leaves(), PLACE, found, Holders())
+    filling = Filling(PLACE, Leaves(), found, Holders())
     filling.values.update({"optimizer.lr": 0.5, "optimizer.b": 3, "replicas.1.optimizer.lr": 0.25})
     return filling
 

@@ -18,7 +18,7 @@ from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.trainer.copier import Comparison, Copier
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 from holdfast.flash.trainer.planner import Planner, RankPosition
-from holdfast.flash.trainer.replica_sketches import Compared, Sketcher, room_for
+from holdfast.flash.trainer.replica_sketches import Compared, Sketcher
 from holdfast.flash.trainer.state_dict import Parts, collect
 from holdfast.flash.trainer.torch_shards import TorchShards
 
@@ -27,7 +27,7 @@ PLACE = RankPosition(rank=0, world=2, local_rank=0, local_world=2)
 
 def tensor(values: torch.Tensor) -> bytes:
     """The sketch of one tensor."""
-    leaf = TensorLeaf("a", ("a",), {}, "a", values)
+    leaf = TensorLeaf(("a",), {}, "a", values)
     return Sketcher([Compared(leaf, (0,) * values.dim())]).sketch({})
 
 
@@ -230,7 +230,7 @@ def test_all_copies_of_shards_are_compared() -> None:
             for number in range(50):
                 tensor = distribute_tensor(torch.ones(4, 4), mesh, placements)
                 path = ("model", f"w{number}")
-                leaves.tensors.append(TensorLeaf(path[1], path, {0: tensor}, 0, tensor))
+                leaves.tensors.append(TensorLeaf(path, {0: tensor}, 0, tensor))
             counts.append(len(Planner(place).plan(leaves).compared))
     finally:
         dist.destroy_process_group()
@@ -241,7 +241,7 @@ def test_a_sketcher_reads_the_present_values() -> None:
     """Also of what it has a view of."""
     kept, turned = randoms(), randoms().view(64, 64).t()
     compared = [
-        Compared(TensorLeaf(name, (name,), {}, name, one), (0,) * one.dim())
+        Compared(TensorLeaf((name,), {}, name, one), (0,) * one.dim())
         for name, one in (("kept", kept), ("turned", turned))
     ]
     sketcher = Sketcher(compared)
@@ -262,7 +262,7 @@ def test_all_samples_of_a_device_come_in_one_transfer(monkeypatch: pytest.Monkey
         return to_cpu(self)
 
     monkeypatch.setattr(torch.Tensor, "cpu", counted)
-    leaves = [TensorLeaf(f"t{at}", ("t",), {}, "t", randoms(seed=at)) for at in range(9)]
+    leaves = [TensorLeaf((f"t{at}",), {}, "t", randoms(seed=at)) for at in range(9)]
     sketcher = Sketcher([Compared(leaf, (0,)) for leaf in leaves])
     few = [randoms(seed=at).bfloat16() for at in range(9)]
     sketcher.sketch({"few": few, "more": {"a": randoms(), "b": randoms().to(torch.float8_e5m2)}})
@@ -284,10 +284,9 @@ def _state(count: int, extra: dict[str, Any]) -> Leaves:
 
 
 def _copier(leaves: Leaves) -> Copier:
-    room = BYTES_ROOM + room_for(leaves)
-    plan = Planner(PLACE).plan(leaves, room)
+    plan = Planner(PLACE).plan(leaves)
     body = encode(plan.table)
-    fd = in_memory(body, geometry_of(plan.table, len(body), SLOTS, room))
+    fd = in_memory(body, geometry_of(plan.table, len(body), SLOTS, plan.bytes_room))
     return Copier(plan, leaves, Arena(fd))
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 
 import holdfast
-from checkpoints.sample_shards import begin, sample_step, save
+from checkpoints.sample_shards import begin, make_newer, sample_step, save
 from checkpoints.small_models import state_of
-from holdfast.flash.memory.hashes import hash64
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.commit import Attempt, sweep
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import MANIFEST_NAME
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 
 def _begin(root: Path, step: int, number: str = "0") -> Attempt:
@@ -29,14 +27,6 @@ def _save(root: Path, step: int) -> None:
     save(Disk(), root, sample_step(step, random.Random(step)))
 
 
-def _make_newer(file: Path) -> None:
-    """Make of a manifest what the next Holdfast may write."""
-    fields = json.loads(file.read_bytes())
-    fields["checkpoint"]["format"] = 2
-    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
-    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
-
-
 def _steps(root: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in root.glob("step_*"))
 
@@ -46,12 +36,12 @@ def test_a_step_that_cannot_be_read_neither_goes_nor_counts_and_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     """It may be somebody's last; as many as told stay beside it."""
-    retainer = Retainer(Disk(), str(tmp_path), RetentionSettings(keep_last=2))
+    retainer = Retainer(Disk(), str(tmp_path), CheckpointPolicy(keep_last=2))
     for step in (1, 2, 3):
         _save(tmp_path, step)
     file = tmp_path / "step_2" / MANIFEST_NAME
     if how == "newer":
-        _make_newer(file)
+        make_newer(file)
     elif how == "damaged":
         file.write_bytes(file.read_bytes().replace(b"lengths", b"lengthz"))
     else:
@@ -84,7 +74,7 @@ def test_steps_that_stay_anyway_are_not_read(tmp_path: Path) -> None:
             return super().read(path)
 
     disk = Counting()
-    settings = RetentionSettings(keep_last=2, keep_every=10)
+    settings = CheckpointPolicy(keep_last=2, keep_every=10)
     retainer = Retainer(disk, str(tmp_path), settings)
     for step in (10, 20, 25, 26, 27):
         _save(tmp_path, step)
@@ -116,7 +106,7 @@ def test_a_job_that_never_loads_deletes_no_newer_releases_step(tmp_path: Path) -
     with holdfast.Checkpointer(tmp_path, model=model) as flash:
         flash.save(1)
         flash.save(2)
-    _make_newer(tmp_path / "step_1" / MANIFEST_NAME)
+    make_newer(tmp_path / "step_1" / MANIFEST_NAME)
     with holdfast.Checkpointer(tmp_path, model=model, keep_last=1) as flash:
         for step in (3, 4):
             flash.save(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.flash.trainer.save_policy import Meter, SaveCosts
+from holdfast.page import TierSaving
 
 MS = 1_000_000
 
@@ -32,14 +33,14 @@ def test_a_save_to_memory_costs_what_it_stops() -> None:
     """The median: one slow save is not usual, and neither is one long step."""
     clock = Clock()
     clock.save(10)
-    assert clock.meter.measured == SaveCosts(memory_ns=10 * MS)
+    assert clock.meter.measured == SaveCosts(memory=TierSaving(stop_ns=10 * MS))
     clock.steps(3, 100)
     clock.steps(1, 5000)
     clock.save(500)
     clock.save(12)
-    assert clock.meter.measured == SaveCosts(step_ns=100 * MS, memory_ns=12 * MS)
+    assert clock.meter.measured == SaveCosts(step_ns=100 * MS, memory=TierSaving(stop_ns=12 * MS))
     clock.meter.waited(10 * MS)
-    assert clock.meter.measured.memory_ns == 22 * MS
+    assert clock.meter.measured.memory.stop_ns == 22 * MS
 
 
 def test_a_save_to_storage_costs_what_steps_take_longer_meanwhile_too() -> None:
@@ -49,11 +50,11 @@ def test_a_save_to_storage_costs_what_steps_take_longer_meanwhile_too() -> None:
     clock.save(5, storage=True)
     clock.meter.waited(2 * MS)
     clock.steps(4, 130, writing=True)
-    assert clock.meter.measured.storage_ns == 0
+    assert clock.meter.measured.storage.stop_ns == 0
     clock.steps(1, 130)
-    assert clock.meter.measured.storage_ns == (5 + 2 + 5 * 30) * MS
-    assert clock.meter.measured.durable_ns == (5 + 5 * 130) * MS
-    assert clock.meter.measured.memory_ns == 0
+    assert clock.meter.measured.storage.stop_ns == (5 + 2 + 5 * 30) * MS
+    assert clock.meter.measured.storage.durable_ns == (5 + 5 * 130) * MS
+    assert clock.meter.measured.memory.stop_ns == 0
 
 
 def test_one_long_step_is_not_the_write_s_fault() -> None:
@@ -65,7 +66,7 @@ def test_one_long_step_is_not_the_write_s_fault() -> None:
     clock.steps(3, 100, writing=True)
     clock.steps(1, 60_000, writing=True)
     clock.steps(3, 100)
-    assert clock.meter.measured.storage_ns == 5 * MS
+    assert clock.meter.measured.storage.stop_ns == 5 * MS
 
 
 def test_without_a_step_to_compare_with_only_the_stop_counts() -> None:
@@ -74,4 +75,4 @@ def test_without_a_step_to_compare_with_only_the_stop_counts() -> None:
     clock.save(5, storage=True)
     clock.steps(3, 100, writing=True)
     clock.steps(1, 100)
-    assert clock.meter.measured.storage_ns == 5 * MS
+    assert clock.meter.measured.storage.stop_ns == 5 * MS

@@ -110,10 +110,7 @@ def test_a_step_of_an_abandoned_lineage_is_no_step_of_the_new_one() -> None:
     assert newest_complete({}, ()) is None
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=200),
-    st.integers(1, 4),
-)
+@given(st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=200), st.integers(1, 4))
 def test_two_ranks_always_keep_a_version_in_common(
     turns: list[tuple[int, bool]], slow: int
 ) -> None:

@@ -11,15 +11,10 @@ from pathlib import Path
 import pytest
 
 from checkpoints.copies_tier import copies_tier, node_with_copies, three_tiers
-from checkpoints.led_nodes import WAIT_SECONDS, Rank, Served, plan, rank_of, served
+from checkpoints.led_nodes import WAIT_SECONDS, Rank, Served, plan, rank_of, received, served
 from holdfast.flash.memory.arena import Arena
-from holdfast.flash.memory.slots import Version, to_wire
-from holdfast.flash.server.protocol import (
-    Durable,
-    RequestRefused,
-    Restore,
-    RestoreStart,
-)
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.server.protocol import Durable, RequestRefused, Restore, RestoreStart
 from holdfast_wire.messages import RestorePlanVerified, Tier
 from holdfast_wire.tiers import offered
 
@@ -79,7 +74,7 @@ def test_a_third_tier_is_written_committed_restored_and_released(
     ):
         assert start == RestoreStart()
         rank.save(Version(1, 7), durable=True)
-        assert rank.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+        assert received(rank.link, Durable) == Durable(step=7)
         rank.save_to(copies, Version(1, 8))
         _comes_to_hold(tmp_path, {"1.8"})
         rank.save_to(copies, Version(1, 9))
@@ -110,7 +105,7 @@ def test_the_nearest_tier_serves_a_version_that_several_have(tmp_path: Path, cop
     with node_with_copies(tmp_path, copies, "first") as server:
         with _start(server, tmp_path, 1) as (rank, _, _):
             rank.save(Version(1, 7), durable=True)
-            assert rank.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+            assert received(rank.link, Durable) == Durable(step=7)
             rank.tell_saved(copies, Version(1, 7))
             _comes_to_hold(tmp_path, {"1.7"})
         with _start(server, tmp_path, 2) as (_, start, images):
@@ -128,7 +123,7 @@ def test_a_failure_in_a_third_tier_is_no_failure_on_storage(tmp_path: Path, copi
         (tmp_path / "copies").rmdir()
         rank.save_to(copies, Version(1, 7))
         rank.tell_saved(Tier.STORAGE, Version(1, 7))
-        assert rank.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=7)
+        assert received(rank.link, Durable) == Durable(step=7)
         assert rank.link.receive(0.1) is None
         (tmp_path / "copies").mkdir()
 
@@ -137,8 +132,7 @@ def test_a_tier_that_a_node_lacks_is_refused_by_name(tmp_path: Path, copies: Tie
     """The trainer hears which tiers there are, and the service serves on."""
     with served(tmp_path) as node, rank_of(node, tmp_path, 0) as rank:
         rank.save_to(copies, Version(1, 7))
-        refused = rank.link.expect(RequestRefused, timeout_s=WAIT_SECONDS)[0]
-        assert isinstance(refused, RequestRefused)
+        refused = received(rank.link, RequestRefused)
         assert refused.error == "tier=COPIES: this node has MEMORY, STORAGE"
         rank.save(Version(1, 8))
         assert Version(1, 8) in node.master.hears_held()[1]
@@ -171,7 +165,7 @@ def test_a_master_is_offered_a_third_tier_and_may_choose_it(tmp_path: Path, copi
         rank.link.send(Restore())
         question = node.master.hears("asks")
         assert [one.tier for one in question.offers] == [Tier.MEMORY, copies, Tier.STORAGE]
-        assert offered(question, copies) == (to_wire(Version(1, 7)),)
+        assert offered(question, copies) == (Version(1, 7),)
         node.word(plan(Version(1, 7), tier=copies, go=False), 2)
         assert node.master.hears("checked") == RestorePlanVerified(plan_id=5)
         node.word(plan(Version(1, 7), tier=copies, go=True), 2)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from checkpoints.led_nodes import (
-    WAIT_SECONDS,
-    Node,
-    Rank,
-    announced,
-    grant_of,
-    plan,
-    rank_of,
-    served,
-)
+from checkpoints.led_nodes import Node, Rank, announced, plan, rank_of, received, served
 from checkpoints.walks import RESTORE, SAVE, entered
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Durable, Restore, RestoreStart
@@ -50,10 +40,9 @@ _BESIDE_A_RESTORE = {
 def _save(node: Node, rank: Rank, step: int) -> None:
     """Have a step written, granted and announced, and wait until its rank hears that."""
     rank.save(Version(1, step), durable=True)
-    node.word(grant_of(node.master.hears("written"), f"w1e1c{step}"))
-    assert node.master.hears("committed").error == ""
+    assert node.grant(node.master.hears("written"), f"w1e1c{step}") == ""
     node.word(announced(Version(1, step)))
-    assert rank.link.expect(Durable, timeout_s=WAIT_SECONDS)[0] == Durable(step=step)
+    assert received(rank.link, Durable) == Durable(step=step)
 
 
 def test_the_server_runs_the_modules_of_a_save_and_no_others(tmp_path: Path) -> None:
@@ -84,11 +73,7 @@ def test_the_server_runs_the_modules_of_a_restore_and_no_others(tmp_path: Path, 
                 node.word(answer, 2)
                 if not go:
                     assert node.master.hears("checked").error == ""
-            start, fds, _ = rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
+            start = received(rank.link, RestoreStart)
             seen = set(found)
-            assert isinstance(start, RestoreStart)
             assert (start.step, bool(start.path)) == (1, tier is Tier.STORAGE)
-            for fd in fds:
-                os.close(fd)
-
     assert seen - _BESIDE_A_RESTORE == RESTORE.server

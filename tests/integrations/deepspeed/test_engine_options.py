@@ -58,11 +58,12 @@ def test_an_option_comes_back_exactly(
     other: tuple[int, int],
 ) -> None:
     """Tensors, settings, counters and scales are the saved ones, and the next losses follow."""
-    options, root = OPTIONS[name], str(tmp_path)
-    common = {"kind": "deepspeed", **options}
-    saved = worlds.run(job="save", stage=saver[0], world=saver[1], root=root, steps=3, **common)
+    options = OPTIONS[name]
+    saved = worlds.run(
+        job="save", stage=saver[0], world=saver[1], root=tmp_path, steps=3, **options
+    )
     for stage, world in (saver, other):
-        ranks = worlds.run(job="load", stage=stage, world=world, roots=[root], **common)
+        ranks = worlds.run(job="load", stage=stage, world=world, roots=[tmp_path], **options)
         loads = [rank["loads"][0] for rank in ranks]
         wanted_hashes = comparable(saved[0]["digests"], options, same=(stage, world) == saver)
         for load in loads:
@@ -81,16 +82,14 @@ def test_zero_sized_parameters_keep_their_name_and_shape(
     worlds: DeepSpeedWorlds, tmp_path: Path
 ) -> None:
     """A parameter without elements is no difference; DeepSpeed trains it at stage 3 alone only."""
-    common = {"kind": "deepspeed", "zero_sized": True}
+    common = {"zero_sized": True}
     for number, (stage, world) in enumerate(((1, 2), (3, 1))):
-        root = str(tmp_path / f"{number}")
+        root = tmp_path / f"{number}"
         worlds.run(job="save", stage=stage, world=world, root=root, steps=2, **common)
         for other, size, more in ((2, 2, 1), (3, 2, 0)):
             ranks = worlds.run(
                 job="load", stage=other, world=size, roots=[root], more=more, **common
             )
             assert [rank["loads"][0]["start"] for rank in ranks] == [2] * size
-        torch = worlds.run(
-            kind="ddp", job="torch", wrapper="ddp", world=1, root=root, steps=1, zero_sized=True
-        )
+        torch = worlds.run(job="torch", wrapper="ddp", world=1, root=root, steps=1, zero_sized=True)
         assert torch[0]["start"] == 2

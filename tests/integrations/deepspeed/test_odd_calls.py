@@ -15,16 +15,16 @@ TRAIN: list[Any] = ["train", [], {}]
 
 
 def _save(root: Path, **given: Any) -> list[Any]:
-    return ["save_checkpoint", [str(root)], given]
+    return ["save_checkpoint", [root], given]
 
 
 def _load(root: Path, *more: Any, **given: Any) -> list[Any]:
-    return ["load_checkpoint", [str(root), *more], given]
+    return ["load_checkpoint", [root, *more], given]
 
 
 def _told(worlds: DeepSpeedWorlds, *calls: list[Any], **world: Any) -> list[list[dict[str, Any]]]:
     """Return what each call returned or raised, of each rank."""
-    given = {"kind": "deepspeed", "job": "script", "stage": 2, "world": 2, **world}
+    given = {"job": "script", "stage": 2, "world": 2, **world}
     return [rank["told"] for rank in worlds.run(calls=calls, **given)]
 
 
@@ -32,7 +32,7 @@ def _flip(step: Path, name: str) -> None:
     """Change a byte of a tensor."""
     part = stored(of_files(str(step))).tensors[name][0]
     begin = part.item.payload
-    values = bytes(memoryview(part.memory)[begin : begin + part.item.size])
+    values = bytes(memoryview(part.image.memory())[begin : begin + part.item.size])
     [file] = [one for one in step.glob("*.distcp") if values in one.read_bytes()]
     body = bytearray(file.read_bytes())
     body[begin] ^= 1
@@ -117,7 +117,7 @@ def test_deepspeeds_own_checkpoint_may_be_loaded_in_part(
     worlds: DeepSpeedWorlds, tmp_path: Path
 ) -> None:
     """Where DeepSpeed loads, its arguments have their effect."""
-    own = {"job": "calls", "kind": "deepspeed", "stage": 2, "world": 2, "root": str(tmp_path)}
+    own = {"job": "calls", "stage": 2, "world": 2, "root": tmp_path}
     worlds.run(steps=1, own=True, **own)
     for (loaded,) in _told(worlds, _load(tmp_path, load_optimizer_states=False)):
         assert loaded["returned"][0].startswith(f"{tmp_path}/global_step1")

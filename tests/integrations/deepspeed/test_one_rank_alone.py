@@ -19,7 +19,7 @@ def test_a_rank_has_its_own_share_and_calls_no_collective(
 
     The others wait in a barrier meanwhile: gloo would take another collective for it, and fail.
     """
-    ranks = worlds.run(kind="deepspeed", job="alone", stage=stage, world=3, groups=True)
+    ranks = worlds.run(job="alone", stage=stage, world=3, groups=True)
     total = ranks[0]["total"]
     assert sum(rank["count"] for rank in ranks) == OF_EACH * total
     most = OF_EACH * (total / len(ranks) + 20)  # padding is in no box, and shifts the ranges

@@ -40,13 +40,9 @@ def test_torch_continues_what_deepspeed_saved(
 ) -> None:
     """DDP and FSDP2 load ZeRO's masters and moments exactly, and go on as ZeRO would have."""
     for stage in (1, 3):
-        root = str(tmp_path / f"{stage}")
-        saved = worlds.run(
-            kind="deepspeed", job="save", stage=stage, world=3, root=root, steps=3, **SPECIAL
-        )
-        ranks = worlds.run(
-            kind=wrapper, job="torch", wrapper=wrapper, world=2, root=root, steps=5, **SPECIAL
-        )
+        root = tmp_path / f"{stage}"
+        saved = worlds.run(job="save", stage=stage, world=3, root=root, steps=3, **SPECIAL)
+        ranks = worlds.run(job="torch", wrapper=wrapper, world=2, root=root, steps=5, **SPECIAL)
         for rank in ranks:
             assert rank["start"] == 3
             assert rank["loaded"] == whole(saved[0]["digests"])
@@ -59,13 +55,13 @@ def test_deepspeed_continues_what_torch_saved(
     worlds: DeepSpeedWorlds, tmp_path: Path, wrapper: str
 ) -> None:
     """Stages 1 and 3 load a torch checkpoint exactly, without a step before."""
-    root = str(tmp_path / "saved")
-    common = {"kind": wrapper, "job": "torch", "wrapper": wrapper, **SPECIAL}
+    root = tmp_path / "saved"
+    common = {"job": "torch", "wrapper": wrapper, **SPECIAL}
     saved = worlds.run(world=2, root=root, steps=3, save=True, **common)
-    unbroken = worlds.run(world=2, root=str(tmp_path / "none"), steps=8, **common)
+    unbroken = worlds.run(world=2, root=tmp_path / "none", steps=8, **common)
     for stage in (1, 3):
         ranks: list[dict[str, Any]] = worlds.run(
-            kind="deepspeed", job="load", stage=stage, world=3, roots=[root], **SPECIAL
+            job="load", stage=stage, world=3, roots=[root], **SPECIAL
         )
         for rank in ranks:
             assert whole(rank["loads"][0]["digests"]) == saved[0]["digests"]

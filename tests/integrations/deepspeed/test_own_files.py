@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints.deepspeed_world import DeepSpeedWorlds
-from holdfast.flash.tools import convert
+from foreign_checkpoints.conversions import converted
 from holdfast.flash.tools.formats import deepspeed_native, deepspeed_universal
 from holdfast.flash.tools.formats.foreign import ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
@@ -21,10 +21,10 @@ def test_mixed_up_parameters_are_refused(
     worlds: DeepSpeedWorlds, tmp_path: Path, stage: int
 ) -> None:
     """With round_robin_gradients the files give parameters the elements of others."""
-    common = {"kind": "deepspeed", "job": "calls", "own": True, "steps": 1, **ROUND_ROBIN}
+    common = {"job": "calls", "own": True, "steps": 1, **ROUND_ROBIN}
     for world in (1, 2):
         root = tmp_path / f"{world}"
-        worlds.run(stage=stage, world=world, root=str(root), **common)
+        worlds.run(stage=stage, world=world, root=root, **common)
         with Pickles() as pickles:
             place = str(root / "global_step1")
             if world == 1:
@@ -40,10 +40,10 @@ def test_a_converted_checkpoint_is_loaded_by_an_engine(
 ) -> None:
     """Masters, moments, scheduler and counters come back; that groups go by number is told."""
     scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 4}}
-    common = {"kind": "deepspeed", "groups": True, "scheduler": scheduler}
-    root, made = str(tmp_path / "own"), str(tmp_path / "made")
+    common = {"groups": True, "scheduler": scheduler}
+    root, made = tmp_path / "own", tmp_path / "made"
     saved = worlds.run(job="calls", own=True, steps=2, stage=2, world=2, root=root, **common)
-    assert convert.main(["convert", f"{root}/global_step2", made]) == 0
+    converted(root / "global_step2", made)
     for rank in worlds.run(job="load", stage=3, world=2, roots=[made], **common):
         load = rank["loads"][0]
         assert load["start"] == 2
@@ -51,7 +51,5 @@ def test_a_converted_checkpoint_is_loaded_by_an_engine(
         assert load["settings"]["counters"]["global_samples"] == 24
         assert "'last_batch_iteration': 1" in load["settings"]["scheduler"]
         assert any("does not say which parameters" in note for note in load["notes"])
-    torch = worlds.run(
-        job="torch", kind="ddp", wrapper="ddp", world=1, root=made, steps=0, groups=True
-    )
+    torch = worlds.run(job="torch", wrapper="ddp", world=1, root=made, steps=0, groups=True)
     assert torch[0]["start"] == 2

@@ -26,7 +26,7 @@ def test_a_pipeline_continues_with_other_stages_and_replicas(
 ) -> None:
     """(ranks, stages): each loads the other's tensors, and the next losses are the same."""
     root, (world, stages) = tmp_path / "saved", saver
-    common = {"kind": "deepspeed", "job": "pipe", "root": str(root)}
+    common = {"job": "pipe", "root": root}
     saved = worlds.run(world=world, pipe=stages, steps=3, save=True, more=5, **common)
     folders = [f"{root}/step_3"]
     for ranks, count in (saver, (1, 1), (3, 1), (4, 4)):
@@ -50,15 +50,7 @@ def test_a_tied_layer_with_an_untied_bias_is_refused(
 ) -> None:
     """DeepSpeed ties weights alone by default: each stage trains its own bias, and one is lost."""
     ranks = worlds.run(
-        kind="deepspeed",
-        job="pipe",
-        root=str(tmp_path),
-        world=2,
-        pipe=2,
-        steps=1,
-        save=True,
-        untied=True,
-        may_fail=True,
+        job="pipe", root=tmp_path, world=2, pipe=2, steps=1, save=True, untied=True, may_fail=True
     )
     for rank in ranks:
         assert "bias of a tied layer differs on its stages" in rank["error"]

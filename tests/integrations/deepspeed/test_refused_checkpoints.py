@@ -67,11 +67,10 @@ def test_a_difference_is_named_and_nothing_is_touched(
 ) -> None:
     """The error names what was found and what would be right; masters and moments stay."""
     saver, loader, texts = CASES[name]
-    root = str(tmp_path)
-    common = {"kind": "deepspeed", "world": 2}
-    worlds.run(job="save", stage=2, root=root, steps=2, more=0, **common, **saver)
+    common = {"world": 2}
+    worlds.run(job="save", stage=2, root=tmp_path, steps=2, more=0, **common, **saver)
     for stage in (1, 3):
-        ranks = worlds.run(job="load", stage=stage, roots=[root], warm=1, **common, **loader)
+        ranks = worlds.run(job="load", stage=stage, roots=[tmp_path], warm=1, **common, **loader)
         for rank in ranks:
             load = rank["loads"][0]
             assert load["untouched"]
@@ -82,20 +81,10 @@ def test_a_difference_is_named_and_nothing_is_touched(
 
 def test_another_dtype_is_named(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
     """A checkpoint without fp32 masters is refused: its bf16 weights are not what ZeRO steps."""
-    root = str(tmp_path)
     worlds.run(
-        kind="ddp",
-        job="torch",
-        wrapper="ddp",
-        world=1,
-        root=root,
-        steps=2,
-        save=True,
-        cast="bfloat16",
+        job="torch", wrapper="ddp", world=1, root=tmp_path, steps=2, save=True, cast="bfloat16"
     )
-    ranks = worlds.run(
-        kind="deepspeed", job="load", stage=2, world=2, roots=[root], warm=1, dtype="bf16"
-    )
+    ranks = worlds.run(job="load", stage=2, world=2, roots=[tmp_path], warm=1, dtype="bf16")
     told = " ".join(rank["loads"][0]["refused"] for rank in ranks)
     assert "model.first.weight is float32 (9, 5), in the checkpoint ('bfloat16', (9, 5))" in told
     assert all(rank["loads"][0]["untouched"] for rank in ranks)
@@ -103,10 +92,9 @@ def test_another_dtype_is_named(worlds: DeepSpeedWorlds, tmp_path: Path) -> None
 
 def test_partial_takes_what_fits(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
     """With `partial=True` an engine with another head has the rest of the weights, and trains."""
-    root = str(tmp_path)
-    common = {"kind": "deepspeed", "stage": 2}
-    saved = worlds.run(job="save", world=2, root=root, steps=2, frozen=True, **common)
-    ranks = worlds.run(job="load", world=3, roots=[root], partial=True, more=2, **common)
+    common = {"stage": 2}
+    saved = worlds.run(job="save", world=2, root=tmp_path, steps=2, frozen=True, **common)
+    ranks = worlds.run(job="load", world=3, roots=[tmp_path], partial=True, more=2, **common)
     for rank in ranks:
         load = rank["loads"][0]
         same = {name for name, one in saved[0]["digests"].items() if load["digests"][name] == one}
@@ -118,10 +106,9 @@ def test_a_thawed_layer_leaves_the_learning_rate(worlds: DeepSpeedWorlds, tmp_pa
     """A fresh engine's rate is that of the warm-up's first step, while the scheduler goes on."""
     warm_up = {"warmup_min_lr": 0, "warmup_max_lr": 1e-2, "warmup_num_steps": 8}
     scheduler = {"type": "WarmupLR", "params": warm_up}
-    common = {"kind": "deepspeed", "stage": 1, "world": 1, "scheduler": scheduler}
-    root = str(tmp_path)
-    (saved,) = worlds.run(job="save", root=root, steps=3, more=0, frozen=True, **common)
-    (told,) = worlds.run(job="load", roots=[root], partial=True, more=1, **common)
+    common = {"stage": 1, "world": 1, "scheduler": scheduler}
+    (saved,) = worlds.run(job="save", root=tmp_path, steps=3, more=0, frozen=True, **common)
+    (told,) = worlds.run(job="load", roots=[tmp_path], partial=True, more=1, **common)
     (load,) = told["loads"]
     assert load["settings"]["groups"] == saved["settings"]["groups"]
     assert float(load["settings"]["groups"][0]["lr"]) > 0
@@ -129,9 +116,7 @@ def test_a_thawed_layer_leaves_the_learning_rate(worlds: DeepSpeedWorlds, tmp_pa
 
 def test_a_save_between_micro_batches_is_refused(worlds: DeepSpeedWorlds, tmp_path: Path) -> None:
     """Accumulated gradients are no part of a checkpoint, so there is none with them missing."""
-    ranks = worlds.run(
-        kind="deepspeed", job="half", stage=2, world=2, accumulate=2, root=str(tmp_path)
-    )
+    ranks = worlds.run(job="half", stage=2, world=2, accumulate=2, root=tmp_path)
     for rank in ranks:
         assert "gradients of 1 of 2 micro-batches are accumulated" in rank["refused"]
         assert rank["latest"] == 0

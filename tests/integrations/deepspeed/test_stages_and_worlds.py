@@ -33,13 +33,7 @@ def saved(
     for stage, world in SAVERS:
         path = root / f"{stage}_{world}"
         ranks = worlds.run(
-            kind="deepspeed",
-            job="save",
-            stage=stage,
-            world=world,
-            root=str(path),
-            steps=STEPS,
-            groups=True,
+            job="save", stage=stage, world=world, root=path, steps=STEPS, groups=True
         )
         found[stage, world] = (path, ranks)
     return found
@@ -54,11 +48,10 @@ def test_every_stage_and_world_loads_every_other_exactly(
 ) -> None:
     """Tensors, settings and counters are the saved ones, and the next losses the unbroken run's."""
     ranks = worlds.run(
-        kind="deepspeed",
         job="load",
         stage=stage,
         world=world,
-        roots=[str(path) for path, _ in saved.values()],
+        roots=[path for path, _ in saved.values()],
         groups=True,
     )
     for number, (saver, (_, unbroken)) in enumerate(saved.items()):

@@ -21,7 +21,7 @@ LATEST = "latest_checkpointed_iteration.txt"
 
 
 def _train(worlds: Worlds, root: Path, **more: Any) -> list[dict[str, Any]]:
-    return worlds.run(**{"world": 2, "job": "drop-in", "root": str(root), "seed": 7, **more})
+    return worlds.run(**{"world": 2, "job": "drop-in", "root": root, "seed": 7, **more})
 
 
 def test_a_job_goes_on_with_all_that_megatron_counts(worlds: Worlds, tmp_path: Path) -> None:

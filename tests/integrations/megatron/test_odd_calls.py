@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 
 
 def _use(**given: Any) -> list[Any]:
-    return ["use", {key: str(one) if isinstance(one, Path) else one for key, one in given.items()}]
+    return ["use", given]
 
 
 def _load(**given: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def test_each_model_has_its_own_checkpoint(worlds: Worlds, tmp_path: Path) -> No
     student = _saved(worlds, tmp_path / "run", seed=1)
     teacher = _saved(worlds, tmp_path / "teacher", seed=5)
     calls = (
-        _use(save=tmp_path / "run", load_teacher=str(tmp_path / "teacher")),
+        _use(save=tmp_path / "run", load_teacher=tmp_path / "teacher"),
         [*_load(load_arg="load_teacher", alone=True), "other"],
         _load(),
         STEP,
@@ -81,7 +81,7 @@ def test_what_a_scheduler_refuses_leaves_the_model(worlds: Worlds, tmp_path: Pat
 def test_a_job_that_saves_nothing_may_load_a_part(worlds: Worlds, tmp_path: Path) -> None:
     """Without --save there is no directory to go on from: the usual evaluation."""
     saved = _saved(worlds, tmp_path)
-    use = _use(save=None, load=str(tmp_path), no_load_optim=True, no_load_rng=True)
+    use = _use(save=None, load=tmp_path, no_load_optim=True, no_load_rng=True)
     for (told,) in _told(worlds, use, _load(), seed=9):
         assert (told["returned"], told["weights"]) == ([1, 0], saved)
 
@@ -100,11 +100,11 @@ def test_only_the_directory_that_is_read_must_be_holdfasts(worlds: Worlds, tmp_p
 def test_a_pretrained_checkpoint_begins_a_finetuning(worlds: Worlds, tmp_path: Path) -> None:
     """--pretrained-checkpoint counts while --load has none, with the weights alone."""
     saved = _saved(worlds, tmp_path / "old")
-    args = {"save": tmp_path / "new", "pretrained_checkpoint": str(tmp_path / "old")}
+    args = {"save": tmp_path / "new", "pretrained_checkpoint": tmp_path / "old"}
     for (told,) in _told(worlds, _use(**args), _load(), seed=9):
         assert (told["returned"], told["weights"]) == ([0, 0], saved)
         assert told["scheduled"] == 0
-    missing = _use(save=tmp_path / "new", pretrained_checkpoint=str(tmp_path / "none"))
+    missing = _use(save=tmp_path / "new", pretrained_checkpoint=tmp_path / "none")
     assert "has no checkpoint" in _told(worlds, missing, _load())[0][0]["raised"]
 
 

@@ -16,8 +16,8 @@ DROPOUT = {"dropout": 0.2, "tensor": 2}
 
 def test_dropout_goes_on_as_if_nothing_had_happened(worlds: Worlds, tmp_path: Path) -> None:
     """The trackers and default generators go back to their ranks: all losses stay the same."""
-    first = worlds.run(world=4, root=str(tmp_path), until=4, save_at=[2], setup=DROPOUT, seed=7)
-    again = worlds.run(world=4, root=str(tmp_path), until=4, setup=DROPOUT, seed=9)
+    first = worlds.run(world=4, root=tmp_path, until=4, save_at=[2], setup=DROPOUT, seed=7)
+    again = worlds.run(world=4, root=tmp_path, until=4, setup=DROPOUT, seed=9)
     for one, other in zip(first, again, strict=True):
         assert other["losses"] == one["losses"][2:]
         assert other["numbers"] == one["numbers"]
@@ -36,12 +36,12 @@ def test_another_layout_is_seeded_by_the_rule_of_megatron(
     worlds: Worlds, tmp_path: Path, pipeline: int
 ) -> None:
     """Ranks of a tensor parallel group draw equal numbers outside parallel regions, not inside."""
-    worlds.run(world=4, root=str(tmp_path), until=1, save_at=[1], setup={"pipeline": 2}, seed=7)
+    worlds.run(world=4, root=tmp_path, until=1, save_at=[1], setup={"pipeline": 2}, seed=7)
     setup = {"tensor": 2, "pipeline": pipeline}
     draws = [
         [
             rank["drawn"]
-            for rank in worlds.run(world=4, root=str(tmp_path), setup=setup, seed=seed, draw=True)
+            for rank in worlds.run(world=4, root=tmp_path, setup=setup, seed=seed, draw=True)
         ]
         for seed in (8, 9)
     ]

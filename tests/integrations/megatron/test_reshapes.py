@@ -39,10 +39,10 @@ def test_any_layout_goes_on_from_any_other(
 
     Some layouts each time; `make test-matrix` has all 81 pairs.
     """
-    first = worlds.run(root=str(tmp_path), until=4, save_at=[2], seed=7, **_of(layout))[0]
+    first = worlds.run(root=tmp_path, until=4, save_at=[2], seed=7, **_of(layout))[0]
     assert len(first["saved"]) == 68  # weights, masters, two moments of 17 global tensors
     for other in [layout, *sampled(LAYOUTS[::-1], 3)]:
-        for rank in worlds.run(root=str(tmp_path), until=4, seed=9, **_of(other)):
+        for rank in worlds.run(root=tmp_path, until=4, seed=9, **_of(other)):
             assert rank["start"] == 2
             assert rank["loaded"] == first["saved"], _named(other)
             assert rank["losses"] == pytest.approx(first["losses"][2:], abs=1e-6), _named(other)
@@ -102,10 +102,10 @@ MODELS: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 def test_any_model_goes_on_in_another_layout(worlds: Worlds, tmp_path: Path, name: str) -> None:
     """That holds for 16-bit weights, halves of gated units, tied weights, chunks, experts."""
     saver, others = MODELS[name]
-    first = worlds.run(root=str(tmp_path), until=4, save_at=[2], seed=7, **_of(saver))[0]
+    first = worlds.run(root=tmp_path, until=4, save_at=[2], seed=7, **_of(saver))[0]
     near = 2e-3 if saver.get("precision") == "bf16" else 1e-6  # sums in another order
     for other in (saver, *others):
-        rank = worlds.run(root=str(tmp_path), until=4, seed=9, **_of({**saver, **other}))[0]
+        rank = worlds.run(root=tmp_path, until=4, seed=9, **_of({**saver, **other}))[0]
         assert rank["start"] == 2
         assert rank["loaded"] == first["saved"], other
         assert rank["losses"] == pytest.approx(first["losses"][2:], abs=near), other
@@ -123,17 +123,15 @@ def test_any_model_goes_on_in_another_layout(worlds: Worlds, tmp_path: Path, nam
 def test_a_vocabulary_may_be_padded_to_another_size(worlds: Worlds, tmp_path: Path) -> None:
     """Megatron pads it to a multiple that depends on the tensor parallel size."""
     small, large = {"vocabulary": 64}, {"vocabulary": 72, "tensor": 2}
-    first = worlds.run(world=2, root=str(tmp_path), until=1, save_at=[1], setup=large, seed=7)[0]
-    fewer = worlds.run(world=2, root=str(tmp_path), setup=small, seed=9)[0]
+    first = worlds.run(world=2, root=tmp_path, until=1, save_at=[1], setup=large, seed=7)[0]
+    fewer = worlds.run(world=2, root=tmp_path, setup=small, seed=9)[0]
     assert fewer["start"] == 1
     padded = {key for key in first["saved"] if "word_embeddings" in key or "output_layer" in key}
     assert len(padded) == 8
     for key in first["saved"]:
         assert (fewer["loaded"][key] == first["saved"][key]) is (key not in padded), key
-    back = worlds.run(world=2, root=str(tmp_path / "b"), until=1, save_at=[1], setup=small, seed=7)[
-        0
-    ]
-    more = worlds.run(world=2, root=str(tmp_path / "b"), until=3, setup=large, seed=9)[0]
+    back = worlds.run(world=2, root=tmp_path / "b", until=1, save_at=[1], setup=small, seed=7)[0]
+    more = worlds.run(world=2, root=tmp_path / "b", until=3, setup=large, seed=9)[0]
     assert more["start"] == 1
     assert {key for key in back["saved"] if more["loaded"][key] != back["saved"][key]} == padded
 
@@ -145,8 +143,8 @@ def test_extra_states_of_modules_move_with_their_layers(
     """Bytes, as FP8 scales are, belong to a layer of the whole model, on whatever rank it is."""
     setup = {"pipeline": 2, "tensor": 2}
     saver: dict[str, Any] = {"world": 4, "until": 1, "save_at": [1], "setup": setup}
-    worlds.run(root=str(tmp_path), scales="saved", **saver)
-    ranks = worlds.run(root=str(tmp_path), world=2, setup=other, scales="here")
+    worlds.run(root=tmp_path, scales="saved", **saver)
+    ranks = worlds.run(root=tmp_path, world=2, setup=other, scales="here")
     found = {key: value for rank in ranks for key, value in rank["restored"].items()}
     assert found == {f"{number}": f"saved {number}" for number in (1, 2, 3, 4)}
 
@@ -155,16 +153,16 @@ def test_overlapped_copies_have_the_state_of_their_step(worlds: Worlds, tmp_path
     """The next optimizer step waits for the copies of the masters and moments."""
     setup = {"precision": "bf16", "tensor": 2}
     first = worlds.run(
-        world=4, root=str(tmp_path), until=3, save_at=[2], setup=setup, seed=7, overlap=True
+        world=4, root=tmp_path, until=3, save_at=[2], setup=setup, seed=7, overlap=True
     )[0]
-    rank = worlds.run(world=4, root=str(tmp_path), setup=setup, seed=9)[0]
+    rank = worlds.run(world=4, root=tmp_path, setup=setup, seed=9)[0]
     assert rank["loaded"] == first["saved"]
 
 
 def test_weights_alone_load_without_an_optimizer(worlds: Worlds, tmp_path: Path) -> None:
     """For an evaluation, 16-bit weights are rounded from the masters, as a step rounds them."""
     setup = {"precision": "bf16", "tensor": 2}
-    first = worlds.run(world=4, root=str(tmp_path), until=2, save_at=[2], setup=setup, seed=7)[0]
-    found = worlds.run(world=1, job="evaluate", root=str(tmp_path), setup={"precision": "bf16"})
+    first = worlds.run(world=4, root=tmp_path, until=2, save_at=[2], setup=setup, seed=7)[0]
+    found = worlds.run(world=1, job="evaluate", root=tmp_path, setup={"precision": "bf16"})
     assert found[0]["start"] == 2
     assert found[0]["weights"] == first["saved weights"]

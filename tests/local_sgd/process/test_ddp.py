@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from house.extended import usual
+from local_sgd.compared import NESTEROV
 from local_sgd.replica_world import ReplicaWorlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -17,7 +18,6 @@ MORE = pytest.mark.extended(
         "local_sgd/process/test_ddp.py::test_replicas_end_as_one_process_computes_them",
     ],
 )
-NESTEROV = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 WARM = {"local_sgd_warmup_steps": 5, "local_sgd_sync_interval": 3}
 COLD = {"local_sgd_sync_interval": 3}
 

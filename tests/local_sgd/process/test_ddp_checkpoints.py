@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from checkpoints.flash_world import Keeping, Worlds
+from checkpoints.flash_world import Worlds
 from house.extended import usual
 from local_sgd import ddp_saves, fsdp2_training
+from local_sgd.compared import NESTEROV, Course, ends
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 MORE = pytest.mark.extended(
@@ -24,7 +23,6 @@ MORE = pytest.mark.extended(
         "local_sgd/process/test_ddp_checkpoints.py::test_ddp_loads_what_fsdp2_saved",
     ],
 )
-NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 SETTINGS: Final = {
     "config": {
         "local_sgd_sync_interval": 2,
@@ -62,28 +60,6 @@ class Sharded(Worlds):
         return self.run(job="saved", steps=steps, **where, **{**SETTINGS, **world})
 
 
-@dataclass(frozen=True)
-class ReplicaDriver:
-    """A training of two replicas that saved after steps 5, 6 and 7."""
-
-    root: Path
-    ranks: list[dict[str, Any]]
-
-    def cut(self, at: int, to: Path) -> Path:
-        """Return a copy of the directory as it was after that step."""
-        shutil.copytree(self.root, to)
-        for later in range(at + 1, STEPS + 1):
-            shutil.rmtree(to / f"step_{later}", ignore_errors=True)
-        return to
-
-
-@pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
-
-
 @pytest.fixture(scope="module")
 def sharded() -> Iterator[Sharded]:
     """One process with torch for the worlds of FSDP2."""
@@ -92,35 +68,31 @@ def sharded() -> Iterator[Sharded]:
 
 
 @pytest.fixture(scope="module")
-def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
+def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return ReplicaDriver(root, training.saved(root, 2, STEPS, saves=[5, 6, 7]))
+    return Course(root, training.saved(root, 2, STEPS, saves=[5, 6, 7]))
 
 
-def _ends(ranks: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    return [(rank["end"], rank["detectors"]) for rank in ranks]
-
-
-def test_a_save_changes_nothing(training: Training, course: ReplicaDriver, tmp_path: Path) -> None:
+def test_a_save_changes_nothing(training: Training, course: Course, tmp_path: Path) -> None:
     """A training that saves ends as one that never does."""
-    assert _ends(course.ranks) == _ends(training.saved(tmp_path, 2, STEPS))
+    assert ends(course.ranks) == ends(training.saved(tmp_path, 2, STEPS))
 
 
 @pytest.mark.parametrize("at", [5, 6], ids=["after a round", "between rounds"])
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    training: Training, course: ReplicaDriver, tmp_path: Path, at: int
+    training: Training, course: Course, tmp_path: Path, at: int
 ) -> None:
     """Bit by bit: each replica's weights and inner state, anchors, momentum, detectors."""
     again = training.saved(course.cut(at, tmp_path / "cut"), 2, STEPS - at)
     assert [rank["loaded"] for rank in again] == [rank["saved"][str(at)] for rank in course.ranks]
     assert [rank["clock"]["alone"] for rank in again] == [0 if at == 5 else 1] * 2
-    assert _ends(again) == _ends(course.ranks)
+    assert ends(again) == ends(course.ranks)
 
 
 @pytest.mark.parametrize("replicas", usual([1, 3], 3, more=MORE))
 def test_other_numbers_of_replicas_load_it(
-    training: Training, course: ReplicaDriver, tmp_path: Path, replicas: int
+    training: Training, course: Course, tmp_path: Path, replicas: int
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     ranks = training.saved(course.cut(6, tmp_path / "cut"), replicas, 2)
@@ -134,7 +106,7 @@ def test_other_numbers_of_replicas_load_it(
 
 @pytest.mark.parametrize("mesh", usual([[2, 2], [1, 1], [3, 1]], [2, 2], more=MORE), ids=str)
 def test_fsdp2_loads_what_ddp_saved(
-    sharded: Sharded, course: ReplicaDriver, tmp_path: Path, mesh: list[int]
+    sharded: Sharded, course: Course, tmp_path: Path, mesh: list[int]
 ) -> None:
     """In any mesh: the names are the parameters', whatever a unit is."""
     ranks = sharded.saved(course.cut(6, tmp_path / "cut"), mesh, 3)
@@ -161,24 +133,6 @@ def test_ddp_loads_what_fsdp2_saved(
     assert ranks[0]["end"]["momentum"] != saved[0]["saved"][str(at)]["momentum"]
 
 
-@pytest.mark.extended(
-    "FSDP2's replicas go on from memory by the same code",
-    held_by=[
-        "local_sgd/process/test_fsdp2_checkpoints.py::test_killed_ranks_go_on_from_memory",
-    ],
-)
-def test_killed_ranks_go_on_from_memory(
-    training: Training, course: ReplicaDriver, tmp_path: Path
-) -> None:
-    """Nothing on storage: every replica's state comes from the arenas."""
-    with Keeping(tmp_path) as keeping:
-        here: dict[str, Any] = {"arena": keeping.path, "saves": [6]}
-        training.saved(tmp_path / "root", 2, 6, round=1, die=True, **here)
-        again = training.saved(tmp_path / "root", 2, STEPS - 6, round=2, **here)
-    assert [rank["start"] for rank in again] == [6] * 2
-    assert _ends(again) == _ends(course.ranks)
-
-
 def test_what_a_codec_lost_is_saved(training: Training, tmp_path: Path) -> None:
     """With error feedback the rounds after a resume are those of a training that went on."""
     world: dict[str, Any] = {
@@ -188,7 +142,7 @@ def test_what_a_codec_lost_is_saved(training: Training, tmp_path: Path) -> None:
     }
     whole = training.saved(tmp_path / "root", 2, STEPS, saves=[5], **world)
     again = training.saved(tmp_path / "root", 2, STEPS - 5, **world)
-    assert _ends(again) == _ends(whole)
+    assert ends(again) == ends(whole)
 
 
 def test_a_resume_by_time_keeps_each_replica_s_steps(training: Training, tmp_path: Path) -> None:

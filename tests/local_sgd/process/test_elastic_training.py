@@ -31,6 +31,24 @@ def check_own_state(told: dict[str, Any], joiner: int, why: str) -> None:
             assert one in {state[number] for state in others}, f"unit {number}: {why}"
 
 
+def killed_and_joined(**scenario: Any) -> tuple[dict[str, Any], int]:
+    """Return what ranks of two a replica wrote down, held to what holds in any framework; the seed.
+
+    A checkpointer that a replica has made before the changes saves and loads its state after them.
+    """
+    seed = random.randrange(10_000)
+    given: dict[str, Any] = {"replicas": 3, "shards": 2, "saves": True, "states": True}
+    told = run(scenario="campaign", events=["kill", "join"], seed=seed, **given, **scenario)
+    why = f"seed {seed}: {told['done']}"
+    check_kept(told, why)
+    check_own_state(told, 3, why)
+    for replica in told["members"]:
+        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
+        assert both["loaded"] == both["saved"], why
+        assert both["start"] == both["saved"][2] > 0
+    return told, seed
+
+
 def ends(told: dict[str, Any]) -> list[float]:
     """Return the held-out loss of each rank of the last members."""
     losses = [
@@ -74,27 +92,12 @@ def test_a_campaign_of_losses_and_joins_restarts_nobody() -> None:
 def test_shards_of_a_replica_change_members_together() -> None:
     """Two shards a replica, whose ranks die a few ms apart: no shard goes on without the other.
 
-    One that joins begins with the others' step count, learning rate and place in the data. A
-    checkpointer that a replica has made before the changes saves and loads its state after them.
+    One that joins begins with the others' step count, learning rate and place in the data.
     """
-    seed = random.randrange(10_000)
-    told = run(
-        scenario="campaign",
-        replicas=3,
-        shards=2,
-        events=["kill", "join"],
-        seed=seed,
-        saves=True,
-        states=True,
-    )
-    check_kept(told, f"seed {seed}: {told['done']}")
+    told, seed = killed_and_joined()
     for replica in told["members"]:
         one, other = (steps_of(told["ranks"][f"{replica} {shard}"]) for shard in (0, 1))
         assert [line["step"] for line in one] == [line["step"] for line in other], f"seed {seed}"
-        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
-        assert both["loaded"] == both["saved"], f"seed {seed}"
-        assert both["start"] == both["saved"][2] > 0
-    check_own_state(told, 3, f"seed {seed}: {told['done']}")
     first = steps_of(told["ranks"]["3 0"])[0]
     old = steps_of(told["ranks"][f"{told['members'][0]} 0"])
     twin = next(line for line in old if line["step"] == first["step"])
@@ -104,27 +107,8 @@ def test_shards_of_a_replica_change_members_together() -> None:
 
 
 def test_a_ddp_that_is_kept_divides_by_its_own_ranks() -> None:
-    """Each gradient, also the first after a loss, is the mean over the replica's two ranks.
-
-    A checkpointer that a replica has made before the changes saves and loads its state after them.
-    """
-    seed = random.randrange(10_000)
-    told = run(
-        scenario="campaign",
-        kind="ddp",
-        replicas=3,
-        shards=2,
-        events=["kill", "join"],
-        seed=seed,
-        saves=True,
-        states=True,
-    )
-    check_kept(told, f"seed {seed}: {told['done']}")
-    check_own_state(told, 3, f"seed {seed}: {told['done']}")
-    for replica in told["members"]:
-        (both,) = [line for line in told["ranks"][f"{replica} 0"] if "saved" in line]
-        assert both["loaded"] == both["saved"], f"seed {seed}"
-        assert both["start"] == both["saved"][2] > 0
+    """Each gradient, also the first after a loss, is the mean over the replica's two ranks."""
+    told, seed = killed_and_joined(kind="ddp")
     for lines in told["ranks"].values():
         assert max(line["off"] for line in steps_of(lines)) < 1e-6, f"seed {seed}"
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pytest
 
 from checkpoints.flash_world import Worlds
 from local_sgd import fsdp1_training
+from local_sgd.compared import NESTEROV, apart
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 WORLD: Final[dict[str, Any]] = {
     "steps": 9,
     "closing": True,
@@ -36,25 +35,10 @@ class Training(Worlds):
 
 
 @pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def expected(training: Training) -> dict[str, Any]:
     """The weights of whole replicas."""
     (found,) = training.run(job="reference", **{**WORLD, "world": 1, "kind": "plain"})
     return found
-
-
-def _flat(values: Any) -> Iterable[float]:
-    if isinstance(values, list):
-        for one in values:
-            yield from _flat(one)
-    else:
-        yield values
 
 
 @pytest.mark.parametrize(
@@ -79,14 +63,7 @@ def test_two_replicas_of_two_shards_train_as_whole_ones(
         (expected,) = training.run(job="reference", **{**world, "world": 1, "kind": "plain"})
     ranks = training.run(job="train", **{**world, "world": 4, "kind": "fsdp"})
     for rank, found in enumerate(ranks):
-        wanted = expected["weights"][rank // 2]
-        assert found["weights"].keys() == wanted.keys()
-        pairs = zip(
-            _flat(list(found["weights"].values())),
-            _flat([wanted[name] for name in found["weights"]]),
-            strict=True,
-        )
-        assert max(abs(a - b) for a, b in pairs) <= 1e-6
+        assert apart(found["weights"], expected["weights"][rank // 2]) <= 1e-6
     assert (ranks[0]["outcomes"], ranks[0]["steps"]) == (2 * 4, 9)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,6 @@ class Training(Worlds):
             seconds=[0.01, 0.4],
             **world,
         )
-
-
-@pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
 
 
 def test_a_fast_replica_weighs_more_and_none_waits_for_the_slow_one_s_steps(

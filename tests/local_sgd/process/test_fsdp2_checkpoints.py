@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +10,7 @@ import pytest
 from checkpoints.flash_world import Keeping, Worlds
 from house.extended import usual
 from local_sgd import fsdp2_training
+from local_sgd.compared import NESTEROV, Course, ends
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 MORE = pytest.mark.extended(
@@ -21,7 +19,6 @@ MORE = pytest.mark.extended(
         "local_sgd/process/test_fsdp2_checkpoints.py::test_any_mesh_loads_what_two_by_two_ranks_saved",
     ],
 )
-NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 DETECTORS: Final = {
     "local_sgd_sync_interval": 2,
     "local_sgd_warmup_steps": 1,
@@ -46,54 +43,28 @@ class Training(Worlds):
         return self.run(job="saved", steps=steps, **where, **world)
 
 
-@dataclass(frozen=True)
-class ReplicaDriver:
-    """A training of two by two ranks that saved after steps 5 and 6."""
-
-    root: Path
-    ranks: list[dict[str, Any]]
-
-    def cut(self, at: int, to: Path) -> Path:
-        """Return a copy of the directory as it was after that step."""
-        shutil.copytree(self.root, to)
-        for later in range(at + 1, STEPS + 1):
-            shutil.rmtree(to / f"step_{later}", ignore_errors=True)
-        return to
-
-
 @pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
+def course(training: Training, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return ReplicaDriver(root, training.saved(root, [2, 2], STEPS, saves=[5, 6]))
-
-
-def _ends(ranks: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    return [(rank["end"], rank["detectors"]) for rank in ranks]
+    return Course(root, training.saved(root, [2, 2], STEPS, saves=[5, 6]))
 
 
 def test_atorch_bug_10_a_save_changes_nothing(
-    training: Training, course: ReplicaDriver, tmp_path: Path
+    training: Training, course: Course, tmp_path: Path
 ) -> None:
     """A training that saves ends as one that never does: no round is forced."""
-    assert _ends(course.ranks) == _ends(training.saved(tmp_path, [2, 2], STEPS))
+    assert ends(course.ranks) == ends(training.saved(tmp_path, [2, 2], STEPS))
 
 
 @pytest.mark.parametrize("at", [5, 6], ids=["before a round", "between rounds"])
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    training: Training, course: ReplicaDriver, tmp_path: Path, at: int
+    training: Training, course: Course, tmp_path: Path, at: int
 ) -> None:
     """Bit by bit: weights, inner state, anchors, momentum, and the detectors of each replica."""
     again = training.saved(course.cut(at, tmp_path / "cut"), [2, 2], STEPS - at)
     assert [rank["loaded"] for rank in again] == [rank["saved"][str(at)] for rank in course.ranks]
-    assert _ends(again) == _ends(course.ranks)
+    assert ends(again) == ends(course.ranks)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +73,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(
     ids=str,
 )
 def test_any_mesh_loads_what_two_by_two_ranks_saved(
-    training: Training, course: ReplicaDriver, tmp_path: Path, mesh: list[int]
+    training: Training, course: Course, tmp_path: Path, mesh: list[int]
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     first = [rank["saved"]["6"] for rank in course.ranks]
@@ -117,7 +88,7 @@ def test_any_mesh_loads_what_two_by_two_ranks_saved(
 
 
 def test_a_plain_job_loads_the_first_replica(
-    training: Training, course: ReplicaDriver, tmp_path: Path
+    training: Training, course: Course, tmp_path: Path
 ) -> None:
     """Its names are torch's, and what only local SGD knows is passed over."""
     root = str(course.cut(6, tmp_path / "cut"))
@@ -137,16 +108,14 @@ def test_local_sgd_begins_from_a_plain_job_s_checkpoint(training: Training, tmp_
     assert len({rank["end"]["anchors"] for rank in ranks}) == 1
 
 
-def test_killed_ranks_go_on_from_memory(
-    training: Training, course: ReplicaDriver, tmp_path: Path
-) -> None:
+def test_killed_ranks_go_on_from_memory(training: Training, course: Course, tmp_path: Path) -> None:
     """Nothing on storage: every replica's state, anchors and momentum come from the arenas."""
     with Keeping(tmp_path) as keeping:
         here: dict[str, Any] = {"arena": keeping.path, "saves": [6]}
         training.saved(tmp_path / "root", [2, 2], 6, round=1, die=True, **here)
         again = training.saved(tmp_path / "root", [2, 2], STEPS - 6, round=2, **here)
     assert [rank["start"] for rank in again] == [6] * 4
-    assert _ends(again) == _ends(course.ranks)
+    assert ends(again) == ends(course.ranks)
 
 
 @pytest.mark.extended(
@@ -165,7 +134,7 @@ def test_what_a_codec_lost_is_saved(training: Training, tmp_path: Path) -> None:
     }
     whole = training.saved(tmp_path / "root", [2, 2], STEPS, saves=[5], **world)
     again = training.saved(tmp_path / "root", [2, 2], STEPS - 5, **world)
-    assert _ends(again) == _ends(whole)
+    assert ends(again) == ends(whole)
     # Cut anew for other chunks: no box is left out or doubled, which a commit would refuse.
     ranks = training.saved(tmp_path / "root", [4, 1], 2, saves=[7], **world)
     assert [rank["start"] for rank in ranks] == [5] * 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,9 +9,9 @@ import pytest
 
 from checkpoints.flash_world import Worlds
 from local_sgd import fsdp2_training
+from local_sgd.compared import NESTEROV
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
-NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 CONFIG: Final = {"local_sgd_sync_interval": 2, "skip_anomaly": True, "ewma_warmup_steps": 2}
 OF_ALL: Final = ("anchors", "momentum")
 
@@ -28,13 +27,6 @@ class Training(Worlds):
         return self.run(
             job="in files", world=mesh[0] * mesh[1], mesh=mesh, kind="fsdp", may_fail=True, **given
         )
-
-
-@pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["whole", "shards"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from checkpoints.flash_world import Worlds
 from house.extended import usual
 from local_sgd import fsdp2_training
+from local_sgd.compared import NESTEROV, apart
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
 MORE = pytest.mark.extended(
@@ -18,7 +18,6 @@ MORE = pytest.mark.extended(
         "local_sgd/process/test_fsdp2_rounds.py::test_either_dimension_may_be_of_any_size",
     ],
 )
-NESTEROV: Final = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 EVERY_2: Final = {"local_sgd_sync_interval": 2}
 DETECTORS: Final = {"skip_anomaly": True, "ewma_warmup_steps": 4, "pseudo_gradnorm_reduce": True}
 LINEAR: Final = {"reducer": "linear"}
@@ -36,32 +35,10 @@ class Training(Worlds):
         return self.run(job="train", world=mesh[0] * mesh[1], kind="fsdp", **world), found
 
 
-@pytest.fixture(scope="module")
-def training() -> Iterator[Training]:
-    """One process with torch for all tests here."""
-    with Training() as started:
-        yield started
-
-
-def _flat(values: Any) -> Iterable[float]:
-    if isinstance(values, list):
-        for one in values:
-            yield from _flat(one)
-    else:
-        yield values
-
-
-def _apart(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return the greatest difference of two models' weights."""
-    assert one.keys() == other.keys()
-    pairs = (zip(_flat(one[name]), _flat(other[name]), strict=True) for name in one)
-    return max(abs(a - b) for several in pairs for a, b in several)
-
-
 def _compare(ranks: list[dict[str, Any]], reference: dict[str, Any], shards: int) -> None:
     """All ranks have their replica's weights, to the bar of 1e-6."""
     for rank, found in enumerate(ranks):
-        assert _apart(found["weights"], reference["weights"][rank // shards]) <= 1e-6
+        assert apart(found["weights"], reference["weights"][rank // shards]) <= 1e-6
 
 
 CONFIGS: Final[dict[str, dict[str, Any]]] = {

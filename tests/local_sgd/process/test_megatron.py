@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,13 +40,6 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "tensor parallel": {"tensor": 2},
     "pipeline parallel": {"pipeline": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with Megatron for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 def _run(worlds: Worlds, call: str, world: int = 4, **given: Any) -> list[dict[str, Any]]:
@@ -198,7 +190,7 @@ def test_megatron_s_own_training_takes_its_flags(worlds: Worlds, tmp_path: Path)
                     "step_weight_by": "tokens",
                 }
             },
-            "step_weight_by='tokens': with Megatron nobody tells the tokens",
+            "step_weight_by='tokens': with DDP and Megatron nobody tells the tokens",
         ),
         (
             {"unpatched": True, "setup": {"instances": 2}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,13 +33,6 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "tensor parallel": {"tensor": 2},
     "pipeline parallel": {"pipeline": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with Megatron for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 def _run(worlds: Worlds, call: str = "train", world: int = 4, **given: Any) -> list[dict[str, Any]]:
@@ -135,22 +127,6 @@ def test_two_replicas_train_as_whole_ones_with_the_same_steps(
             assert mine.keys() == its.keys()
             for key, values in mine.items():
                 assert values == pytest.approx(its[key], abs=1e-6), (key, rounds)
-
-
-@pytest.mark.extended(
-    "turns are the same under FSDP2 and DDP",
-    held_by=[
-        "local_sgd/process/test_fsdp2_by_time.py::test_too_few_steps_of_all_make_no_round_until_the_last",
-        "local_sgd/process/test_ddp_by_time.py::test_too_few_steps_of_all_make_no_round_until_the_last",
-    ],
-)
-def test_too_few_steps_of_all_make_no_round_until_the_last(worlds: Worlds) -> None:
-    """The time starts again; at the end of the data the last round is made all the same."""
-    ranks = _run(worlds, steps=[16, 4], least=10_000, tau=0.3)
-    assert [[one["weights"] for one in rank["rounds"]] for rank in ranks] == [
-        [[[16 / 20, 4 / 20]]]
-    ] * 4
-    assert len({rank["end"]["masters"] for rank in ranks}) == 1
 
 
 @pytest.mark.parametrize("steps", usual([[2, 8], [0, 5]], [2, 8], more=MORE))

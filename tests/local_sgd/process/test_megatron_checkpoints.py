@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from house.extended import usual
+from local_sgd.compared import NESTEROV, Course
 from megatron_worlds.worlds import Worlds
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(300)]
@@ -30,16 +29,9 @@ TRAINING: Final = {
         "skip_anomaly": True,
         "ewma_warmup_steps": 2,
     },
-    "outer": {"lr": 0.7, "momentum": 0.8, "nesterov": True},
+    "outer": NESTEROV,
 }
 SMALL: Final = {"layers": 2, "hidden": 16}
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    """One process with Megatron for all tests here."""
-    with Worlds() as started:
-        yield started
 
 
 def _run(worlds: Worlds, root: Path, **given: Any) -> list[dict[str, Any]]:
@@ -48,31 +40,18 @@ def _run(worlds: Worlds, root: Path, **given: Any) -> list[dict[str, Any]]:
     return worlds.run(job="replicas", call="saved", root=str(root), setup=setup, **shared)
 
 
-@dataclass(frozen=True)
-class ReplicaDriver:
-    """A training of two replicas of two ranks that saved after step 6."""
-
-    root: Path
-    ranks: list[dict[str, Any]]
-
-    def cut(self, to: Path) -> Path:
-        """Return a copy of its directory."""
-        shutil.copytree(self.root, to)
-        return to
-
-
 @pytest.fixture(scope="module")
-def course(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> ReplicaDriver:
+def course(worlds: Worlds, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """A training that saves on its way."""
     root = tmp_path_factory.mktemp("course") / "root"
-    return ReplicaDriver(root, _run(worlds, root, saves=[AT]))
+    return Course(root, _run(worlds, root, saves=[AT]))
 
 
 def test_a_training_goes_on_as_if_it_had_not_stopped(
-    worlds: Worlds, course: ReplicaDriver, tmp_path: Path
+    worlds: Worlds, course: Course, tmp_path: Path
 ) -> None:
     """Bit by bit, between two rounds: masters, inner state, anchors, momentum."""
-    again = _run(worlds, course.cut(tmp_path / "cut"))
+    again = _run(worlds, course.cut(AT, tmp_path / "cut"))
     assert [one["start"] for one in again] == [AT] * 4
     assert [one["loaded"] for one in again] == [one[f"saved {AT}"] for one in course.ranks]
     assert [one["end"] for one in again] == [one["end"] for one in course.ranks]
@@ -108,11 +87,11 @@ LAYOUTS: Final[dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", usual(LAYOUTS, *list(LAYOUTS)[::3], more=MORE))
 def test_any_layout_loads_what_two_by_two_ranks_saved(
-    worlds: Worlds, course: ReplicaDriver, tmp_path: Path, name: str
+    worlds: Worlds, course: Course, tmp_path: Path, name: str
 ) -> None:
     """Anchors and momentum are exact; a replica that was not saved starts from the anchors."""
     saved = [course.ranks[rank][f"saved {AT}"] for rank in (0, 2)]
-    ranks = _run(worlds, course.cut(tmp_path / "cut"), until=AT + 1, **LAYOUTS[name])
+    ranks = _run(worlds, course.cut(AT, tmp_path / "cut"), until=AT + 1, **LAYOUTS[name])
     for one in ranks:
         loaded = one["loaded"]
         assert [loaded[key] for key in ("anchors", "momentum")] == [

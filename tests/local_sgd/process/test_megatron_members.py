@@ -6,13 +6,12 @@ Each test draws its seed, and names it where it fails.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from typing import Any, Final
 
 import pytest
 
 from house.extended import usual
-from local_sgd.elastic_runs import run
+from local_sgd.elastic_runs import check_kept, run
 from megatron_worlds.key_biases import without_key_biases
 from megatron_worlds.worlds import Worlds
 
@@ -62,23 +61,6 @@ def test_one_is_killed_and_one_joins() -> None:
     _check_joiner(told, why)
 
 
-@pytest.mark.extended(
-    "rounds by time freeze one, too",
-    held_by=[
-        "local_sgd/process/test_megatron_members.py::test_by_time_members_come_and_go",
-        "local_sgd/process/test_elastic_members.py::test_a_frozen_replica_holds_nobody_once_a_roster_leaves_it_out",
-    ],
-)
-def test_one_is_frozen_while_the_others_train_on() -> None:
-    """The roster leaves it out, and the others do not wait for its connections."""
-    seed = random.randrange(10_000)
-    told = run(scenario="campaign", replicas=3, events=["freeze", "join"], every=2, seed=seed,
-               **SCENARIO)  # fmt: skip
-    why = f"seed {seed}: {told['done']}"
-    _check_kept(told, why)
-    assert len(told["members"]) == 3, why
-
-
 @pytest.mark.parametrize(
     "setup",
     usual([{}, {"tensor": 2}], {}, more=MORE),
@@ -98,24 +80,11 @@ def test_by_time_members_come_and_go(setup: dict[str, Any]) -> None:
 def _check_kept(
     told: dict[str, Any], why: str, *, split: bool = False, by_time: bool = False
 ) -> None:
-    """Hold all to one process and all steps in a row, and replicas to equal anchors and ends.
-
-    Replicas of one round are at one step of one schedule, whatever befell them.
+    """The same as `check_kept`, and replicas to equal ends.
 
     split: the two ranks of a replica have different weights. by_time: each counts its own steps.
     """
-    digests = defaultdict[tuple[int, str], set[str]](set)
-    places = defaultdict[int, set[tuple[int, int, float]]](set)
-    for name, lines in told["ranks"].items():
-        steps = [line for line in lines if "own" in line]
-        assert [line["own"] for line in steps] == list(range(1, len(steps) + 1)), why
-        assert len({line["pid"] for line in steps}) <= 1, why
-        for line in steps:
-            if "round" in line:
-                digests[line["round"], name.split()[1]].add(line["digest"])
-                places[line["round"]].add((line["step"], line["samples"], line["lr"]))
-    assert {at: found for at, found in digests.items() if len(found) > 1} == {}, why
-    assert by_time or {at: one for at, one in places.items() if len(one) > 1} == {}, why
+    check_kept(told, why, 0, "samples", by_time=by_time)
     ends = [
         told["ranks"][f"{one} {shard}"][-1]["weights"]
         for one in told["members"]

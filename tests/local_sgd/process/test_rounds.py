@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from house.extended import usual
+from local_sgd.compared import NESTEROV
 from local_sgd.replica_world import DEFAULTS, ReplicaWorlds
 from local_sgd.scalar_edit import ScalarEdit
 
@@ -18,7 +19,6 @@ MORE = pytest.mark.extended(
         "local_sgd/process/test_rounds.py::test_what_is_not_finite_stays_on_its_replica",
     ],
 )
-NESTEROV = {"lr": 0.7, "momentum": 0.8, "nesterov": True}
 MOMENTUM = {"lr": 0.5, "momentum": 0.9}
 SETTINGS: dict[str, dict[str, Any]] = {
     "averaging": {},

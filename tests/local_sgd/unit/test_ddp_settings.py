@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,17 +12,22 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 
 
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        (
-            LocalSGDConfig(use_step_weight=True, step_weight_by="tokens"),
-            "step_weight_by='tokens': with DDP nobody tells the tokens",
-        ),
-    ],
-)
-def test_what_ddp_has_not_is_refused_by_name(config: LocalSGDConfig, said: str) -> None:
+def alone(
+    size: int = 1, lr: float = 0.1, outer: float | None = None, **config: Any
+) -> tuple[torch.nn.Parameter, StatefulPostLocalSGDOptimizer]:
+    """Return a weight of ones, and the optimizer of a replica that has it, without others."""
+    weight = torch.nn.Parameter(torch.ones(size))
+    averager = OuterOptimPeriodicModelAverager(
+        local_sgd_config=LocalSGDConfig(**config),
+        outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, {"lr": outer}) if outer else None,
+    )
+    return weight, StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=lr), averager)
+
+
+def test_what_ddp_has_not_is_refused_by_name() -> None:
     """A setting that would have no effect names itself and what to do."""
+    config = LocalSGDConfig(use_step_weight=True, step_weight_by="tokens")
+    said = "step_weight_by='tokens': with DDP and Megatron nobody tells the tokens"
     with pytest.raises(LocalSGDConfigError, match=said):
         OuterOptimPeriodicModelAverager(local_sgd_config=config)
 
@@ -52,12 +59,7 @@ def test_an_outer_optimizer_of_matrices_alone_is_taken() -> None:
 
 def test_a_replica_alone_takes_outer_steps() -> None:
     """Without a process group one replica moves its anchor by the outer optimizer."""
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    averager = OuterOptimPeriodicModelAverager(
-        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=2),
-        outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.5}),
-    )
-    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    weight, optim = alone(outer=0.5, local_sgd_sync_interval=2)
     for _ in range(2):
         weight.grad = torch.tensor([1.0])
         optim.step()
@@ -67,18 +69,15 @@ def test_a_replica_alone_takes_outer_steps() -> None:
 
 def test_a_parameter_that_is_added_later_gets_its_anchor_then() -> None:
     """Its first local step begins from its own anchor; the others keep theirs."""
-    first, second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
-    averager = OuterOptimPeriodicModelAverager(
-        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=4)
-    )
-    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([first], lr=0.1), averager)
+    first, optim = alone(local_sgd_sync_interval=4)
+    second = torch.nn.Parameter(torch.ones(1))
     for step in range(4):
         if step == 2:
             second.data.fill_(5.0)
             optim.add_param_group({"params": [second]})
         first.grad, second.grad = torch.ones(1), torch.ones(1)
         optim.step()
-    units = averager.state_dict()["units"]
+    units = optim.averager.state_dict()["units"]
     assert [one["round"] for one in units] == [1, 1]
     assert first.item() == pytest.approx(0.6)
     assert second.item() == pytest.approx(4.8)
@@ -86,9 +85,7 @@ def test_a_parameter_that_is_added_later_gets_its_anchor_then() -> None:
 
 def test_a_model_without_the_optimizer_s_parameters_has_no_shards() -> None:
     """The error gives the shape of one that is missing."""
-    weight = torch.nn.Parameter(torch.ones(3))
-    averager = OuterOptimPeriodicModelAverager(local_sgd_config=LocalSGDConfig())
-    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    _, optim = alone(size=3)
     with pytest.raises(LocalSGDError, match=r"1 parameters .* such as one of shape \(3,\)"):
         optim.shards(torch.nn.Linear(2, 2))
 
@@ -96,12 +93,8 @@ def test_a_model_without_the_optimizer_s_parameters_has_no_shards() -> None:
 @pytest.mark.parametrize("call", ["finish", "step"])
 def test_a_round_that_a_checkpoint_had_before_it_is_made_first(call: str) -> None:
     """Before the next step, or at the end of the data where there is none."""
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    averager = OuterOptimPeriodicModelAverager(
-        local_sgd_config=LocalSGDConfig(local_sgd_sync_interval=2),
-        outer_optim_config=OuterOptimizerConfig(torch.optim.SGD, {"lr": 0.5}),
-    )
-    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=0.1), averager)
+    weight, optim = alone(outer=0.5, local_sgd_sync_interval=2)
+    averager = optim.averager
     averager.before_step(optim.param_groups)
     weight.data.fill_(0.0)
     averager.set_clock({"steps": 2, "alone": 2, "tokens": 0, "due": True, "rounds": 1})
@@ -113,9 +106,7 @@ def test_a_round_that_a_checkpoint_had_before_it_is_made_first(call: str) -> Non
 
 def test_a_replica_that_is_left_out_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Its step was not finite: the round says so, loudly, and that nobody's delta counts."""
-    weight = torch.nn.Parameter(torch.tensor([1.0]))
-    averager = OuterOptimPeriodicModelAverager()
-    optim = StatefulPostLocalSGDOptimizer(torch.optim.SGD([weight], lr=1.0), averager)
+    weight, optim = alone(lr=1.0)
     weight.grad = torch.tensor([float("nan")])
     optim.step()
     (line,) = caplog.messages

@@ -51,12 +51,12 @@ def _names(one: Round) -> list[Any]:
 def test_all_ranks_make_the_same_collectives_in_the_same_order(order: list[int]) -> None:
     """Whatever units a forward reaches, in whatever order and however often."""
     plain, here = Recorder(), Recorder()
-    _round(plain).complete()
+    _round(plain).reach(UNITS)
     one = _round(here)
     for number in order:
         one.reach(number)
         assert len(one.outcomes) >= number + 1
-    one.complete()
+    one.reach(UNITS)
     assert here.calls == plain.calls
     assert _names(one) == [f"unit {number}" for number in range(UNITS)]
 
@@ -73,9 +73,9 @@ def test_a_failure_leaves_finished_units_and_goes_on_with_the_others() -> None:
     recorder = Recorder(fails=2)
     one = _round(recorder)
     with pytest.raises(SyncError):
-        one.complete()
+        one.reach(UNITS)
     assert _names(one) == ["unit 0", "unit 1"]
-    one.complete()
+    one.reach(UNITS)
     assert one.is_over
     finished = [call for call in recorder.calls if call.startswith("finish")]
     assert finished == [f"finish {number}" for number in range(UNITS)]
@@ -91,7 +91,7 @@ def test_a_round_goes_on_where_other_replicas_have_brought_its_units() -> None:
     under_way.go_on_from(3)
     assert not under_way.begun
     recorder.calls.clear()
-    under_way.complete()
+    under_way.reach(UNITS)
     assert recorder.calls == ["begin 3", "begin 4", "write 3", "finish 3", "write 4", "finish 4"]
     assert under_way.is_over
 

@@ -17,7 +17,7 @@ from holdfast_wire import messages as wire
 from holdfast_wire.identity import Identity
 from masters.master_process import master_process
 from masters.scripted_operator import ScriptedOperator
-from masters.worlds import QUICK, events, spec_of, world
+from masters.worlds import QUICK, agents_of, events, spec_of, world
 
 
 def test_two_agents_make_a_world_that_everybody_can_see(tmp_path: Path) -> None:
@@ -75,24 +75,16 @@ def test_a_silent_agent_is_lost_and_the_world_shrinks(tmp_path: Path) -> None:
         agents[0].wait_for(lambda: len(agents[0].assignments) == 2)
         assert agents[0].assignments[1].world_size == 1
         assert "NodeLost" in [event.reason for event in events(master)]
-        back = ScriptedAgent(tmp_path, master.port, 1)
-        try:
+        with agents_of(tmp_path, master.port, [1]) as (back,):
             agents[0].wait_for(lambda: agents[0].assignments[-1].world_size == 2)
-            assert back.wait_for(lambda: back.assignments)[0].group_rank == 1
-        finally:
-            back.close()
+            assert back.assignments[0].group_rank == 1
 
 
 def test_an_agent_that_is_replaced_is_told_to_leave(tmp_path: Path) -> None:
     """Of two agents with one rank the newer stays."""
-    with world(tmp_path) as (master, agents):
-        newer = ScriptedAgent(tmp_path, master.port, 1)
-        try:
-            leave = agents[1].wait_for(lambda: agents[1].left)
-            assert leave.outcome is wire.LeaveOutcome.REPLACED
-            newer.wait_for(lambda: newer.assignments)
-        finally:
-            newer.close()
+    with world(tmp_path) as (master, agents), agents_of(tmp_path, master.port, [1]):
+        leave = agents[1].wait_for(lambda: agents[1].left)
+        assert leave.outcome is wire.LeaveOutcome.REPLACED
 
 
 def test_people_are_answered_by_agents_and_core(tmp_path: Path) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,16 +12,18 @@ from holdfast_master.journal import filesystem
 from holdfast_master.journal.compaction import CompactionError
 from holdfast_master.journal.writer import Journal
 from holdfast_wire.messages import JournalRecord
-from house.repository import ROOT
+from house.programs import script
 from masters.journals import (
     Border,
     Stopped,
     compacted,
     files,
     fold,
+    on_own_disk,
     read,
     troubled_story,
     write,
+    written,
 )
 from simulation.steered.job import JOB_UID
 
@@ -45,16 +44,15 @@ def test_the_steps_of_a_compaction_are_in_the_only_safe_order(
     tmp_path: Path, story: list[JournalRecord], border: Border
 ) -> None:
     """Synced before it gets its name; the name synced before anything goes."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    journal = written(tmp_path, story)
     border.watch()
     journal.ask_rotation()
     journal.commit([], durable=False)
-    assert border.taken == ["create", "write", "sync", "rename", "sync_directory"]
+    begun = ["create", "write", "sync", "rename", "sync_directory"]
+    assert border.taken == begun
     border.taken.clear()
     compacted(tmp_path, fold(story))
-    written = ["create", "write", "sync", "rename", "sync_directory"]
-    assert border.taken == [*written, "remove", "sync_directory"]
+    assert border.taken == [*begun, "remove", "sync_directory"]
     journal.close()
 
 
@@ -63,8 +61,7 @@ def test_a_kill_at_any_step_of_a_compaction_loses_nothing(
     tmp_path: Path, story: list[JournalRecord], border: Border, step: int
 ) -> None:
     """The fold is the same before and after; the next compaction tidies up."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    journal = written(tmp_path, story)
     journal.ask_rotation()
     journal.commit([], durable=False)
     state = fold(story)
@@ -87,8 +84,7 @@ def test_a_kill_at_any_step_of_a_rotation_loses_nothing(
 ) -> None:
     """A new file is there with its head, or not at all."""
     half = next(at for at in range(50, len(story)) if not story[at - 1].more)
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story[:half])
+    journal = written(tmp_path, story[:half])
     journal.ask_rotation()
     border.fatal = step
     border.watch()
@@ -109,8 +105,7 @@ def test_a_disk_that_refuses_a_step_leaves_the_old_files(
     tmp_path: Path, story: list[JournalRecord], border: Border, step: int
 ) -> None:
     """A full disk at any step is said with the remedy, and costs nothing."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    journal = written(tmp_path, story)
     before = files(tmp_path)
     border.fatal, border.error = step, OSError(28, "No space left on device")
     border.watch()
@@ -127,8 +122,7 @@ def test_a_disk_that_refuses_a_new_file_leaves_the_writer_with_the_old_one(
     tmp_path: Path, story: list[JournalRecord], border: Border, step: int
 ) -> None:
     """Records go on into the file that is open; the reason is kept for people."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story[:50])
+    journal = written(tmp_path, story[:50])
     journal.ask_rotation()
     border.fatal, border.error = step, OSError(28, "No space left on device")
     border.watch()
@@ -144,8 +138,7 @@ def test_what_was_read_back_and_differs_is_no_base(
     tmp_path: Path, story: list[JournalRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that returns something else than was written is found before anything goes."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    journal = written(tmp_path, story)
     real = filesystem.sync
 
     def rot(file: int) -> None:
@@ -200,20 +193,11 @@ def test_a_process_that_is_killed_while_it_compacts_loses_nothing(
 ) -> None:
     """SIGKILL of a real process before each step."""
     directory = tmp_path / "journal"
-    journal = Journal(directory, 1, "m1")
-    write(journal, story)
+    journal = written(directory, story)
     journal.ask_rotation()
     journal.commit([], durable=False)
     journal.close()
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(KILLED))
-    done = subprocess.run(
-        [sys.executable, str(script), str(directory), str(step), JOB_UID],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = script(KILLED, str(directory), str(step), JOB_UID)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert fold(read(directory).records) == fold(story)
 
@@ -223,14 +207,13 @@ import os, sys
 from pathlib import Path
 from holdfast_master.journal.compaction import CompactionError
 from holdfast_master.journal.writer import Journal
-from masters.journals import compacted, files, fold, read, troubled_story, write
+from masters.journals import compacted, files, fold, read, troubled_story, written
 
 directory = Path(sys.argv[1])
 mount = lambda options: os.system(f"mount -o {options} {directory}") == 0
 os.system(f"mount -t tmpfs -o size=40k none {directory}") == 0 or sys.exit(77)
 story = troubled_story()
-journal = Journal(directory, 1, "m1")
-write(journal, story)
+journal = written(directory, story)
 state = fold(story)
 filler = directory / "filler"
 try:
@@ -259,22 +242,7 @@ print("room:", attempt(), fold(read(directory).records) == state, len(files(dire
 
 def test_a_really_full_and_a_really_read_only_disk(tmp_path: Path) -> None:
     """On a tiny file system: said with the remedy, nothing lost, and made up for with room."""
-    script = tmp_path / "script.py"
-    script.write_text(FULL)
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(
-        ["unshare", "-Urm", sys.executable, str(script), str(mount)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support")},
-    )
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no private mounts here: {done.stderr.strip()}")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stderr
+    lines = on_own_disk(tmp_path, FULL)
     assert "No space left on device; old files stay: make room True" in lines[0]
     assert "Read-only file system" in lines[1]
     assert lines[1].endswith("make room True")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -19,6 +20,7 @@ from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import read_segments
 from holdfast_wire import messages as wire
 from masters.master_process import SPEC, START_SECONDS, MasterProcess, master_process, refused
+from masters.worlds import events, phase, world
 
 
 def test_the_endpoint_file_is_private_and_true(tmp_path: Path) -> None:
@@ -37,18 +39,10 @@ def test_a_signal_ends_the_master_and_leaves_the_agents_training(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """Exit code 0; nobody is told to leave; the journal is whole."""
-    journal = tmp_path / "journal"
-    with master_process(tmp_path, initial_spec=SPEC, journal_dir=str(journal)) as master:
-        agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in (0, 1)]
-        try:
-            for agent in agents:
-                agent.wait_for(lambda agent=agent: agent.assignments)
-            assert master.stop(number) == 0
-            assert [agent.left for agent in agents] == [None, None]
-        finally:
-            for agent in agents:
-                agent.close()
-    (segment,) = read_segments(journal)
+    with world(tmp_path) as (master, agents):
+        assert master.stop(number) == 0
+        assert [agent.left for agent in agents] == [None, None]
+    (segment,) = read_segments(tmp_path / "journal")
     assert segment.broken == ""
     assert len(segment.records) > 5
 
@@ -94,17 +88,16 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
 
 def test_a_zombie_that_hears_of_a_newer_epoch_stops_acting(tmp_path: Path) -> None:
     """An agent that has accepted a newer master makes the old one exit with 3."""
-    with master_process(tmp_path, initial_spec=SPEC) as master:
-        agent = ScriptedAgent(tmp_path, master.port, 0)
-        try:
-            agent.wait_for(lambda: agent.connections)
-            agent.fence = wire.Fence(epoch=2, incarnation="newer")
-            agent.send(wire.Heartbeat())
-            assert master.process.wait(timeout=START_SECONDS) == 3
-            assert agent.left is None
-            assert master.lines("stepping down: a master of epoch 2 exists")
-        finally:
-            agent.close()
+    with (
+        master_process(tmp_path, initial_spec=SPEC) as master,
+        contextlib.closing(ScriptedAgent(tmp_path, master.port, 0)) as agent,
+    ):
+        agent.wait_for(lambda: agent.connections)
+        agent.fence = wire.Fence(epoch=2, incarnation="newer")
+        agent.send(wire.Heartbeat())
+        assert master.process.wait(timeout=START_SECONDS) == 3
+        assert agent.left is None
+        assert master.lines("stepping down: a master of epoch 2 exists")
 
 
 def test_the_master_dies_with_its_parent_where_it_was_told_to(tmp_path: Path) -> None:
@@ -160,12 +153,10 @@ def test_no_torch_in_a_master(tmp_path: Path) -> None:
 
 def test_too_few_open_files_are_raised_or_said(tmp_path: Path) -> None:
     """The soft limit becomes the hard one; where that is too low for the job, the log says so."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
     try:
-        spec = SPEC | {"max_replicas": hard}
-        with master_process(tmp_path, initial_spec=spec) as master:
+        with master_process(tmp_path, initial_spec=SPEC | {"max_replicas": hard}) as master:
             limits = resource.prlimit(master.process.pid, resource.RLIMIT_NOFILE)
             assert limits == (hard, hard)
             (line,) = master.wait_for(lambda: master.lines("limit of open files is lower"))
@@ -191,32 +182,20 @@ def test_a_peer_in_the_wrong_role_is_named_in_an_event(tmp_path: Path) -> None:
     with master_process(tmp_path, initial_spec=SPEC) as master:
         with pytest.raises(Exception, match="role 'agent' may not call"):
             master.ask("Scale", wire.ScaleRequest(replicas=1), role="agent")
-        events = master.ask("ListEvents", wire.ListEventsRequest()).events
-        (event,) = [event for event in events if event.reason == "PeerRefused"]
+        (event,) = [event for event in events(master) if event.reason == "PeerRefused"]
         assert event.text.startswith("agent: role 'agent' may not call")
 
 
 def test_the_master_exits_when_the_job_has_ended_and_was_shown(tmp_path: Path) -> None:
     """Success reaches the agents, then the linger, then exit code 0."""
-    with master_process(tmp_path, initial_spec=SPEC, exit_when_finished=1.0) as master:
-        agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in (0, 1)]
-        try:
-            for agent in agents:
-                agent.wait_for(lambda agent=agent: agent.assignments)
-            for agent in agents:
-                agent.send(wire.WorkerExited(rank=agent.rank, exit_code=0))
-            for agent in agents:
-                agent.wait_for(lambda agent=agent: agent.left)
-            master.wait_for(  # its agents have been told; their goodbyes may be on the way
-                lambda: (
-                    master.ask("GetJob", wire.GetJobRequest()).status.phase
-                    is wire.JobPhase.SUCCEEDED
-                )
-            )
-            assert master.process.wait(timeout=START_SECONDS) == 0
-        finally:
-            for agent in agents:
-                agent.close()
+    with world(tmp_path, exit_when_finished=1.0) as (master, agents):
+        for agent in agents:
+            agent.send(wire.WorkerExited(rank=agent.rank, exit_code=0))
+        for agent in agents:
+            agent.wait_for(lambda agent=agent: agent.left)
+        # Its agents have been told; their goodbyes may be on the way.
+        master.wait_for(lambda: phase(master) is wire.JobPhase.SUCCEEDED)
+        assert master.process.wait(timeout=START_SECONDS) == 0
 
 
 def test_standard_error_is_given_back_at_the_end(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from agents.scripted_agent import ScriptedAgent
 from holdfast_master.journal.segments import read_segments
-from holdfast_wire.messages import ListEventsRequest, WorkerExited
+from holdfast_wire.messages import WorkerExited
 from masters.master_process import SPEC, MasterProcess, master_process, refused
+from masters.worlds import events, world
 
 pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
 
@@ -33,25 +35,17 @@ def test_an_epoch_is_one_masters_only(tmp_path: Path) -> None:
 def test_a_disk_that_fills_up_does_not_stop_the_training(tmp_path: Path) -> None:
     """The master says so and goes on: a crash is still recovered from; room mends the journal."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {"initial_spec": SPEC, "journal_dir": str(journal)}
-    with master_process(tmp_path, **settings) as master:
-        agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in (0, 1)]
-        try:
-            for agent in agents:
-                agent.wait_for(lambda agent=agent: agent.assignments)
-            size = (journal / "journal-1.log").stat().st_size
-            pid = master.process.pid
-            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + 10, hard))
-            agents[1].send(WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
-            agents[0].wait_for(lambda: len(agents[0].assignments) == 2)
-            master.wait_for(lambda: "JournalTroubled" in reasons(master))
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
-            master.wait_for(lambda: "JournalMended" in reasons(master))
-            assert master.stop() == 0
-        finally:
-            for agent in agents:
-                agent.close()
+    with world(tmp_path) as (master, agents):
+        size = (journal / "journal-1.log").stat().st_size
+        pid = master.process.pid
+        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size + 10, hard))
+        agents[1].send(WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
+        agents[0].wait_for(lambda: len(agents[0].assignments) == 2)
+        master.wait_for(lambda: "JournalTroubled" in reasons(master))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+        master.wait_for(lambda: "JournalMended" in reasons(master))
+        assert master.stop() == 0
     (segment,) = read_segments(journal)
     assert segment.broken == ""
     numbers = [record.sequence for record in segment.records]
@@ -63,11 +57,8 @@ def test_a_journal_that_cannot_be_written_at_all_does_not_stop_the_job(tmp_path:
     with master_process(tmp_path, initial_spec=SPEC, journal_dir="/proc/holdfast") as master:
         master.wait_for(lambda: "JournalTroubled" in reasons(master))
         assert master.lines("going on without it, trying again")
-        agent = ScriptedAgent(tmp_path, master.port, 0)
-        try:
+        with contextlib.closing(ScriptedAgent(tmp_path, master.port, 0)) as agent:
             agent.wait_for(lambda: agent.connections)
-        finally:
-            agent.close()
         assert master.stop() == 0
         (line,) = master.lines("exiting: stopped")
         assert line["core_errors"] == 0
@@ -76,4 +67,4 @@ def test_a_journal_that_cannot_be_written_at_all_does_not_stop_the_job(tmp_path:
 
 def reasons(master: MasterProcess) -> list[str]:
     """Return the reasons of all events so far."""
-    return [event.reason for event in master.ask("ListEvents", ListEventsRequest()).events]
+    return [event.reason for event in events(master)]

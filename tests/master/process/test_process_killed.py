@@ -17,17 +17,10 @@ from holdfast_master.replay.inspect.replay import Player, Span
 from holdfast_wire import errors
 from holdfast_wire import messages as wire
 from house.extended import usual
-from masters.master_process import SPEC, MasterProcess, master_process
+from masters.master_process import MasterProcess, master_process
+from masters.worlds import GENEROUS, events, phase
 
-GET = wire.GetJobRequest()
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
-GENEROUS = {
-    **SPEC,
-    "budgets": [
-        {"kind": kind, "limit": 1000}
-        for kind in ("FAILURES", "PREEMPTIONS", "RESCALES", "NO_PROGRESS")
-    ],
-}
 
 
 class Killed:
@@ -41,7 +34,7 @@ class Killed:
         self.port = 0
         self.asked = 0
         self.granted = 0
-        self.seen: tuple[wire.JobEvent, ...] = ()
+        self.seen: list[wire.JobEvent] = []
 
     def settings(self, epoch: int) -> dict[str, object]:
         """Return a configuration under which a base is written every few rounds."""
@@ -65,10 +58,14 @@ class Killed:
                 self._restart(master)
                 if self.luck.random() < 0.7:
                     self._settle(master)
-            self.seen = self._events(master)
-            # Before the kill: nothing, or a command that is under way.
-            if self.luck.random() < 0.5:
+            self.seen = events(master)
+            # Before the kill: nothing, a command that is under way, or a crash.
+            chance = self.luck.random()
+            if chance < 0.4:
                 self._restart(master)
+            elif chance < 0.6:
+                self.asked += 1
+                self.agents[1].send(wire.WorkerExited(rank=1, exit_code=1))
             time.sleep(self.luck.uniform(0.0, 0.05))
             master.stop(signal.SIGKILL)
 
@@ -84,15 +81,8 @@ class Killed:
             self.granted += 1
 
     def _settle(self, master: MasterProcess) -> None:
-        master.wait_for(lambda: master.ask("GetJob", GET).status.phase is wire.JobPhase.TRAINING)
-        events = self._events(master)
-        assert events[: len(self.seen)] == self.seen, "an event that was seen is gone"
-
-    def _events(self, master: MasterProcess) -> tuple[wire.JobEvent, ...]:
-        found: tuple[wire.JobEvent, ...] = master.ask(
-            "ListEvents", wire.ListEventsRequest(limit=5000)
-        ).events
-        return found
+        master.wait_for(lambda: phase(master) is wire.JobPhase.TRAINING)
+        assert events(master)[: len(self.seen)] == self.seen, "an event that was seen is gone"
 
 
 MORE = pytest.mark.extended(
@@ -113,12 +103,12 @@ def test_a_master_that_is_killed_at_any_instant_forgets_nothing(tmp_path: Path, 
             job.live(epoch)
         with master_process(tmp_path, **job.settings(KILLS + 1)) as master:
             job._settle(master)
-            events = job._events(master)
-            rounds = sum(event.reason == "WorldTraining" for event in events)
+            found = events(master)
+            rounds = sum(event.reason == "WorldTraining" for event in found)
             assert rounds <= job.asked + 1, f"seed {seed}: {rounds} rounds, {job.asked} asked for"
-            restarts = [event for event in events if event.reason == "RestartRequested"]
+            restarts = [event for event in found if event.reason == "RestartRequested"]
             assert len(restarts) >= job.granted, f"seed {seed}: a command that was granted is gone"
-            damage = [event.text for event in events if event.reason == "JournalDamaged"]
+            damage = [event.text for event in found if event.reason == "JournalDamaged"]
             assert [text for text in damage if "unfinished record" not in text] == []
             assert master.stop() == 0
     finally:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import random
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,30 +17,11 @@ from holdfast_master.journal.segments import SegmentKind, listing
 from holdfast_master.replay.files import recording_paths
 from holdfast_master.replay.inspect import verify
 from holdfast_wire import messages as wire
-from masters.master_process import SPEC, MasterProcess, master_process
+from house.programs import python
+from masters.master_process import MasterProcess, master_process
+from masters.worlds import GENEROUS, events, restarted, world
 
 pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
-
-GENEROUS = {
-    **SPEC,
-    "budgets": [
-        {"kind": kind, "limit": 1000}
-        for kind in ("FAILURES", "PREEMPTIONS", "RESCALES", "NO_PROGRESS")
-    ],
-}
-
-
-@contextlib.contextmanager
-def agents_of(tmp_path: Path, master: MasterProcess, count: int) -> Iterator[list[ScriptedAgent]]:
-    """Connect agents and wait until they train."""
-    agents = [ScriptedAgent(tmp_path, master.port, rank) for rank in range(count)]
-    try:
-        for agent in agents:
-            agent.wait_for(lambda agent=agent: agent.assignments)
-        yield agents
-    finally:
-        for agent in agents:
-            agent.close()
 
 
 def bases(directory: Path) -> list[int]:
@@ -62,40 +41,35 @@ def fill(agent: ScriptedAgent, master: MasterProcess) -> None:
     agent.wait_for(say_more)
 
 
-def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run one of the tools as the command line does."""
-    command = [sys.executable, "-m", "holdfast_master.replay.inspect", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def tool(*arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    """Run one of the tools as the command line does; `said` is what a person types."""
+    return python("-m", "holdfast_master.replay.inspect", *arguments, input=said)
 
 
-def test_a_master_compacts_while_it_runs_and_its_successor_knows_everything(
-    tmp_path: Path,
-) -> None:
+def test_a_master_compacts_while_it_runs_and_its_successor_knows_everything(tmp_path: Path) -> None:
     """SIGKILL in the middle of a busy life: status and events are the same afterwards."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "initial_spec": GENEROUS,
         "journal_dir": str(journal),
         "journal_segment_bytes": 4096,
         "journal_keep_hours": 0.0,
         "journal_keep_bytes": 0,
     }
-    with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
+    with world(tmp_path, **settings) as (master, agents):
         restarts = itertools.count()
         while len(master.lines("the journal was compacted")) < 3:
-            before = agents[0].round
-            master.ask("RestartWorker", wire.RestartWorkerRequest(reason=f"test {next(restarts)}"))
-            agents[0].wait_for(lambda before=before: agents[0].round > before)
-        events = master.ask("ListEvents", wire.ListEventsRequest(limit=5000)).events
+            restarted(master, agents[0], f"test {next(restarts)}")
+        before = events(master)
         master.stop(signal.SIGKILL)
     assert 1 <= len(bases(journal)) <= 2
     assert not (journal / "journal-1.log").exists()
     report = verify.verify(journal)
     assert report.verdict is not verify.JournalVerdict.LOST
     with master_process(tmp_path, epoch=2, **settings) as successor:
-        after = successor.ask("ListEvents", wire.ListEventsRequest(limit=5000)).events
-        assert after[: len(events)] == events
-        reasons = [event.reason for event in after[len(events) :]]
+        after = events(successor)
+        assert after[: len(before)] == before
+        reasons = [event.reason for event in after[len(before) :]]
         assert "MasterRestored" in reasons
         assert "JournalDamaged" not in reasons
         assert successor.stop() == 0
@@ -104,24 +78,22 @@ def test_a_master_compacts_while_it_runs_and_its_successor_knows_everything(
 def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path: Path) -> None:
     """Crash, drain, restart and a successor; both recordings, from a process with another seed."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "initial_spec": {**GENEROUS, "replicas": 3},
         "journal_dir": str(journal),
     }
-    with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 3) as agents:
+    with world(tmp_path, 3, **settings) as (master, agents):
         number = agents[0].round
         agents[1].send(wire.WorkerExited(rank=1, exit_code=1, error_type="ValueError"))
         agents[0].wait_for(lambda: agents[0].round > number)
         master.ask("DrainNode", wire.DrainNodeRequest(node_rank=2, reason="test"))
         agents[2].wait_for(lambda: agents[2].left is not None)
-        number = agents[0].round
-        master.ask("RestartWorker", wire.RestartWorkerRequest(reason="test"))
-        agents[0].wait_for(lambda: agents[0].round > number)
+        restarted(master, agents[0])
         agents[0].blip()
         agents[0].wait_for(lambda: len(agents[0].welcomes) > 1)
         assert master.stop() == 0
     with master_process(tmp_path, epoch=2, **settings) as successor:
-        successor.ask("ListEvents", wire.ListEventsRequest())
+        events(successor)
         assert successor.stop() == 0
     assert tool("verify", str(journal)).returncode == 0
     done = tool("replay", str(journal))
@@ -135,16 +107,9 @@ def test_what_a_real_master_decided_is_decided_alike_by_another_process(tmp_path
 def test_replay_shows_the_facts_behind_a_full_recording_and_says_so(tmp_path: Path) -> None:
     """The job goes on and nothing more is recorded; no fact is passed over in silence."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {
-        "initial_spec": GENEROUS,
-        "journal_dir": str(journal),
-        "recording_bytes": 20_000,
-    }
-    with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
+    with world(tmp_path, initial_spec=GENEROUS, recording_bytes=20_000) as (master, agents):
         fill(agents[0], master)
-        number = agents[0].round
-        master.ask("RestartWorker", wire.RestartWorkerRequest(reason="behind the bound"))
-        agents[0].wait_for(lambda: agents[0].round > number)
+        restarted(master, agents[0], "behind the bound")
         assert master.stop() == 0
     assert (journal / "inputs-1.rec").stat().st_size <= 20_000
     done = tool("replay", str(journal))
@@ -163,12 +128,9 @@ def test_replay_shows_the_facts_behind_a_full_recording_and_says_so(tmp_path: Pa
 def test_the_recording_of_a_killed_master_is_decided_alike(tmp_path: Path) -> None:
     """SIGKILL takes the last half second of it, and nothing else."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {"initial_spec": GENEROUS, "journal_dir": str(journal)}
-    with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
-        for epoch in (1, 2):
-            number = agents[0].round
-            master.ask("RestartWorker", wire.RestartWorkerRequest(reason=f"of epoch {epoch}"))
-            agents[0].wait_for(lambda number=number: agents[0].round > number)
+    with world(tmp_path, initial_spec=GENEROUS) as (master, agents):
+        for _ in range(2):
+            restarted(master, agents[0])
         inputs = journal / "inputs-1.rec"
         agents[0].wait_for(inputs.exists)
         for _ in range(2):  # the write that goes on now may have begun before the request
@@ -183,26 +145,14 @@ def test_the_recording_of_a_killed_master_is_decided_alike(tmp_path: Path) -> No
 def test_an_incident_is_stepped_through_by_its_id(tmp_path: Path) -> None:
     """Its facts with their reasons, and what the master was told around them."""
     journal = tmp_path / "journal"
-    settings: dict[str, object] = {
-        "initial_spec": GENEROUS,
-        "journal_dir": str(journal),
-        "core": {"evidence_seconds": 0.5},
-    }
-    with master_process(tmp_path, **settings) as master, agents_of(tmp_path, master, 2) as agents:
+    settings: dict[str, Any] = {"initial_spec": GENEROUS, "core": {"evidence_seconds": 0.5}}
+    with world(tmp_path, **settings) as (master, agents):
         number = agents[0].round
         agents[1].send(
-            wire.WorkerExited(
-                rank=1, exit_code=3, error_type="ValueError", error_message="bad batch"
-            )
+            wire.WorkerExited(rank=1, exit_code=3, error_type="E", error_message="bad batch")
         )
         agents[0].wait_for(lambda: agents[0].round > number)
-        master.wait_for(
-            lambda: [
-                e
-                for e in master.ask("ListEvents", wire.ListEventsRequest()).events
-                if e.reason == "IncidentClosed"
-            ]
-        )
+        master.wait_for(lambda: [e for e in events(master) if e.reason == "IncidentClosed"])
         assert master.stop() == 0
     shown = tool("show", str(journal), "--kind=Incident", "--json")
     facts = [json.loads(line) for line in shown.stdout.splitlines()]
@@ -214,15 +164,7 @@ def test_an_incident_is_stepped_through_by_its_id(tmp_path: Path) -> None:
     assert "bad batch" in done.stdout
     assert "WorldDecided" in done.stdout
     assert "-> WorldAssignment to stream 1, 2" in done.stdout
-    command = [sys.executable, "-m", "holdfast_master.replay.inspect", "replay", str(journal)]
-    stepped = subprocess.run(
-        [*command, f"--incident={name}", "--step"],
-        input="\n" * 500,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    stepped = tool("replay", str(journal), f"--incident={name}", "--step", said="\n" * 500)
     assert stepped.returncode == 0, stepped.stderr
     assert stepped.stdout.count("-- Enter: next") == done.stdout.count("  > ")
     unknown = tool("replay", str(journal), "--incident=no")

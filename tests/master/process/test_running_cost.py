@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import subprocess
-import sys
 
 import pytest
 
 from holdfast_master.process import os_process
+from house.programs import script
 
 
 def test_a_poller_that_the_user_chose_stays() -> None:
@@ -28,20 +27,8 @@ def test_grpc_knows_the_poller() -> None:
     code = "import grpc; grpc.insecure_channel('localhost:1').close()"
 
     def said(experiments: str) -> str:
-        environment = {
-            **os.environ,
-            os_process.EXPERIMENTS: experiments,
-            "GRPC_VERBOSITY": "INFO",
-        }
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        return done.stderr.lower()
+        environment = {**os.environ, os_process.EXPERIMENTS: experiments, "GRPC_VERBOSITY": "INFO"}
+        return script(code, env=environment, check=True).stderr.lower()
 
     assert "unknown experiment" in said("no_such_thing")
     assert "unknown experiment" not in said(os_process.POLLER)
@@ -51,7 +38,7 @@ def test_grpc_knows_the_poller() -> None:
 def test_malloc_is_told() -> None:
     """In a process of its own: it cannot be taken back."""
     code = "from holdfast_master.process import os_process; assert os_process.spread_large_blocks()"
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    script(code, check=True)
 
 
 def test_garbage_is_looked_for_less_often() -> None:

@@ -19,7 +19,7 @@ from holdfast_wire import codec, errors
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import JobPhase, WatchJobRequest
 from masters.master_process import SPEC, MasterProcess, master_process
-from masters.worlds import QUICK, events, phase
+from masters.worlds import QUICK, agents_of, events, phase
 
 pytestmark = pytest.mark.slow  # each starts masters, which takes a core half a second
 
@@ -39,17 +39,11 @@ class Pair:
     @contextlib.contextmanager
     def run(self) -> Iterator[tuple[MasterProcess, MasterProcess, list[ScriptedAgent]]]:
         """Yield the woken zombie, its successor, and the agents, which the successor has."""
-        agents: list[ScriptedAgent] = []
         with contextlib.ExitStack() as stack:
-            proxy = Proxy(lambda: self.target)
-            stack.callback(proxy.close)
+            proxy = stack.enter_context(contextlib.closing(Proxy(lambda: self.target)))
             old = stack.enter_context(master_process(self.directory, epoch=1, **self.settings))
             self.target = ("127.0.0.1", old.port)
-            for rank in (0, 1):
-                agents.append(ScriptedAgent(self.directory, proxy.port, rank))
-                stack.callback(agents[-1].close)
-            for agent in agents:
-                agent.wait_for(lambda agent=agent: agent.assignments)
+            agents = stack.enter_context(agents_of(self.directory, proxy.port, (0, 1)))
             old.wait_for(lambda: phase(old) is JobPhase.TRAINING)
             old.process.send_signal(signal.SIGSTOP)
             new = stack.enter_context(master_process(self.directory, epoch=2, **self.settings))
@@ -81,13 +75,10 @@ def test_a_zombie_without_a_journal_is_told_by_the_first_agent(tmp_path: Path) -
     """An agent that finds its way back to the old address says there which epoch it obeys."""
     pair = Pair(tmp_path, journal=False)
     with pair.run() as (old, _new, agents):
-        astray = ScriptedAgent(tmp_path, old.port, 1)
-        try:
+        with contextlib.closing(ScriptedAgent(tmp_path, old.port, 1)) as astray:
             astray.wait_for(lambda: astray.connections)
             astray.fence = agents[1].fence
             assert old.process.wait(timeout=20) == EXIT_ZOMBIE
-        finally:
-            astray.close()
         assert agents[0].connections == 2
 
 

@@ -85,7 +85,7 @@ async def client(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 def make_job(
     plane: ControlPlane, nodes: Nodes, release: Release, kubectl: Kubectl
 ) -> Iterator[Make]:
-    """Names jobs in the test's namespace; those that are left are deleted after it."""
+    """Names jobs in the test's namespace; after it they are deleted, and leave nothing."""
     made: list[Job] = []
 
     def log() -> str:
@@ -97,3 +97,5 @@ def make_job(
 
     yield make
     kubectl.run("delete", "ej", "--all", "--wait=false")
+    for job in made:
+        job.until_gone()

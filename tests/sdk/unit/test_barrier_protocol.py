@@ -9,7 +9,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agents.page_worker import page_of
 from holdfast.page import Page, PageError
 from holdfast.page_layout import StepAnswer, Word
 from holdfast.page_slot import SlotWriter
@@ -17,96 +16,84 @@ from holdfast.page_slot import SlotWriter
 SAVE, STOP = StepAnswer.SAVE, StepAnswer.SAVE_AND_STOP
 
 
-def test_a_barrier_is_acked_then_answered_at_its_step() -> None:
+def test_a_barrier_is_acked_then_answered_at_its_step(page: Page, writer: SlotWriter) -> None:
     """The echo carries the step at which the barrier was first seen, the answer its own step."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, barrier_id=3, step=12)
-        assert [writer.step(n, 0, None) for n in (10, 11, 12, 13)] == [0, 0, STOP, 0]
-        sample = page.read(0)
-        assert (sample.ack_id, sample.ack_step) == (3, 10)
-        assert (sample.answered_id, sample.answered_step) == (3, 12)
+    page.set_barrier(0, barrier_id=3, step=12)
+    assert [writer.step(n, 0, None) for n in (10, 11, 12, 13)] == [0, 0, STOP, 0]
+    sample = page.read(0)
+    assert (sample.ack_id, sample.ack_step) == (3, 10)
+    assert (sample.answered_id, sample.answered_step) == (3, 12)
 
 
-def test_a_barrier_for_the_very_next_step_is_answered_at_once() -> None:
+def test_a_barrier_for_the_very_next_step_is_answered_at_once(
+    page: Page, writer: SlotWriter
+) -> None:
     """Seen first at its own step is still in time."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, 1, 5)
-        assert writer.step(5, 0, None)
+    page.set_barrier(0, 1, 5)
+    assert writer.step(5, 0, None)
 
 
-def test_a_missed_barrier_is_acked_and_never_answered() -> None:
+def test_a_missed_barrier_is_acked_and_never_answered(page: Page, writer: SlotWriter) -> None:
     """A barrier for a step that is past tells the agent to try a later one, with a new id."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.step(20, 0, None)
-        page.set_barrier(0, 1, 20)
-        assert not writer.step(21, 0, None)
-        assert (page.read(0).ack_id, page.read(0).ack_step) == (1, 21)
-        page.set_barrier(0, 2, 23)
-        assert [writer.step(n, 0, None) for n in (22, 23)] == [0, STOP]
-        assert page.read(0).answered_id == 2
+    writer.step(20, 0, None)
+    page.set_barrier(0, 1, 20)
+    assert not writer.step(21, 0, None)
+    assert (page.read(0).ack_id, page.read(0).ack_step) == (1, 21)
+    page.set_barrier(0, 2, 23)
+    assert [writer.step(n, 0, None) for n in (22, 23)] == [0, STOP]
+    assert page.read(0).answered_id == 2
 
 
-def test_a_newer_barrier_replaces_one_not_yet_answered() -> None:
+def test_a_newer_barrier_replaces_one_not_yet_answered(page: Page, writer: SlotWriter) -> None:
     """Only the newest barrier is answered, at its own step."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, 1, 10)
-        writer.step(7, 0, None)
-        page.set_barrier(0, 2, 12)
-        assert [writer.step(n, 0, None) for n in range(8, 14)] == [0, 0, 0, 0, STOP, 0]
+    page.set_barrier(0, 1, 10)
+    writer.step(7, 0, None)
+    page.set_barrier(0, 2, 12)
+    assert [writer.step(n, 0, None) for n in range(8, 14)] == [0, 0, 0, 0, STOP, 0]
 
 
-def test_a_rank_that_is_to_go_on_saves_and_has_no_barrier() -> None:
+def test_a_rank_that_is_to_go_on_saves_and_has_no_barrier(page: Page, writer: SlotWriter) -> None:
     """A checkpoint that somebody asked for; the next arm is a barrier like any other."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, 1, 10, goes_on=True)
-        page.set_barrier(0, 1, 10, goes_on=True)  # the same again is harmless
-        assert [writer.step(n, 0, None) for n in (9, 10, 11)] == [0, SAVE, 0]
-        writer.complete_barrier()
-        sample = page.read(0)
-        assert (sample.ack_id, sample.ack_step) == (1, 9)
-        assert (sample.answered_id, sample.barrier_complete) == (0, False)
-        page.set_barrier(0, 2, 12)
-        assert writer.step(12, 0, None) == STOP
+    page.set_barrier(0, 1, 10, goes_on=True)
+    page.set_barrier(0, 1, 10, goes_on=True)  # the same again is harmless
+    assert [writer.step(n, 0, None) for n in (9, 10, 11)] == [0, SAVE, 0]
+    writer.complete_barrier()
+    sample = page.read(0)
+    assert (sample.ack_id, sample.ack_step) == (1, 9)
+    assert (sample.answered_id, sample.barrier_complete) == (0, False)
+    page.set_barrier(0, 2, 12)
+    assert writer.step(12, 0, None) == STOP
 
 
-def test_a_half_written_barrier_waits_for_its_other_half() -> None:
+def test_a_half_written_barrier_waits_for_its_other_half(page: Page, writer: SlotWriter) -> None:
     """Id without its check word is no barrier yet."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, 1, 10)
-        check = page.index(0, Word.BARRIER_CHECK)
-        whole, page.words[check] = page.words[check], 0
-        assert not writer.step(9, 0, None)
-        assert page.read(0).ack_id == 0
-        page.words[check] = whole
-        assert writer.step(10, 0, None)
+    page.set_barrier(0, 1, 10)
+    check = page.index(0, Word.BARRIER_CHECK)
+    whole, page.words[check] = page.words[check], 0
+    assert not writer.step(9, 0, None)
+    assert page.read(0).ack_id == 0
+    page.words[check] = whole
+    assert writer.step(10, 0, None)
 
 
 @pytest.mark.parametrize(("barrier_id", "step"), [(0, 5), (4, 5), (5, 0), (2**63, 5), (5, 2**63)])
-def test_barriers_that_cannot_be_meant_are_refused(barrier_id: int, step: int) -> None:
+def test_barriers_that_cannot_be_meant_are_refused(page: Page, barrier_id: int, step: int) -> None:
     """Ids grow, and both numbers are positive; the error names them."""
-    with page_of(1) as page:
-        page.set_barrier(0, 4, 9)
-        page.set_barrier(0, 4, 9)  # the same again is harmless
-        with pytest.raises(PageError, match=f"barrier {barrier_id} at step {step} in slot 0"):
-            page.set_barrier(0, barrier_id, step)
+    page.set_barrier(0, 4, 9)
+    page.set_barrier(0, 4, 9)  # the same again is harmless
+    with pytest.raises(PageError, match=f"barrier {barrier_id} at step {step} in slot 0"):
+        page.set_barrier(0, barrier_id, step)
 
 
-def test_a_reset_forgets_the_barrier() -> None:
+def test_a_reset_forgets_the_barrier(page: Page) -> None:
     """A new round's process is not asked for what the old one was asked for."""
-    with page_of(1) as page:
-        page.set_barrier(0, 4, 9)
-        page.reset(0, 1)
-        writer = SlotWriter(page, 0, 1)
-        assert not writer.step(9, 0, None)
-        assert page.read(0).ack_id == 0
-        page.set_barrier(0, 1, 10)
-        assert writer.step(10, 0, None)
+    page.set_barrier(0, 4, 9)
+    page.reset(0, 1)
+    writer = SlotWriter(page, 0, 1)
+    assert not writer.step(9, 0, None)
+    assert page.read(0).ack_id == 0
+    page.set_barrier(0, 1, 10)
+    assert writer.step(10, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -114,25 +101,21 @@ def test_a_reset_forgets_the_barrier() -> None:
     [pytest.param(10, True, id="at-answer"), pytest.param(11, False, id="trained-on")],
 )
 def test_only_a_script_that_stopped_at_its_answer_has_a_barrier(
-    stop_at: int, *, complete: bool
+    page: Page, writer: SlotWriter, stop_at: int, *, complete: bool
 ) -> None:
     """A script that goes on after SAVE_AND_STOP and ends later has simply ended."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.set_barrier(0, 1, 10)
-        for n in range(1, stop_at + 1):
-            writer.step(n, 0, None)
-        writer.complete_barrier()
-        assert page.read(0).barrier_complete is complete
+    page.set_barrier(0, 1, 10)
+    for n in range(1, stop_at + 1):
+        writer.step(n, 0, None)
+    writer.complete_barrier()
+    assert page.read(0).barrier_complete is complete
 
 
-def test_without_a_barrier_there_is_no_barrier() -> None:
+def test_without_a_barrier_there_is_no_barrier(page: Page, writer: SlotWriter) -> None:
     """Success is not mistaken for a barrier."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.step(10, 0, None)
-        writer.complete_barrier()
-        assert not page.read(0).barrier_complete
+    writer.step(10, 0, None)
+    writer.complete_barrier()
+    assert not page.read(0).barrier_complete
 
 
 class BarrierMachine(RuleBasedStateMachine):
@@ -194,7 +177,6 @@ class BarrierMachine(RuleBasedStateMachine):
         assert len({barrier_id for barrier_id, _ in self.answers}) == len(self.answers)
 
     def teardown(self) -> None:
-        """Give the descriptor back."""
         os.close(self.page.fd)
 
 

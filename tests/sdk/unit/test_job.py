@@ -69,16 +69,6 @@ def test_the_errors_of_a_checkpoint_are_found_beside_it() -> None:
     )
 
 
-def test_a_second_loop_of_a_process_counts_on_and_is_told_so() -> None:
-    """Steps are those of the job: a loop that begins anew at 1 is told from where it counts on."""
-    job = _job()
-    for step in range(1, 4):
-        job.step(step)
-    with pytest.raises(ValueError, match=r"a second loop .* counts on: pass n = 3 \+ its own step"):
-        job.step(1)
-    assert job.step(3 + 1) is holdfast.CONTINUE
-
-
 def test_the_environment_says_who_one_is() -> None:
     """Rank, world, round and restarts come from torchrun's and the agent's variables."""
     done = _fresh(
@@ -102,30 +92,28 @@ def test_init_is_idempotent() -> None:
     assert _fresh("import holdfast; print(holdfast.init() is holdfast.init())").stdout == "True\n"
 
 
-def test_steps_reach_the_page() -> None:
+def test_steps_reach_the_page(page: Page) -> None:
     """The agent's sample has the steps, samples and loss that the script said."""
-    with page_of(1) as page:
-        job = _job(page)
-        before = time.monotonic_ns()
-        job.step(41, samples=8, loss=2.5)
-        job.step(42, samples=8, loss=2.25)
-        sample = page.read(0)
-        assert (sample.step, sample.samples, sample.loss) == (42, 16, 2.25)
-        assert (sample.first_step, sample.section) == (41, Section.TRAIN)
-        assert before < sample.first_step_ns < sample.step_ns < time.monotonic_ns()
-        assert sample.step_duration_ns == sample.step_ns - sample.first_step_ns
+    job = _job(page)
+    before = time.monotonic_ns()
+    job.step(41, samples=8, loss=2.5)
+    job.step(42, samples=8, loss=2.25)
+    sample = page.read(0)
+    assert (sample.step, sample.samples, sample.loss) == (42, 16, 2.25)
+    assert (sample.first_step, sample.section) == (41, Section.TRAIN)
+    assert before < sample.first_step_ns < sample.step_ns < time.monotonic_ns()
+    assert sample.step_duration_ns == sample.step_ns - sample.first_step_ns
 
 
-def test_a_loss_may_be_absent_or_nan() -> None:
+def test_a_loss_may_be_absent_or_nan(page: Page) -> None:
     """No loss and a diverged loss are different news."""
-    with page_of(1) as page:
-        job = _job(page)
-        job.step(1)
-        assert page.read(0).loss is None
-        job.step(2, loss=math.nan)
-        loss = page.read(0).loss
-        assert loss is not None
-        assert math.isnan(loss)
+    job = _job(page)
+    job.step(1)
+    assert page.read(0).loss is None
+    job.step(2, loss=math.nan)
+    loss = page.read(0).loss
+    assert loss is not None
+    assert math.isnan(loss)
 
 
 class _Tensor:
@@ -146,12 +134,11 @@ class _Tensor:
         return int(self.value)
 
 
-def test_tensors_are_taken_as_numbers() -> None:
+def test_tensors_are_taken_as_numbers(page: Page) -> None:
     """A loss or a count may be a one-element tensor."""
-    with page_of(1) as page:
-        _job(page).step(_Tensor(3), samples=_Tensor(4), loss=_Tensor(0.5))
-        sample = page.read(0)
-        assert (sample.step, sample.samples, sample.loss) == (3, 4, 0.5)
+    _job(page).step(_Tensor(3), samples=_Tensor(4), loss=_Tensor(0.5))
+    sample = page.read(0)
+    assert (sample.step, sample.samples, sample.loss) == (3, 4, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +147,7 @@ def test_tensors_are_taken_as_numbers() -> None:
         (0, ValueError, r"n=0\): n is the number of completed steps and must grow"),
         (-4, ValueError, r"n=-4\)"),
         (5, ValueError, r"the last call had n=5"),
+        (1, ValueError, r"a second loop .* counts on: pass n = 5 \+ its own step"),
         (4, ValueError, r"n=4\)"),
         (2**63, ValueError, r"n=9223372036854775808\)"),
         (6.0, TypeError, r"n=6.0\): expected a whole number"),
@@ -170,16 +158,15 @@ def test_tensors_are_taken_as_numbers() -> None:
 )
 @pytest.mark.parametrize("with_agent", [True, False], ids=["agent", "no-agent"])
 def test_a_wrong_step_is_named(
-    n: Any, error: type[Exception], message: str, *, with_agent: bool
+    page: Page, n: Any, error: type[Exception], message: str, *, with_agent: bool
 ) -> None:
     """A step that does not grow is refused, with an agent or without, and nothing is stored."""
-    with page_of(1) as page:
-        job = _job(page if with_agent else None)
-        job.step(5)
-        with pytest.raises(error, match=message):
-            job.step(n)
-        assert page.read(0).step == (5 if with_agent else 0)
-        assert job.step(6) is holdfast.CONTINUE
+    job = _job(page if with_agent else None)
+    job.step(5)
+    with pytest.raises(error, match=message):
+        job.step(n)
+    assert page.read(0).step == (5 if with_agent else 0)
+    assert job.step(6) is holdfast.CONTINUE
 
 
 @pytest.mark.parametrize(
@@ -206,56 +193,54 @@ def test_other_wrong_arguments_are_named(
     assert job.step(1) is holdfast.CONTINUE
 
 
-def test_steps_may_be_reported_in_strides() -> None:
+def test_steps_may_be_reported_in_strides(page: Page) -> None:
     """A script that reports every tenth step is served as well."""
-    with page_of(1) as page:
-        job = _job(page)
-        for n in (10, 20, 30):
-            job.step(n, samples=100)
-        assert (page.read(0).step, page.read(0).samples) == (30, 300)
+    job = _job(page)
+    for n in (10, 20, 30):
+        job.step(n, samples=100)
+    assert (page.read(0).step, page.read(0).samples) == (30, 300)
 
 
-def test_save_and_stop_is_answered_once() -> None:
+def test_save_and_stop_is_answered_once(page: Page) -> None:
     """The script hears SAVE_AND_STOP at the armed step only."""
-    with page_of(1) as page:
-        job = _job(page)
-        page.set_barrier(0, 1, 2)
-        heard = [job.step(n) for n in (1, 2, 3)]
-        assert heard == [holdfast.CONTINUE, holdfast.SAVE_AND_STOP, holdfast.CONTINUE]
+    job = _job(page)
+    page.set_barrier(0, 1, 2)
+    heard = [job.step(n) for n in (1, 2, 3)]
+    assert heard == [holdfast.CONTINUE, holdfast.SAVE_AND_STOP, holdfast.CONTINUE]
 
 
-def test_sections_nest_and_come_back() -> None:
+def test_sections_nest_and_come_back(page: Page) -> None:
     """After a section the one around it is current again, also when it ends by an exception."""
-    with page_of(1) as page:
-        job = _job(page)
-        job.step(1)
-        seen = []
-        with suppress(KeyError), job.section("eval"):
-            with job.section("checkpoint"):
-                seen.append(page.read(0).section)
+    job = _job(page)
+    job.step(1)
+    seen = []
+    with suppress(KeyError), job.section("eval"):
+        with job.section("checkpoint"):
             seen.append(page.read(0).section)
-            raise KeyError
-        assert seen == [Section.CHECKPOINT, Section.EVAL]
-        assert page.read(0).section is Section.TRAIN
+        seen.append(page.read(0).section)
+        raise KeyError
+    assert seen == [Section.CHECKPOINT, Section.EVAL]
+    assert page.read(0).section is Section.TRAIN
 
 
+@pytest.mark.parametrize("name", ["lunch", None])
 @pytest.mark.parametrize("with_agent", [True, False], ids=["agent", "no-agent"])
-def test_an_unknown_section_is_named(*, with_agent: bool) -> None:
+def test_an_unknown_section_is_named(page: Page, name: Any, *, with_agent: bool) -> None:
     """The error lists what would be right, with an agent or without."""
-    with page_of(1) as page:
-        job = _job(page if with_agent else None)
-        with pytest.raises(ValueError, match=r"'lunch'\): expected one of init, first_step, train"):
-            job.section("lunch").__enter__()
+    job, text = (
+        _job(page if with_agent else None),
+        rf"\({name!r}\): expected one of init, first_step",
+    )
+    with pytest.raises(ValueError, match=text):
+        job.section(name).__enter__()
 
 
-def test_the_first_step_has_a_section_of_its_own() -> None:
+def test_the_first_step_has_a_section_of_its_own(page: Page, writer: SlotWriter) -> None:
     """From `init` to the first step is FIRST_STEP: building, compiling and restoring take long."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        assert page.read(0).section is Section.INIT
-        writer.attach()
-        assert page.read(0).section is Section.FIRST_STEP
-        assert page.read(0).attached
+    assert page.read(0).section is Section.INIT
+    writer.attach()
+    assert page.read(0).section is Section.FIRST_STEP
+    assert page.read(0).attached
 
 
 ATTACH = """
@@ -287,7 +272,7 @@ def test_a_process_attaches_by_its_environment() -> None:
 
 
 @pytest.mark.parametrize("helper", ["fork", "subprocess"])
-def test_a_helper_process_does_not_write_its_parents_slot(helper: str) -> None:
+def test_a_helper_process_does_not_write_its_parents_slot(page: Page, helper: str) -> None:
     """Forked data loaders, and programs that a rank starts, report nothing."""
     forked = "pid = os.fork()\nif not pid:\n    job.step(99); os._exit(0)\nos.waitpid(pid, 0)"
     started = (
@@ -296,31 +281,28 @@ def test_a_helper_process_does_not_write_its_parents_slot(helper: str) -> None:
         "subprocess.run([sys.executable, '-W', 'ignore', '-c', code], close_fds=False, check=True)"
     )
     body = "import os, holdfast\njob = holdfast.init()\njob.step(1)\n"
-    with page_of(1) as page:
-        code = body + (forked if helper == "fork" else started) + "\njob.step(2)"
-        with python(page, 0, code) as process:
-            _, errors = process.communicate(timeout=30)
-        assert (process.returncode, errors) == (0, "")
-        assert page.read(0).step == 2
+    code = body + (forked if helper == "fork" else started) + "\njob.step(2)"
+    with python(page, 0, code) as process:
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, "")
+    assert page.read(0).step == 2
 
 
-def test_a_slot_of_another_round_is_not_taken() -> None:
+def test_a_slot_of_another_round_is_not_taken(page: Page) -> None:
     """A process of a dead round cannot report into the new one."""
-    with page_of(1) as page:
-        page.reset(0, 8)
-        with pytest.raises(PageError, match="slot 0: of round 8, this process of 7"):
-            SlotWriter(page, 0, 7)
+    page.reset(0, 8)
+    with pytest.raises(PageError, match="slot 0: of round 8, this process of 7"):
+        SlotWriter(page, 0, 7)
 
 
-def test_a_slot_of_a_living_process_is_not_taken() -> None:
+def test_a_slot_of_a_living_process_is_not_taken(page: Page) -> None:
     """Two processes never share a slot."""
-    with page_of(1) as page:
-        with python(page, 0, ATTACH) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            with pytest.raises(PageError, match="slot 0 belongs to process"):
-                SlotWriter(page, 0, 0)
-        SlotWriter(page, 0, 0)  # its owner is gone: free
+    with python(page, 0, ATTACH) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(PageError, match="slot 0 belongs to process"):
+            SlotWriter(page, 0, 0)
+    SlotWriter(page, 0, 0)  # its owner is gone: free
 
 
 def test_a_lost_descriptor_is_said_once() -> None:
@@ -330,18 +312,18 @@ def test_a_lost_descriptor_is_said_once() -> None:
     assert done.stderr.count("holdfast runs without its agent: descriptor 97 is not open") == 1
 
 
-def test_an_adopted_slot_is_used_by_its_process_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adopted_slot_is_used_by_its_process_only(
+    page: Page, writer: SlotWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`init` uses the slot that the launcher has claimed for this very process."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        monkeypatch.setattr(job_module, "_job", None)
-        job_module.adopt(writer)
-        monkeypatch.setattr(job_module, "_adopted", writer)  # put back afterwards
-        try:
-            holdfast.init().step(1)
-            assert page.read(0).step == 1
-        finally:
-            holdfast.init().detach()
+    monkeypatch.setattr(job_module, "_job", None)
+    job_module.adopt(writer)
+    monkeypatch.setattr(job_module, "_adopted", writer)  # put back afterwards
+    try:
+        holdfast.init().step(1)
+        assert page.read(0).step == 1
+    finally:
+        holdfast.init().detach()
 
 
 def test_a_step_log_has_a_line_for_each_step(
@@ -363,16 +345,8 @@ def test_a_step_log_has_a_line_for_each_step(
     ]
 
 
-def test_samples_never_overflow_their_word() -> None:
+def test_samples_never_overflow_their_word(page: Page, writer: SlotWriter) -> None:
     """The sum stays at what the page can hold, and steps go on."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.step(1, 2**64 - 5, None)
-        writer.step(2, 2**40, None)
-        assert (page.read(0).step, page.read(0).samples) == (2, 2**64 - 1)
-
-
-def test_a_section_that_is_no_name_is_refused() -> None:
-    """Also None."""
-    with pytest.raises(ValueError, match="section\\(None\\)"), _job().section(None):  # type: ignore[arg-type]
-        pass
+    writer.step(1, 2**64 - 5, None)
+    writer.step(2, 2**40, None)
+    assert (page.read(0).step, page.read(0).samples) == (2, 2**64 - 1)

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from agents.page_worker import page_of, python
+from holdfast.page import Page
 
 SECOND = 1_000_000_000
 
@@ -47,14 +48,13 @@ def test_a_step_under_a_stale_lease_is_the_last(age_s: float | None, *, survives
             assert page.read(0).step == 0
 
 
-def test_a_lease_that_ran_out_cannot_be_renewed() -> None:
+def test_a_lease_that_ran_out_cannot_be_renewed(page: Page) -> None:
     """An agent that was frozen must not give its old workers new life."""
-    with page_of(1) as page:
-        page.begin_lease(1 * SECOND)
-        assert page.renew_lease(2 * SECOND)
-        assert page.renew_lease(6 * SECOND)
-        assert not page.renew_lease(11 * SECOND)
-        assert page.lease_is_stale(11 * SECOND)
-        page.begin_lease(11 * SECOND)
-        assert not page.lease_is_stale(12 * SECOND)
-        assert page.renew_lease(12 * SECOND)
+    page.begin_lease(1 * SECOND)
+    assert page.renew_lease(2 * SECOND)
+    assert page.renew_lease(6 * SECOND)
+    assert not page.renew_lease(11 * SECOND)
+    assert page.lease_is_stale(11 * SECOND)
+    page.begin_lease(11 * SECOND)
+    assert not page.lease_is_stale(12 * SECOND)
+    assert page.renew_lease(12 * SECOND)

@@ -12,14 +12,7 @@ import pytest
 
 from agents.page_worker import page_of, python
 from holdfast.page import Page, PageError, Section
-from holdfast.page_layout import (
-    AGENT_WORDS,
-    NOTICE_OFFSET,
-    PAGE_BYTES,
-    TIER_WORDS,
-    Header,
-    Word,
-)
+from holdfast.page_layout import AGENT_WORDS, NOTICE_OFFSET, PAGE_BYTES, TIER_WORDS, Header, Word
 from holdfast.page_slot import SlotWriter
 from holdfast_wire.tiers import TIERS
 
@@ -91,23 +84,21 @@ def test_the_header_says_what_the_page_is() -> None:
     ],
 )
 def test_a_wrong_variable_is_named(
-    monkeypatch: pytest.MonkeyPatch, value: str, message: str
+    page: Page, monkeypatch: pytest.MonkeyPatch, value: str, message: str
 ) -> None:
     """HOLDFAST_PAGE that is malformed or leads nowhere gives an error that says which."""
     null = os.open("/dev/null", os.O_RDWR)
-    with page_of(1) as page:
-        monkeypatch.setenv("HOLDFAST_PAGE", value.format(null=null, page=page.fd))
-        with pytest.raises(PageError, match=message):
-            Page.attach_from_env()
+    monkeypatch.setenv("HOLDFAST_PAGE", value.format(null=null, page=page.fd))
+    with pytest.raises(PageError, match=message):
+        Page.attach_from_env()
     os.close(null)
 
 
-def test_a_page_of_another_version_is_refused() -> None:
+def test_a_page_of_another_version_is_refused(page: Page) -> None:
     """Agent and SDK of different releases must not guess each other's layout."""
-    with page_of(1) as page:
-        page.words[Header.VERSION] = 99
-        with pytest.raises(PageError, match="same release"):
-            Page.attach(page.fd)
+    page.words[Header.VERSION] = 99
+    with pytest.raises(PageError, match="same release"):
+        Page.attach(page.fd)
 
 
 def test_a_slot_outside_the_page_is_refused() -> None:
@@ -164,59 +155,53 @@ def test_a_reader_never_mixes_two_steps() -> None:
     assert all(a.step <= b.step for a, b in itertools.pairwise(good))
 
 
-def test_a_reader_of_a_stopped_writer_gives_up_in_time() -> None:
+def test_a_reader_of_a_stopped_writer_gives_up_in_time(page: Page, writer: SlotWriter) -> None:
     """A writer that is stopped inside a write costs the reader its time-out, no more."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.step(5, 1, None)
-        page.words[page.index(0, Word.SEQUENCE)] += 1  # as if killed in the middle
-        begun = time.monotonic()
-        sample = page.read(0, timeout_s=0.05)
-        assert 0.05 <= time.monotonic() - begun < 0.5
-        assert not sample.consistent
-        assert sample.step == 5
+    writer.step(5, 1, None)
+    page.words[page.index(0, Word.SEQUENCE)] += 1  # as if killed in the middle
+    begun = time.monotonic()
+    sample = page.read(0, timeout_s=0.05)
+    assert 0.05 <= time.monotonic() - begun < 0.5
+    assert not sample.consistent
+    assert sample.step == 5
 
 
-def test_a_killed_writer_leaves_a_readable_slot() -> None:
+def test_a_killed_writer_leaves_a_readable_slot(page: Page) -> None:
     """Killed at any instant, the writer leaves whole words, and the next round starts clean."""
-    with page_of(1) as page:
-        for _ in range(5):
-            page.reset(0, 0)
-            with python(page, 0, STEPS) as process:
-                assert process.stdout is not None
-                process.stdout.readline()
-                process.send_signal(signal.SIGKILL)
-                process.wait(10)
-            sample = page.read(0)
-            assert abs(sample.samples - sample.step) <= 1
-        page.reset(0, 7)
-        writer = SlotWriter(page, 0, 7)
-        writer.step(1, 1, None)
-        assert page.read(0).consistent
-        assert page.read(0).round == 7
-
-
-def test_an_impossible_section_does_not_break_the_reader() -> None:
-    """A script can write anything into its slot; the agent must survive it."""
-    with page_of(1) as page:
-        page.words[page.index(0, Word.SECTION)] = 77
+    for _ in range(5):
+        page.reset(0, 0)
+        with python(page, 0, STEPS) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
         sample = page.read(0)
-        assert (sample.section, sample.consistent) == (Section.INIT, False)
+        assert abs(sample.samples - sample.step) <= 1
+    page.reset(0, 7)
+    writer = SlotWriter(page, 0, 7)
+    writer.step(1, 1, None)
+    assert page.read(0).consistent
+    assert page.read(0).round == 7
 
 
-def test_the_notice_carries_a_variable_name() -> None:
+def test_an_impossible_section_does_not_break_the_reader(page: Page) -> None:
+    """A script can write anything into its slot; the agent must survive it."""
+    page.words[page.index(0, Word.SECTION)] = 77
+    sample = page.read(0)
+    assert (sample.section, sample.consistent) == (Section.INIT, False)
+
+
+def test_the_notice_carries_a_variable_name(page: Page) -> None:
     """The name of a variable that came too late reaches the agent, cut to its room."""
-    with page_of(1) as page:
-        page.note_import_variable(0, "OMP_NUM_THREADS")
-        assert page.read(0).import_variable == "OMP_NUM_THREADS"
-        page.note_import_variable(0, "X" * 5000)
-        assert set(page.read(0).import_variable) == {"X"}
+    page.note_import_variable(0, "OMP_NUM_THREADS")
+    assert page.read(0).import_variable == "OMP_NUM_THREADS"
+    page.note_import_variable(0, "X" * 5000)
+    assert set(page.read(0).import_variable) == {"X"}
 
 
-def test_a_second_mapping_sees_the_same_memory() -> None:
+def test_a_second_mapping_sees_the_same_memory(page: Page) -> None:
     """A lease that the agent renews is seen through a second mapping of the descriptor."""
-    with page_of(1) as page:
-        page.renew_lease(123)
-        other = mmap.mmap(page.fd, 2 * PAGE_BYTES)
-        assert int.from_bytes(other[24:32], "little") == 123
-        other.close()
+    page.renew_lease(123)
+    other = mmap.mmap(page.fd, 2 * PAGE_BYTES)
+    assert int.from_bytes(other[24:32], "little") == 123
+    other.close()

@@ -14,12 +14,19 @@ from holdfast.environment import Environment
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.job import Job
-from holdfast.page import Page, PageError, TierSaving
+from holdfast.page import Page, PageError, SavingSample, TierSaving
 from holdfast.page_layout import TIER_WORDS, Word
-from holdfast.page_slot import SavingWords, ScheduleHeard, SlotWriter
+from holdfast.page_slot import ScheduleHeard, SlotWriter
 from holdfast_wire.messages import Tier
 
-NOTHING = SavingWords(step_ns=0, tiers={Tier.MEMORY: TierSaving(), Tier.STORAGE: TierSaving()})
+NOTHING = {Tier.MEMORY: TierSaving(), Tier.STORAGE: TierSaving()}
+
+
+def saving_of(page: Page) -> SavingSample:
+    """What the rank says of its saves."""
+    saving = page.read(0).saving
+    assert saving is not None
+    return saving
 
 
 def both(memory: int, storage: int) -> dict[Tier, int]:
@@ -27,100 +34,76 @@ def both(memory: int, storage: int) -> dict[Tier, int]:
     return {Tier.MEMORY: memory, Tier.STORAGE: storage}
 
 
-def test_an_offer_is_heard_once_and_acked_with_its_step() -> None:
+def test_an_offer_is_heard_once_and_acked_with_its_step(page: Page, writer: SlotWriter) -> None:
     """Then it is heard again when all ranks know it."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.say_saving(NOTHING)
-        assert writer.hear_schedule(6) is None
-        page.offer_schedule(0, 4, step=20, every=both(3, 30))
-        heard = ScheduleHeard(number=4, step=20, every=both(3, 30), confirmed=0, is_new=True)
-        assert [writer.hear_schedule(n) for n in (7, 8)] == [heard, None]
-        saving = page.read(0).saving
-        assert saving is not None
-        assert (saving.seen_id, saving.seen_step) == (4, 7)
-        page.confirm_schedule(0, 4)
-        again = writer.hear_schedule(9)
-        assert again is not None
-        assert (again.confirmed, again.is_new) == (4, False)
-        saving = page.read(0).saving
-        assert saving is not None
-        assert saving.seen_step == 7
+    writer.say_saving(0, NOTHING)
+    assert writer.hear_schedule(6) is None
+    page.offer_schedule(0, 4, step=20, every=both(3, 30))
+    heard = ScheduleHeard(number=4, step=20, every=both(3, 30), confirmed=0)
+    assert [writer.hear_schedule(n) for n in (7, 8)] == [heard, None]
+    saving = saving_of(page)
+    assert (saving.seen_id, saving.seen_step) == (4, 7)
+    page.confirm_schedule(0, 4)
+    again = writer.hear_schedule(9)
+    assert again is not None
+    assert again.confirmed == 4
+    assert saving_of(page).seen_step == 7
 
 
-def test_a_half_written_offer_waits_for_its_other_half() -> None:
+def test_a_half_written_offer_waits_for_its_other_half(page: Page, writer: SlotWriter) -> None:
     """Words without their check are no schedule yet."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        page.offer_schedule(0, 4, step=20, every=both(3, 30))
-        check = page.index(0, Word.SCHEDULE_CHECK)
-        whole, page.words[check] = page.words[check], 0
-        assert writer.hear_schedule(7) is None
-        page.words[check] = whole
-        assert writer.hear_schedule(8) is not None
+    page.offer_schedule(0, 4, step=20, every=both(3, 30))
+    check = page.index(0, Word.SCHEDULE_CHECK)
+    whole, page.words[check] = page.words[check], 0
+    assert writer.hear_schedule(7) is None
+    page.words[check] = whole
+    assert writer.hear_schedule(8) is not None
 
 
-def test_an_older_offer_changes_nothing_and_an_impossible_one_is_refused() -> None:
+def test_an_older_offer_changes_nothing_and_an_impossible_one_is_refused(page: Page) -> None:
     """A repeated word is harmless; the error names the values."""
-    with page_of(1) as page:
-        page.offer_schedule(0, 4, step=20, every=both(3, 30))
-        page.offer_schedule(0, 4, step=21, every=both(1, 1))
-        page.offer_schedule(0, 3, step=21, every=both(1, 1))
-        heard = SlotWriter(page, 0, 0).hear_schedule(1)
-        assert heard is not None
-        assert (heard.step, heard.every) == (20, both(3, 30))
-        with pytest.raises(PageError, match=r"schedule \(5, 0, 3, 30\) in slot 0"):
-            page.offer_schedule(0, 5, step=0, every=both(3, 30))
-        with pytest.raises(PageError, match="expected 0"):
-            page.offer_schedule(0, 5, step=1, every=both(2**63, 30))
+    page.offer_schedule(0, 4, step=20, every=both(3, 30))
+    page.offer_schedule(0, 4, step=21, every=both(1, 1))
+    page.offer_schedule(0, 3, step=21, every=both(1, 1))
+    heard = SlotWriter(page, 0, 0).hear_schedule(1)
+    assert heard is not None
+    assert (heard.step, heard.every) == (20, both(3, 30))
+    with pytest.raises(PageError, match=r"schedule \(5, 0, 3, 30\) in slot 0"):
+        page.offer_schedule(0, 5, step=0, every=both(3, 30))
+    with pytest.raises(PageError, match="expected 0"):
+        page.offer_schedule(0, 5, step=1, every=both(2**63, 30))
 
 
-def test_what_saving_costs_is_read_by_the_agent() -> None:
+def test_what_saving_costs_is_read_by_the_agent(page: Page, writer: SlotWriter) -> None:
     """With the script's own numbers, of which 0 is one; nothing where nobody follows."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        assert page.read(0).saving is None
-        writer.say_saving(
-            SavingWords(
-                step_ns=4,
-                tiers={
-                    Tier.MEMORY: TierSaving(stop_ns=5, every=0),
-                    Tier.STORAGE: TierSaving(stop_ns=6, durable_ns=7),
-                },
-            )
-        )
-        saving = page.read(0).saving
-        assert saving is not None
-        assert saving.step_ns == 4
-        assert saving.tiers == {
-            Tier.MEMORY: TierSaving(stop_ns=5, every=0),
-            Tier.STORAGE: TierSaving(stop_ns=6, durable_ns=7),
-        }
+    assert page.read(0).saving is None
+    costs = {
+        Tier.MEMORY: TierSaving(stop_ns=5, every=0),
+        Tier.STORAGE: TierSaving(stop_ns=6, durable_ns=7),
+    }
+    writer.say_saving(4, costs)
+    saving = saving_of(page)
+    assert (saving.step_ns, saving.tiers) == (4, costs)
 
 
-def test_a_tier_that_a_rank_does_not_save_to_has_no_costs() -> None:
+def test_a_tier_that_a_rank_does_not_save_to_has_no_costs(page: Page, writer: SlotWriter) -> None:
     """Its words are empty, which would say that a save costs nothing."""
-    with page_of(1) as page:
-        writer = SlotWriter(page, 0, 0)
-        writer.say_saving(SavingWords(step_ns=4, tiers={Tier.STORAGE: TierSaving(stop_ns=6)}))
-        saving = page.read(0).saving
-        assert saving is not None
-        assert saving.tiers == {Tier.STORAGE: TierSaving(stop_ns=6)}
+    writer.say_saving(4, {Tier.STORAGE: TierSaving(stop_ns=6)})
+    assert saving_of(page).tiers == {Tier.STORAGE: TierSaving(stop_ns=6)}
 
 
 @pytest.mark.parametrize("at", range(TIER_WORDS))
-def test_the_check_covers_the_interval_of_each_tier(at: int) -> None:
+def test_the_check_covers_the_interval_of_each_tier(page: Page, at: int) -> None:
     """Of those to come as well, and of two that were swapped."""
-    with page_of(1) as page:
-        page.offer_schedule(0, 4, step=20, every=both(3, 30))
-        base = page.index(0, Word.SCHEDULE_EVERY)
-        page.words[base + at] ^= 1 << (7 * at)
-        assert SlotWriter(page, 0, 0).hear_schedule(7) is None
-        page.words[base + at] ^= 1 << (7 * at)
-        one, other = base + at, base + (at + 1) % TIER_WORDS
-        page.words[one], page.words[other] = page.words[other], page.words[one]
-        swapped = SlotWriter(page, 0, 0).hear_schedule(7)
-        assert (swapped is None) is (page.words[one] != page.words[other])
+    page.offer_schedule(0, 4, step=20, every=both(3, 30))
+    base = page.index(0, Word.SCHEDULE_EVERY)
+    page.words[base + at] ^= 1 << (7 * at)
+    assert SlotWriter(page, 0, 0).hear_schedule(7) is None
+    page.words[base + at] ^= 1 << (7 * at)
+    one, other = base + at, base + (at + 1) % TIER_WORDS
+    page.words[one], page.words[other] = page.words[other], page.words[one]
+    swapped = SlotWriter(page, 0, 0).hear_schedule(7)
+    assert (swapped is None) is (page.words[one] != page.words[other])
 
 
 def _due(schedule: SaveSchedule, job: Job, step: int) -> tuple[bool, bool]:
@@ -142,8 +125,7 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
             (True, False),
             (False, False),
         ]
-        saving = page.read(0).saving
-        assert saving is not None
+        saving = saving_of(page)
         assert (saving.seen_id, saving.seen_step, saving.tiers[Tier.STORAGE].every) == (1, 3, 4)
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
@@ -152,19 +134,18 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
         assert page.read(0).saving is None
 
 
-def test_a_save_that_not_all_ranks_make_is_not_waited_for() -> None:
+def test_a_save_that_not_all_ranks_make_is_not_waited_for(page: Page) -> None:
     """While a schedule is offered, a step may be due by it or by the old one alone."""
-    with page_of(1) as page:
-        job = Job(Environment(), SlotWriter(page, 0, 0))
-        schedule = SaveSchedule(Schedule(), "1:4")
-        page.offer_schedule(0, 1, step=6, every=both(6, 6))
-        found = {step: schedule.begin(job, step, writing=False) for step in range(1, 13)}
-        assert [step for step, one in found.items() if one.storage] == [4, 6, 8, 12]
-        assert [step for step, one in found.items() if one.sure] == [4, 12]
-        page.confirm_schedule(0, 1)
-        later = {step: schedule.begin(job, step, writing=False) for step in range(13, 25)}
-        assert [step for step, one in later.items() if one.sure] == [18, 24]
-        assert [step for step, one in later.items() if one.memory] == [18, 24]
+    job = Job(Environment(), SlotWriter(page, 0, 0))
+    schedule = SaveSchedule(Schedule(), "1:4")
+    page.offer_schedule(0, 1, step=6, every=both(6, 6))
+    found = {step: schedule.begin(job, step, writing=False) for step in range(1, 13)}
+    assert [step for step, one in found.items() if one.storage] == [4, 6, 8, 12]
+    assert [step for step, one in found.items() if one.sure] == [4, 12]
+    page.confirm_schedule(0, 1)
+    later = {step: schedule.begin(job, step, writing=False) for step in range(13, 25)}
+    assert [step for step, one in later.items() if one.sure] == [18, 24]
+    assert [step for step, one in later.items() if one.memory] == [18, 24]
 
 
 class ScheduleMachine(RuleBasedStateMachine):
@@ -174,7 +155,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         super().__init__()
         self.page = Page.create(1)
         self.writer = SlotWriter(self.page, 0, 0)
-        self.writer.say_saving(NOTHING)
+        self.writer.say_saving(0, NOTHING)
         self.step_now = 0
         self.number = 0
         self.told: dict[int, tuple[int, int]] = {}
@@ -192,8 +173,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @rule()
     def confirm(self) -> None:
         """The newest, once the rank has echoed it: the others have, too."""
-        saving = self.page.read(0).saving
-        assert saving is not None
+        saving = saving_of(self.page)
         if saving.seen_id == self.number:
             self.confirmed = self.number
             self.page.confirm_schedule(0, self.number)
@@ -204,7 +184,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.step_now += gap
         heard = self.writer.hear_schedule(self.step_now)
         if heard is not None:
-            self.seen = (heard.number, self.step_now) if heard.is_new else self.seen
+            if heard.number != self.seen[0]:
+                self.seen = (heard.number, self.step_now)
             assert (heard.step, heard.every[Tier.MEMORY]) == self.told[heard.number]
             assert heard.confirmed == self.confirmed
             assert heard.number == self.number
@@ -214,12 +195,10 @@ class ScheduleMachine(RuleBasedStateMachine):
     @invariant()
     def ack_is_the_newest_heard(self) -> None:
         """And the step at which it was heard first."""
-        saving = self.page.read(0).saving
-        assert saving is not None
+        saving = saving_of(self.page)
         assert (saving.seen_id, saving.seen_step) == self.seen
 
     def teardown(self) -> None:
-        """Give the descriptor back."""
         os.close(self.page.fd)
 
 

@@ -118,7 +118,13 @@ class AgentProcess:
         except psutil.NoSuchProcess:
             return []
 
-    def zygote(self) -> psutil.Process | None:
+    def zygote(self) -> psutil.Process:
+        """Return its zygote, which must be there."""
+        found = self.find_zygote()
+        assert found is not None
+        return found
+
+    def find_zygote(self) -> psutil.Process | None:
         """Return its zygote; None: it has none now."""
         return next((one for one in self.family() if one.name() == "hf-zygote"), None)
 

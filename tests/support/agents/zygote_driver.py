@@ -30,7 +30,6 @@ from holdfast_agent.zygote.protocol import (
     RoundDead,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
 )
@@ -54,8 +53,8 @@ class Output:
     err: str
 
     @property
-    def status(self) -> int | None:
-        """Exit status; None after a signal."""
+    def status(self) -> int:
+        """Exit status; -N after signal N."""
         return self.exited.exit_code
 
 
@@ -98,7 +97,7 @@ class Driver:
         self.round += 1
         for rank in ranks:
             self.page.reset(rank.slot, self.round)
-        self.send(Spawn(SpawnRound(round=self.round, ranks=ranks)))
+        self.send(Spawn(round=self.round, ranks=ranks))
         return [self.wait(WorkerStarted, round=self.round) for _ in ranks]
 
     def start(self, code: str, **fields: Any) -> WorkerStarted:

@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,8 +50,8 @@ from holdfast.flash.server.protocol import (
     listen,
 )
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import steps
-from holdfast.flash.storage.reader import VerifiedStep, newest
+from holdfast.flash.storage.manifest import Manifest, steps
+from holdfast.flash.storage.reader import newest
 from holdfast_cli.runner.fd_store import FdStore, close_all
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
@@ -176,7 +177,7 @@ def _save(
     if free is None:
         return
     slot = arena.slots[free]
-    slot.begin_write(version, rank=rank, world=world, layout=arena.layout)
+    slot.begin_write(version)
     piece = pattern(version) * (SIZE // 64)
     for at in range(0, SIZE, len(piece)):
         slot.image[at : at + len(piece)] = piece
@@ -203,39 +204,6 @@ def _check_slots(
             tell(f"mixed {origin.step}")
 
 
-@dataclass
-class Rank:
-    """A forked rank, and what it said."""
-
-    pid: int
-    pipe: int
-    text: bytes = b""
-    saved: set[int] = field(default_factory=set)
-    durable: set[int] = field(default_factory=set)
-    origin: tuple[int, int, int] | None = None
-    ready: bool = False
-    mixed: bool = False
-
-    def read(self) -> bool:
-        """Take in what it said; False at the end."""
-        chunk = os.read(self.pipe, 65536)
-        *lines, self.text = (self.text + chunk).split(b"\n")
-        for line in lines:
-            kind, *numbers = line.decode().split()
-            match kind:
-                case "saved":
-                    self.saved.add(int(numbers[0]))
-                case "durable":
-                    self.durable.add(int(numbers[0]))
-                case "origin":
-                    self.origin = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
-                case "ready":
-                    self.ready = True
-                case _:
-                    self.mixed = True
-        return bool(chunk)
-
-
 def fork(work: Callable[[], None]) -> int:
     """Run `work` in a child; return its pid."""
     pid = os.fork()
@@ -247,6 +215,53 @@ def fork(work: Callable[[], None]) -> int:
         if not isinstance(error, SystemExit) and os.environ.get("FLASH_KILLS_TALK"):
             sys.stderr.write(f"{os.getpid()}: {error!r}\n")
     os._exit(1)
+
+
+@dataclass
+class Process:
+    """A forked process, and what it says: a word and numbers on each line."""
+
+    pid: int
+    pipe: int
+    said: list[list[str]] = field(default_factory=list)
+    text: bytes = b""
+    ended: bool = False
+
+    def hear(self) -> None:
+        """Take in what there is; `ended` at the end."""
+        chunk = os.read(self.pipe, 65536)
+        *lines, self.text = (self.text + chunk).split(b"\n")
+        self.said += [line.decode().split() for line in lines]
+        self.ended = not chunk
+
+    def words(self, kind: str) -> list[list[str]]:
+        """Return what it said of a kind, without the kind."""
+        return [rest for first, *rest in self.said if first == kind]
+
+    def numbers(self, kind: str) -> set[int]:
+        """Return the first numbers of what it said of a kind."""
+        return {int(rest[0]) for rest in self.words(kind)}
+
+    def kill(self) -> None:
+        """End it, and hear its last words."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        while not self.ended:
+            self.hear()
+        os.close(self.pipe)
+
+
+def start(work: Callable[[int], None]) -> Process:
+    """Fork a process that is given a pipe to speak into."""
+    begin, end = os.pipe()
+
+    def child() -> None:
+        os.close(begin)
+        work(end)
+
+    pid = fork(child)
+    os.close(end)
+    return Process(pid, begin)
 
 
 class Campaign:
@@ -294,30 +309,22 @@ class Campaign:
         if end:
             end.close()
 
-    def _start(self, count: int, victim: str, lines: int) -> list[Rank]:
+    def _start(self, count: int, victim: str, lines: int) -> list[Process]:
         world = World(self._path, self._root, 2, self._lineage)
-        ranks = []
-        for rank in range(2):
-            begin, end = os.pipe()
+
+        def work(rank: int, pipe: int) -> None:
             at = lines if victim == "trainer" and rank == 0 else 0
+            train(world, rank, at, lambda text: _tell(pipe, text))
 
-            def work(rank: int = rank, end: int = end, at: int = at) -> None:
-                train(world, rank, at, lambda text: _tell(end, text))
+        return [start(partial(work, rank)) for rank in range(2)]
 
-            ranks.append(Rank(fork(work), begin))
-            os.close(end)
-        return ranks
-
-    def _run(self, ranks: list[Rank], victim: str, wait_s: float) -> None:
+    def _run(self, ranks: list[Process], victim: str, wait_s: float) -> None:
         """Let them work until the kill, then end the whole world as an agent would."""
         self._watch(ranks, wait_s)
         if victim == "keeper":
             _kill(self._keeper)
         for rank in ranks:
-            _kill(rank.pid)
-            while rank.read():
-                pass
-            os.close(rank.pipe)
+            rank.kill()
         if not _lives(self._keeper):
             _kill(self._keeper)
             self._keeper = 0
@@ -325,11 +332,11 @@ class Campaign:
                 self._shelf.disconnect()
         self.kills[victim] += 1
 
-    def _watch(self, ranks: list[Rank], wait_s: float) -> None:
+    def _watch(self, ranks: list[Process], wait_s: float) -> None:
         deadline = time.monotonic() + 30
         instant = None
         while time.monotonic() < deadline:
-            if instant is None and all(rank.ready for rank in ranks) and wait_s:
+            if instant is None and all(rank.words("ready") for rank in ranks) and wait_s:
                 instant = time.monotonic() + wait_s
             over = instant is not None and time.monotonic() >= instant
             if over or not all(map(_lives, [self._keeper, *(rank.pid for rank in ranks)])):
@@ -339,16 +346,16 @@ class Campaign:
                 self._shelf.take_in(32)
             for rank in ranks:
                 if rank.pipe in ready:
-                    rank.read()
+                    rank.hear()
         self.wrong.append(f"lineage {self._lineage}: nothing went on for 30 s")
 
-    def _judge(self, ranks: list[Rank], victim: str) -> None:
+    def _judge(self, ranks: list[Process], victim: str) -> None:
         say = self.wrong.append
         name = f"lineage {self._lineage}"
-        origins = {rank.origin for rank in ranks if rank.origin is not None}
+        origins = {tuple(map(int, words)) for rank in ranks for words in rank.words("origin")}
         if len(origins) > 1:
             say(f"{name}: ranks resumed from {origins}")
-        if any(rank.mixed for rank in ranks):
+        if any(rank.words("mixed") for rank in ranks):
             say(f"{name}: a restored slot holds a mixed state")
         for _, step, memory in origins:
             kind = "nothing" if not step else "memory" if memory else "storage"
@@ -359,16 +366,20 @@ class Campaign:
                     f"in memory on all ranks {self._common}; before: {self._before}"
                 )
             self._common = step if memory else 0
-        self._before = f"{victim}, {[(r.origin, sorted(r.saved)[-4:], r.ready) for r in ranks]}"
-        self._announced = max([self._announced, *ranks[0].durable, *ranks[1].durable])
-        shared = ranks[0].saved & ranks[1].saved
+        saved = [rank.numbers("saved") for rank in ranks]
+        steps_of = [sorted(one)[-4:] for one in saved]
+        self._before = f"{victim}, {[rank.words('origin') for rank in ranks]}, saved {steps_of}"
+        self._announced = max(
+            [self._announced, *set().union(*(r.numbers("durable") for r in ranks))]
+        )
+        shared = saved[0] & saved[1]
         outlives = self._keeper or self._files or self._shelf is not None
         self._common = max([self._common, *shared]) if outlives else 0
         note = self._folder / "note"
         if note.exists():
             say(f"{name}: {note.read_text()}")
         found, notes = _newest(self._root)
-        step = found.manifest.version.step if found else 0
+        step = found.version.step if found else 0
         if step < self._announced or notes:
             say(f"{name}: {self._announced} was announced, {step} is there; {notes}")
 
@@ -383,7 +394,7 @@ class Campaign:
             self._shelf.clear()
 
 
-def _newest(root: str) -> tuple[VerifiedStep | None, list[str]]:
+def _newest(root: str) -> tuple[Manifest | None, list[str]]:
     """Look for the newest step; again when a keeper that lives has changed the directory."""
     while True:
         before = steps(Disk(), root)

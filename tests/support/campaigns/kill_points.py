@@ -130,14 +130,14 @@ TRAINER = (
     *_trainer("trainer.client", "Client.saved", "self._link.send(told)"),
     *_trainer("trainer.client", "Client.wait", "self.listen(left)", nth=2),
     *_trainer("trainer.save", "Preparer._has_come", "arena.populate(write=True)", nth=1),
-    *_trainer("trainer.restore", "Restorer.run", "shards.finish(partial=partial)", nth=1, world=2),
+    *_trainer("trainer.restore", "restore", "shards.finish(partial=partial)", nth=1, world=2),
 )  # fmt: skip
 KEEPER = (
     *_keeper("server.arena_store", "ArenaStore.make", "held.arena.populate(write=True", nth=2),
-    *_keeper("server.arena_store", "ArenaStore.saved", "held.reading.append(slot.index)", nth=5),
+    *_keeper("server.arena_store", "_reading", "held.reading.append(slot.index)", nth=5),
     *_keeper("server.arena_store", "ArenaStore.release", "give_back(Move.RELEASE)", nth=2),
-    *_keeper("storage.writer", "hashed", "slot.hashes[index] = number", nth=30),
-    *_keeper("storage.writer", "hashed", "slot.words[SlotWord.HASHED]", nth=4),
+    *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.hashes[index] = number", nth=30),
+    *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.words[SlotWord.HASHED]", nth=4),
     *_keeper("storage.commit", "open_attempt", "disk.make_dir(path)", "disk.sync_dir(root)", nth=4),
     *_keeper(
         "storage.commit", "write_whole",
@@ -161,7 +161,7 @@ KEEPER = (
     ),
     *_keeper("storage.commit", "_publish", "disk.rename_new(folder, final)", nth=2),
     *_keeper("storage.commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
-    *_keeper("server.service", "ServerState.tell_durable", "member.link.send(Durable", nth=3),
+    *_keeper("server.service", "ServerState.tell", "member.link.send(news)", nth=3),
     *_keeper("storage.owners", "_enter", "disk.close(disk.create", "disk.sync_dir(folder)"),
     *_keeper("storage.retention", "Retainer._delete", "delete_steps(", nth=3),
     *_keeper(
@@ -171,7 +171,7 @@ KEEPER = (
     *_keeper("server.arena_store", "ArenaStore.resume_from", "slot.give_back(", after=True),
     *_keeper("storage.commit", "sweep", "discard(disk, root", after=True),
     *_keeper("server.tiers", "StorageTier.newest", "found, damaged = newest", nth=2, files=True),
-    *_keeper("server.service", "ServerState.start_from", "member.link.send(origin", nth=3),
+    *_keeper("server.service", "ServerState.answer", "member.link.send(message", nth=3),
     *_keeper(
         "storage.commit", "write_shard", "write_whole(disk, folder, shard.file", nth=6, files=True,
     ),
@@ -187,7 +187,7 @@ def _node(file: str, function: str, *texts: str, **more: Any) -> list[Point]:
 
 def _master(*words: str, **more: Any) -> list[Point]:
     return [
-        Point("master", "server.service", "Coordinator", word, **{"nth": 3, **more})
+        Point("master", "server.coordinated_restore", "Coordinator", word, **{"nth": 3, **more})
         for word in words
     ]
 
@@ -218,16 +218,20 @@ LED = (
         "storage.commit", "discard", "disk.rename(path, trash)", "disk.remove_tree(trash)", nth=1,
     ),
     *_node("server.coordinated_commit", "CoordinatedCommit._carried_out", "r.send(ended)"),
-    *_node("server.coordinated_commit", "CoordinatedCommit.announce", "tell_durable(version)"),
+    *_node("server.coordinated_commit", "CoordinatedCommit.announce", "self._node.tell(version"),
     *_node("server.coordinated_restore", "CoordinatedRestore.choose", "send(question, lineage)"),
-    *_node("server.coordinated_restore", "CoordinatedRestore._check", "return failure_of("),
+    *_node("server.coordinated_restore", "CoordinatedRestore._check", "manifest = tier.verify("),
     *_node("server.tiers", "MemoryTier.resume", "self._arenas.resume_from("),
     *_node(
-        "server.coordinated_commit", "Flusher._begin.<locals>.write",
-        "return self._shared.write_attempt(",
+        "server.coordinated_commit", "CoordinatedCommit._flush.<locals>.write",
+        "part = self._shared.write_attempt(",
         nth=1,
     ),
-    *_node("server.coordinated_commit", "Flusher._written", "self._arenas.done(job)", nth=1),
+    *_node(
+        "server.coordinated_commit", "CoordinatedCommit._flush.<locals>.flushed",
+        "self._flushing.remove(key)",
+        nth=1,
+    ),
     *_master("written", "committed", "held"),
     *_master("asks", "checked", nth=4),
 )  # fmt: skip

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from campaigns.flash_kills import Process, start
 from campaigns.kill_points import Point, die_at
-from campaigns.named_kills import MID_SAVE, Judge, Process, World, listen_to, start, train
-from checkpoints.led_nodes import REPORTS
-from checkpoints.lone_peers import Nobody
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from campaigns.named_kills import MID_SAVE, Judge, World, listen_to, train
+from checkpoints.led_nodes import REPORTS, Script
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
 from holdfast.flash.server.protocol import listen
@@ -48,26 +48,16 @@ from holdfast_wire.tiers import TIERS, offered
 _WORLDS = 3
 
 
-class PipeCoordinator:
+@dataclass
+class PipeCoordinator(Script):
     """Says everything into a pipe."""
 
-    def __init__(self, pipe: int) -> None:
-        """Take the pipe."""
-        self._pipe = pipe
-        self.job, self.peers = "job", Nobody()
-
-    def world(self, round_number: int) -> str:
-        """Names the world of a round."""
-        return f"w{round_number}"
-
-    def attempt(self, round_number: int) -> str:
-        """All of a round's parts lie in this attempt's directory."""
-        return f"w{round_number}"
+    pipe: int = -1
 
     def send(self, message: Any, round_number: int | None = None) -> None:
         """Say a message, with the round that it is about."""
         name = REPORTS[type(message)].encode()
-        os.write(self._pipe, b"lead " + name + b" " + _packed((message, round_number)) + b"\n")
+        os.write(self.pipe, b"lead " + name + b" " + _packed((message, round_number)) + b"\n")
 
 
 def _packed(words: Any) -> bytes:
@@ -79,7 +69,7 @@ def _serve(path: str, orders: int, point: Point | None, pipe: int) -> None:
     if point is not None:
         die_at(point, pipe)
     node = ServedNode(ArenaStore(led=True))
-    commit = CoordinatedCommit(node, PipeCoordinator(pipe))
+    commit = CoordinatedCommit(node, PipeCoordinator(pipe=pipe))
     service = Service(node, commit, commit.restore, listener)
 
     def obey() -> None:
@@ -167,7 +157,7 @@ class LedScene:
         self._round = number
         for index in {0, 1} - self._nodes.keys():
             self._nodes[index] = self._node(number, index)
-        mid_save = self._point.function.startswith("Flusher") and number == 1
+        mid_save = "_flush." in self._point.function and number == 1
         self._ranks = [
             self._rank(number, rank, MID_SAVE if mid_save and not rank else None) for rank in (0, 1)
         ]
@@ -195,7 +185,7 @@ class LedScene:
         version = max(frozenset.intersection(*held))
         key = (version, f"h{number}")
         for node in self._nodes.values():
-            node.order(FlushToStorage(version=to_wire(version), attempt=key[1]))
+            node.order(FlushToStorage(version=version, attempt=key[1]))
         self._work(lambda: len(self._nodes) < 2 or version in self._master.committed)
         if self._point.who == "node" and len(self._nodes) == 2:
             self._judge.wrong.append(f"step {version.step} was rescued, and nobody died")
@@ -263,11 +253,10 @@ class LedScene:
 
     def _written(self, index: int, parts: ShardsPersisted, _: int | None) -> None:
         assert parts.version is not None
-        version = from_wire(parts.version)
         if parts.error:
             self._tell(CommitAnnounced(version=parts.version, error=parts.error))
             return
-        key = (version, parts.attempt)
+        key = (parts.version, parts.attempt)
         known = self._master.parts[key]
         known[index] = parts
         ranks = {rank for part in known.values() for rank in part.ranks}
@@ -280,15 +269,13 @@ class LedScene:
         self._numbers += 1
         coordinator = min(self._nodes)
         own = f"{key[1]}e{self._master.epoch}c{self._numbers}"
-        grant = CommitGrant(
-            version=to_wire(key[0]), world_size=world, root=root, attempt=key[1], own=own
-        )
+        grant = CommitGrant(version=key[0], world_size=world, root=root, attempt=key[1], own=own)
         self._master.granted[key] = (coordinator, grant)
         self._nodes[coordinator].order(grant)
 
     def _committed(self, index: int, ended: CommitResult, _: int | None) -> None:
         assert ended.version is not None
-        version, attempt = from_wire(ended.version), ended.own.rpartition("e")[0]
+        version, attempt = ended.version, ended.own.rpartition("e")[0]
         known = self._master.granted.get((version, attempt))
         if known is not None and known[1].own != ended.own:
             return
@@ -300,11 +287,11 @@ class LedScene:
         self._tell(CommitAnnounced(version=ended.version, error=ended.error))
 
     def _held(self, index: int, held: MemoryCheckpoints, _: int | None) -> None:
-        self._master.held[index] = frozenset(map(from_wire, held.versions))
+        self._master.held[index] = frozenset(held.versions)
         if len(self._master.held) == 2:
             common = frozenset.intersection(*self._master.held.values())
             complete = max(common, default=None)
-            self._tell(ReleaseCheckpoints(complete=to_wire(complete) if complete else None))
+            self._tell(ReleaseCheckpoints(complete=complete))
 
     def _asks(self, index: int, question: RestoreRequest, number: int) -> None:
         self._master.questions[index] = (number, question)

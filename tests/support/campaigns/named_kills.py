@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaigns.flash_kills import fork
+from campaigns.flash_kills import Process, start
 from campaigns.kill_points import KEEPER, LED, TRAINER, Point, die_at
 from holdfast.flash.memory.file_backend import FileBackend
 from holdfast.flash.server.arena_store import ArenaStore
@@ -40,53 +40,6 @@ _WORLDS = 3
 MID_SAVE = Point(
     "trainer", "memory.arena", "ArenaSlot.commit", "self.words[SlotWord.SEQUENCE] += 1", 4
 )
-
-
-@dataclass
-class Process:
-    """A forked process, and what it says: a word and numbers on each line."""
-
-    pid: int
-    pipe: int
-    said: list[list[str]] = field(default_factory=list)
-    text: bytes = b""
-    ended: bool = False
-
-    def hear(self) -> None:
-        """Take in what there is; `ended` at the end."""
-        chunk = os.read(self.pipe, 65536)
-        *lines, self.text = (self.text + chunk).split(b"\n")
-        self.said += [line.decode().split() for line in lines]
-        self.ended = not chunk
-
-    def words(self, kind: str) -> list[list[str]]:
-        """Return what it said of a kind, without the kind."""
-        return [rest for first, *rest in self.said if first == kind]
-
-    def numbers(self, kind: str) -> set[int]:
-        """Return the first numbers of what it said of a kind."""
-        return {int(rest[0]) for rest in self.words(kind)}
-
-    def kill(self) -> None:
-        """End it, and hear its last words."""
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        while not self.ended:
-            self.hear()
-        os.close(self.pipe)
-
-
-def start(work: Callable[[int], None]) -> Process:
-    """Fork a process that is given a pipe to speak into."""
-    begin, end = os.pipe()
-
-    def child() -> None:
-        os.close(begin)
-        work(end)
-
-    pid = fork(child)
-    os.close(end)
-    return Process(pid, begin)
 
 
 def listen_to(processes: Sequence[Process], until: Callable[[], bool]) -> bool:

@@ -11,27 +11,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from holdfast.flash.memory.arena import Arena, ArenaError, SlotWord, geometry_of, make
-from holdfast.flash.memory.hashes import hash_items
+from checkpoints.led_nodes import LoneServer, alone
+from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, make
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.arena_store import ArenaStore, was_hashed
-from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
-from holdfast.flash.server.protocol import TrainerHello, listen
-from holdfast.flash.server.service import TIERS, ServerState, Service
-from holdfast.flash.server.tiers import (
-    CheckpointTier,
-    Images,
-    SlotImage,
-    TierError,
-    TierNode,
-    Work,
-)
+from holdfast.flash.server.protocol import TrainerHello
+from holdfast.flash.server.service import TIERS
+from holdfast.flash.server.tiers import CheckpointTier, Images, SlotImage, TierError, TierNode, Work
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard
 from holdfast.flash.storage.writer import SlotWork, hashed
@@ -55,27 +44,9 @@ def three_tiers(name: Tier, folder: Path) -> Mapping[Tier, Callable[[TierNode], 
     }
 
 
-@dataclass
-class NodeWithCopies:
-    """A served node with three tiers."""
-
-    path: str
-
-
-@contextmanager
-def node_with_copies(folder: Path, name: Tier, socket: str) -> Iterator[NodeWithCopies]:
+def node_with_copies(folder: Path, name: Tier, socket: str) -> AbstractContextManager[LoneServer]:
     """Serve one node without a master. Its memory is gone at the end; the copies stay."""
-    arenas, path = ArenaStore(), str(folder / socket)
-    node = ServerState(arenas, tiers=three_tiers(name, folder / "copies"))
-    service = Service(node, LocalCommit(node), LocalRestore(node), listen(path))
-    thread = threading.Thread(target=service.run)
-    thread.start()
-    try:
-        yield NodeWithCopies(path)
-    finally:
-        service.stop()
-        thread.join()
-        arenas.close()
+    return alone(folder / socket, tiers=three_tiers(name, folder / "copies"))
 
 
 class CopiesTier:
@@ -111,14 +82,10 @@ class CopiesTier:
         except (OSError, ArenaError) as error:
             raise CommitError(f"step {job.version.step} was not copied: {error}") from error
         (slot,) = copy.slots
-        slot.begin_write(
-            job.version, rank=job.held.rank, world=arena.table.world, layout=arena.layout
-        )
+        slot.begin_write(job.version)
         slot.image[:] = job.slot.image
         slot.commit(shard.lengths)
-        for index, number in enumerate(shard.hashes):
-            slot.hashes[index] = number
-        slot.words[SlotWord.HASHED] = slot.words[SlotWord.SEQUENCE]
+        slot.store_hashes(shard.hashes)
         copy.close()
         return shard
 
@@ -174,8 +141,7 @@ class CopiesTier:
             finally:
                 os.close(fd)
             (slot,) = copy.slots
-            spans = copy.table.spans(tuple(slot.lengths))
-            whole = was_hashed(slot) and hash_items(slot.image, spans) == tuple(slot.hashes)
+            whole = slot.is_hashed and slot.is_as_hashed
             copy.close()
             if not whole:
                 raise TierError(f"step {version.step} was passed over: {file} is damaged")

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import patch
 
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holdfast.flash.trainer.planner import Planner
+
 
 def counted(flash: Any, first: int, saves: int) -> dict[str, Any]:
     """Save so often, beginning with step `first`, and return what it took.
 
     The first save and what it plans are not counted as the rest, but for its plan.
     """
-    import torch
-    import torch.distributed as dist
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from holdfast.flash.trainer.planner import Planner
-
     plans, pickled, made = list[int](), list[int](), list[int]()
 
     class Made(TorchDispatchMode):

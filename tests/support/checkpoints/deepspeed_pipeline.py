@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-ROWS = 12
+from checkpoints.deepspeed_world import ROWS, config_of
+
 MICRO = 2
 """Micro-batches of a step."""
 
@@ -38,14 +39,7 @@ def _engine(world: Mapping[str, Any]) -> Any:
         partition_method="uniform",
     )
     replicas = world["world"] // world["pipe"]
-    config = {
-        "train_micro_batch_size_per_gpu": ROWS // MICRO // replicas,
-        "gradient_accumulation_steps": MICRO,
-        "zero_allow_untested_optimizer": True,
-        "gradient_clipping": 0.0,
-        "zero_optimization": {"stage": 1},
-        "steps_per_print": 10**9,
-    }
+    config = config_of({"world": replicas, "accumulate": MICRO, "stage": 1})
     trained = [one for one in net.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
     engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)

@@ -144,10 +144,7 @@ def train(world: Mapping[str, Any], engine: Any, begin: int, steps: int) -> list
 
 def digests(engine: Any, moments: Sequence[str] = ("exp_avg", "exp_avg_sq")) -> dict[str, str]:
     """Return a hash of every whole tensor: masters, moments, frozen parameters and buffers."""
-    from deepspeed.utils import (
-        safe_get_full_fp32_param,
-        safe_get_full_optimizer_state,
-    )
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     found: dict[str, str] = {}
     zero = engine.optimizer

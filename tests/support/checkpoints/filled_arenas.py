@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.memory_budget import Room
@@ -18,17 +20,28 @@ from holdfast_wire.messages.spec import CheckpointPolicy
 PLENTY = Room(available=2**40, source="a test")
 
 
+@contextmanager
+def memory_folder(name: str) -> Iterator[Path]:
+    """Make a directory in memory; on a disk a test would wait for it."""
+    path = Path("/dev", "shm") / f"holdfast-test-{name}-{os.getpid()}"
+    path.mkdir()
+    yield path
+    for left in path.iterdir():
+        left.unlink()
+    path.rmdir()
+
+
 def layout(rank: int = 0, world: int = 2, room: int = 4096) -> Layout:
     """Return what a trainer asks an arena for with."""
     table = sample_shard(rank, world, random.Random(0))[0].table
     return Layout(table=encode(table).decode(), bytes_room=room, slots=3)
 
 
-def save(keeper: ArenaStore, rank: int, step: int, *, hash_it: bool = True) -> None:
+def save(keeper: ArenaStore, rank: int, step: int, world: int = 2, *, hash_it: bool = True) -> None:
     """Do what a trainer and its agent do for one step."""
-    arena = keeper.grant(rank, layout(rank)).arena
+    arena = keeper.grant(rank, layout(rank, world)).arena
     slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
-    slot.begin_write(Version(1, step), rank=rank, world=2, layout=arena.layout)
+    slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)
     slot.commit([step])
     job = keeper.saved(rank, Version(1, step), work=hash_it)

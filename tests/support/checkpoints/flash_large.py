@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.flash.checkpointer import Checkpointer
+
 WIDTH = 3344
 """Of a square of weights: with AdamW's two moments 128 MiB."""
 
 
 def run(world: Mapping[str, Any], pipe: Any) -> None:
     """Say what is loaded, if anything is to be; then save every step to memory until killed."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    from holdfast.flash.checkpointer import Checkpointer
-
     model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

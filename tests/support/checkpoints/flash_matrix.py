@@ -11,16 +11,17 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from checkpoints.flash_models import small
+from holdfast.flash.checkpointer import Checkpointer
+from holdfast.flash.trainer import planner
 
 Digest = Callable[[Any, Any, Any], str]
 
 
 def _state(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    import torch
-
-    from holdfast.flash.trainer import planner
-
     planner.SPLIT_BYTES = 4096  # type: ignore[misc] # what the docstring says
     torch.manual_seed(world["seed"])
     model = small(world["kind"], world["world"])
@@ -29,8 +30,6 @@ def _state(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def _flash(root: str | None, model: Any, optimizer: Any, scheduler: Any) -> Any:
-    from holdfast.flash.checkpointer import Checkpointer
-
     return Checkpointer(
         root, model=model, optimizer=optimizer, extra={"scheduler": scheduler}, keep_last=9
     )
@@ -38,8 +37,6 @@ def _flash(root: str | None, model: Any, optimizer: Any, scheduler: Any) -> Any:
 
 def save(world: Mapping[str, Any], pipe: Any, digest: Digest) -> None:
     """Train three steps, save them to memory and storage, and die."""
-    import torch
-
     model, optimizer, scheduler = _state(world)
     inputs = torch.randn(8, 65, generator=torch.Generator().manual_seed(5))
     with _flash(world["root"], model, optimizer, scheduler) as flash:
@@ -56,8 +53,6 @@ def save(world: Mapping[str, Any], pipe: Any, digest: Digest) -> None:
 
 def load(world: Mapping[str, Any], pipe: Any, digest: Digest) -> None:
     """Load what other worlds saved, one after another, each into what the one before left."""
-    import torch.distributed as dist
-
     state = _state(world)
     found = []
     for number, (root, arena) in enumerate(world["loads"]):

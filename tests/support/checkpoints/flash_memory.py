@@ -11,6 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.flash.checkpointer import Checkpointer
+
 WIDTH = 2896
 """Of a square: 32 MiB in fp32, which is the largest tensor."""
 SQUARES = 4
@@ -23,7 +28,6 @@ class PeakMemory:
     """
 
     def __init__(self) -> None:
-        """Take the begin."""
         self._end = threading.Event()
         self._begin = self._most = _anonymous()
         self._thread = threading.Thread(target=self._look)
@@ -55,11 +59,6 @@ def _anonymous() -> int:
 
 def run(world: Mapping[str, Any], pipe: Any) -> None:
     """Load what is there and tell what it took; save a step if there was none."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    from holdfast.flash.checkpointer import Checkpointer
-
     model = torch.nn.Sequential(
         *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(SQUARES))
     )

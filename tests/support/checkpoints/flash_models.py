@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
 PLACEMENTS = {"columns": "1", "grid": "01", "hybrid": "R0", "fsdp-tp": "0"}
 """Kinds of worlds whose parameters are DTensors: the dimension that each of the mesh's shards."""
 GRIDS = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2)}
@@ -13,8 +21,6 @@ GRIDS = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2)}
 
 def backward(world: Mapping[str, Any], model: Any, inputs: Any) -> None:
     """Compute gradients; a model of bare DTensors has no forward, and takes what it gets."""
-    import torch
-
     if world["kind"] not in PLACEMENTS:
         model(inputs).square().mean().backward()
         return
@@ -24,8 +30,6 @@ def backward(world: Mapping[str, Any], model: Any, inputs: Any) -> None:
 
 def evaluate(model: Any, inputs: Any) -> None:
     """Run without training, after which FSDP2 leaves the root's parameters whole."""
-    import torch
-
     model.eval()
     with torch.no_grad():
         model(inputs)
@@ -34,10 +38,6 @@ def evaluate(model: Any, inputs: Any) -> None:
 
 def model_of(world: Mapping[str, Any]) -> Any:
     """Return the model of a world of any kind but the small ones."""
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
     model = nn.Sequential(nn.Linear(1024, 901), nn.BatchNorm1d(901), nn.ReLU(), nn.Linear(901, 7))
     if world["kind"] == "ddp":
         return DistributedDataParallel(model)
@@ -51,11 +51,6 @@ def model_of(world: Mapping[str, Any]) -> Any:
 
 def _distribute(model: Any, world: Mapping[str, Any]) -> None:
     """Make every parameter a DTensor, as tensor parallelism does, alone or over FSDP's mesh."""
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
     count, text = world["world"], PLACEMENTS[world["kind"]]
     two = len(text) == 2 or world["kind"] == "fsdp-tp"
     names = ("outer", "inner") if two else ("inner",)
@@ -78,16 +73,6 @@ def small(kind: str, world: int) -> Any:
     Rows, columns and vectors whose lengths some worlds divide and others do not; the middle one
     every world divides, which tensor parallelism asks for.
     """
-    from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-    from torch.nn.parallel import DistributedDataParallel
-
     model = nn.Sequential(nn.Linear(65, 36), nn.ReLU(), nn.Linear(36, 7), nn.BatchNorm1d(7))
     if kind == "ddp":
         return DistributedDataParallel(model)

@@ -10,6 +10,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.flash.checkpointer import Checkpointer
+
 _SHAPES = {
     "two_rows": (2, 5),
     "one": (1,),
@@ -20,10 +27,6 @@ _SHAPES = {
 
 
 def _model() -> Any:
-    import torch
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
     model = nn.Module()
     for name, shape in _SHAPES.items():
         model.register_parameter(name, nn.Parameter(torch.randn(shape)))
@@ -50,11 +53,6 @@ def _digest(model: Any, optimizer: Any) -> str:
 
 def run(world: Mapping[str, Any], pipe: Any) -> None:
     """Load, take two steps with gradients that depend on no world, save them, and tell hashes."""
-    import torch
-    import torch.distributed as dist
-
-    from holdfast.flash.checkpointer import Checkpointer
-
     torch.manual_seed(world["seed"])
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)

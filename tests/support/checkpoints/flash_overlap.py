@@ -14,6 +14,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from holdfast.flash.trainer.state_dict import collect, parameters
+
 STEPS = 6
 KINDS: dict[str, Any] = {
     "loop": {"foreach": False, "fused": False},
@@ -27,18 +34,14 @@ class Late:
     """A copy beside training that begins as late as it may: when somebody waits for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        """Only note the work."""
         self._work = work
 
     def join(self) -> None:
-        """Do it."""
         self._work()
 
 
 def run(world: Mapping[str, Any], pipe: Any) -> None:
     """Train, then send the names of what was saved wrongly, each with its step."""
-    import torch
-
     checkpointer: Any = importlib.import_module("holdfast.flash.checkpointer")
     if world["late"]:
         saving: Any = importlib.import_module("holdfast.flash.trainer.save")
@@ -82,13 +85,10 @@ def _plant(bug: str) -> None:
     if bug == "buffers":
         saving.collect = all_late
     if bug == "hook":
-        saving.Overlap._watch_optimizers = lambda _: None
+        saving.Saver._watch_optimizers = lambda _: None
 
 
 def _model(kind: str) -> Any:
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
     model = nn.Sequential(
         nn.Linear(512, 1021), nn.BatchNorm1d(1021), nn.ReLU(), nn.Linear(1021, 64)
     )
@@ -103,15 +103,11 @@ def _local(tensor: Any) -> Any:
 
 
 def _leaves(flash: Any) -> list[tuple[str, Any]]:
-    from holdfast.flash.trainer.state_dict import collect
-
     leaves = collect(flash._parts, int(os.environ["RANK"]))
     return [(leaf.name, leaf.tensor) for leaf in leaves.tensors]
 
 
 def _sharded(model: Any) -> list[Any]:
-    from holdfast.flash.trainer.state_dict import parameters
-
     return [_local(holder[key]) for _, holder, key in parameters(model)]
 
 
@@ -127,9 +123,6 @@ def _follow(average: Any, model: Any) -> None:
 
 def _differ(flash: Any, step: int, seen: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Return the names of what a committed step has otherwise than it was."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
     names = dict(_leaves(flash))
     read = {name: torch.zeros_like(names[name]) for name in seen[step]}
     alone = not torch.distributed.is_initialized()

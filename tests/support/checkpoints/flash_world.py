@@ -17,10 +17,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+import torch.distributed.checkpoint as dcp
+
 from checkpoints import flash_large, flash_matrix, flash_memory, flash_odd_shapes, flash_overlap
 from checkpoints.counted_saves import counted
 from checkpoints.flash_models import backward, evaluate, model_of
 from checkpoints.forked_worlds import ForkedWorlds, Jobs, serve
+from holdfast.flash.checkpointer import Checkpointer
+from holdfast.flash.trainer.restore import RestoreError
+from holdfast.flash.trainer.state_dict import parameter_names, unwrap
 
 
 class Worlds(ForkedWorlds):
@@ -33,7 +39,6 @@ class Keeping:
     """A keeper that outlives its trainers, as an agent's does."""
 
     def __init__(self, folder: Path) -> None:
-        """Start it and wait until it listens."""
         self.path = str(folder / "keeper")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.flash.server.main", "--listen", self.path]
@@ -56,11 +61,6 @@ class Keeping:
 
 
 def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one training's course
-    import torch
-
-    from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.flash.trainer.restore import RestoreError
-
     torch.manual_seed(world.get("seed", 0))
     model = model_of(world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -99,7 +99,7 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
         scheduler.step()
         if world.get("evaluate"):
             evaluate(model, inputs)
-        flash.save(step + 1, durable=world["durable"])
+        flash.save(step + 1, durable=world.get("durable", True))
     if world.get("lonely") and os.environ["RANK"] == "0":
         for step in range(3):
             flash.save(1000 + step, durable=False)
@@ -117,11 +117,6 @@ def _train(world: Mapping[str, Any], pipe: Any) -> None:  # noqa: PLR0915 - one 
 
 def _read_by_dcp(world: Mapping[str, Any], model: Any, optimizer: Any) -> None:
     """Fill the state by torch alone from the step `stock`, as somebody without Holdfast does."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    from holdfast.flash.trainer.state_dict import parameter_names, unwrap
-
     names, state = parameter_names({"": model}, ""), {}
     for parameter in optimizer.param_groups[0]["params"]:
         fresh = {key: torch.zeros_like(parameter.detach()) for key in ("exp_avg", "exp_avg_sq")}
@@ -147,15 +142,12 @@ class Picky:
     """A scheduler that may be of another version."""
 
     def __init__(self, *, refuses: bool) -> None:
-        """Take whether it accepts a state."""
         self._refuses = refuses
 
     def state_dict(self) -> dict[str, int]:
-        """Return one number."""
         return {"epoch": 3}
 
     def load_state_dict(self, _: dict[str, int]) -> None:
-        """Refuse, or take it."""
         if self._refuses:
             raise KeyError("milestones")
 
@@ -164,15 +156,12 @@ class Taken:
     """One rank's share of the data. Another world deals it out anew."""
 
     def __init__(self, rank: int) -> None:
-        """Take ten numbers that no other rank has."""
         self.numbers = list(range(10 * rank, 10 * rank + 10))
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return them."""
         return {"numbers": self.numbers}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        """Take those of a state."""
         self.numbers = state["numbers"]
 
     def reshard(self, states: list[dict[str, list[int]]], rank: int, world: int) -> dict[str, Any]:
@@ -183,8 +172,6 @@ class Taken:
 
 def digest(model: Any, optimizer: Any, scheduler: Any = None) -> str:
     """Return a hash of all values, whole tensors by name."""
-    from holdfast.flash.trainer.state_dict import parameter_names, unwrap
-
     found = hashlib.sha256()
     names = parameter_names({"": model}, "")
     tensors = dict(unwrap(model).state_dict())

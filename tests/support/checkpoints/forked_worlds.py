@@ -52,7 +52,7 @@ class _Server:
         atexit.register(self.close)
 
     def ask(self, world: Mapping[str, Any]) -> list[dict[str, Any]]:
-        self._asked.write(json.dumps(world) + "\n")
+        self._asked.write(json.dumps(world, default=str) + "\n")  # paths too
         self._asked.flush()
         answers: list[dict[str, Any]] = json.loads(self._told.readline())
         return answers
@@ -151,9 +151,8 @@ def _rank(jobs: Jobs, rank: int, world: Mapping[str, Any], folder: str, pipe: An
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(
-        1
-    )  # before autograd's threads ask for the pool, which a fork has to make anew
+    # Before autograd's threads ask for the pool, which a fork has to make anew.
+    torch.set_num_threads(1)
     count = world["world"]
     os.environ |= {
         "RANK": str(rank),

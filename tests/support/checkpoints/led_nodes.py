@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from checkpoints.lone_peers import Nobody
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.memory_budget import Room, memory_left
 from holdfast.flash.memory.shard_table import ShardTable, encode
-from holdfast.flash.memory.slots import SlotState, Version, from_wire, to_wire
+from holdfast.flash.memory.slots import SlotState, Version
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.coordinated_commit import CoordinatedCommit
+from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
 from holdfast.flash.server.protocol import (
     Granted,
     Layout,
@@ -36,6 +38,7 @@ from holdfast.flash.server.protocol import (
 from holdfast.flash.server.service import TIERS, Service
 from holdfast.flash.server.service import ServerState as ServedNode
 from holdfast.flash.server.tiers import CheckpointTier, TierNode
+from holdfast.flash.storage.filesystem import Disk
 from holdfast_agent.checkpoint.arenas import act_on
 from holdfast_wire.messages import (
     CommitAnnounced,
@@ -53,6 +56,7 @@ from holdfast_wire.messages import (
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 WAIT_SECONDS = 30.0
+_T = TypeVar("_T")
 
 REPORTS: dict[type, str] = {
     MemoryCheckpoints: "held",
@@ -94,7 +98,7 @@ class Script:
     def hears_held(self) -> tuple[int, frozenset[Version], bool]:
         """Return the next round, what its ranks have in memory, and whether that is everything."""
         held, number = self._queue("held").get(timeout=WAIT_SECONDS)
-        return number, frozenset(map(from_wire, held.versions)), held.whole
+        return number, frozenset(held.versions), held.whole
 
     def heard_nothing(self, name: str) -> bool:
         """Return whether no word of a kind waits."""
@@ -126,6 +130,12 @@ class Node:
         """Let the master say something, and wait until it was taken in."""
         self._do(lambda: act_on(message, round_number, self.commit))
 
+    def grant(self, parts: ShardsPersisted, own: str) -> str:
+        """Let the master grant parts; return why they were not committed."""
+        self.word(grant_of(parts, own))
+        error: str = self.master.hears("committed").error
+        return error
+
     def restate(self) -> None:
         """Let a new master welcome the node."""
         self._do(self.commit.restate)
@@ -154,6 +164,28 @@ def running(service: Service) -> Iterator[threading.Thread]:
         service.arenas.close()
 
 
+@dataclass
+class LoneServer:
+    """A served keeper without a master."""
+
+    path: str
+    service: Service
+
+
+@contextmanager
+def alone(
+    path: Path,
+    arenas: ArenaStore | None = None,
+    disk: Disk | None = None,
+    tiers: Mapping[Tier, Callable[[TierNode], CheckpointTier]] = TIERS,
+) -> Iterator[LoneServer]:
+    """Serve a node's trainers, without a master; at the end its arenas go."""
+    node = ServedNode(arenas or ArenaStore(), disk, tiers)
+    service = Service(node, LocalCommit(node), LocalRestore(node), listen(str(path)))
+    with running(service):
+        yield LoneServer(str(path), service)
+
+
 @contextmanager
 def served(
     folder: Path,
@@ -177,7 +209,17 @@ class Rank:
     """A trainer that says what it is told to."""
 
     link: Link
-    arena: Arena
+    table: ShardTable
+    """Of its arenas."""
+
+    @cached_property
+    def arena(self) -> Arena:
+        """Arena that the server has made for it; asked for once."""
+        self.link.send(Layout(table=encode(self.table).decode(), bytes_room=4096, slots=3))
+        _, (fd,), _ = self.link.expect(Granted, timeout_s=WAIT_SECONDS)
+        arena = Arena(fd)
+        os.close(fd)
+        return arena
 
     def save(self, version: Version, *, durable: bool = False) -> None:
         """Fill a free slot and tell."""
@@ -186,8 +228,7 @@ class Rank:
     def save_to(self, tier: Tier, version: Version) -> None:
         """Fill a free slot and tell which tier it is for."""
         slot = next(slot for slot in self.arena.slots if slot.state is SlotState.EMPTY)
-        table = self.arena.table
-        slot.begin_write(version, rank=table.rank, world=table.world, layout=self.arena.layout)
+        slot.begin_write(version)
         slot.image[:] = bytes([version.step]) * len(slot.image)
         slot.commit([10])
         self.tell_saved(tier, version)
@@ -209,16 +250,16 @@ class Rank:
 
 
 @contextmanager
-def rank_of(
+def connected(
     node: Served,
-    root: Path,
+    root: Path | str,
     rank: int,
     world: int = 2,
     round_number: int = 1,
     table: ShardTable | None = None,
     kept: int = 1,
 ) -> Iterator[Rank]:
-    """Connect a trainer of a node, with an arena."""
+    """Connect a trainer of a node; it asks for its arena when it needs one."""
     link = connect(node.path)
     link.send(
         TrainerHello(
@@ -226,15 +267,35 @@ def rank_of(
             policy=CheckpointPolicy(keep_last=3),
         )
     )  # fmt: skip
-    table = table or sample_shard(rank, world, random.Random(0))[0].table
-    link.send(Layout(table=encode(table).decode(), bytes_room=4096, slots=3))
-    _, (fd,), _ = link.expect(Granted, timeout_s=WAIT_SECONDS)
-    arena = Arena(fd)
-    os.close(fd)
     try:
-        yield Rank(link, arena)
+        yield Rank(link, table or sample_shard(rank, world, random.Random(0))[0].table)
     finally:
         link.close()
+
+
+@contextmanager
+def rank_of(*place: Any, **named: Any) -> Iterator[Rank]:
+    """Connect a trainer as `connected`, with an arena."""
+    with connected(*place, **named) as rank:
+        assert rank.arena.slots
+        yield rank
+
+
+def received(link: Link, kind: type[_T]) -> _T:
+    """Return the next message of a kind, and close its descriptors."""
+    wanted: Any = kind
+    found, descriptors, _ = link.expect(wanted, timeout_s=WAIT_SECONDS)
+    for fd in descriptors:
+        os.close(fd)
+    assert isinstance(found, kind)
+    return found
+
+
+def save_all(version: Version, *pairs: tuple[Node, Rank]) -> list[ShardsPersisted]:
+    """Have each rank save a step for storage; return what their nodes report."""
+    for _, rank in pairs:
+        rank.save(version, durable=True)
+    return [node.master.hears("written") for node, _ in pairs]
 
 
 def grant_of(written: ShardsPersisted, own: str) -> CommitGrant:
@@ -250,26 +311,22 @@ def grant_of(written: ShardsPersisted, own: str) -> CommitGrant:
 
 def announced(version: Version, error: str = "") -> CommitAnnounced:
     """Return the word that a step is committed, or why it will not be."""
-    return CommitAnnounced(version=to_wire(version), error=error)
+    return CommitAnnounced(version=version, error=error)
 
 
 def released(complete: Version | None = None, passed_over: tuple[Version, ...] = ()) -> Any:
     """Return the word of what all nodes have, and of what they never will."""
-    return ReleaseCheckpoints(
-        complete=None if complete is None else to_wire(complete),
-        passed_over=tuple(map(to_wire, passed_over)),
-    )
+    return ReleaseCheckpoints(complete=complete, passed_over=passed_over)
 
 
 def flush_to_storage(version: Version, attempt: str) -> FlushToStorage:
     """Return the word that a version is to go from memory to storage."""
-    return FlushToStorage(version=to_wire(version), attempt=attempt)
+    return FlushToStorage(version=version, attempt=attempt)
 
 
 def plan(version: Version | None = None, **more: Any) -> RestorePlan:
     """Return what a round is to start from, number 5 if no other is named."""
-    found = None if version is None else to_wire(version)
-    return RestorePlan(**{"plan_id": 5, "shares": 1, "version": found, **more})
+    return RestorePlan(**{"plan_id": 5, "shares": 1, "version": version, **more})
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
-from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.hashes import hash64, hash_items
 from holdfast.flash.memory.shard_table import ByteItem, ShardTable, TensorItem
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage.commit import Attempt, commit, open_attempt, write_shard
@@ -61,6 +63,14 @@ def begin(disk: Disk, root: object, sample: Sample, number: str = "a", ranks: in
     for shard, image in list(zip(manifest.shards, images, strict=True))[:ranks]:
         write_shard(disk, folder, shard, image)
     return attempt
+
+
+def make_newer(file: Path) -> None:
+    """Make of a step's manifest what the next Holdfast may write."""
+    fields = json.loads(file.read_bytes())
+    fields["checkpoint"]["format"] = 2
+    body = json.dumps(fields["checkpoint"], separators=(",", ":"), sort_keys=True).encode()
+    file.write_bytes(b'{"hash":"%016x","checkpoint":%s}\n' % (hash64(body), body))
 
 
 def save(disk: Disk, root: object, sample: Sample, number: str = "a") -> Manifest:

@@ -11,6 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+
 KINDS = (
     "plain",
     "compile",
@@ -30,9 +39,6 @@ PAIRS = [
 
 
 def _plain(seed: int) -> Any:
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed)
     blocks = [nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
     return nn.Sequential(nn.Linear(4, 6), nn.ModuleDict({"blocks": nn.ModuleList(blocks)}))
@@ -40,9 +46,6 @@ def _plain(seed: int) -> Any:
 
 def _wrap(kind: str) -> Callable[[Any], Any]:
     """Return what makes a model of a kind out of the plain one."""
-    import torch
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.nn.parallel import DistributedDataParallel
 
     def compiled(model: Any) -> Any:
         return torch.compile(model, backend="eager")
@@ -66,8 +69,6 @@ def _blocks(model: Any, wrap: Callable[[Any], Any]) -> Any:
 
 
 def _sharded(model: Any) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
     for block in model[1]["blocks"]:
         fully_shard(block)
     fully_shard(model)
@@ -76,8 +77,6 @@ def _sharded(model: Any) -> Any:
 
 def _state(kind: str, seed: int) -> tuple[Any, Any, Any]:
     """Return the plain model inside, what the script passes, and its optimizer."""
-    import torch
-
     plain = _plain(seed)
     model = _wrap(kind)(plain)
     return plain, model, torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -85,8 +84,6 @@ def _state(kind: str, seed: int) -> tuple[Any, Any, Any]:
 
 def _train(plain: Any, optimizer: Any, steps: int) -> None:
     """Take steps on gradients that no wrapper decides."""
-    import torch
-
     for step in range(1, steps + 1):
         for number, parameter in enumerate(plain.parameters()):
             parameter.grad = torch.full_like(parameter, 0.1 * step + 0.01 * number)
@@ -109,8 +106,6 @@ def _values(plain: Any, optimizer: Any) -> list[list[float]]:
 
 
 def _saved(folder: Path, kind: str) -> list[list[float]]:
-    import holdfast
-
     plain, model, optimizer = _state(kind, 1)
     _train(plain, optimizer, 3)
     with holdfast.Checkpointer(folder / kind, model=model, optimizer=optimizer) as flash:
@@ -120,8 +115,6 @@ def _saved(folder: Path, kind: str) -> list[list[float]]:
 
 def _loaded(folder: Path, kind: str, other: str) -> list[list[float]] | str:
     """Return what a model of a kind has after a load of what another saved."""
-    import holdfast
-
     plain, model, optimizer = _state(other, 2)
     with holdfast.Checkpointer(folder / kind, model=model, optimizer=optimizer) as flash:
         try:
@@ -132,8 +125,6 @@ def _loaded(folder: Path, kind: str, other: str) -> list[list[float]] | str:
 
 
 def _main(folder: Path) -> None:
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
     wanted = {kind: _saved(folder, kind) for kind in KINDS}
     found = {}

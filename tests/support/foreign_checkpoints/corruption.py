@@ -23,14 +23,14 @@ def damage(sources: Sequence[Path], times: int, seed: int) -> int:
     """
     chosen, refused = random.Random(seed), 0
     with Pickles() as pickles:
-        origins = {source: _read(source, pickles) for source in sources}
+        origins = {source: _read(source, pickles)[2] for source in sources}
         for number in range(times):
             source = sources[number % len(sources)]
             files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
             file = chosen.choice(sorted(files))
             content = file.read_bytes()
             file.write_bytes(_damaged(content, chosen))
-            error, tensor, found = _outcome(source, pickles)
+            error, tensor, found = _read(source, pickles)
             file.write_bytes(content)
             refused += bool(error)
             named = bool(error) and (file.name in error or str(source) in error)
@@ -54,23 +54,8 @@ def _damaged(content: bytes, chosen: random.Random) -> bytes:
     return bytes(body)
 
 
-class _RefusedError(Exception):
-    """A reading was refused; `tensor` names the one that was being read, or is empty."""
-
-    def __init__(self, text: str, tensor: str) -> None:
-        super().__init__(text)
-        self.tensor = tensor
-
-
-def _outcome(source: Path, pickles: Pickles) -> tuple[str, str, dict[str, Any]]:
-    """Return the error of a reading and the tensor that was being read, or what was read."""
-    try:
-        return "", "", _read(source, pickles)
-    except _RefusedError as error:
-        return str(error), error.tensor, {}
-
-
-def _read(source: Path, pickles: Pickles) -> dict[str, Any]:
+def _read(source: Path, pickles: Pickles) -> tuple[str, str, dict[str, Any]]:
+    """Return what was read; or the refusal of it, and the tensor that was being read."""
     found: dict[str, Any] = {}
     tensor = ""
     try:
@@ -79,8 +64,8 @@ def _read(source: Path, pickles: Pickles) -> dict[str, Any]:
             tensor = one.name
             found[tensor] = one.load()
     except (ForeignError, ManifestError, StateError) as error:
-        raise _RefusedError(str(error), tensor) from error
-    return found | {"values": sorted(map(repr, opened.values.items()))}
+        return str(error), tensor, {}
+    return "", "", found | {"values": sorted(map(repr, opened.values.items()))}
 
 
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:

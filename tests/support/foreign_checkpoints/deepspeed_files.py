@@ -39,18 +39,24 @@ def _engine(stage: int, dtype: str, *, universal: bool = False) -> Any:
         {"params": [one for one in every if one.dim() > 1], "weight_decay": 0.1},
         {"params": [one for one in every if one.dim() < 2], "weight_decay": 0.0},
     ]
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 2,
-        "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": stage, "sub_group_size": 60},
-        "steps_per_print": 10**9,
-        "checkpoint": {"load_universal": universal},
-    }
-    if dtype == "bf16":
-        config["bf16"] = {"enabled": True}
+    config = _config(
+        dtype,
+        zero_optimization={"stage": stage, "sub_group_size": 60},
+        checkpoint={"load_universal": universal},
+    )
     optimizer = torch.optim.AdamW(groups, lr=1e-2)
     engine, *_ = deepspeed.initialize(model=made, optimizer=optimizer, config=config)
     return engine
+
+
+def _config(dtype: str = "bf16", **more: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+        "bf16": {"enabled": dtype == "bf16"},
+        **more,
+    }
 
 
 def save(stage: int, folder: str, dtype: str = "bf16", truth: str = "") -> None:
@@ -147,14 +153,7 @@ def save_slices(stage: int, folder: str) -> None:
         model=made,
         optimizer=torch.optim.AdamW(made.parameters(), lr=1e-2),
         mpu=parallel,
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "zero_allow_untested_optimizer": True,
-            "zero_optimization": {"stage": stage},
-            "steps_per_print": 10**9,
-            "bf16": {"enabled": True},
-            "gradient_clipping": 0.0,
-        },
+        config=_config(zero_optimization={"stage": stage}, gradient_clipping=0.0),
     )
     for step in range(2):
         torch.manual_seed(step + 10 * (dist.get_rank() // 2))

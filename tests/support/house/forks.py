@@ -333,29 +333,3 @@ def run(
         for stream in streams[1:]:
             stream.seek(0)
         return subprocess.CompletedProcess(args, code, streams[1].read(), streams[2].read())
-
-
-def run_ranks(
-    args: Sequence[str], size: int, *, env: Mapping[str, str], timeout: float
-) -> list[str]:
-    """Run a program as every rank of one node; return what each wrote, errors among it.
-
-    Raises:
-        subprocess.TimeoutExpired: One did not end; all are killed.
-    """
-    until = time.monotonic() + timeout
-    with contextlib.ExitStack() as stack:
-        nothing = stack.enter_context(Path(os.devnull).open())
-        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(size)]
-        made = []
-        for rank, file in enumerate(files):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            place |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
-            streams = [one.fileno() for one in (nothing, file, file)]
-            made.append(start(args, env={**env, **place}, files=streams))
-            stack.callback(made[-1].kill)
-        for one in made:
-            one.wait(max(0.0, until - time.monotonic()))
-        for file in files:
-            file.seek(0)
-        return [file.read() for file in files]

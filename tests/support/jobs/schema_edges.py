@@ -159,10 +159,7 @@ _WORDS: Final[dict[FieldKind, tuple[tuple[str, str], tuple[str, str]]]] = {
         ("minLength", "should be at least {} chars long"),
         ("maxLength", "Too long: may not be more than {} "),
     ),
-    FieldKind.ARRAY: (
-        ("minItems", "should have at least {} items"),
-        ("maxItems", "Too many: "),
-    ),
+    FieldKind.ARRAY: (("minItems", "should have at least {} items"), ("maxItems", "Too many: ")),
     FieldKind.OBJECT: (("", ""), ("maxProperties", "Too many: ")),
 }
 """Of each kind the two bounds, and the API server's words beyond them."""

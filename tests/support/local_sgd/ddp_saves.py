@@ -6,14 +6,13 @@ Belongs here: what the ranks of a world do. Does not belong here: what is expect
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import os
-import signal
 from collections.abc import Mapping
 from typing import Any
 
 from checkpoints.forked_worlds import Jobs, serve
-from local_sgd.fsdp2_training import configs_of, optimizer_of
+from local_sgd.fsdp2_training import configs_of, optimizer_of, train_on
 from local_sgd.tiny_model import loss_of, tiny_model, tokens_of
 
 
@@ -31,33 +30,18 @@ def saved(world: Mapping[str, Any], pipe: Any) -> None:
     model = DistributedDataParallel(tiny_model({}), broadcast_buffers=False)
     averager = OuterOptimPeriodicModelAverager(None, config, gta, outer)
     optimizer = StatefulPostLocalSGDOptimizer(optimizer_of(model, world), averager)
-    flash = Checkpointer(world["root"], shards=optimizer.shards(model))
-    start = flash.load()
-    register_hook(model, config.local_sgd_warmup_steps, averager.step)
-    pipe.send({"start": start, "loaded": digests(model, optimizer), "clock": averager.clock()})
-    ends = {}
-    for step in range(start, start + world["steps"]):
-        loss_of(model, tokens_of(step, 0, replica, 0)).backward()
+    hooked = functools.cache(
+        lambda: register_hook(model, config.local_sgd_warmup_steps, averager.step)
+    )
+
+    def step(number: int) -> None:
+        hooked()  # once, after the load: its count of steps is that of the averager
+        loss_of(model, tokens_of(number, 0, replica, 0)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step + 1 in world.get("saves", ()):
-            flash.save(step + 1, durable=not world.get("arena"))
-            flash.wait()
-            ends[str(step + 1)] = digests(model, optimizer)
-    pipe.send({"saved": ends})
-    pipe.send({"end": digests(model, optimizer), "detectors": _detectors_of(averager)})
-    if world.get("die"):
-        dist.barrier()
-        os.kill(os.getpid(), signal.SIGKILL)
-    flash.close()
 
-
-def _detectors_of(averager: Any) -> list[dict[int, list[float]]]:
-    """Return the detectors of all replicas, by unit."""
-    return [
-        {number: list(one.state()) for number, one in unit.detectors.items()}
-        for unit in averager.units
-    ]
+    flash = Checkpointer(world["root"], shards=optimizer.shards(model))
+    train_on(world, pipe, flash, step, averager, lambda: digests(model, optimizer))
 
 
 def digests(model: Any, optimizer: Any) -> dict[str, str]:

@@ -139,12 +139,15 @@ class ControlPlane:
         time.sleep(notice)
         self.publish(*replicas)
 
-    def freeze(self, replica: int, notice: float = 0.3) -> None:
-        """Stop a replica, tell after a while, and end it later."""
+    def freeze(self, replica: int, notice: float | None = 0.3) -> None:
+        """Stop a replica, tell after a while (None: with the next roster), and end it later."""
         self._frozen += self.pids.pop(replica)
         for pid in self._frozen:
             os.kill(pid, signal.SIGSTOP)
         self.note(f"froze {replica}")
+        if notice is None:
+            self.members.remove(replica)
+            return
         time.sleep(notice)
         self.publish(replica)
 
@@ -168,6 +171,20 @@ class ControlPlane:
             return max(self.rounds_of(one) for one in self.members) >= rounds
 
         self.wait(is_there, f"{rounds} rounds")
+
+    def until_all(self, rounds: int) -> None:
+        """Wait until each member has made so many rounds in this epoch."""
+
+        def made(replica: int) -> int:
+            found = lines(self.folder, replica, 0)
+            return sum("round" in line and line["epoch"] == self.epoch for line in found)
+
+        self.wait(lambda: min(map(made, self.members)) >= rounds, f"{rounds} rounds of all")
+
+    def begin(self, count: int, rounds: int = 4) -> None:
+        """Start the first replicas, and wait until each has made so many rounds."""
+        self.publish(come=self.start(count))
+        self.until_all(rounds)
 
     def wait(self, is_there: Callable[[], bool], what: str) -> None:
         """Wait; fails if a rank has ended by an error, or after the limit."""
@@ -207,8 +224,6 @@ class ControlPlane:
     def note(self, what: str) -> None:
         """Remember what was done."""
         self.done.append(f"{time.monotonic():.3f} {what}")
-        if self.scenario.get("verbose"):
-            print(self.done[-1], file=sys.stderr, flush=True)
 
     def _is_ready(self, replica: int) -> bool:
         shards = range(self.scenario["shards"])
@@ -238,7 +253,8 @@ def _child(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]) 
     import importlib
     import traceback
 
-    module = {"ledger": "local_sgd.elastic_ledger", "megatron": "megatron_worlds.elastic"}
+    module = {"megatron": "megatron_worlds.elastic"}
+    module |= {kind: f"local_sgd.elastic_{kind}" for kind in ("ledger", "sums")}
     found = module.get(scenario["kind"], "local_sgd.elastic_training")
     run_rank = importlib.import_module(found).run_rank
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # where a rank hangs
@@ -328,6 +344,56 @@ def shrink_and_grow(plane: ControlPlane) -> None:
     plane.join(plane.scenario["back"])
 
 
+def four_two_six(plane: ControlPlane) -> None:
+    """4 replicas; two are killed after a drawn pause; four others come."""
+    plane.begin(4, rounds=8)
+    time.sleep(plane.scenario["pause"])
+    plane.kill(1, 3)
+    plane.until_all(8)
+    plane.join(4)
+    plane.until_all(8)
+
+
+def late_roster(plane: ControlPlane) -> None:
+    """3 replicas; one is killed, and the roster that tells comes a second later."""
+    plane.begin(3)
+    plane.kill(0, notice=1.0)
+    plane.until_all(4)
+
+
+def frozen(plane: ControlPlane) -> None:
+    """3 replicas; one is stopped, put out, continued, and taken in again by a later roster."""
+    plane.begin(3)
+    pids = plane.pids[1]
+    plane.freeze(1, notice=0.0)
+    plane.until_all(4)
+    plane.thaw(1, pids)
+    plane.until_all(4)
+
+
+def killed_while_meeting(plane: ControlPlane) -> None:
+    """3 replicas; the roster of epoch 2 names one that is dead, epoch 3 does not."""
+    plane.begin(3)
+    (pid,) = plane.pids.pop(2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    plane.publish()
+    time.sleep(0.5)
+    plane.publish(2)
+    plane.until_all(4)
+
+
+def killed_and_frozen(plane: ControlPlane) -> None:
+    """4 replicas; one is stopped and one killed in the others' sync; another comes soon."""
+    plane.begin(4)
+    plane.freeze(2, notice=None)
+    time.sleep(0.2)  # the others are in a sync that the stopped one does not come to
+    plane.kill(1, notice=0.2)
+    plane.until_all(4)
+    plane.join(1)
+    plane.until_all(4)
+
+
 def kills(plane: ControlPlane) -> None:
     """A replica is killed each `each` seconds for `seconds`, and another takes its place."""
     scenario = plane.scenario
@@ -368,6 +434,11 @@ SCENARIOS: Final = {
     "thawed": thawed,
     "shrink and grow": shrink_and_grow,
     "kills": kills,
+    "four, two, six": four_two_six,
+    "late roster": late_roster,
+    "frozen": frozen,
+    "killed while meeting": killed_while_meeting,
+    "killed and frozen": killed_and_frozen,
 }
 
 
@@ -402,6 +473,7 @@ if __name__ == "__main__":
 
     import holdfast.local_sgd.frameworks.fsdp2  # noqa: F401
     import local_sgd.elastic_ledger
+    import local_sgd.elastic_sums
     import local_sgd.elastic_training  # noqa: F401
 
     print(json.dumps(run(json.loads(sys.argv[1]))))

@@ -53,13 +53,20 @@ def steps_of(lines: Lines) -> Lines:
     return [line for line in lines if "own" in line]
 
 
-def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
+def check_kept(
+    told: dict[str, Any], why: str, least: int = 10, place: str = "place", *, by_time: bool = False
+) -> None:
     """Hold all ranks to one process and all steps in a row, and replicas to equal anchors.
 
     Replicas of one round are at one step, place in the data and learning rate, whatever befell
     them.
 
-    least: rounds that there were.
+    Args:
+        told: What `run` has returned.
+        why: For a message.
+        least: Rounds that there were.
+        place: The field of a line that has the place in the data.
+        by_time: Each replica counts its own steps.
     """
     digests: dict[tuple[int, str], set[str]] = defaultdict(set)
     places: dict[int, dict[str, tuple[int, int, float]]] = defaultdict(dict)
@@ -70,7 +77,8 @@ def check_kept(told: dict[str, Any], why: str, least: int = 10) -> None:
         for line in steps:
             if "round" in line:
                 digests[line["round"], name.split()[1]].add(line["digest"])
-                places[line["round"]][name] = line["step"], line["place"], round(line["lr"], 9)
+                places[line["round"]][name] = line["step"], line[place], round(line["lr"], 9)
     assert len(digests) >= least
     assert {at: len(found) for at, found in digests.items() if len(found) > 1} == {}, why
-    assert {at: one for at, one in places.items() if len(set(one.values())) > 1} == {}, why
+    apart = {at: one for at, one in places.items() if len(set(one.values())) > 1}
+    assert by_time or apart == {}, why

@@ -238,7 +238,7 @@ class Job:
             if pending.with_reports[0]:
                 ahead.received(pending.with_reports, pending.units[0].round + 1)
             if ahead.running.interval != switch.running.interval and not path.exists():
-                pending.reduction.wait()
+                pending.reduction()
                 path.touch()
                 raise SyncError("a connection broke")
             return finish(pending)
@@ -254,7 +254,7 @@ class Job:
 
         def cut_short(pending: Any) -> Any:
             if last in pending.units and last.round == 2 and not path.exists():
-                pending.reduction.wait()
+                pending.reduction()
                 path.touch()
                 raise SyncError("a connection broke")
             return finish(pending)

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from checkpoints.forked_worlds import Jobs, serve
@@ -27,10 +27,9 @@ def configs_of(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 
     outer, gta = world.get("outer"), world.get("gta")
-    kind = getattr(torch.optim, world.get("outer class", "SGD"))
     return (
         LocalSGDConfig(**world.get("config", {})),
-        OuterOptimizerConfig(kind, outer) if outer else None,
+        OuterOptimizerConfig(torch.optim.SGD, outer) if outer else None,
         GTAConfig(**gta) if gta else None,
     )
 
@@ -53,6 +52,16 @@ def disturb(world: Mapping[str, Any], step: int, replica: int, optimizer: Any) -
         for at, who, factor in world.get("disturbed", ()):
             if at == step and who in (replica, "all"):
                 group["lr"] = lr * (math.nan if factor == "nan" else factor)
+
+
+def made(world: Mapping[str, Any], **more: Any) -> tuple[Any, Any, Any, Any]:
+    """Return mesh, model, optimizer and local SGD of a world."""
+    from holdfast.local_sgd import LocalSGD
+
+    mesh, options = mesh_of(world), world.get("options", {})
+    model = sharded(tiny_model(options), mesh["shard"], options)
+    optimizer = optimizer_of(model, world)
+    return mesh, model, optimizer, LocalSGD(model, optimizer, mesh, *configs_of(world), **more)
 
 
 def train(world: Mapping[str, Any], pipe: Any) -> None:
@@ -91,29 +100,41 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
 
 def saved(world: Mapping[str, Any], pipe: Any) -> None:
     """Load, train `steps` more, save; send hashes that do not depend on the layout."""
+    from holdfast.flash.checkpointer import Checkpointer
+
+    mesh, model, optimizer, local = made(world)
+    replica, shard = mesh.get_coordinate()
+
+    def step(number: int) -> None:
+        disturb(world, number, replica, optimizer)
+        run_step(world, model, optimizer, number, (replica, shard))
+
+    flash = Checkpointer(world["root"], shards=local.shards())
+    train_on(world, pipe, flash, step, local, lambda: digests(local))
+
+
+def train_on(
+    world: Mapping[str, Any],
+    pipe: Any,
+    flash: Any,
+    step: Callable[[int], None],
+    local: Any,
+    digests: Callable[[], Any],
+) -> None:
+    """Load, train, save and end as `saved` says, under any framework."""
     import torch.distributed as dist
 
-    from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.local_sgd import LocalSGD
-
-    mesh, options = mesh_of(world), world.get("options", {})
-    replica, shard = mesh.get_coordinate()
-    model = sharded(tiny_model(options), mesh["shard"], options)
-    optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
-    flash = Checkpointer(world["root"], shards=local.shards())
     start = flash.load()
-    pipe.send({"start": start, "loaded": digests(local), "clock": local.clock()})
+    pipe.send({"start": start, "loaded": digests(), "clock": local.clock()})
     ends = {}
-    for step in range(start, start + world["steps"]):
-        disturb(world, step, replica, optimizer)
-        run_step(world, model, optimizer, step, (replica, shard))
-        if step + 1 in world.get("saves", ()):
-            flash.save(step + 1, durable=not world.get("arena"))
+    for number in range(start, start + world["steps"]):
+        step(number)
+        if number + 1 in world.get("saves", ()):
+            flash.save(number + 1, durable=not world.get("arena"))
             flash.wait()
-            ends[str(step + 1)] = digests(local)
+            ends[str(number + 1)] = digests()
     pipe.send({"saved": ends})
-    pipe.send({"end": digests(local), "detectors": detectors_of(local)})
+    pipe.send({"end": digests(), "detectors": detectors_of(local)})
     if world.get("die"):
         dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -126,13 +147,9 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     With `ends` all end at the start of that round, whoever has data.
     """
     from holdfast.flash.checkpointer import Checkpointer
-    from holdfast.local_sgd import LocalSGD
 
-    mesh, options = mesh_of(world), world.get("options", {})
+    mesh, model, optimizer, local = made(world)
     replica, shard = mesh.get_coordinate()
-    model = sharded(tiny_model(options), mesh["shard"], options)
-    optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
     flash = Checkpointer(world.get("root"), shards=local.shards())
     outcomes = list[list[Any]]()
     pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
@@ -164,14 +181,10 @@ def survive(world: Mapping[str, Any], pipe: Any) -> None:
     """Train; the last replica is killed before the round, and the others go on without it."""
     import torch.distributed as dist
 
-    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.sync.group import SyncError
 
-    mesh = mesh_of(world)
+    mesh, model, optimizer, local = made(world)
     replica, shard = mesh.get_coordinate()
-    model = sharded(tiny_model({}), mesh["shard"], {})
-    optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
     errors = []
     for step in range(world["steps"]):
         if step == world["killed_at"] and replica == mesh.size(0) - 1:
@@ -193,13 +206,10 @@ def given_up(world: Mapping[str, Any], pipe: Any) -> None:
     """Three replicas: one comes to no round, one gives it up, one tells how long it has waited."""
     import torch.distributed as dist
 
-    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.sync.group import SyncError
 
-    mesh, store = mesh_of(world), dist.distributed_c10d._get_default_store()
-    model = sharded(tiny_model({}), mesh["shard"], {})
-    optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world), timeout=world["timeout"])
+    store = dist.distributed_c10d._get_default_store()
+    _, model, optimizer, local = made(world, timeout=world["timeout"])
     run_step(world, model, optimizer, 0, (dist.get_rank(), 0))
     if dist.get_rank() == 1:
         begun = time.monotonic()
@@ -254,13 +264,9 @@ def refused(world: Mapping[str, Any], pipe: Any) -> None:
 
 def in_files(world: Mapping[str, Any], pipe: Any) -> None:
     """Train, write the state to files, or read it from there; tell its hashes."""
-    from holdfast.local_sgd import LocalSGD
     from holdfast.local_sgd.files import load_local_sgd_state_dict, save_local_sgd_state_dict
 
-    mesh, options = mesh_of(world), world.get("options", {})
-    model = sharded(tiny_model(options), mesh["shard"], options)
-    optimizer = optimizer_of(model, world)
-    local = LocalSGD(model, optimizer, mesh, *configs_of(world))
+    mesh, model, optimizer, local = made(world)
     if world.get("load"):
         load_local_sgd_state_dict(model, load_dir=world["root"], full_state_dict=world["full"])
     for step in range(world["steps"]):
@@ -361,13 +367,12 @@ def run_step(
 def reference(world: Mapping[str, Any], pipe: Any) -> None:
     """Train whole replicas one after another, and synchronise them by the formula, unit by unit."""
     replicas, shards = world["mesh"]
-    options, steps = world.get("options", {}), world["steps"]
     config, outer, _ = configs_of(world)
-    first = tiny_model(options)
+    first = tiny_model(world.get("options", {}))
     models = [copy.deepcopy(first) for _ in range(replicas)]
     optimizers = [optimizer_of(model, world) for model in models]
     rounds = _Rounds(models, config, outer.outer_optim_kwargs if outer else None)
-    for step in range(steps):
+    for step in range(world["steps"]):
         if rounds.due(step):
             rounds.sync()
         for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -438,8 +443,6 @@ class _Rounds:
                 self._unit(unit, names)
 
     def _unit(self, unit: str, names: list[str]) -> None:
-        import torch
-
         from holdfast.local_sgd.policies import anomaly, weights
 
         held = [dict(model.named_parameters()) for model in self._models]
@@ -470,7 +473,6 @@ class _Rounds:
         for one in held:
             for name in names:
                 one[name].copy_(self._anchors[name])
-        assert torch.is_tensor(self._anchors[names[0]])
 
     def _step(self, name: str, mean: Any) -> None:
         if not self._outer:

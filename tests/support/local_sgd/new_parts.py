@@ -16,16 +16,14 @@ import torch
 import torch.distributed as dist
 
 from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.policies.schedule import Boundary
-from holdfast.local_sgd.sync.configured import unit_sync_of
 from holdfast.local_sgd.sync.group import Group
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.unit_sync import UnitSync
 from holdfast.local_sgd.sync.units import Unit
-from holdfast.local_sgd.triggers.trigger import BySteps, Replicas, Trigger
+from holdfast.local_sgd.triggers.trigger import BySteps, Replicas
 
 
 class Tensors(Framework):
@@ -33,16 +31,13 @@ class Tensors(Framework):
 
     def __init__(self, tensors: Sequence[torch.Tensor], config: LocalSGDConfig) -> None:
         """Take the tensors, of which each is a unit."""
-        self.outcomes = []
         self.units = [
             Unit(f"tensor {number}", functools.partial(tuple, (one,)))
             for number, one in enumerate(tensors)
         ]
         self.inner = TorchInnerState(lambda number: [tensors[number]], lambda: len(tensors))
         who = FixedMembers(Group(timeout=60), Group.of_one())
-        sync = unit_sync_of(config, None, (who.group, who.own))
-        when = self.trigger(config, who, sync, self.units[0].name)
-        self.driver = Driver(config, self, who, sync, when)
+        self.drive(config, None, who, first=self.units[0].name)
         self.driver.start()
 
     def step(self, by: float) -> None:
@@ -66,7 +61,7 @@ class Doubling(BySteps):
 class DoublingTensors(Tensors):
     """The framework with that trigger."""
 
-    def trigger(self, config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> Trigger:
+    def trigger(self, config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> BySteps:
         """Take the new one, whatever the settings say."""
         del who, sync, first
         return Doubling(config)

@@ -47,7 +47,7 @@ def reduce(world: Mapping[str, Any], pipe: Any) -> None:
     for number in range(world["rounds"]):
         seeds = [100 * number + unit for unit in range(len(sizes))]
         deltas = Deltas(mine.clone(), sizes, weights_of(world), seeds, lost)
-        last, lost = reducer.start(group, deltas).wait()
+        last, lost = reducer.start(group, deltas)()
         total += last
     known = [one for one in lost if one is not None]
     pipe.send(

@@ -72,7 +72,7 @@ def change(world: Mapping[str, Any], pipe: Any) -> None:
         "outer": [_outer_of(unit) for unit in units],
         "again": list(found.plan.again) if found.plan else None,
         "joined": found.joined, "behind": found.behind, "passed": found.passed, "kept": found.kept,
-        "steps": found.steps, "due": found.due, "position": found.position.decode(),
+        "steps": found.giving.steps, "due": found.giving.due, "position": found.position.decode(),
     })  # fmt: skip
 
 
@@ -86,14 +86,14 @@ class Inner:
         """Step twice along gradients of `inner`; the buffers are `inner` too."""
         import torch
 
-        from holdfast.local_sgd.members.inner_state import TorchInnerState
+        from holdfast.local_sgd.sync.inner_state import TorchInnerState
 
         self._params = [torch.nn.Parameter(torch.ones(size)) for size in SIZES]
         self._model = torch.nn.BatchNorm1d(2)
         self._model.register_buffer("rotary", torch.zeros(2), persistent=False)
         self._optimizer = torch.optim.Adam(self._params)
-        self.state = TorchInnerState(lambda unit: [self._params[unit]], lambda: len(SIZES))
-        self.state.optimizers = [self._optimizer]
+        slots, units = (lambda unit: [self._params[unit]]), lambda: len(SIZES)
+        self.state = TorchInnerState(slots, units, [self._optimizer])
         if "inner" in mine:
             for _ in range(2):
                 for one in self._params:

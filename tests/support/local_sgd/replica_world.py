@@ -107,8 +107,6 @@ class Replica:
     def train(self, number: int) -> None:
         """Make a round's inner steps, and the fault that is planted in it."""
         rate, fault = self.world["lr"], self.world.get("fault", {})
-        if (self.replica, number) == (self.world.get("wild", -1), self.world.get("wild_round")):
-            rate *= 30
         for _ in range(self.world["steps"]):
             for tensor, target in zip(self.tensors, self.targets, strict=True):
                 tensor.sub_(rate * (tensor - target))
@@ -116,6 +114,11 @@ class Replica:
         if where == (self.replica, number, self.shard):
             struck = self.tensors[fault["unit"]]
             struck[0] = struck[0] + 50.0 if fault["kind"] == "spike" else float(fault["kind"])
+
+    def agree(self) -> list[Any]:
+        """Make a round of all units; return its outcomes."""
+        outcomes: list[Any] = self.sync.finish(self.sync.begin(self.units))
+        return outcomes
 
     def digest(self) -> str:
         """Return a hash of all that lasts."""
@@ -150,28 +153,21 @@ def _detector(world: Mapping[str, Any]) -> dict[str, Any]:
 def _sync(world: Mapping[str, Any], sync: Any, shard: Any) -> Any:
     """Return the sync of a world's settings, which no user's configuration restricts."""
     from holdfast.local_sgd.config import LocalSGDConfig
-    from holdfast.local_sgd.policies import anomaly, weights
     from holdfast.local_sgd.sync.merging import Merging
     from holdfast.local_sgd.sync.reducers import Reducer
-    from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
+    from holdfast.local_sgd.sync.unit_sync import UnitSync
 
     config = LocalSGDConfig(
         pseudo_gradnorm_reduce=world["temperature"] is not None,
         weight_softmax_temperature=world["temperature"],
         skip_anomaly=world["skip_anomaly"],
+        clip_pseudo_grad=world["clip"],
         **(_detector(world) if world["skip_anomaly"] else {}),
-    )
-    rules = Rules(
-        weigh=lambda reports: weights.weigh(reports, config),
-        judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
-        if world["skip_anomaly"]
-        else None,
-        clip=world["clip"],
-        clip_scope=world.get("clip_scope", "unit"),
     )
     merging = Merging(**world["merging"])
     reducer = Reducer(merging, codec=world["codec"], error_feedback=world["feedback"])
-    return UnitSync(rules, reducer, sync, shard)
+    clip_scope = world.get("clip_scope", "unit")
+    return UnitSync(config, reducer, sync, shard, clip_scope=clip_scope)
 
 
 def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
@@ -183,7 +179,7 @@ def _rounds(world: Mapping[str, Any], pipe: Any) -> None:
     decisions, before = [], replica.sync_group.sent
     for number in range(world["rounds"]):
         replica.train(number)
-        outcomes = _ahead(replica) if world.get("ahead") else replica.sync.run(replica.units)
+        outcomes = _ahead(replica) if world.get("ahead") else replica.agree()
         decisions.append([(one.weights, one.rollback, one.clipped) for one in outcomes])
     pipe.send(
         {
@@ -200,13 +196,13 @@ def _all_struck(world: Mapping[str, Any], pipe: Any) -> None:
     """Make two rounds; in the second the first shard of each replica has NaN in unit 0."""
     replica = Replica(world)
     replica.train(0)
-    decisions = [replica.sync.run(replica.units)]
+    decisions = [replica.agree()]
     before = {"after_round_1": [one.tolist() for one in replica.tensors]}
     before["momentum_before"] = _momenta(replica)
     replica.train(1)
     if replica.shard == 0:
         replica.tensors[0][0] = float("nan")
-    decisions.append(replica.sync.run(replica.units))
+    decisions.append(replica.agree())
     pipe.send(
         {
             **before,
@@ -229,7 +225,7 @@ def _refused(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.local_sgd.sync.group import SyncError
 
     replica = Replica(world)
-    replica.sync.run(replica.units)
+    replica.agree()
     before, said, took = replica.digest(), [], []
     for fault in ("ahead", "late", "again"):
         if fault == "ahead":
@@ -239,7 +235,7 @@ def _refused(world: Mapping[str, Any], pipe: Any) -> None:
             time.sleep(4.0 * replica.replica)
         begun = time.monotonic()
         try:
-            replica.sync.run(replica.units)
+            replica.agree()
             said.append("")
         except SyncError as error:
             said.append(f"{type(error).__name__}: {error}")
@@ -266,13 +262,13 @@ def _wire(world: Mapping[str, Any], pipe: Any) -> None:
 
     replica = Replica(world)
     replica.train(0)
-    replica.sync.run(replica.units)  # connections are there now
+    replica.agree()  # connections are there now
     dist.barrier()
     before, counted = _carried(), replica.sync_group.sent
     dist.barrier()
     for number in range(world["rounds"]):
         replica.train(number)
-        replica.sync.run(replica.units)
+        replica.agree()
     dist.barrier()
     sent = replica.sync_group.sent - counted
     pipe.send({"carried": _carried() - before, "sent": sent})
@@ -306,14 +302,14 @@ def _killed(world: Mapping[str, Any], pipe: Any) -> None:
 
     replica = Replica(world)
     replica.train(0)
-    replica.sync.run(replica.units)
+    replica.agree()
     replica.train(1)
     before = replica.digest()
     if dist.get_rank() == world["dies"]:
         _die_in_the_reduction(replica, world["after"])
     begun = time.monotonic()
     try:
-        replica.sync.run(replica.units)
+        replica.agree()
         pipe.send({"failed": ""})
     except SyncError as error:
         pipe.send({"took": time.monotonic() - begun})
@@ -335,7 +331,7 @@ def _go_on(replica: Replica, group: Any, pipe: Any) -> None:
     kept = [unit.detectors.get(replica.sync.sync.rank) for unit in replica.units]
     pipe.send({"kept": kept == own and None not in own})
     try:
-        replica.sync.run(replica.units)
+        replica.agree()
     except SyncError as error:
         pipe.send({"mixed": f"{type(error).__name__}: {error}"})
     pipe.send({"again": [unit.round for unit in replica.units], "after": digest(replica.tensors)})
@@ -346,14 +342,14 @@ def _closed(world: Mapping[str, Any], pipe: Any) -> None:
     from holdfast.local_sgd.sync.group import SyncError
 
     replica = Replica(world)
-    replica.sync.run(replica.units)
+    replica.agree()
     begun = time.monotonic()
     if replica.replica == 1:
         time.sleep(0.3)
         replica.sync_group.close()
         time.sleep(6)
     try:
-        replica.sync.run(replica.units)
+        replica.agree()
     except SyncError as error:
         pipe.send({"took": time.monotonic() - begun, "said": str(error)})
 
@@ -371,7 +367,7 @@ def _die_in_the_reduction(replica: Replica, after: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(reducer, "start", killed)  # noqa: B010 - a method, for mypy
-    replica.sync.run(replica.units)
+    replica.agree()
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from holdfast_master.inputs import Connected, Input, Moment
 from holdfast_master.instructions import Fact, Instruction, Record, Send
+from holdfast_master.job.requests.figures import JobFigures
+from holdfast_master.job.state.counts import Counts
 from holdfast_wire.messages import (
     EventRecorded,
     Fence,
@@ -23,6 +26,16 @@ from holdfast_wire.messages import (
 )
 
 React = Callable[[Input, Moment], list[Instruction]]
+
+
+def on(kind: type, answer: Callable[[Any], list[Instruction]]) -> React:
+    """A script that answers each input of `kind`, or with a message of it, and nothing else."""
+
+    def react(event: Input, _now: Moment) -> list[Instruction]:
+        heard = isinstance(event, kind) or isinstance(getattr(event, "message", None), kind)
+        return answer(event) if heard else []
+
+    return react
 
 
 class ScriptedCore:
@@ -91,6 +104,18 @@ class ScriptedCore:
 
     def health(self, now: Moment) -> GetHealthResponse:
         return GetHealthResponse(round=7)
+
+    def figures(self, now: Moment) -> JobFigures:
+        return JobFigures(
+            status=self.status(now),
+            wanted_nodes=1,
+            goodput_micros={},
+            slow_ranks=0,
+            hangs=False,
+            strikes={},
+            saving=None,
+            counts=Counts(),
+        )
 
     def spec(self) -> MasterSpec | None:
         return MasterSpec(generation=7)

@@ -44,14 +44,21 @@ def agent(rank: int) -> Identity:
 class Served:
     """One running server and its clients."""
 
-    def __init__(self, directory: Path, core: ScriptedCore, settings: dict[str, object]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        core: ScriptedCore,
+        journal: Journal | None,
+        history: History,
+        settings: dict[str, object],
+    ) -> None:
         self.directory = directory
         self.core = core
         tls = certificates.issue(directory, Identity(JOB, "master"))
         base = {"job_name": "job", "job_uid": JOB, "epoch": 1, "incarnation": "m1"}
         files = {"tls_dir": str(tls), "endpoint_file": str(directory / "endpoint")}
         self.config = config.parse({**base, **files, **settings})
-        self.master: Master | None = None
+        self.master = Master(self.config, core, journal, history)
         self.port = 0
         self.ending: ProcessEnd | None = None
         self._channels: list[grpc.aio.Channel] = []
@@ -110,12 +117,11 @@ async def serve(
     **settings: object,
 ) -> AsyncIterator[Served]:
     """Serve `core` until the block ends."""
-    served = Served(directory, core, settings)
-    served.master = Master(served.config, core, journal, history or History())
+    served = Served(directory, core, journal, history or History(), settings)
     task = asyncio.create_task(served.master.run())
     try:
         endpoint = directory / "endpoint"
-        await eventually(endpoint.exists, bool)
+        await eventually(endpoint.exists)
         served.port = json.loads(endpoint.read_text())["port"]
         yield served
     finally:
@@ -125,7 +131,7 @@ async def serve(
         endpoint.unlink()
 
 
-async def eventually(look: Callable[[], Any], good: Callable[[Any], bool]) -> Any:
+async def eventually(look: Callable[[], Any], good: Callable[[Any], bool] = bool) -> Any:
     """Return what `look` gives once it is `good`; fail at the deadline with what it gave last."""
     end = asyncio.get_running_loop().time() + DEADLINE
     while not good(seen := look()):

@@ -6,23 +6,14 @@ a round (`replicas`), what is expected (tests/local_sgd/process).
 
 from __future__ import annotations
 
-import hashlib
-import math
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_worlds.gpt import Setup, Training, backward, batch, build, fresh
-from megatron_worlds.replicas import (
-    ReferenceRounds,
-    average_gradients,
-    configs,
-    digests,
-    patched,
-    weights_of,
-)
+from megatron_worlds.gpt import Training, backward, hash_of, share_of, spoil, update
+from megatron_worlds.replicas import average_gradients, digests, judged, patched, weights_of
 
 
 def train(world: Mapping[str, Any], pipe: Any) -> None:
@@ -50,7 +41,7 @@ def train(world: Mapping[str, Any], pipe: Any) -> None:
         time.sleep(world["seconds"][replica])
         _step(training, local.steps, is_spoiled=[local.steps, replica] == world.get("spoiled"))
         look()
-    pipe.send({"parted": _hash(part.values() for part in local.trained if part is not None)})
+    pipe.send({"parted": hash_of(part.values() for part in local.trained if part is not None)})
     local.finish(look)
     flash.close()
     local.sync()
@@ -105,17 +96,9 @@ def _told(local: Any) -> dict[str, Any]:
         "round": local.rounds,
         "at": local.steps,
         "weights": sorted({tuple(one.weights) for one in local.outcomes}),
-        "anchors": _hash(one for unit in local.units for one in unit.anchors.values),
+        "anchors": hash_of(one for unit in local.units for one in unit.anchors.values),
         "together": local.together,
     }
-
-
-def _hash(tensors: Iterable[Any]) -> str:
-    """Return a hash of this rank's tensors: replicas that train must not wait for each other."""
-    found = hashlib.sha256()
-    for one in tensors:
-        found.update(one.detach().cpu().numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def _step(training: Training, number: int, *, is_spoiled: bool) -> None:
@@ -123,58 +106,33 @@ def _step(training: Training, number: int, *, is_spoiled: bool) -> None:
     from megatron.core import parallel_state
 
     parallel = parallel_state.get_data_parallel_world_size()
-    backward(training, _share(number, parallel_state.get_data_parallel_rank(), parallel))
-    for buffer in (one for chunk in training.chunks for one in chunk.buffers if is_spoiled):
-        buffer.grad_data.fill_(math.inf)
-    training.optimizer.step()
-    training.scheduler.step(increment=4)
+    backward(training, share_of(number, parallel_state.get_data_parallel_rank(), parallel))
+    if is_spoiled:
+        spoil(training)
+    update(training)
 
 
 def reference(world: Mapping[str, Any], pipe: Any) -> None:
     """Train all replicas in this rank, with `rounds` after each one's numbers of steps."""
-    import torch
-
-    config, outer, _ = configs(world)
-    first = build(Setup(**world.get("setup", {}), distributed=False), world.get("seed", 1))
-    trainings = [first, *(fresh(first) for _ in range(world["replicas"] - 1))]
-    with torch.no_grad():
-        for other in trainings[1:]:
-            for own, one in zip(*map(_parameters, (first, other)), strict=True):
-                one.copy_(own)
-    judge = ReferenceRounds(trainings, config, outer)
-    steps = [config.local_sgd_warmup_steps] * len(trainings)
-    for number in range(config.local_sgd_warmup_steps):
+    trainings, judge = judged(world)
+    warm_up = judge.config.local_sgd_warmup_steps
+    steps = [warm_up] * len(trainings)
+    for number in range(warm_up):
         for place, training in enumerate(trainings):
-            backward(training, _share(number, place, len(trainings)))
+            backward(training, share_of(number, place, len(trainings)))
         average_gradients(trainings)
-        _update(trainings)
-    judge.after(config.local_sgd_warmup_steps)
+        update(*trainings)
+    judge.after(warm_up)
     for counts in world["rounds"]:
         for place, training in enumerate(trainings):
             for number in range(steps[place], steps[place] + counts[place]):
-                backward(training, _share(number, place, len(trainings)))
-                _update([training])
+                backward(training, share_of(number, place, len(trainings)))
+                update(training)
             steps[place] += counts[place]
         if any(counts):  # else nobody had data, and all are at the anchors
             judge.shares = [one / sum(counts) for one in counts]
             judge.make()
     pipe.send({"replicas": [weights_of(training) for training in trainings]})
-
-
-def _share(number: int, place: int, places: int) -> list[Any]:
-    samples = batch(number)
-    wide = len(samples) // places
-    return samples[place * wide : (place + 1) * wide]
-
-
-def _update(trainings: Sequence[Training]) -> None:
-    for training in trainings:
-        training.optimizer.step()
-        training.scheduler.step(increment=4)
-
-
-def _parameters(training: Training) -> list[Any]:
-    return [one for chunk in training.chunks for one in chunk.parameters()]
 
 
 def refuse(world: Mapping[str, Any], pipe: Any) -> None:

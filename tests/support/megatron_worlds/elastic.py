@@ -21,7 +21,8 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
     from holdfast.local_sgd.config import LocalSGDConfig, OuterOptimizerConfig
     from holdfast.local_sgd.megatron import MegatronLocalSGD
     from local_sgd.elastic_training import is_over, members_of
-    from megatron_worlds.gpt import Setup, backward, batch, build
+    from megatron_worlds.gpt import Setup, backward, batch, build, update
+    from megatron_worlds.replicas import weights_of
 
     members = members_of(folder, replica, shard, scenario)
     training = build(Setup(layers=1, hidden=16, **scenario["setup"]), 1)
@@ -41,20 +42,24 @@ def run_rank(folder: Path, replica: int, shard: int, scenario: Mapping[str, Any]
             samples = batch(local.steps)
             place = replica * scenario["shards"] + shard // scenario["setup"].get("tensor", 1)
             backward(training, [samples[place % len(samples)]])
-            training.optimizer.step()
-            training.scheduler.step(increment=4)
+            update(training)
             told = _told(local, rounds) | _rate(training)
             log.write(json.dumps({"own": own, "pid": os.getpid(), **told}) + "\n")
         if config.use_async:
             local.finish()
-        log.write(json.dumps({"weights": _weights(training)}) + "\n")
+        log.write(json.dumps({"weights": weights_of(training)}) + "\n")
 
 
 def _told(local: Any, rounds: int) -> dict[str, Any]:
     """Return what a step has led to; with a hash of the anchors if it has ended a round."""
+    from megatron_worlds.gpt import hash_of
+
     told = {"step": local.steps, "moments": _moments(local)}
     if (now := local.units[0].round) != rounds:
-        told |= {"round": now, "digest": _anchors(local)}
+        told |= {
+            "round": now,
+            "digest": hash_of(one for unit in local.units for one in unit.anchors.values),
+        }
     return told
 
 
@@ -62,24 +67,6 @@ def _rate(training: Any) -> dict[str, Any]:
     """Return where the schedule is, and the rate that the optimizer has of it."""
     lr = training.optimizer.param_groups[0]["lr"]
     return {"samples": training.scheduler.num_steps, "lr": round(lr, 9)}
-
-
-def _weights(training: Any) -> dict[str, list[float]]:
-    return {
-        f"0.{name}": one.detach().flatten().tolist()
-        for name, one in training.chunks[0].module.named_parameters()
-    }
-
-
-def _anchors(local: Any) -> str:
-    """Return a hash of this rank's anchors."""
-    import hashlib
-
-    found = hashlib.sha256()
-    for unit in local.units:
-        for one in unit.anchors.values:
-            found.update(one.numpy().tobytes())
-    return found.hexdigest()[:16]
 
 
 def _moments(local: Any) -> float:

@@ -6,7 +6,8 @@ The global state is put together from Megatron's own ranges and global offsets, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,8 @@ class Setup:
     tied: bool = False
     experts: int | None = None
     hidden: int = 32
+    ffn: int = 2
+    """Hidden size of an MLP as a multiple of the model's."""
     layers: int = 4
     vocabulary: int = _VOCABULARY
     optimizer: str = "adam"
@@ -116,7 +119,7 @@ def _config(setup: Setup) -> Any:
         hidden_size=setup.hidden,
         num_attention_heads=HEADS,
         num_query_groups=GROUPS,
-        ffn_hidden_size=2 * setup.hidden,
+        ffn_hidden_size=setup.ffn * setup.hidden,
         tensor_model_parallel_size=setup.tensor,
         pipeline_model_parallel_size=setup.pipeline,
         virtual_pipeline_model_parallel_size=setup.virtual,
@@ -199,22 +202,36 @@ def step(training: Training, number: int) -> float:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    share = _BATCH // parallel_state.get_data_parallel_world_size()
-    found = backward(training, list(_samples(number, share)))
-    training.optimizer.step()
-    training.scheduler.step(increment=_BATCH)
+    parallel = parallel_state.get_data_parallel_world_size()
+    share = _BATCH // parallel
+    found = backward(training, share_of(number, parallel_state.get_data_parallel_rank(), parallel))
+    update(training)
     total = float(sum(one["loss"] for one in found)) if found else 0.0
     mean = torch.tensor([total / share], dtype=torch.float64)
     if found:
         dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
-        mean /= parallel_state.get_data_parallel_world_size()
+        mean /= parallel
     last = parallel_state.get_pipeline_model_parallel_last_rank()
     dist.broadcast(mean, last, group=parallel_state.get_pipeline_model_parallel_group())
     return float(mean)
 
 
+def update(*trainings: Training) -> None:
+    """Have optimizer and scheduler take a step."""
+    for training in trainings:
+        training.optimizer.step()
+        training.scheduler.step(increment=_BATCH)
+
+
+def spoil(training: Training) -> None:
+    """Make the gradients infinite."""
+    for buffer in (one for chunk in training.chunks for one in chunk.buffers):
+        buffer.grad_data.fill_(math.inf)
+
+
 def backward(training: Training, samples: Sequence[Any]) -> list[Any]:
     """Compute the mean gradients of some samples, reduced; return the losses of the last stage."""
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     batches = [list(samples) for _ in training.chunks]
@@ -231,23 +248,14 @@ def backward(training: Training, samples: Sequence[Any]) -> list[Any]:
         micro_batch_size=1,
         forward_only=False,
     )
-    _finish_gradients(training)
+    finalize_model_grads(training.chunks)  # those of tied embeddings and layer norms too
     return found
 
 
-def _finish_gradients(training: Training) -> None:
-    """Reduce the gradients, those of tied embeddings and layer norms too."""
-    from megatron.core.distributed import finalize_model_grads
-
-    finalize_model_grads(training.chunks)
-
-
-def _samples(number: int, share: int) -> Iterator[Any]:
-    """Yield this rank's samples of a batch, one at a time."""
-    from megatron.core import parallel_state
-
-    begin = share * parallel_state.get_data_parallel_rank()
-    yield from batch(number)[begin : begin + share]
+def share_of(number: int, place: int, places: int) -> list[Any]:
+    """Return the samples of one of several equal shares of a batch."""
+    wide = _BATCH // places
+    return batch(number)[place * wide : (place + 1) * wide]
 
 
 def batch(number: int) -> list[Any]:
@@ -273,6 +281,19 @@ def _forward(samples: Iterator[Any], model: Any) -> Any:
     return found, mean
 
 
+def parameters(training: Training) -> list[Any]:
+    """Return this rank's parameters."""
+    return [one for chunk in training.chunks for one in chunk.parameters()]
+
+
+def hash_of(tensors: Iterable[Any]) -> str:
+    """Return a hash of this rank's tensors; no collective."""
+    found = hashlib.sha256()
+    for one in tensors:
+        found.update(one.detach().cpu().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
 def weights(training: Training) -> dict[str, str]:
     """Return the hash of every global weight, from all ranks."""
     return {key: one for key, one in digest(training).items() if key.startswith("weight.")}
@@ -280,26 +301,31 @@ def weights(training: Training) -> dict[str, str]:
 
 def digest(training: Training) -> dict[str, str]:
     """Return the hash of every global tensor, from all ranks."""
+    for chunk in training.chunks if training.setup.late_gather else ():
+        chunk.start_param_sync(force_sync=True)
+    return {key: hash_of([values]) for key, values in gathered(_own(training)).items()}
+
+
+GlobalBox = tuple[str, tuple[int, ...], Any, Any]
+"""Name, global shape, place as slices, values."""
+
+
+def gathered(own: Iterable[GlobalBox], replica: int = 0) -> dict[str, Any]:
+    """Return the global tensors that the ranks of a replica have in boxes; a collective of all."""
     import torch
     import torch.distributed as dist
 
-    for chunk in training.chunks if training.setup.late_gather else ():
-        chunk.start_param_sync(force_sync=True)
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, list(_own(training)))
+    dist.all_gather_object(told, (replica, list(own)))
     whole: dict[str, Any] = {}
-    for key, shape, place, values in (one for rank in told for one in rank):
-        if key not in whole:
-            whole[key] = torch.full(shape, torch.nan)
-        whole[key][place] = values.float()
+    for key, shape, place, values in (box for its, rank in told if its == replica for box in rank):
+        whole.setdefault(key, torch.full(shape, torch.nan))[place] = values.float()
     assert not any(one.isnan().any() for one in whole.values()), "a hole in a global tensor"
-    return {
-        key: hashlib.sha256(values.numpy().tobytes()).hexdigest() for key, values in whole.items()
-    }
+    return whole
 
 
-def _own(training: Training) -> Iterator[tuple[str, tuple[int, ...], Any, Any]]:
-    """Yield (name, global shape, place, values) of all that this rank has first."""
+def _own(training: Training) -> Iterator[GlobalBox]:
+    """Yield all that this rank has first."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 
     for chunk in training.chunks:

@@ -240,25 +240,16 @@ def use_arguments(**given: Any) -> argparse.Namespace:
     return args
 
 
+def _elsewhere(module: str, world: Mapping[str, Any], pipe: Any) -> None:
+    """Do the world's `call` of a module."""
+    importlib.import_module(f"megatron_worlds.{module}").CALLS[world["call"]](world, pipe)
+
+
 def _script(world: Mapping[str, Any], pipe: Any) -> None:
     """Make the calls that a test lists."""
     from megatron_worlds import calls
 
     calls.run(world, pipe)
-
-
-def _replicas(world: Mapping[str, Any], pipe: Any) -> None:
-    """Train with local SGD."""
-    from megatron_worlds import replicas
-
-    replicas.CALLS[world["call"]](world, pipe)
-
-
-def _by_time(world: Mapping[str, Any], pipe: Any) -> None:
-    """Train with local SGD, with rounds by time."""
-    from megatron_worlds import by_time
-
-    by_time.CALLS[world["call"]](world, pipe)
 
 
 JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
@@ -268,6 +259,6 @@ JOBS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "parted": _parted,
     "drop-in": _drop_in,
     "script": _script,
-    "replicas": _replicas,
-    "by time": _by_time,
+    "replicas": partial(_elsewhere, "replicas"),
+    "by time": partial(_elsewhere, "by_time"),
 }

@@ -38,10 +38,7 @@ _SMALL: Final = (
 def python() -> tuple[str, str]:
     """Return (a Python with Megatron's training, why there is none); the other one is empty."""
     made = subprocess.run(
-        [ROOT / "scripts" / "megatron_training.sh"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [ROOT / "scripts" / "megatron_training.sh"], capture_output=True, text=True, check=False
     )
     if made.returncode not in (0, 3):
         raise RuntimeError(made.stderr)

@@ -11,7 +11,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_worlds.gpt import Setup, Training, backward, batch, build, fresh, step
+from megatron_worlds.gpt import (
+    GlobalBox,
+    Setup,
+    Training,
+    backward,
+    batch,
+    build,
+    fresh,
+    gathered,
+    hash_of,
+    parameters,
+    share_of,
+    spoil,
+    step,
+    update,
+)
 
 
 def train(world: Mapping[str, Any], pipe: Any) -> None:
@@ -43,11 +58,8 @@ def _run(training: Training, number: int, replica: int, spoiled: Sequence[int] |
     place = parallel_state.get_data_parallel_rank()
     backward(training, batch(number)[place : place + 1])
     if tuple(spoiled) == (number, replica):
-        for chunk in training.chunks:
-            for buffer in chunk.buffers:
-                buffer.grad_data.fill_(math.inf)
-    training.optimizer.step()
-    training.scheduler.step(increment=4)
+        spoil(training)
+    update(training)
 
 
 def patched(world: Mapping[str, Any]) -> tuple[Training, Any]:
@@ -106,32 +118,18 @@ def _inner(part: Any) -> Any:
 
 def _hash(local: Any, read: Callable[[Any, Any], Any]) -> str:
     """Return the hash of the global tensors that a replica's ranks have in parts."""
-    import hashlib
-
-    import torch
-    import torch.distributed as dist
-
-    own = []
+    own = list[GlobalBox]()
     for unit, part in zip(local.units, local.trained, strict=True):
         values: Any = None if part is None else read(unit, part)
         for piece in () if values is None else part.pieces:
             for box in piece.boxes(part.begin, part.end):
                 at = box.begin - part.begin
                 view = values.detach()[at : at + math.prod(box.sizes)].reshape(box.sizes)
-                own.append((piece.key, piece.shape, box.offsets, view.clone()))
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, (local.replicas.rank, own))
-    whole: dict[str, Any] = {}
-    for replica, boxes in told:
-        for key, shape, offsets, values in boxes if replica == local.replicas.rank else ():
-            kept = whole.setdefault(key, torch.full(shape, torch.nan))
-            ends = zip(offsets, values.shape, strict=True)
-            kept[tuple(slice(first, first + size) for first, size in ends)] = values
-    assert not any(one.isnan().any() for one in whole.values()), "a hole in a global tensor"
-    found = hashlib.sha256()
-    for key in sorted(whole):
-        found.update(whole[key].numpy().tobytes())
-    return found.hexdigest()[:16]
+                ends = zip(box.offsets, box.sizes, strict=True)
+                place = tuple(slice(first, first + size) for first, size in ends)
+                own.append((piece.key, piece.shape, place, view.clone()))
+    whole = gathered(own, local.replicas.rank)
+    return hash_of(whole[key] for key in sorted(whole))
 
 
 def by_hand(world: Mapping[str, Any], pipe: Any) -> None:
@@ -218,36 +216,37 @@ def refuse(world: Mapping[str, Any], pipe: Any) -> None:
 
 def reference(world: Mapping[str, Any], pipe: Any) -> None:
     """Train all replicas in this rank, by the formulas; tell the weights of each."""
+    trainings, judge = judged(world)
+    for number in range(world["steps"]):
+        for place, training in enumerate(trainings):
+            backward(training, share_of(number, place, len(trainings)))
+        if number < judge.config.local_sgd_warmup_steps:
+            average_gradients(trainings)
+        update(*trainings)
+        judge.after(number + 1)
+    pipe.send({"replicas": [weights_of(training) for training in trainings]})
+
+
+def judged(world: Mapping[str, Any]) -> tuple[list[Training], ReferenceRounds]:
+    """Return all replicas of a world, with equal weights, and the rounds that they make."""
     import torch
 
     config, outer, _ = configs(world)
     first = build(Setup(**world.get("setup", {}), distributed=False), world.get("seed", 1))
     trainings = [first, *(fresh(first) for _ in range(world["replicas"] - 1))]
     with torch.no_grad():
-        for other in trainings[1:]:
-            for own, one in zip(_parameters(first), _parameters(other), strict=True):
-                one.copy_(own)
-    judge = ReferenceRounds(trainings, config, outer)
-    for number in range(world["steps"]):
-        samples = batch(number)
-        share = len(samples) // len(trainings)
-        for place, training in enumerate(trainings):
-            backward(training, samples[place * share : (place + 1) * share])
-        if number < config.local_sgd_warmup_steps:
-            average_gradients(trainings)
-        for training in trainings:
-            training.optimizer.step()
-            training.scheduler.step(increment=4)
-        judge.after(number + 1)
-    pipe.send({"replicas": [weights_of(training) for training in trainings]})
+        for several in zip(*map(parameters, trainings), strict=True):
+            for one in several[1:]:
+                one.copy_(several[0])
+    return trainings, ReferenceRounds(trainings, config, outer)
 
 
 class ReferenceRounds:
     """EDiT with norm weights, one norm for the clipping, and Nesterov."""
 
     def __init__(self, trainings: Sequence[Training], config: Any, outer: Any) -> None:
-        self._all = [_parameters(training) for training in trainings]
-        self._config, self._outer = config, dict(outer.outer_optim_kwargs) if outer else {}
+        self._all = [parameters(training) for training in trainings]
+        self.config, self._outer = config, dict(outer.outer_optim_kwargs) if outer else {}
         self._anchors = [one.detach().clone() for one in self._all[0]]
         self._momentum: list[Any] = [None] * len(self._anchors)
         self.shares: list[float] = [1 / len(self._all)] * len(self._all)
@@ -255,10 +254,10 @@ class ReferenceRounds:
 
     def after(self, steps: int) -> None:
         """Take anchors at the end of the warm-up; make a round each H steps after it."""
-        lone = steps - self._config.local_sgd_warmup_steps
+        lone = steps - self.config.local_sgd_warmup_steps
         if lone == 0:
             self._anchors = [one.detach().clone() for one in self._all[0]]
-        elif lone > 0 and lone % self._config.local_sgd_sync_interval == 0:
+        elif lone > 0 and lone % self.config.local_sgd_sync_interval == 0:
             self.make()
 
     def make(self) -> None:
@@ -267,7 +266,7 @@ class ReferenceRounds:
 
         with torch.no_grad():
             means = [self._mean(number) for number in range(len(self._anchors))]
-            clip = self._config.clip_pseudo_grad
+            clip = self.config.clip_pseudo_grad
             norm = float(self._whole(means))
             factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
             for number, mean in enumerate(means):
@@ -280,9 +279,9 @@ class ReferenceRounds:
 
         deltas = [self._anchors[number] - parameters[number] for parameters in self._all]
         weights = self.shares
-        if self._config.temperature is not None:
+        if self.config.temperature is not None:
             norms = [self._norm(number, delta) for delta in deltas]
-            scores = [math.exp(-(one - min(norms)) / self._config.temperature) for one in norms]
+            scores = [math.exp(-(one - min(norms)) / self.config.temperature) for one in norms]
             weights = [one / sum(scores) for one in scores]
         return torch.stack([w * d for w, d in zip(weights, deltas, strict=True)]).sum(0)
 
@@ -335,15 +334,11 @@ def configs(world: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     )
 
 
-def _parameters(training: Training) -> list[Any]:
-    return [one for chunk in training.chunks for one in chunk.parameters()]
-
-
 def average_gradients(trainings: Sequence[Training]) -> None:
     """Give all replicas the mean of their gradients."""
     import torch
 
-    for several in zip(*map(_parameters, trainings), strict=True):
+    for several in zip(*map(parameters, trainings), strict=True):
         mean = torch.stack([one.main_grad for one in several]).mean(0)
         for one in several:
             one.main_grad.copy_(mean)
@@ -364,7 +359,7 @@ def _sum(training: Training) -> float:
     """Return a number that two replicas have alike only if their weights are equal."""
     for chunk in training.chunks if training.setup.late_gather else ():
         chunk.start_param_sync(force_sync=True)
-    return float(sum(one.detach().double().square().sum() for one in _parameters(training)))
+    return float(sum(one.detach().double().square().sum() for one in parameters(training)))
 
 
 CALLS: Mapping[str, Callable[[Mapping[str, Any], Any], None]] = {

@@ -23,42 +23,7 @@ from holdfast_agent.policies.exit_codes import SignalStep
 from holdfast_agent.policies.master_messages import FenceVerdict, RoundOrder
 from holdfast_agent.policies.round_phases import SecondsByClass, class_of
 from holdfast_master.inputs import Received
-from holdfast_wire.messages import (
-    AssignmentMode,
-    CheckFigure,
-    CheckListening,
-    CheckNode,
-    CheckRole,
-    ClockReply,
-    CollectEvidence,
-    CommandDone,
-    CommitAnnounced,
-    CommitGrant,
-    DumpStacks,
-    FlushToStorage,
-    GetRoundResponse,
-    Goodbye,
-    Heartbeat,
-    HeartbeatInterval,
-    Hello,
-    Leave,
-    LeaveOutcome,
-    NodeChecked,
-    PrepareStore,
-    RankStack,
-    ReleaseCheckpoints,
-    ReplicaReady,
-    RestorePlan,
-    SessionResponse,
-    SetBarrier,
-    SetSchedule,
-    StateDigest,
-    StopRound,
-    StorePrepared,
-    Warmed,
-    Welcome,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.resources import TRAITS, Resource
 from simulation.keeper import Keeper
 from simulation.line import Line
@@ -82,19 +47,19 @@ class Agent(Line):
 
     def __init__(self, job: Job, rank: int, number: int, pod_uid: str) -> None:
         super().__init__(job, rank, number, pod_uid)
-        self.welcome = Welcome(masterless_limit_seconds=600.0)
+        self.welcome = wire.Welcome(masterless_limit_seconds=600.0)
         self.beat_seconds = 0.5
         self.warm = self.said_warm = False
-        self.digest: StateDigest | None = None
-        self.waiting: StorePrepared | None = None
-        self.used: StorePrepared | None = None
+        self.digest: wire.StateDigest | None = None
+        self.waiting: wire.StorePrepared | None = None
+        self.used: wire.StorePrepared | None = None
         self.owed_store = ""
         """A store that is to be started once there is a zygote again; empty: none."""
-        self.done: dict[int, CommandDone] = {}
-        self.due: list[CommandDone] = []
+        self.done: dict[int, wire.CommandDone] = {}
+        self.due: list[wire.CommandDone] = []
         """Answers that wait for the workers to be dead."""
         self.signals: list[int] = []
-        self.ending: LeaveOutcome | None = None
+        self.ending: wire.LeaveOutcome | None = None
         self.ledger = SecondsByClass()
         self.accounted_at = job.time.now
         self.keeper: Keeper = Keeper(self, number)
@@ -105,14 +70,14 @@ class Agent(Line):
         self.sampling: NodeSampling = NodeSampling(self, number)
         self.follows_rosters = True
         """Its ranks take part in local SGD."""
-        self.rosters: list[WorldAssignment] = []
+        self.rosters: list[wire.WorldAssignment] = []
         """Rosters of replicas that it was told, oldest first."""
         self.checked = {Resource.CPU_MATMUL: 1.0, Resource.LINK_BANDWIDTH: 10.0}
         """Figures that a check of this node has, by resource; none: it does not answer."""
-        self.refuses: CheckRole | None = None
+        self.refuses: wire.CheckRole | None = None
         """Part of a check that this node refuses."""
 
-    def hello(self) -> Hello:
+    def hello(self) -> wire.Hello:
         """Return the greeting with all that a new master must know."""
         self._account()
         self.said_warm = self.warm
@@ -122,7 +87,7 @@ class Agent(Line):
             shown = None
         seen = self.workers.view(shown) if shown else {}
         step = rank_progress.common_step(seen, shown.number) if shown else 0
-        return Hello(
+        return wire.Hello(
             job_uid=JOB_UID,
             node_rank=self.rank,
             pod_uid=self.pod_uid,
@@ -147,7 +112,7 @@ class Agent(Line):
             barrier_id=shown.armed if shown else 0,
         )
 
-    def _with_roster(self, current: LocalRound) -> WorldAssignment:
+    def _with_roster(self, current: LocalRound) -> wire.WorldAssignment:
         """Return what this node runs, with the newest roster that names it."""
         assignment, number = current.assignment, current.number
         told = [one.roster for one in self.rosters if one.assignment_id == number]
@@ -162,7 +127,7 @@ class Agent(Line):
         if self.connected and self.ending is None:
             current = self.workers.current
             if current is None or current.dead:
-                self.report(Heartbeat(), current.number if current else 0)
+                self.report(wire.Heartbeat(), current.number if current else 0)
             else:
                 self.workers.follow()
                 view = self.workers.view(current)
@@ -175,7 +140,7 @@ class Agent(Line):
                     )
                     for rank, seen in view.items()
                 )
-                beat = Heartbeat(ranks=progress, saving=rank_progress.saving(view))
+                beat = wire.Heartbeat(ranks=progress, saving=rank_progress.saving(view))
                 self.report(beat, current.number)
         self.later(self.beat_seconds, self._beat)
 
@@ -183,37 +148,39 @@ class Agent(Line):
         """Return what the agent guesses of its ranks' steps in a round; None: nothing."""
         return None
 
-    def _check(self, order: CheckNode, _: int) -> None:
+    def _check(self, order: wire.CheckNode, _: int) -> None:
         if self.checked:
             self._once_idle(order, self.now + RANKS_END_SECONDS)
 
-    def _once_idle(self, order: CheckNode, until: float) -> None:
+    def _once_idle(self, order: wire.CheckNode, until: float) -> None:
         """Give the ranks of a world that is over time to end, as the real agent does."""
         if self.refuses is order.role or (self.workers.alive and self.now >= until):
             text = "ranks run on this node, or are about to"
-            self.report(NodeChecked(round=order.round, partner=order.partner, refused=text), 0)
+            self.report(wire.NodeChecked(round=order.round, partner=order.partner, refused=text), 0)
         elif self.workers.alive:
             self.later(0.1, self._once_idle, order, until)
         else:
             self._measure(order)
 
-    def _measure(self, order: CheckNode) -> None:
+    def _measure(self, order: wire.CheckNode) -> None:
         """Take a second or two, alone or with a partner."""
-        if order.role is CheckRole.SERVE:
-            self.report(CheckListening(round=order.round, host=f"10.0.0.{self.rank}", port=1), 0)
+        if order.role is wire.CheckRole.SERVE:
+            self.report(
+                wire.CheckListening(round=order.round, host=f"10.0.0.{self.rank}", port=1), 0
+            )
         figures = tuple(
-            CheckFigure(resource=resource.value, value=value)
+            wire.CheckFigure(resource=resource.value, value=value)
             for resource, value in self.checked.items()
-            if TRAITS[resource].of_pair is (order.role is not CheckRole.ALONE)
+            if TRAITS[resource].of_pair is (order.role is not wire.CheckRole.ALONE)
         )
-        answer = NodeChecked(
+        answer = wire.NodeChecked(
             round=order.round, partner=order.partner, kind="simulated", figures=figures
         )
         self.later(self.sampling.luck.uniform(1.0, 2.0), self.report, answer, 0)
 
     # ------------------------------------------------------------------------------------- orders
 
-    def receive(self, stream: Stream, response: SessionResponse) -> None:
+    def receive(self, stream: Stream, response: wire.SessionResponse) -> None:
         """A message of a master arrived."""
         if not self.alive or self.stream is not stream:
             return
@@ -230,11 +197,11 @@ class Agent(Line):
         message = response.message
         if not stream.welcomed:
             invariants.opened(self.agent_id, message)
-            stream.welcomed = isinstance(message, Welcome)
+            stream.welcomed = isinstance(message, wire.Welcome)
         if self.ending is None or master_messages.concerns_ending(message):
             _ORDERS[type(message)](self, message, heard.round)
 
-    def _welcomed(self, welcome: Welcome, _: int) -> None:
+    def _welcomed(self, welcome: wire.Welcome, _: int) -> None:
         self.welcome, self.attempt = welcome, 0
         self.beat_seconds = welcome.heartbeat_seconds
         verdict = master_messages.on_welcome(
@@ -249,12 +216,12 @@ class Agent(Line):
         self.keeper.welcomed()
         self.sampling.forget_clock()
         if master_messages.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
-            self.report(Warmed())
+            self.report(wire.Warmed())
         if verdict.order is RoundOrder.KILL:
             self.workers.kill()
 
-    def _assigned(self, assignment: WorldAssignment, own_round: int) -> None:
-        if assignment.mode is AssignmentMode.RECONFIGURE:
+    def _assigned(self, assignment: wire.WorldAssignment, own_round: int) -> None:
+        if assignment.mode is wire.AssignmentMode.RECONFIGURE:
             self.job.checks.roster_told(self, assignment)
             self.rosters.append(assignment)
             return
@@ -272,13 +239,13 @@ class Agent(Line):
         if assignment.store_id and self.used is None:
             self.workers.store_lost(assignment.store_id)
 
-    def _stopped(self, order: StopRound, number: int) -> None:
+    def _stopped(self, order: wire.StopRound, number: int) -> None:
         verdict = master_messages.on_stop(self.accepted.round, number, alive=self.workers.alive)
         if verdict.order is RoundOrder.KILL:
             self.workers.stop(order.grace_seconds)
-        self._answer_when_dead(CommandDone(command_id=order.command_id, ok=True))
+        self._answer_when_dead(wire.CommandDone(command_id=order.command_id, ok=True))
 
-    def _answer_when_dead(self, answer: CommandDone) -> None:
+    def _answer_when_dead(self, answer: wire.CommandDone) -> None:
         self.due.append(answer)
         if not self.workers.alive:
             self.workers_dead()
@@ -287,7 +254,7 @@ class Agent(Line):
         """The processes of a round exist: they ask what to start from, or wait for a roster."""
         self.keeper.ask(current)
         if current.assignment.replica and self.follows_rosters:
-            self.report(ReplicaReady(replica=current.assignment.replica), current.number)
+            self.report(wire.ReplicaReady(replica=current.assignment.replica), current.number)
 
     def workers_dead(self) -> None:
         """Nothing lives here: answers that waited for it go out, a lease is taken again."""
@@ -299,7 +266,7 @@ class Agent(Line):
         if self.ending is not None and not self.workers.alive:
             self.later(0.01, self._gone, self.ending)
 
-    def _prepare(self, order: PrepareStore, _: int) -> None:
+    def _prepare(self, order: wire.PrepareStore, _: int) -> None:
         if self.waiting is not None and self.waiting.store_id == order.store_id:
             self.report(self.waiting)
             return
@@ -310,22 +277,22 @@ class Agent(Line):
             self.owed_store = store_id
             return
         if self.luck.random() < self.job.store_failures:
-            self.report(StorePrepared(store_id=store_id, error="no port"))
+            self.report(wire.StorePrepared(store_id=store_id, error="no port"))
             return
-        self.waiting = StorePrepared(
+        self.waiting = wire.StorePrepared(
             store_id=store_id, host=f"10.0.0.{self.rank}", port=self.luck.randrange(1024, 65000)
         )
         self.report(self.waiting)
 
-    def _dump(self, order: DumpStacks, _: int) -> None:
-        stacks = tuple(RankStack(local_rank=rank, text="stack") for rank in range(self.local))
-        self.report(CommandDone(command_id=order.command_id, ok=True, stacks=stacks))
+    def _dump(self, order: wire.DumpStacks, _: int) -> None:
+        stacks = tuple(wire.RankStack(local_rank=rank, text="stack") for rank in range(self.local))
+        self.report(wire.CommandDone(command_id=order.command_id, ok=True, stacks=stacks))
 
-    def _leave(self, order: Leave, _: int) -> None:
-        self._answer_when_dead(CommandDone(command_id=order.command_id, ok=True))
+    def _leave(self, order: wire.Leave, _: int) -> None:
+        self._answer_when_dead(wire.CommandDone(command_id=order.command_id, ok=True))
         self.end(order.outcome, order.grace_seconds)
 
-    def end(self, outcome: LeaveOutcome, grace: float) -> None:
+    def end(self, outcome: wire.LeaveOutcome, grace: float) -> None:
         """Workers first, then itself."""
         if self.ending is not None:
             return
@@ -334,24 +301,24 @@ class Agent(Line):
         if not self.workers.alive:
             self.later(0.01, self._gone, outcome)
 
-    def _gone(self, outcome: LeaveOutcome) -> None:
+    def _gone(self, outcome: wire.LeaveOutcome) -> None:
         """The process ends in order."""
         if not self.alive:
             return
-        self.report(Goodbye(reason="ends", signalled=bool(self.signals)))
+        self.report(wire.Goodbye(reason="ends", signalled=bool(self.signals)))
         signal_number = self.signals[0] if self.signals else None
         self.job.ended(self, exit_codes.exit_code(outcome, signal_number))
 
-    def _keep_digest(self, digest: StateDigest, _: int) -> None:
+    def _keep_digest(self, digest: wire.StateDigest, _: int) -> None:
         if master_messages.newer_digest(self.digest, digest):
             self.digest = digest
 
-    def _interval(self, order: HeartbeatInterval, _: int) -> None:
+    def _interval(self, order: wire.HeartbeatInterval, _: int) -> None:
         self.beat_seconds = order.heartbeat_seconds
 
     def _warmed(self) -> None:
         self.warm = True
-        self.report(Warmed(seconds=0.5))
+        self.report(wire.Warmed(seconds=0.5))
 
     @property
     def able(self) -> bool:
@@ -372,7 +339,7 @@ class Agent(Line):
         self.workers.zygote_lost()
         for gone in (self.waiting, self.used):
             if gone is not None:
-                self.report(StorePrepared(store_id=gone.store_id, error="the zygote ended"))
+                self.report(wire.StorePrepared(store_id=gone.store_id, error="the zygote ended"))
                 self.workers.store_lost(gone.store_id)
         self.waiting = self.used = None
         self.later(self.luck.uniform(0.5, 12.0), self._zygote_back)
@@ -387,7 +354,7 @@ class Agent(Line):
     def give_up(self, reason: str) -> None:
         """The agent cannot go on, and says so."""
         self.workers.vanish()
-        self.report(Goodbye(reason=reason, failed=True))
+        self.report(wire.Goodbye(reason=reason, failed=True))
         self.job.ended(self, 1)
 
     # --------------------------------------------------------------------------- without a master
@@ -418,11 +385,11 @@ class Agent(Line):
                 self.workers.set_barrier(verdict.barrier, self.accepted.round)
         self.later(1.0, self._look)
 
-    def known(self) -> GetRoundResponse:
+    def known(self) -> wire.GetRoundResponse:
         """Return the answer to a peer that has no master."""
         current = self.workers.current
         own = current is not None and current.number == self.accepted.round
-        return GetRoundResponse(
+        return wire.GetRoundResponse(
             fence=self.accepted.fence(),
             has_master=self.connected,
             barrier=current.barrier if current is not None and own else None,
@@ -440,31 +407,34 @@ class Agent(Line):
             stop_seconds=STOP_SECONDS,
         )
         if plan.step is SignalStep.NOTICE:
-            self.report(Goodbye(reason=f"signal {number}", terminated=True))
+            self.report(wire.Goodbye(reason=f"signal {number}", terminated=True))
             self.later(
-                plan.leave_wait_seconds, self.end, LeaveOutcome.UNSPECIFIED, plan.stop_grace_seconds
+                plan.leave_wait_seconds,
+                self.end,
+                wire.LeaveOutcome.UNSPECIFIED,
+                plan.stop_grace_seconds,
             )
             return
-        self.end(LeaveOutcome.UNSPECIFIED, plan.stop_grace_seconds)
+        self.end(wire.LeaveOutcome.UNSPECIFIED, plan.stop_grace_seconds)
 
 
 _ORDERS: dict[type | None, Callable[[Agent, Any, int], None]] = {
-    Welcome: Agent._welcomed,
-    ClockReply: lambda agent, reply, _: agent.sampling.on_clock(reply),
-    CollectEvidence: lambda agent, order, number: agent.sampling.on_collect(order, number),
-    CheckNode: Agent._check,
-    WorldAssignment: Agent._assigned,
-    StopRound: Agent._stopped,
-    PrepareStore: Agent._prepare,
-    SetBarrier: lambda agent, order, number: agent.workers.set_barrier(order, number),
-    SetSchedule: lambda agent, order, number: agent.workers.schedule(order, number),
-    DumpStacks: Agent._dump,
-    Leave: Agent._leave,
-    StateDigest: Agent._keep_digest,
-    HeartbeatInterval: Agent._interval,
-    CommitGrant: lambda agent, order, number: agent.keeper.on_grant(order, number),
-    CommitAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
-    ReleaseCheckpoints: lambda agent, order, number: agent.keeper.on_release(order, number),
-    FlushToStorage: lambda agent, order, number: agent.keeper.on_save_held(order, number),
-    RestorePlan: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
+    wire.Welcome: Agent._welcomed,
+    wire.ClockReply: lambda agent, reply, _: agent.sampling.on_clock(reply),
+    wire.CollectEvidence: lambda agent, order, number: agent.sampling.on_collect(order, number),
+    wire.CheckNode: Agent._check,
+    wire.WorldAssignment: Agent._assigned,
+    wire.StopRound: Agent._stopped,
+    wire.PrepareStore: Agent._prepare,
+    wire.SetBarrier: lambda agent, order, number: agent.workers.set_barrier(order, number),
+    wire.SetSchedule: lambda agent, order, number: agent.workers.schedule(order, number),
+    wire.DumpStacks: Agent._dump,
+    wire.Leave: Agent._leave,
+    wire.StateDigest: Agent._keep_digest,
+    wire.HeartbeatInterval: Agent._interval,
+    wire.CommitGrant: lambda agent, order, number: agent.keeper.on_grant(order, number),
+    wire.CommitAnnounced: lambda agent, news, number: agent.keeper.on_announced(news, number),
+    wire.ReleaseCheckpoints: lambda agent, order, number: agent.keeper.on_release(order, number),
+    wire.FlushToStorage: lambda agent, order, number: agent.keeper.on_save_held(order, number),
+    wire.RestorePlan: lambda agent, origin, number: agent.keeper.on_origin(origin, number),
 }

@@ -12,18 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from holdfast_master.inputs import OperatorMessage, UserRequest
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    DumpStacksRequest,
-    Goodbye,
-    NoticeKind,
-    NoticeReceived,
-    RestartWorkerRequest,
-    ScaleRequest,
-    StopJobRequest,
-    StopRequest,
-    TriggerCheckpointRequest,
-)
+from holdfast_wire import messages as wire
 from simulation.operator import GRACE
 from simulation.oracle.accounts import Hurt
 from simulation.oracle.health import Planted
@@ -206,8 +195,8 @@ def _evict(job: Job, agent: Agent, fault: Fault) -> None:
 def _notice(job: Job, agent: Agent, fault: Fault) -> None:
     """Its cloud announces that it takes the machine away, and does."""
     agent.report(
-        NoticeReceived(
-            kind=NoticeKind.PREEMPTION,
+        wire.NoticeReceived(
+            kind=wire.NoticeKind.PREEMPTION,
             source="gce preempted",
             text="preempted",
             seconds_left=fault.span,
@@ -224,7 +213,7 @@ def _take_away(job: Job, agent: Agent) -> None:
 
 def _leave(job: Job, agent: Agent, _: Fault) -> None:
     agent.workers.vanish()
-    agent.report(Goodbye(reason="leaves"))
+    agent.report(wire.Goodbye(reason="leaves"))
     job.ended(agent, 0)
 
 
@@ -240,15 +229,15 @@ def _scale(job: Job, fault: Fault) -> None:
     most = max(spec.min_replicas, job.scenario.maximum)
     step = max(1, spec.node_unit)
     choices = range(spec.min_replicas, most + 1, step)
-    job.ask(ScaleRequest(replicas=choices[fault.who % len(choices)]))
+    job.ask(wire.ScaleRequest(replicas=choices[fault.who % len(choices)]))
 
 
 def _checkpoint(job: Job, _: Fault) -> None:
-    job.ask(TriggerCheckpointRequest(timeout_seconds=20.0))
+    job.ask(wire.TriggerCheckpointRequest(timeout_seconds=20.0))
 
 
 def _stacks(job: Job, _: Fault) -> None:
-    job.ask(DumpStacksRequest())
+    job.ask(wire.DumpStacksRequest())
 
 
 def _suspend(job: Job, fault: Fault) -> None:
@@ -362,12 +351,14 @@ def _stores(job: Job, fault: Fault) -> None:
 
 
 def _stop_job(job: Job, fault: Fault) -> None:
-    job.ask(StopJobRequest(now=fault.who % 2 == 0))
+    job.ask(wire.StopJobRequest(now=fault.who % 2 == 0))
 
 
 def _stop_wish(job: Job, fault: Fault) -> None:
     if job.operator.up:
-        job.master.push(OperatorMessage(StopRequest(reason="deleted", grace_seconds=fault.span)))
+        job.master.push(
+            OperatorMessage(wire.StopRequest(reason="deleted", grace_seconds=fault.span))
+        )
 
 
 FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
@@ -397,10 +388,10 @@ FAULTS: Mapping[str, Callable[[Job, Fault], None]] = {
     "evict": _hit(Hurt.PREEMPTION, _evict),
     "notice": _hit(Hurt.PREEMPTION, _notice),
     "leave": _hit(Hurt.LEFT, _leave),
-    "drain": _hit(Hurt.ASKED, _ask(lambda _, agent: DrainNodeRequest(node_rank=agent.rank))),
-    "restart_round": _hit(Hurt.ASKED, _ask(lambda _, __: RestartWorkerRequest())),
+    "drain": _hit(Hurt.ASKED, _ask(lambda _, agent: wire.DrainNodeRequest(node_rank=agent.rank))),
+    "restart_round": _hit(Hurt.ASKED, _ask(lambda _, __: wire.RestartWorkerRequest())),
     "restart_node": _hit(
-        Hurt.ASKED, _ask(lambda _, agent: RestartWorkerRequest(node_rank=agent.rank))
+        Hurt.ASKED, _ask(lambda _, agent: wire.RestartWorkerRequest(node_rank=agent.rank))
     ),
     "scale": _scale,
     "stacks": _stacks,

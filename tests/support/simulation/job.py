@@ -200,10 +200,7 @@ class Job:
     def ended(self, agent: Agent, code: int) -> None:
         """An agent process ends by itself."""
         if agent.alive:
-            agent.alive = False
-            agent.workers.vanish()
-            if agent.stream is not None:
-                agent.stream.reset()
+            self.kill_agent(agent)
             self.operator.ended(agent, PodPhase.FAILED if code else PodPhase.SUCCEEDED, code)
 
     # -------------------------------------------------------------------------------------- masters

@@ -11,23 +11,7 @@ import dataclasses
 import random
 from typing import TYPE_CHECKING
 
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    CommitAnnounced,
-    CommitGrant,
-    CommitResult,
-    FlushToStorage,
-    HeldPart,
-    MemoryCheckpoints,
-    ReleaseCheckpoints,
-    RestorePlan,
-    RestorePlanVerified,
-    RestoreRequest,
-    ShardsPersisted,
-    Tier,
-    TierVersions,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.tiers import offered
 from simulation.local_round import LocalRound
 from simulation.oracle.invariants import require
@@ -67,15 +51,15 @@ class Keeper:
         """Longest, of looking through what a round is to start from."""
         self.whole = random.Random(f"{scenario.seed}/copies").random() < COPIES
         """Any world could start from what this node alone has."""
-        self.memory: dict[CheckpointVersion, WorldAssignment] = {}
+        self.memory: dict[wire.CheckpointVersion, wire.WorldAssignment] = {}
         """With the place of the ranks that saved it."""
-        self.told: tuple[MemoryCheckpoints, int] | None = None
+        self.told: tuple[wire.MemoryCheckpoints, int] | None = None
         """What was said last of it, and of which round."""
-        self.unheard: dict[Key, ShardsPersisted] = {}
+        self.unheard: dict[Key, wire.ShardsPersisted] = {}
         """What was written, until it is known what became of it."""
         self.looked = (0, 0)
         """(round, step) up to which everything was saved."""
-        self.question: tuple[LocalRound, RestoreRequest] | None = None
+        self.question: tuple[LocalRound, wire.RestoreRequest] | None = None
         if self.pause:
             agent.later(self.luck.uniform(0.0, self.pause), self._tick)
 
@@ -93,10 +77,10 @@ class Keeper:
         number, before = self.looked
         before = before if number == current.number else current.physics.base
         for at in range((before // EVERY + 1) * EVERY, step + 1, EVERY):
-            self._save(current, CheckpointVersion(lineage=current.number, step=at))
+            self._save(current, wire.CheckpointVersion(lineage=current.number, step=at))
         self.looked = (current.number, max(before, step))
 
-    def _save(self, current: LocalRound, version: CheckpointVersion) -> None:
+    def _save(self, current: LocalRound, version: wire.CheckpointVersion) -> None:
         place = self.memory[version] = current.assignment
         self.storage.sizes[version, place.world_hash] = place.world_size
         self._say_held(current.number)
@@ -104,12 +88,15 @@ class Keeper:
             self._write(version, f"{place.world_hash}-{version.step}")
 
     def _say_held(self, number: int) -> None:
-        self.told = (MemoryCheckpoints(versions=tuple(self._newest()), whole=self.whole), number)
+        self.told = (
+            wire.MemoryCheckpoints(versions=tuple(self._newest()), whole=self.whole),
+            number,
+        )
         self.agent.report(*self.told)
 
-    def _write(self, version: CheckpointVersion, attempt: str) -> None:
+    def _write(self, version: wire.CheckpointVersion, attempt: str) -> None:
         place = self.memory[version]
-        shard = ShardsPersisted(
+        shard = wire.ShardsPersisted(
             version=version,
             world_size=place.world_size,
             ranks=self._ranks(version),
@@ -118,14 +105,14 @@ class Keeper:
         )
         self.agent.later(self._delay(0.8), self._written, shard)
 
-    def _ranks(self, version: CheckpointVersion) -> tuple[int, ...]:
+    def _ranks(self, version: wire.CheckpointVersion) -> tuple[int, ...]:
         """Those whose parts of a version lie here."""
         place = self.memory[version]
         return tuple(range(place.base_rank, place.base_rank + self.agent.local))
 
-    def _parts(self) -> tuple[HeldPart, ...]:
+    def _parts(self) -> tuple[wire.HeldPart, ...]:
         return tuple(
-            HeldPart(
+            wire.HeldPart(
                 version=one,
                 world_size=self.memory[one].world_size,
                 ranks=self._ranks(one),
@@ -141,10 +128,10 @@ class Keeper:
             return self.luck.choice((self.luck.uniform(6.0, 40.0), 1e6))
         return self.luck.uniform(0.02, most) + self.agent.drag
 
-    def _newest(self) -> list[CheckpointVersion]:
+    def _newest(self) -> list[wire.CheckpointVersion]:
         return sorted(self.memory, reverse=True)[:MOST_HELD]
 
-    def _usable(self, place: WorldAssignment) -> tuple[CheckpointVersion, ...]:
+    def _usable(self, place: wire.WorldAssignment) -> tuple[wire.CheckpointVersion, ...]:
         """Return the versions that the same ranks of a world of the same size have saved."""
         here = (place.world_size, place.base_rank)
         return tuple(
@@ -153,7 +140,7 @@ class Keeper:
             if (self.memory[one].world_size, self.memory[one].base_rank) == here
         )
 
-    def _written(self, shard: ShardsPersisted) -> None:
+    def _written(self, shard: wire.ShardsPersisted) -> None:
         if self.luck.random() < FAILS:
             shard = dataclasses.replace(shard, ranks=(), error="no space")
         else:
@@ -170,10 +157,10 @@ class Keeper:
             return
         stored = sorted(self.storage.committed, reverse=True)[:MOST_STORED]
         offers = (
-            TierVersions(tier=Tier.MEMORY, versions=self._usable(current.assignment)),
-            TierVersions(tier=Tier.STORAGE, versions=tuple(stored)),
+            wire.TierVersions(tier=wire.Tier.MEMORY, versions=self._usable(current.assignment)),
+            wire.TierVersions(tier=wire.Tier.STORAGE, versions=tuple(stored)),
         )
-        asked = RestoreRequest(offers=offers, parts=self._parts())
+        asked = wire.RestoreRequest(offers=offers, parts=self._parts())
         self.question = (current, asked)
         self.agent.report(asked, current.number)
 
@@ -188,19 +175,19 @@ class Keeper:
             if not (current.dead or current.killed):
                 self.agent.report(asked, current.number)
 
-    def on_origin(self, origin: RestorePlan, number: int) -> None:
+    def on_origin(self, origin: wire.RestorePlan, number: int) -> None:
         """Check the origin of a round or begin with it."""
         if self.question is None or self.question[0].number != number:
             return
         current, asked = self.question
         if not origin.go:
             error = "a bit is flipped" if self.luck.random() < FAILS else self._lacking(origin)
-            answer = RestorePlanVerified(plan_id=origin.plan_id, error=error)
+            answer = wire.RestorePlanVerified(plan_id=origin.plan_id, error=error)
             pause = self.luck.uniform(0.01, self.check_seconds)
             self.agent.later(pause, self.agent.report, answer, number)
             return
         self.storage.started(number, current.assignment.world_hash, origin)
-        is_memory = origin.tier is Tier.MEMORY
+        is_memory = origin.tier is wire.Tier.MEMORY
         if is_memory:
             self._has_all(asked, origin, number, current.assignment)
         self.question = (current, dataclasses.replace(asked, told=origin))
@@ -210,7 +197,7 @@ class Keeper:
         }
         self._say_held(number)
 
-    def _lacking(self, origin: RestorePlan) -> str:
+    def _lacking(self, origin: wire.RestorePlan) -> str:
         """Return an error that names a source without the version; empty if all have it."""
         for source in origin.sources:
             peer = self.agent.job.peer(self.agent, source.node_rank)
@@ -220,7 +207,11 @@ class Keeper:
         return ""
 
     def _has_all(
-        self, asked: RestoreRequest, origin: RestorePlan, number: int, assignment: WorldAssignment
+        self,
+        asked: wire.RestoreRequest,
+        origin: wire.RestorePlan,
+        number: int,
+        assignment: wire.WorldAssignment,
     ) -> None:
         """A world starts from memory where each node has, or reads, all that it needs."""
         assert origin.version is not None
@@ -236,11 +227,13 @@ class Keeper:
             enough = any(part.whole for part in own) or (self.whole and bool(there))
             text = f"{self.agent.agent_id} is to start from {origin.version}, which it has not"
             fine = (
-                origin.version in offered(asked, Tier.MEMORY) or enough or there == set(range(size))
+                origin.version in offered(asked, wire.Tier.MEMORY)
+                or enough
+                or there == set(range(size))
             )
             require(fine, "origin_is_there", text)
 
-    def _lent_by(self, origin: RestorePlan) -> set[str]:
+    def _lent_by(self, origin: wire.RestorePlan) -> set[str]:
         """Return the hashes of the worlds whose saves the living sources still hold."""
         peers = [self.agent.job.agents.get(source.node_rank) for source in origin.sources]
         held = [peer.keeper.memory for peer in peers if peer is not None]
@@ -252,30 +245,30 @@ class Keeper:
 
     # -------------------------------------------------------------------------------------- orders
 
-    def on_grant(self, order: CommitGrant, _: int) -> None:
+    def on_grant(self, order: wire.CommitGrant, _: int) -> None:
         """Commit a version: nobody does that without being told."""
         self.storage.take(order, self.agent.agent_id)
         self.agent.later(self._delay(1.0), self._commit, order)
 
-    def _commit(self, order: CommitGrant) -> None:
+    def _commit(self, order: wire.CommitGrant) -> None:
         error = self.storage.commit(order)
-        answer = CommitResult(version=order.version, own=order.own, error=error)
+        answer = wire.CommitResult(version=order.version, own=order.own, error=error)
         self.agent.report(answer)
 
-    def on_announced(self, message: CommitAnnounced, _: int) -> None:
+    def on_announced(self, message: wire.CommitAnnounced, _: int) -> None:
         """A version is committed, or will not be."""
         if not message.error and message.version is not None:
             self.storage.announced(message.version)
         self.unheard = {key: one for key, one in self.unheard.items() if key[0] != message.version}
 
-    def on_release(self, order: ReleaseCheckpoints, _: int) -> None:
+    def on_release(self, order: wire.ReleaseCheckpoints, _: int) -> None:
         """Forget the versions that need not be kept in memory any more."""
         for one in list(self.memory):
             old = order.complete is not None and one < order.complete
             if old or one in order.passed_over:
                 del self.memory[one]
 
-    def on_save_held(self, order: FlushToStorage, _: int) -> None:
+    def on_save_held(self, order: wire.FlushToStorage, _: int) -> None:
         """Write the version from memory, whoever of its ranks lives, or report its lack."""
         assert order.version is not None
         known = self.unheard.get((order.version, order.attempt))
@@ -285,5 +278,5 @@ class Keeper:
             self._write(order.version, order.attempt)
         else:
             error = "it is not in memory"
-            shard = ShardsPersisted(version=order.version, attempt=order.attempt, error=error)
+            shard = wire.ShardsPersisted(version=order.version, attempt=order.attempt, error=error)
             self.agent.report(shard)

@@ -161,7 +161,7 @@ class Line:
 
     # -------------------------------------------------------------------------------------- freeze
 
-    def freeze(self, *, node: bool) -> None:
+    def freeze(self, *, node: bool = False) -> None:
         """SIGSTOP of the agent; `node`: of everything on its node, the zygote too."""
         if self.frozen:
             return

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast_master.core import Core
-from holdfast_master.inputs import (
-    Input,
-    JournalNoted,
-    Moment,
-    OperatorConnected,
-    Stalled,
-    Ticked,
-)
+from holdfast_master.inputs import Input, JournalNoted, Moment, OperatorConnected, Stalled, Ticked
 from holdfast_master.instructions import (
     CloseSession,
     Finished,
@@ -72,14 +65,10 @@ class Master:
         self.segment = job.disk.open(epoch) if own_disk else None
         self.settings = job.core_settings()
         self.identity = CoreIdentity(
-            job_name="job",
-            job_uid=JOB_UID,
-            epoch=epoch,
-            incarnation=incarnation,
-            version="0.1.0",
+            job_name="job", job_uid=JOB_UID, epoch=epoch, incarnation=incarnation, version="0.1.0"
         )
         self.base = tuple(records)
-        self.core = job.wrap(Core.restore(records, self.identity, self.settings))
+        self.core = job.wrap(Core(self.identity, self.settings, records))
         self.written: list[Record] = []
         """Every record of this process, whether the disk took it or not."""
         self.watch = job.checks.new_master(self)

@@ -15,27 +15,7 @@ from typing import TYPE_CHECKING
 
 from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
 from holdfast_operator.plan.view import KnownMaster
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    Fence,
-    FinishDecision,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    JobStatus,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    PodPhase,
-    ReleaseDecision,
-    ReplaceDecision,
-    ScaleDecision,
-    ScaleResult,
-    StragglerPolicy,
-    SuccessPolicy,
-    SyncResponse,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle import invariants
 
 if TYPE_CHECKING:
@@ -49,31 +29,31 @@ FIRST_WORD = 0.5
 GRACE = 8.0
 """Of a pod that is deleted, s."""
 KINDS = (
-    BudgetKind.FAILURES,
-    BudgetKind.PREEMPTIONS,
-    BudgetKind.RESCALES,
-    BudgetKind.NO_PROGRESS,
+    wire.BudgetKind.FAILURES,
+    wire.BudgetKind.PREEMPTIONS,
+    wire.BudgetKind.RESCALES,
+    wire.BudgetKind.NO_PROGRESS,
 )
 
-HEALTH = HealthPolicy(
-    hang=HangPolicy(
-        mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=6.0, first_step_seconds=30.0
+HEALTH = wire.HealthPolicy(
+    hang=wire.HangPolicy(
+        mode=wire.HealthMode.REPORT, step_time_factor=10.0, min_seconds=6.0, first_step_seconds=30.0
     ),
-    straggler=StragglerPolicy(
-        mode=HealthMode.REPORT, slowdown_percent=20.0, window_steps=10, votes=3, votes_out_of=5
+    straggler=wire.StragglerPolicy(
+        mode=wire.HealthMode.REPORT, slowdown_percent=20.0, window_steps=10, votes=3, votes_out_of=5
     ),
 )
 """Thresholds of the simulated jobs: low, so that verdicts come within a run."""
-ACTING_HEALTH = HealthPolicy(
-    hang=dataclasses.replace(HEALTH.hang, mode=HealthMode.ACT),  # type: ignore[type-var]
-    straggler=dataclasses.replace(HEALTH.straggler, mode=HealthMode.ACT),  # type: ignore[type-var]
+ACTING_HEALTH = wire.HealthPolicy(
+    hang=dataclasses.replace(HEALTH.hang, mode=wire.HealthMode.ACT),  # type: ignore[type-var]
+    straggler=dataclasses.replace(HEALTH.straggler, mode=wire.HealthMode.ACT),  # type: ignore[type-var]
 )
 """The same, and masters act on verdicts."""
 
 
-def first_spec(scenario: Scenario) -> MasterSpec:
+def first_spec(scenario: Scenario) -> wire.MasterSpec:
     """The spec that a scenario begins with."""
-    return MasterSpec(
+    return wire.MasterSpec(
         generation=1,
         replicas=scenario.replicas,
         min_replicas=scenario.minimum,
@@ -81,11 +61,11 @@ def first_spec(scenario: Scenario) -> MasterSpec:
         max_replicas=scenario.maximum,
         node_unit=scenario.unit,
         standbys=scenario.standbys,
-        success_policy=SuccessPolicy(scenario.policy),
+        success_policy=wire.SuccessPolicy(scenario.policy),
         join_window_seconds=scenario.join_window,
         scale_down_grace_seconds=8.0,
         below_min_timeout_seconds=600.0,
-        budgets=tuple(Budget(kind=kind, limit=scenario.budget) for kind in KINDS),
+        budgets=tuple(wire.Budget(kind=kind, limit=scenario.budget) for kind in KINDS),
         health=ACTING_HEALTH if scenario.acts else HEALTH,
     )
 
@@ -100,10 +80,10 @@ class Operator:
         self.spec = first_spec(job.scenario)
         self.known = KnownMaster()
         """The newest master that was started or heard."""
-        self.pods: dict[int, PodObservation] = {}
-        self.said: list[PodObservation] = []
+        self.pods: dict[int, wire.PodObservation] = {}
+        self.said: list[wire.PodObservation] = []
         """What was observed before, to be repeated."""
-        self.finish: FinishDecision | None = None
+        self.finish: wire.FinishDecision | None = None
         self._said_at: dict[int, float] = {}
         self._lists = 0
 
@@ -118,11 +98,11 @@ class Operator:
         """A new pod with its agent."""
         number = self.job.count()
         agent = self.job.new_agent(rank, number, f"p{number}")
-        self.pods[rank] = PodObservation(
+        self.pods[rank] = wire.PodObservation(
             node_rank=rank,
             pod_uid=agent.pod_uid,
             name=f"job-worker-{rank}",
-            phase=PodPhase.RUNNING,
+            phase=wire.PodPhase.RUNNING,
             node=f"k8s-{rank}",
         )
         self.observe(rank)
@@ -154,13 +134,13 @@ class Operator:
         self._said_at[rank] = when
         self.job.time.at(when, self.say, pod, self._lists)
 
-    def say(self, pod: PodObservation, lists: int) -> None:
+    def say(self, pod: wire.PodObservation, lists: int) -> None:
         """One observation reaches the master, unless a newer list has all that it says."""
         if self.up and lists == self._lists:
             self.said.append(pod)
             self.job.master.push(OperatorMessage(pod))
 
-    def ended(self, agent: Agent, phase: PodPhase, exit_code: int, reason: str = "") -> None:
+    def ended(self, agent: Agent, phase: wire.PodPhase, exit_code: int, reason: str = "") -> None:
         """The kubelet reports the end of a pod's container."""
         pod = self.pods.get(agent.rank)
         if pod is None or pod.pod_uid != agent.pod_uid:
@@ -169,7 +149,7 @@ class Operator:
             pod, phase=phase, exit_code=exit_code, reason=reason
         )
         self.observe(agent.rank)
-        if phase is PodPhase.FAILED:
+        if phase is wire.PodPhase.FAILED:
             delay = self.job.scenario.replace_delay
             self.job.time.after(delay, self._refill, agent.rank, agent.pod_uid)
 
@@ -182,7 +162,7 @@ class Operator:
     def mark(self, rank: int, *, wanted: bool = False, conditions: tuple[str, ...] = ()) -> None:
         """A deletion is under way."""
         pod = self.pods.get(rank)
-        if pod is not None and pod.phase is PodPhase.RUNNING:
+        if pod is not None and pod.phase is wire.PodPhase.RUNNING:
             self.pods[rank] = dataclasses.replace(
                 pod, terminating=True, wanted=wanted, conditions=conditions
             )
@@ -220,14 +200,16 @@ class Operator:
         for rank in sorted(self.pods):
             self.said.append(self.pods[rank])
             master.push(OperatorMessage(self.pods[rank]))
-        master.push(OperatorMessage(PodListDone()))
+        master.push(OperatorMessage(wire.PodListDone()))
         self.job.time.after(FIRST_WORD, self._hear_first, master)
 
     def _hear_first(self, master: Master) -> None:
         if master.acting and not master.frozen:
             identity = master.core.inspect().identity
-            fence = Fence(epoch=identity.epoch, incarnation=identity.incarnation)
-            self.told(master, SyncResponse(fence=fence, message=JobStatus(epoch=fence.epoch)))
+            fence = wire.Fence(epoch=identity.epoch, incarnation=identity.incarnation)
+            self.told(
+                master, wire.SyncResponse(fence=fence, message=wire.JobStatus(epoch=fence.epoch))
+            )
 
     def leave(self) -> None:
         """The operator's process ends."""
@@ -242,7 +224,7 @@ class Operator:
             self.up = True
             self.attach()
             for rank, pod in sorted(self.pods.items()):
-                if pod.phase is PodPhase.FAILED:
+                if pod.phase is wire.PodPhase.FAILED:
                     self.job.time.after(0.1, self._refill, rank, pod.pod_uid)
 
     def change(self, **changes: object) -> None:
@@ -257,12 +239,14 @@ class Operator:
     def repeat(self) -> None:
         """Some of what was said before is said again, late."""
         if self.up:
-            ended = [pod for pod in self.said if pod.phase in {PodPhase.FAILED, PodPhase.GONE}]
+            ended = [
+                pod for pod in self.said if pod.phase in {wire.PodPhase.FAILED, wire.PodPhase.GONE}
+            ]
             for source in (self.said, ended, ended):
                 if source:
                     self.job.master.push(OperatorMessage(self.job.luck.choice(source)))
 
-    def told(self, master: Master, response: SyncResponse) -> None:
+    def told(self, master: Master, response: wire.SyncResponse) -> None:
         """A word of any master that has a stream: the fence says whether it is acted on."""
         if not self.up:
             return
@@ -272,15 +256,15 @@ class Operator:
         invariants.operator_obeys_newest(self.known, response)
         self.known = self.known.heard(response.fence)
         message = response.message
-        if isinstance(message, ReplaceDecision):
+        if isinstance(message, wire.ReplaceDecision):
             self.job.time.after(self.job.scenario.replace_delay, self._replace, message)
-        elif isinstance(message, ReleaseDecision):
+        elif isinstance(message, wire.ReleaseDecision):
             for rank in message.node_ranks:
                 if rank >= self.wanted:
                     self._delete(rank)
-        elif isinstance(message, ScaleDecision):
+        elif isinstance(message, wire.ScaleDecision):
             self.job.time.after(0.05, self._scale, message)
-        elif isinstance(message, FinishDecision):
+        elif isinstance(message, wire.FinishDecision):
             self.finish = message
 
     def _delete(self, rank: int) -> None:
@@ -291,18 +275,18 @@ class Operator:
             agent.on_signal(15, GRACE)
             self.job.time.after(GRACE, self.job.evicted, agent)
 
-    def _replace(self, decision: ReplaceDecision) -> None:
+    def _replace(self, decision: wire.ReplaceDecision) -> None:
         pod = self.pods.get(decision.node_rank)
         if self.up and pod is not None and pod.pod_uid == decision.pod_uid:
             self.replace(decision.node_rank)
 
-    def _scale(self, decision: ScaleDecision) -> None:
+    def _scale(self, decision: wire.ScaleDecision) -> None:
         if not self.up:
             return
         unit = max(1, self.spec.node_unit)
         ok = self.spec.min_replicas <= decision.replicas and decision.replicas % unit == 0
         error = "" if ok else "out of bounds"
-        result = ScaleResult(decision_id=decision.decision_id, ok=ok, error=error)
+        result = wire.ScaleResult(decision_id=decision.decision_id, ok=ok, error=error)
         self.job.master.push(OperatorMessage(result))
         if ok:
             self.change(replicas=decision.replicas)

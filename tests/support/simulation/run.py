@@ -27,10 +27,7 @@ RECOVERY_SECONDS = 60.0
 END_SECONDS = 75.0
 """Within this long after the script's end the job has ended."""
 LAST_STEPS = 30
-_STOPS = {
-    "stop_job": EndReason.STOPPED_BY_USER,
-    "stop_request": EndReason.STOPPED_BY_OPERATOR,
-}
+_STOPS = {"stop_job": EndReason.STOPPED_BY_USER, "stop_request": EndReason.STOPPED_BY_OPERATOR}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

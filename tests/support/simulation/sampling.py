@@ -19,17 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast_agent.policies import schedules
 from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset, ClockReading
 from holdfast_master.policies.hang_response import HangKind
-from holdfast_wire.messages import (
-    ClockProbe,
-    ClockReply,
-    CollectEvidence,
-    CollectiveSamples,
-    EvidenceCollected,
-    GroupCollectives,
-    GroupTail,
-    RankCollectives,
-    RankEvidence,
-)
+from holdfast_wire import messages as wire
 from simulation.local_round import Hung, LocalRound
 from simulation.master import UNIX_START
 from simulation.training import PACE
@@ -81,7 +71,7 @@ class NodeSampling:
         """The node's Unix clock now."""
         return self.clock.at(self.agent.job.time.now)
 
-    def on_clock(self, reply: ClockReply) -> None:
+    def on_clock(self, reply: wire.ClockReply) -> None:
         """Take the answer to a clock probe."""
         sent = self._probes.pop(reply.probe_id, None)
         if sent is not None:
@@ -118,27 +108,31 @@ class NodeSampling:
         self._probed += 1
         number = self._probed
         self._probes = {number: self.unix}
-        self.agent.report(ClockProbe(probe_id=number), 0)
+        self.agent.report(wire.ClockProbe(probe_id=number), 0)
 
-    def _message(self, current: LocalRound, offset: ClockOffset | None) -> CollectiveSamples:
+    def _message(self, current: LocalRound, offset: ClockOffset | None) -> wire.CollectiveSamples:
         newest = current.slot.step
         before = self._sent[1] if self._sent[0] is current else 0
         physics = current.physics
         first = max(before, newest - MOST_STEPS, physics.base if physics is not None else 0) + 1
         self._sent = (current, newest)
         if offset is None or newest < first:
-            return CollectiveSamples()
+            return wire.CollectiveSamples()
         ranks = [
-            RankCollectives(local_rank=rank, groups=(self._issued(current, rank, first, newest),))
+            wire.RankCollectives(
+                local_rank=rank, groups=(self._issued(current, rank, first, newest),)
+            )
             for rank in range(self.agent.local)
         ]
-        return CollectiveSamples(
+        return wire.CollectiveSamples(
             ranks=tuple(ranks),
             clock_offset_seconds=offset.seconds,
             clock_error_seconds=offset.error,
         )
 
-    def _issued(self, current: LocalRound, rank: int, first: int, last: int) -> GroupCollectives:
+    def _issued(
+        self, current: LocalRound, rank: int, first: int, last: int
+    ) -> wire.GroupCollectives:
         """Return when a rank issued its collectives of these steps, by the node's clock."""
         assert current.physics is not None
         place, noise, clock = current.assignment.group_rank, self._shares(rank), self.clock
@@ -149,7 +143,7 @@ class NodeSampling:
             for step, (begun, pace) in enumerate(current.physics.begun(first, last), first)
         ]
         steps = [max(0, later - sooner) for later, sooner in zip(micros[1:], micros, strict=False)]
-        return GroupCollectives(
+        return wire.GroupCollectives(
             group=_GROUP,
             first_sequence=first,
             signatures=(1,) * len(micros),
@@ -187,13 +181,13 @@ class NodeSampling:
             place = current.assignment.group_rank
             self.agent.job.training.hang(current.physics, place, stuck=False)
 
-    def on_collect(self, order: CollectEvidence, number: int) -> None:
+    def on_collect(self, order: wire.CollectEvidence, number: int) -> None:
         """Collect the evidence of all ranks; it takes a second or two."""
         current = self.agent.workers.current
         if current is None or current.number != number or current.dead:
             return
         ranks = tuple(evidence_of(current, rank) for rank in self.agent.workers.view(current))
-        answer = EvidenceCollected(command_id=order.command_id, ranks=ranks)
+        answer = wire.EvidenceCollected(command_id=order.command_id, ranks=ranks)
         self.agent.later(self.luck.uniform(1.0, 2.0), self.agent.report, answer, number)
 
 
@@ -256,13 +250,13 @@ _AHEAD = frozenset({HangKind.MISMATCHED_COLLECTIVE, HangKind.NETWORK})
 """The rank has issued what the others wait in, or something else in its place."""
 
 
-def evidence_of(current: LocalRound, rank: int) -> RankEvidence:
+def evidence_of(current: LocalRound, rank: int) -> wire.RankEvidence:
     """Return what is seen of a rank: it hangs, or it waits for the others."""
     hung = current.hung if current.hung is not None and current.hung.local_rank == rank else None
     stuck = current.physics is not None and bool(current.physics.stuck or current.physics.paused)
     ahead = stuck and (hung is None or hung.kind in _AHEAD)
     mismatched = hung is not None and hung.kind is HangKind.MISMATCHED_COLLECTIVE
-    tail = GroupTail(
+    tail = wire.GroupTail(
         group=_GROUP,
         ranks=tuple(range(current.assignment.world_size)),
         sequence=current.slot.step + ahead,
@@ -277,7 +271,7 @@ def evidence_of(current: LocalRound, rank: int) -> RankEvidence:
     }
     shown |= _SHOWS[hung.kind] if hung is not None else {}
     answers = shown["server_answered"]
-    return RankEvidence(
+    return wire.RankEvidence(
         local_rank=rank,
         rank=current.assignment.base_rank + rank,
         pid=1000 + rank,

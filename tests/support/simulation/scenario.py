@@ -7,9 +7,15 @@ as well, which is what makes shrinking possible.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import random
+import textwrap
 from collections.abc import Mapping
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +30,16 @@ class Fault:
     """Node rank; the next living node if there is none. For faults without a node: a choice."""
     span: float = 0.0
     """How long it lasts, s."""
+
+    @classmethod
+    def of(cls, at: str, what: str, who: str = "0", span: str = "0") -> Fault:
+        """A fault as `text` writes it."""
+        return cls(float(at), what, int(who), float(span))
+
+    def text(self) -> str:
+        """Its fields in a line, without the last ones where these are 0."""
+        words = [_number(self.at), self.what, str(self.who), _number(self.span)]
+        return " ".join(words[: 4 if self.span else 3 if self.who else 2])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +84,29 @@ class Scenario:
 
     def code(self) -> str:
         """Python that makes this scenario, to be pasted into a test."""
-        fields = [
-            f"    {field.name}={getattr(self, field.name)!r},"
+        sizes = " ".join(
+            f"{field.name}={getattr(self, field.name)!r}"
             for field in dataclasses.fields(self)
             if field.name != "faults" and getattr(self, field.name) != field.default
-        ]
-        faults = [
-            f"        Fault({fault.at!r}, {fault.what!r}, {fault.who}, {fault.span!r}),"
-            for fault in self.faults
-        ]
-        return "\n".join(["Scenario(", *fields, "    faults=(", *faults, "    ),", ")"])
+        )
+        # No line breaks within a fault: its parts are held together until all are wrapped.
+        faults = ", ".join(one.text().replace(" ", "\xa0") for one in self.faults)
+        lines = [*_wrapped(sizes), *_wrapped(faults)]
+        return "\n".join(["pasted(", *lines, ")"]).replace("\xa0", " ")
+
+
+def _wrapped(text: str) -> list[str]:
+    """An argument in as many lines as it needs."""
+    lines = textwrap.wrap(text, 88) or [""]
+    return [*(f'    "{line} "' for line in lines[:-1]), f'    "{lines[-1]}",']
+
+
+def pasted(sizes: str, faults: str = "") -> Scenario:
+    """A scenario as `Scenario.code` writes it: `name=value` of what is not usual, and faults."""
+    pairs = (one.partition("=") for one in sizes.split())
+    given = {name: ast.literal_eval(value) for name, _, value in pairs}
+    found = (one.split() for one in faults.split(", ") if one)
+    return Scenario(**given, faults=tuple(Fault.of(*words) for words in found))
 
 
 WEIGHTS: Mapping[str, float] = {

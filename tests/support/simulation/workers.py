@@ -14,15 +14,7 @@ from holdfast.page_sample import RankSample
 from holdfast_agent.policies import rank_progress, round_phases
 from holdfast_agent.policies.rank_progress import Rank
 from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
-from holdfast_wire.messages import (
-    RoundStarted,
-    RoundStopped,
-    RunningWorker,
-    SetBarrier,
-    SetSchedule,
-    WorkerExited,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from simulation.follower import Follower
 from simulation.local_round import LocalRound, Slot
 
@@ -40,7 +32,7 @@ class Workers:
         self.agent = agent
         self.phase = RoundPhase.IDLE
         self.current: LocalRound | None = None
-        self.pending: tuple[int, WorldAssignment] | None = None
+        self.pending: tuple[int, wire.WorldAssignment] | None = None
         self.paused = False
         self.held = False
         """There is no zygote that could start a round."""
@@ -87,7 +79,7 @@ class Workers:
 
     # ------------------------------------------------------------------------------------- orders
 
-    def start(self, number: int, assignment: WorldAssignment) -> None:
+    def start(self, number: int, assignment: wire.WorldAssignment) -> None:
         """Kill what runs and start the round once that is dead."""
         self.pending = (number, assignment)
         self._kill_current()
@@ -116,7 +108,7 @@ class Workers:
     def _give_up_pending(self) -> None:
         pending, self.pending = self.pending, None
         if pending is not None:
-            self.agent.report(RoundStopped(), pending[0])
+            self.agent.report(wire.RoundStopped(), pending[0])
 
     def _kill_current(self) -> None:
         current = self.current
@@ -153,7 +145,7 @@ class Workers:
             return
         self._move(RoundTrigger.DEAD)
         if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
-            message = RoundStopped(lease_expired=current.lease_expired)
+            message = wire.RoundStopped(lease_expired=current.lease_expired)
             self.agent.report(message, current.number)
         self.agent.workers_dead()
         self._try_spawn()
@@ -188,10 +180,10 @@ class Workers:
             self.pause(paused=True)
         if self.slow:
             self.slow_down(self.slow)
-        self.agent.report(RoundStarted(), current.number)
+        self.agent.report(wire.RoundStarted(), current.number)
         self.agent.begun(current)
 
-    def follower(self, assignment: WorldAssignment, base: int) -> Follower | None:
+    def follower(self, assignment: wire.WorldAssignment, base: int) -> Follower | None:
         """Ranks that begin after step `base` and follow their master's schedule."""
         seed = f"{self.agent.job.scenario.seed}/costs/{self.agent.rank}"
         return Follower(seed, assignment, base)
@@ -236,7 +228,9 @@ class Workers:
         """A store has ended: a round on it that waits is given up."""
         if self.pending is not None and self.pending[1].store_id == store_id:
             (number, assignment), self.pending = self.pending, None
-            message = WorkerExited(rank=assignment.base_rank, exit_code=1, error_type="StoreLost")
+            message = wire.WorkerExited(
+                rank=assignment.base_rank, exit_code=1, error_type="StoreLost"
+            )
             self.agent.report(message, number)
 
     def release(self) -> None:
@@ -277,7 +271,7 @@ class Workers:
         if not round_phases.is_evidence(code, current.orders):
             return
         barrier = rank_progress.Rank(cast("RankSample", current.slot), 1, 0, code).ended_at_barrier
-        message = WorkerExited(
+        message = wire.WorkerExited(
             local_rank=local_rank,
             rank=current.assignment.base_rank + local_rank,
             exit_code=code,
@@ -288,7 +282,7 @@ class Workers:
         )
         self.report_exit(message, current.number)
 
-    def report_exit(self, message: WorkerExited, number: int) -> None:
+    def report_exit(self, message: wire.WorkerExited, number: int) -> None:
         """Tell the master of an end."""
         self.agent.report(message, number)
 
@@ -304,9 +298,9 @@ class Workers:
         found = rank_progress.first_step(self.view(current), current.number)
         if found is not None:
             self._move(RoundTrigger.FIRST_STEP)
-            self.agent.report(RoundStarted(first_step=True, step=found.step), current.number)
+            self.agent.report(wire.RoundStarted(first_step=True, step=found.step), current.number)
 
-    def set_barrier(self, order: SetBarrier, number: int) -> None:
+    def set_barrier(self, order: wire.SetBarrier, number: int) -> None:
         """Ask the ranks to save at a step, and to stop there unless they go on."""
         current = self.current
         right = current is not None and current.number == number and not current.dead
@@ -324,7 +318,7 @@ class Workers:
         if ack is not None:
             self.agent.report(dataclasses.replace(ack, goes_on=order.goes_on), current.number)
 
-    def schedule(self, order: SetSchedule, number: int) -> None:
+    def schedule(self, order: wire.SetSchedule, number: int) -> None:
         """Tell the ranks how far apart checkpoints are."""
         current = self.current
         right = current is not None and current.number == number and not current.dead
@@ -389,6 +383,6 @@ class Workers:
         self.slot_of(current)
         return current.view(self.agent.local)
 
-    def running(self) -> tuple[RunningWorker, ...]:
+    def running(self) -> tuple[wire.RunningWorker, ...]:
         """The living processes, for a hello."""
         return self.current.running(self.agent.local) if self.current is not None else ()

@@ -23,12 +23,7 @@ class Killing:
     """One run; `faults` says what went wrong."""
 
     def __init__(
-        self,
-        make: Make,
-        kubectl: Kubectl,
-        release: Release,
-        folder: Path,
-        seed: int,
+        self, make: Make, kubectl: Kubectl, release: Release, folder: Path, seed: int
     ) -> None:
         """Begin with a job that trains and some that change.
 

@@ -73,10 +73,7 @@ def write_kubeconfig(
     file: Path, folder: Path, port: int, token: str, host: str = "127.0.0.1"
 ) -> None:
     """Write a kubeconfig for one token."""
-    cluster = {
-        "server": f"https://{host}:{port}",
-        "certificate-authority": str(folder / "ca.crt"),
-    }
+    cluster = {"server": f"https://{host}:{port}", "certificate-authority": str(folder / "ca.crt")}
     config = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -24,7 +24,7 @@ _POLL_SECONDS: Final = 0.3
 
 def prometheus_folder() -> Path:
     """Return the folder with prometheus and promtool, built where they are missing."""
-    command = [_SCRIPT, "--metrics"]
+    command = [str(_SCRIPT), "--metrics"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
 

@@ -37,13 +37,8 @@ class RoughApi:
         """How long each piece of a watch is held back."""
         self.gap = False
         """Watches break, and nothing can be listed or watched: it is not seen what happens."""
-        self.swallowed = 0
-        """Pieces of watches that were held back for ever."""
         self.refused = 0
         self.port = 0
-        self._silenced = 0
-        """Watches that began no later than the one of this number bring nothing any more."""
-        self._begun = 0
         self._watches: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
@@ -56,10 +51,6 @@ class RoughApi:
         """Break every watch, and let nothing be seen until `close_gap`."""
         self.gap = True
         self._loop.call_soon_threadsafe(self._break_watches)
-
-    def silence_watches(self) -> None:
-        """Have every watch that is open stay open and bring nothing: its way swallows all."""
-        self._silenced = self._begun
 
     def close_gap(self) -> None:
         """Let lists through; the first watch of each kind hears that its version is gone."""
@@ -118,8 +109,7 @@ class RoughApi:
             return self._refuse(self._chance.choice([429, 500]))
         if not watch:
             return await self._pass(request, 0.0)
-        self._begun += 1
-        task = asyncio.ensure_future(self._pass(request, self.watch_delay_s, self._begun))
+        task = asyncio.ensure_future(self._pass(request, self.watch_delay_s))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
         return await task
@@ -130,9 +120,7 @@ class RoughApi:
         headers = {"Retry-After": "1"} if code == 429 else {}
         return web.json_response({**status, "message": "a storm"}, status=code, headers=headers)
 
-    async def _pass(
-        self, request: web.Request, delay_s: float, watch: int | None = None
-    ) -> web.StreamResponse:
+    async def _pass(self, request: web.Request, delay_s: float) -> web.StreamResponse:
         headers = {key: request.headers[key] for key in _PASSED_ON if key in request.headers}
         url = f"https://127.0.0.1:{self._plane.ports.api}{request.path_qs}"
         body = await request.read()
@@ -152,9 +140,6 @@ class RoughApi:
                 async for chunk in answer.content.iter_any():
                     if delay_s:
                         await asyncio.sleep(delay_s)
-                    if watch is not None and watch <= self._silenced:
-                        self.swallowed += 1
-                        continue
                     await response.write(chunk)
                 await response.write_eof()
             return response

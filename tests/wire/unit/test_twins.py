@@ -47,6 +47,13 @@ def with_enum(file: FileDescriptorProto) -> None:
     file.enum_type.add(name="Colour").value.add(name="RED", number=0)
 
 
+def with_method(file: FileDescriptorProto) -> None:
+    """Add a method whose request is not named after it."""
+    own = ".holdfast.v1.Thing"
+    service = file.service.add(name="Things")
+    service.method.add(name="GetThing", input_type=own, output_type=own)
+
+
 def with_equal_members(file: FileDescriptorProto) -> None:
     """Add a oneof in which two members are a Thing."""
     thing = file.message_type[0]
@@ -63,11 +70,21 @@ def with_equal_members(file: FileDescriptorProto) -> None:
         (field("size", F.TYPE_FIXED64), "Thing is one.", "type of field size has no twin"),
         (with_enum, "Thing is one.", "Colour.RED must begin with COLOUR_"),
         (with_equal_members, "Thing is one.", "two members of Thing.content have one type"),
+        (with_method, "Thing is one.", "Things.GetThing has to take GetThingRequest"),
         (lambda _: None, "Thing", "Thing needs a comment of whole sentences"),
         (lambda _: None, "Thing " * 30 + "ends.", "first sentence about Thing .* is too long"),
         (lambda _: None, "Thing has a \\.", "may not have a backslash"),
     ],
-    ids=["keyword", "fixed64", "prefix", "oneof", "no comment", "long comment", "backslash"],
+    ids=[
+        "keyword",
+        "fixed64",
+        "prefix",
+        "oneof",
+        "method",
+        "no comment",
+        "long comment",
+        "backslash",
+    ],
 )
 def test_what_has_no_twin_is_refused_with_the_remedy(
     shape: Callable[[FileDescriptorProto], object], comment: str, words: str
@@ -77,14 +94,12 @@ def test_what_has_no_twin_is_refused_with_the_remedy(
         wire_twins.write(described(shape, comment))
 
 
-def test_a_comment_of_the_proto_stands_under_its_twin() -> None:
-    """The .proto file is the only place where a comment is written."""
+def test_a_comment_of_the_proto_stands_at_its_twin() -> None:
+    """The .proto file is the only place where a comment is written: behind, or below if longer."""
     source = (ROOT / "proto/holdfast_wire/messages/journal.py").read_text()
     assert (NodeMarked.__doc__ or "").startswith("NodeMarked: draining, finished, released;")
-    assert (
-        '    mark: str = ""\n    """draining, finished, released, replaced or promised."""'
-        in source
-    )
+    assert '    mark: str = ""  # draining, finished, released, replaced or promised.\n' in source
+    assert '    more: bool = False\n    """The next record is of the same decision' in source
 
 
 def test_a_oneof_has_the_comments_of_its_members() -> None:
@@ -126,8 +141,9 @@ def test_a_name_that_is_no_twin_is_refused() -> None:
     """As in a module that is not lazy, and `dir` knows all names."""
     with pytest.raises(AttributeError, match="has no attribute 'Fense'"):
         getattr(messages, "Fense")  # noqa: B009 - mypy knows that it is not there
-    assert set(messages.__all__) <= set(dir(messages))
-    assert {*messages.MESSAGES, *messages.ENUMS} < set(messages.__all__)
+    known = {*messages.MESSAGES, *messages.ENUMS, *messages.UNIONS}
+    assert known <= set(dir(messages))
+    assert all(getattr(messages, name) for name in known)
 
 
 @pytest.mark.parametrize(

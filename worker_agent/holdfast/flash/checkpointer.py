@@ -27,7 +27,7 @@ from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, Stored, of_start, stored
-from holdfast.flash.trainer.restore import Restorer, idle_cores
+from holdfast.flash.trainer.restore import idle_cores, restore
 from holdfast.flash.trainer.save import Preparer, Saver, SaveRequest, StepOrder
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.shards import Shards
@@ -248,11 +248,12 @@ class Checkpointer:
             return self._preparer.listed_by_all(), stored(of_start(origin, arenas), origin.step)
 
         fetch, holders = self._connect().fetch, self._preparer.holders
-        restorer = Restorer(self._parts, self._place, read, fetch, holders)
         threads = max(self._threads, idle_cores(self._place))
-        for note in restorer.run(partial=partial, threads=threads):
+        notes, self.read = restore(
+            self._parts, self._place, holders, read, fetch, partial=partial, threads=threads
+        )
+        for note in notes:
             warnings.warn(note, RuntimeWarning, stacklevel=3)
-        self.read = restorer.read
         self._preparer.let_go(origin.lent)
 
     def step(
@@ -431,11 +432,8 @@ class Checkpointer:
             ValueError: `tag` is not valid.
         """
         if tag is not None:
-            return (
-                retention.step_of_tag(Disk(), self._root, retention.tag_of(tag))
-                if self._root
-                else 0
-            )
+            name = retention.tag_of(tag)
+            return retention.step_of_tag(Disk(), self._root, name) if self._root else 0
         if self._idle:
             return 0
         client = self._connect()

@@ -23,18 +23,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.flash.memory import hashes
-from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
-from holdfast.flash.memory.shard_table import encode
+from holdfast.flash.memory.arena import BYTES_ROOM, Arena
 from holdfast.flash.memory.slots import Version, choose
-from holdfast.flash.server.protocol import Granted, Layout, LinkError
+from holdfast.flash.server.protocol import Granted, LinkError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import foreign_names
 from holdfast.flash.trainer.client import CheckpointError, Client
 from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.copier import Copier, RoomNeeded
 from holdfast.flash.trainer.leaves import Leaves, Stateful, TensorLeaf, ValueLeaf, constant, is_own
-from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
-from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, fits
 from holdfast_wire.messages.spec import CheckpointPolicy
 
 _SLOT_SECONDS: Final = 600.0
@@ -322,13 +320,11 @@ class _Session:
 
     def _arena(self, leaves: Leaves) -> tuple[Arena, ImagePlan]:
         """Return the arena for this state: the last one, if the layout is the same."""
-        room = self._room + (room_for(leaves) if self._world > 1 else 0)
-        plan = self._planner.plan(leaves, room)
-        body, last = encode(plan.table), self._copier
-        if last and last.arena.body == body and last.arena.geometry.bytes_room >= room:
-            return last.arena, plan
+        plan = self._planner.plan(leaves, self._room)
+        layout = plan.layout()
+        if self._copier is not None and fits(self._copier.arena, layout):
+            return self._copier.arena, plan
         self._copier = None
-        layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         _, descriptors = self._client.ask(layout, Granted)
         arena = Arena(descriptors[0])
         os.close(descriptors[0])
@@ -436,10 +432,10 @@ def _leaves(state_dict: Mapping[str, Any]) -> Leaves:
     for name, value in flat.items():
         path = tuple(paths[name])
         if isinstance(value, torch.Tensor):
-            leaf = TensorLeaf(name, path, flat, name, value, buffer=True)
+            leaf = TensorLeaf(path, flat, name, value, buffer=True)
             # A state_dict does not say what a buffer is: rank 0's small tensors are stored.
             leaves.tensors.append(replace(leaf, buffer=False, synced=is_own(leaf)))
         else:
             # Each rank stores its own; `dcp.load` finds the first rank's, as with torch's own.
-            leaves.values.append(ValueLeaf(name, path, constant(value), own=True))
+            leaves.values.append(ValueLeaf(path, constant(value), own=True))
     return leaves

@@ -30,10 +30,7 @@ ALONE: Final = SaveEvery(memory=1, storage=100)
 """Meaning of "auto" without a master: a copy at each step, a write now and then."""
 
 
-_SHORT: Final[Mapping[Tier, str]] = {
-    Tier.MEMORY: "memory_every",
-    Tier.STORAGE: "storage_every",
-}
+_SHORT: Final[Mapping[Tier, str]] = {Tier.MEMORY: "memory_every", Tier.STORAGE: "storage_every"}
 """Short forms of `Schedule.every`, by tier."""
 
 
@@ -68,7 +65,6 @@ class Schedule:
     """First step that may be saved; 1 is the first completed one. Default 1."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming a number or a tier that is not valid."""
         if not isinstance(self.every, Mapping):
             raise ValueError(  # noqa: TRY004 - as for every other argument
                 f"every={self.every!r}: expected steps by tier, as {{'memory': 5, 'storage': 100}}"
@@ -119,14 +115,18 @@ class Due:
 
     memory: bool
     storage: bool
+    sure: bool
+    """Every rank saves the step to storage. False for a step that only an offered or only an old
+    schedule asks for: it is saved for the ranks that follow that one, and must not be awaited."""
 
 
 def due(step: int, every: SaveEvery, first: int = 1) -> Due:
     """Return the tiers due at a completed step."""
     if step < first:
-        return Due(memory=False, storage=False)
+        return Due(memory=False, storage=False, sure=False)
     storage = _falls_on(step, every.storage)
-    return Due(memory=storage or _falls_on(step, every.memory), storage=storage)
+    memory = storage or _falls_on(step, every.memory)
+    return Due(memory=memory, storage=storage, sure=storage)
 
 
 def _falls_on(step: int, every: int) -> bool:
@@ -156,24 +156,6 @@ class ScheduleOffer:
     every: SaveEvery
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """An offer that is not confirmed."""
-
-    since: int
-    """First step for which its schedule was offered."""
-    offer: ScheduleOffer
-
-
-@dataclass(frozen=True, slots=True)
-class _Hold:
-    """Schedule that holds from a step on."""
-
-    step: int
-    every: SaveEvery
-    number: int
-
-
 class Course:
     """Schedule of one rank over time: the first one, the confirmed ones, the one on offer.
 
@@ -188,26 +170,28 @@ class Course:
 
     def __init__(self, begin: SaveEvery) -> None:
         """begin: the first schedule of the world, equal on all of its ranks."""
-        self._holds = [_Hold(0, begin, 0)]
-        self._open: list[_Open] = []
+        self._holds = [ScheduleOffer(number=0, step=0, every=begin)]
+        """Schedules that hold, each from its step on."""
+        self._open: dict[SaveEvery, tuple[int, ScheduleOffer]] = {}
+        """Schedules that are not confirmed: the first step of the earliest offer, the newest offer.
+        """
 
     def offered(self, offer: ScheduleOffer) -> None:
         """Follow an offer beside the schedules that hold; it replaces an offer of equal numbers."""
-        same = [one for one in self._open if one.offer.every == offer.every]
-        since = min([offer.step, *(one.since for one in same)])
-        self._open = [one for one in self._open if one not in same] + [_Open(since, offer)]
+        earlier, _ = self._open.pop(offer.every, (offer.step, offer))
+        self._open[offer.every] = min(offer.step, earlier), offer
 
     def confirmed(self, number: int) -> None:
         """Note that all ranks know this offer; a repeated or late confirmation changes nothing."""
-        for one in self._open:
-            if one.offer.number == number > self._holds[-1].number:
-                self._holds.append(_Hold(one.offer.step, one.offer.every, number))
+        for _, offer in self._open.values():
+            if offer.number == number > self._holds[-1].number:
+                self._holds.append(offer)
 
     def at(self, step: int) -> tuple[SaveEvery, ...]:
         """Return the schedules that may ask for a save at this step; steps only grow."""
         while len(self._holds) > 1 and self._holds[1].step <= step:
             del self._holds[0]
         now = self._holds[0]
-        self._open = [one for one in self._open if one.offer.number > now.number]
-        offered = (one.offer.every for one in self._open if one.since <= step)
+        self._open = {every: one for every, one in self._open.items() if one[1].number > now.number}
+        offered = [every for every, (since, _) in self._open.items() if since <= step]
         return (now.every, *(every for every in offered if every != now.every))

@@ -17,7 +17,7 @@ from holdfast.flash.trainer.collectives import from_rank_0
 from holdfast.flash.trainer.leaves import Leaves
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, Stored, of_files, stored
-from holdfast.flash.trainer.restore import RestoreError, Restorer, idle_cores
+from holdfast.flash.trainer.restore import RestoreError, idle_cores, restore
 from holdfast.flash.trainer.save import Preparer
 from holdfast.flash.trainer.shards import Shards
 from holdfast.flash.trainer.state_dict import Parts
@@ -53,8 +53,10 @@ def fill_from(
             raise RestoreError(f"{path} cannot be read: {error}; load another step") from error
         return preparer.listed_by_all(), found
 
-    restorer = Restorer(parts, place, source, lambda _: None, preparer.holders)
-    return restorer.run(partial=partial, threads=idle_cores(place)), restorer.read
+    threads = idle_cores(place)
+    return restore(
+        parts, place, preparer.holders, source, lambda _: None, partial=partial, threads=threads
+    )
 
 
 def load_from(root: str, shards: Shards, *, step: int | None = None, partial: bool = False) -> int:

@@ -257,6 +257,8 @@ class GTAConfig:
         check_rules(self, GTA_RULES)
 
 
+positive: Final = real(lambda value: value > 0)
+_share: Final = real(lambda value: 0 <= value <= 1)
 _LOCAL_VALUES: Final = (
     *(
         Value(name, is_flag, "True or False")
@@ -269,33 +271,25 @@ _LOCAL_VALUES: Final = (
     Value("local_sgd_sync_interval", whole(1), "a number of steps, at least 1"),
     Value("local_sgd_sync_time", real(lambda value: value >= 0), "seconds, at least 0"),
     Value("min_total_global_steps", whole(1), "a number of steps, at least 1"),
-    Value("step_weight_ratio", real(lambda value: 0 <= value <= 1), "a share, from 0 to 1"),
+    Value("step_weight_ratio", _share, "a share, from 0 to 1"),
     Value("local_sgd_warmup_steps", whole(0), "a number of steps, at least 0"),
     Value("gradient_accumulation_steps", whole(1), "a number of micro-batches, at least 1"),
-    Value(
-        "clip_pseudo_grad",
-        optional(real(lambda value: value > 0)),
-        "a norm above 0, or None for no clipping",
-    ),
-    Value(
-        "weight_softmax_temperature",
-        optional(real(lambda value: value > 0)),
-        "a temperature above 0, or None for 1",
-    ),
+    Value("clip_pseudo_grad", optional(positive), "a norm above 0, or None for no clipping"),
+    Value("weight_softmax_temperature", optional(positive), "a temperature above 0, or None for 1"),
     Value("ewma_alpha", real(lambda value: 0 < value < 1), "a weight above 0 and below 1"),
     Value(
         "ewma_warmup_steps",
         whole(2),
         "a number of rounds, at least 2: one norm has no spread to compare with",
     ),
-    Value("ewma_threshold", real(lambda value: value > 0), "standard deviations, above 0"),
-    Value("ewma_floor", real(lambda value: 0 <= value <= 1), "a share of the mean, from 0 to 1"),
+    Value("ewma_threshold", positive, "standard deviations, above 0"),
+    Value("ewma_floor", _share, "a share of the mean, from 0 to 1"),
     Value("ewma_restart_after", whole(0), "a number of rounds, or 0 for no limit"),
     Value("step_weight_by", one_of("steps", "tokens"), '"steps" or "tokens"'),
     Value("codec", one_of("none", "bf16", "int8", "int4"), '"none", "bf16", "int8" or "int4"'),
     Value("switching", one_of("off", "propose", "act"), '"off", "propose" or "act"'),
-    Value("switching_tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
-    Value("late_discount", real(lambda value: 0 <= value <= 1), "a factor, from 0 to 1"),
+    Value("switching_tolerated", positive, "a share of a step, above 0"),
+    Value("late_discount", _share, "a factor, from 0 to 1"),
 )
 _OUTER_VALUES: Final = (
     Value(

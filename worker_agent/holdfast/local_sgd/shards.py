@@ -160,28 +160,21 @@ class LocalSGDShards:
         optimizer = unit.anchors.optimizer
         if optimizer is not None:
             leaves.counts.append((optimizer.state, len(optimizer.state)))
-        for anchor, one in zip(unit.anchors.values, module.trained, strict=True):
-            place = place_of(one)
-            options = {"trained": False, "stored": stored}
-            leaves.add_box((*ANCHOR, one.name), anchor, place.shape, place.offsets, **options)
+        for anchor, one in zip(unit.anchors.values, self._parts(module), strict=True):
+            self._add(leaves, ANCHOR, anchor, one, stored=stored)
             for key, value in (optimizer.state.get(anchor, {}) if optimizer else {}).items():
-                path = (*OUTER, one.name, key)
                 if not hasattr(value, "shape"):
                     continue  # SGD's momentum of 0: None
                 if value.shape == anchor.shape:
-                    leaves.add_box(path, value, place.shape, place.offsets, **options)
+                    self._add(leaves, OUTER, value, one, key, stored=stored)
                 else:
-                    first = stored and self._local.shard_group.rank == 0
-                    zeros = (0,) * value.dim()
+                    path, zeros = (*OUTER, one.name, key), (0,) * value.dim()
+                    first = stored and self._is_first(one)
                     leaves.add_box(path, value, value.shape, zeros, trained=False, stored=first)
 
     def _collect_lost(self, leaves: Leaves, lost: Lost, module: Any) -> None:
-        for name, values, place in _sent(lost.sent, module):
-            leaves.add_box(
-                self._own("error", name), values, place.shape, place.offsets, trained=False
-            )
-        for name, values, shape, offsets in _merged(lost, module):
-            leaves.add_box((*MERGE_ERROR, name), values, shape, offsets, trained=False)
+        for path, values, one, begin in self._lost_of(lost, module):
+            self._add(leaves, path, values, one, begin=begin)
 
     def _accept_unit(self, filling: Filling, unit: Unit, module: Any) -> Coming:
         spare = Unit(unit.name, unit.tensors, unit.outer)
@@ -190,60 +183,124 @@ class LocalSGDShards:
         else:
             spare.take_anchors()
         coming = Coming(unit, spare)
-        for anchor, one in zip(spare.anchors.values, module.trained, strict=True):
-            place = place_of(one)
-            name = ".".join((*ANCHOR, one.name))
-            filling.fill_box(name, anchor, place.shape, place.offsets)
-            coming.states += self._accept_outer(filling, anchor, one.name, place)
-        coming.lost = self._accept_lost(filling, module, spare.anchors.values)
+        for anchor, one in zip(spare.anchors.values, self._parts(module), strict=True):
+            self._fill(filling, ANCHOR, anchor, one)
+            coming.states += self._accept_outer(filling, anchor, one)
+        coming.lost = self._accept_lost(filling, unit, module)
         return coming
 
     def _accept_outer(
-        self, filling: Filling, anchor: torch.Tensor, name: str, place: LocalPart
+        self, filling: Filling, anchor: torch.Tensor, one: Any
     ) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
+        """Plan the copies into the outer optimizer's state of an anchor."""
         import torch
 
+        keys = self._keys(one)
         for (owner, key), stored in filling.below(OUTER).items():
             form = filling.form(stored)
-            if owner != name or form is None:
+            if form is None or owner not in (*keys, one.name):
                 continue
             dtype, shape = getattr(torch, form[0]), form[1]
-            if shape == place.shape:
-                value = torch.empty_like(anchor, dtype=dtype)
-                filling.fill_box(stored, value, place.shape, place.offsets)
+            if owner in keys and self._is_cut(one, shape):
+                value = torch.zeros_like(anchor, dtype=dtype)
+                self._fill(filling, OUTER, value, one, key)
             else:
-                value = torch.empty(shape, dtype=dtype)
+                value = torch.zeros(shape, dtype=dtype)
                 filling.fill_box(stored, value, shape, (0,) * len(shape))
             yield anchor, key, value
 
-    def _accept_lost(
-        self, filling: Filling, module: Any, anchors: list[torch.Tensor]
-    ) -> Lost | None:
+    def _accept_lost(self, filling: Filling, unit: Unit, module: Any) -> Lost | None:
         """Plan what the codec lost: this replica's, and of the chunk that this rank merges now."""
         import torch
 
-        names = [".".join((*MERGE_ERROR, one.name)) for one in module.trained]
-        form = next((form for name in names if (form := filling.form(name))), None)
+        names = [(*MERGE_ERROR, key) for one in self._parts(module) for key in self._keys(one)]
+        form = next((form for name in names if (form := filling.form(".".join(name)))), None)
         if form is None or not self._local.config.error_feedback:
             return None
-        size, dtype = sum(one.numel() for one in anchors), getattr(torch, form[0])
-        begin, end = self._chunk(module, size)
-        device = module.trained[0].local.device
-        sent = torch.zeros(size, dtype=dtype, device=device)
-        lost = Lost(sent, begin, torch.zeros(end - begin, dtype=dtype, device=device))
-        for name, values, place in _sent(sent, module):
-            stored = ".".join(map(str, self._own("error", name)))
-            if filling.form(stored) is not None:
-                filling.fill_box(stored, values, place.shape, place.offsets)
-        for name, values, shape, offsets in _merged(lost, module):
-            filling.fill_box(".".join((*MERGE_ERROR, name)), values, shape, offsets)
+        begin, end = self._chunk(unit)
+        tensors = unit.tensors()
+        options = {"dtype": getattr(torch, form[0]), "device": tensors[0].device}
+        sent = torch.zeros(sum(one.numel() for one in tensors), **options)
+        lost = Lost(sent, begin, torch.zeros(end - begin, **options))
+        for path, values, one, first in self._lost_of(lost, module):
+            name = ".".join(map(str, (*path, self._keys(one)[0])))
+            if path == MERGE_ERROR or filling.form(name) is not None:
+                self._fill(filling, path, values, one, begin=first)
         return lost
 
-    def _chunk(self, module: Any, size: int) -> tuple[int, int]:
-        """Return begin and end of what this rank merges of a unit: each goes by itself."""
-        del module
-        ((begin, end),) = chunks_of([size], self._number, self._count)
-        return begin, end
+    def _chunk(self, unit: Unit) -> tuple[int, int]:
+        """Return begin and end of what this rank merges of a unit, in the transfer of its batch."""
+        batch = [unit] if self._local.in_forward else self._local.units
+        sizes = [sum(one.numel() for one in each.tensors()) for each in batch]
+        return chunks_of(sizes, self._number, self._count)[batch.index(unit)]
+
+    def _lost_of(self, lost: Lost, module: Any) -> Iterator[tuple[Path, torch.Tensor, Any, int]]:
+        """Cut what was lost of a unit into its parts: path, values, part, first element of it."""
+        at, spans = 0, list[tuple[Any, int, int]]()
+        for one in self._parts(module):
+            spans.append((one, at, at := at + self._size(one)))
+        yield from (
+            (self._own("error"), lost.sent[begin:end], one, 0)
+            for one, begin, end in spans
+            if begin < end
+        )
+        first, last = lost.begin, lost.begin + lost.merged.numel()
+        for one, begin, end in spans:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                yield MERGE_ERROR, lost.merged[low - first : high - first], one, low - begin
+
+    # Where elements lie: a subclass whose parts are no parameters under FSDP2 or DDP says it anew.
+
+    def _parts(self, module: Any) -> Sequence[Any]:
+        """Return the place of each tensor of a unit."""
+        parts: Sequence[Any] = module.trained
+        return parts
+
+    def _keys(self, one: Any) -> list[str]:
+        """Return the global tensors in which a part's elements lie."""
+        return [one.name]
+
+    def _size(self, one: Any) -> int:
+        """Return the number of a part's elements."""
+        return int(one.local.numel())
+
+    def _is_first(self, one: Any) -> bool:
+        """Return True if this rank stores what has one value for a whole parameter."""
+        del one
+        return self._local.shard_group.rank == 0
+
+    def _is_cut(self, one: Any, shape: Sequence[int]) -> bool:
+        """Return True if a stored value of this shape is cut among ranks as the parameter is."""
+        return tuple(shape) == place_of(one).shape
+
+    def _add(
+        self,
+        leaves: Leaves,
+        path: Path,
+        values: torch.Tensor,
+        one: Any,
+        *keys: str,
+        begin: int = 0,
+        stored: bool = True,
+    ) -> None:
+        """List the boxes of a part's values from an element on."""
+        for view, shape, offsets in _boxes(values, one, begin):
+            name = (*path, one.name, *keys)
+            leaves.add_box(name, view, shape, offsets, trained=False, stored=stored)
+
+    def _fill(
+        self,
+        filling: Filling,
+        path: Path,
+        values: torch.Tensor,
+        one: Any,
+        *keys: str,
+        begin: int = 0,
+    ) -> None:
+        """Plan the copies into such boxes."""
+        for view, shape, offsets in _boxes(values, one, begin):
+            filling.fill_box(".".join(map(str, (*path, one.name, *keys))), view, shape, offsets)
 
     def _refuse_other_outer(self, filling: Filling) -> None:
         has = bool(filling.below(OUTER))
@@ -302,34 +359,20 @@ def chunks_of(sizes: Sequence[int], rank: int, ranks: int) -> list[tuple[int, in
     return found
 
 
-def _sent(flat: torch.Tensor, module: Any) -> Iterator[tuple[str, torch.Tensor, LocalPart]]:
-    """Cut a unit's flat values into its parameters' shards; those without elements are left out."""
-    at = 0
-    for one in module.trained:
-        place = place_of(one)
-        count = place.values.numel()
-        if count:
-            yield one.name, flat[at : at + count].view(place.values.shape), place
-        at += count
-
-
-def _merged(
-    lost: Lost, module: Any
-) -> Iterator[tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]]:
-    """Cut a chunk of a unit's flat values into boxes of whole parameters."""
-    at, first, last = 0, lost.begin, lost.begin + lost.merged.numel()
-    for one in module.trained:
-        place = place_of(one)
-        count = place.values.numel()
-        low, high = max(first, at), min(last, at + count)
-        here = low - first
-        if low < high:
-            for offsets, sizes in boxes_of_range(place.values.shape, low - at, high - at):
-                size = math.prod(sizes)
-                whole = tuple(a + b for a, b in zip(place.offsets, offsets, strict=True))
-                yield one.name, lost.merged[here : here + size].view(sizes), place.shape, whole
-                here += size
-        at += count
+def _boxes(
+    values: torch.Tensor, one: Any, begin: int
+) -> Iterator[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]]:
+    """Cut values of a shard, from an element on, into boxes: view, whole shape, offsets."""
+    place = place_of(one)
+    if values.numel() == place.values.numel():  # also none
+        yield values.view(place.values.shape), place.shape, place.offsets
+        return
+    flat, at = values.view(-1), 0
+    for offsets, sizes in boxes_of_range(place.values.shape, begin, begin + values.numel()):
+        size = math.prod(sizes)
+        whole = tuple(a + b for a, b in zip(place.offsets, offsets, strict=True))
+        yield flat[at : at + size].view(sizes), place.shape, whole
+        at += size
 
 
 def _detectors(units: list[Unit], names: Mapping[int, int]) -> dict[str, dict[str, list[float]]]:

@@ -12,6 +12,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
 import threading
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from holdfast.flash.memory.recovery import ArenaBackend
     from holdfast.flash.memory.slots import Version
     from holdfast.flash.server.coordinated_commit import CoordinatedCommit
-    from holdfast.flash.server.peer_parts import Described, Loan, Peers
-    from holdfast.flash.server.service import Report, Service
+    from holdfast.flash.server.coordinated_restore import Report
+    from holdfast.flash.server.peer_parts import Described, Peers
+    from holdfast.flash.server.service import ServerState, Service
+    from holdfast.flash.storage.writer import SlotWork
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +85,7 @@ class Arenas:
         self._listener = listen(self.path)
         self._service: Service | None = None
         self._commit: CoordinatedCommit | None = None
+        self._node: ServerState | None = None
         self._untold: collections.deque[Word] = collections.deque(maxlen=MOST_UNTOLD)
         """Work that came before the first trainer."""
         self._thread: threading.Thread | None = None
@@ -131,7 +135,7 @@ class Arenas:
             log.exception("checkpoints cannot be kept")
             self._listener.close()  # trainers that wait there get an error
             return
-        node = ServerState(ArenaStore(led=True, backend=self._volume))
+        self._node = node = ServerState(ArenaStore(led=True, backend=self._volume))
         assert self._make_peers is not None, "open was called"  # noqa: S101
         self.peers = self._make_peers()
         self._commit = CoordinatedCommit(node, self)
@@ -165,29 +169,32 @@ class Arenas:
 
     async def describe(self, version: Version, rank: int) -> Described | None:
         """Return the description of a part in memory here; None: it is not here."""
+        from holdfast.flash.server.peer_parts import describe
+
         return await self._ask(
-            lambda commit, taken: commit.lender.describe(version, rank, taken), lambda _: None
+            lambda node, taken: describe(node.arenas, node.worker, version, rank, taken),
+            lambda _: None,
         )
 
-    async def lend(self, version: Version, rank: int) -> Loan | None:
+    async def lend(self, version: Version, rank: int) -> SlotWork | None:
         """Return a part in memory here, which stays until `take_back`; None: it is not here."""
         return await self._ask(
-            lambda commit, taken: taken(commit.lender.lend(version, rank)),
-            lambda loan: None if loan is None else self.take_back(loan),
+            lambda node, taken: taken(node.arenas.saved(rank, version)), self.take_back
         )
 
-    def take_back(self, loan: Loan) -> None:
+    def take_back(self, loan: SlotWork | None) -> None:
         """End the loan of a part."""
-        self.tell(lambda commit: commit.lender.take_back(loan))
+        if self._node is not None and loan is not None:
+            self._node.worker.post(functools.partial(self._node.arenas.done, loan))
 
     async def _ask(
         self,
-        word: Callable[[CoordinatedCommit, Callable[[_T | None], None]], None],
+        word: Callable[[ServerState, Callable[[_T | None], None]], None],
         too_late: Callable[[_T | None], None],
     ) -> _T | None:
         """Ask the server on its own thread; too_late: called if the caller has stopped waiting."""
-        loop = self._loop
-        if self._service is None or loop is None:
+        node, loop = self._node, self._loop
+        if node is None or loop is None:
             return None
         answer: asyncio.Future[_T | None] = loop.create_future()
 
@@ -197,15 +204,15 @@ class Arenas:
             else:
                 answer.set_result(value)
 
-        def ask(commit: CoordinatedCommit) -> None:
+        def ask() -> None:
             try:
-                word(commit, lambda one: _soon(loop, end, one))
+                word(node, lambda one: _soon(loop, end, one))
             except Exception:  # the top of the question: its caller must get the error
                 number = loop_errors.count(__name__)
                 log.exception("the checkpoint server gave an agent no answer (fault %d)", number)
                 _soon(loop, end, None)
 
-        self.tell(ask)
+        node.worker.post(ask)
         return await answer
 
     def attempt(self, number: int) -> str:
@@ -312,26 +319,17 @@ def place_of(folder: str, job: str, runner: int) -> ArenaBackend | None:
 
     Raises ArenasError: the directory cannot be used, or another agent has it.
     """
-    if folder:
-        return _volume(folder, job)
-    return _stash(runner, job) if runner >= 0 else None
-
-
-def _volume(folder: str, job: str) -> ArenaBackend:
-    from holdfast.flash.memory.file_backend import FileBackend, FileBackendError
+    if not folder and runner < 0:
+        return None
+    from holdfast.flash.memory.fdstore_backend import FdStoreBackend
+    from holdfast.flash.memory.file_backend import FileBackend
+    from holdfast.flash.memory.recovery import BackendError
 
     try:
-        return FileBackend(folder, job)
-    except FileBackendError as error:
-        raise ArenasError(str(error)) from error
-
-
-def _stash(runner: int, job: str) -> ArenaBackend | None:
-    from holdfast.flash.memory.fdstore_backend import FdStoreBackend, FdStoreError
-
-    try:
-        return FdStoreBackend(runner, job)
-    except FdStoreError as error:
+        return FileBackend(folder, job) if folder else FdStoreBackend(runner, job)
+    except BackendError as error:
+        if folder:
+            raise ArenasError(str(error)) from error
         # A wrapper around this agent may have closed it: the job can train without it.
         log.warning("checkpoints in memory are lost with this agent: %s", error)
         return None

@@ -14,16 +14,10 @@ from typing import Any, TypeVar
 import grpc
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.server.peer_parts import Described, GatherError, Range
+from holdfast.flash.server.peer_parts import Described, GatherError, PartPlace, Range
 from holdfast_agent.checkpoint.arenas import Arenas
 from holdfast_wire import channel, codec
-from holdfast_wire.messages import (
-    ByteRange,
-    CheckpointVersion,
-    DescribePartRequest,
-    Fence,
-    ReadPartRequest,
-)
+from holdfast_wire.messages import ByteRange, DescribePartRequest, Fence, ReadPartRequest
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
 CONNECT_SECONDS = 5.0
@@ -100,30 +94,22 @@ class PartReader:
         self._fence, self._job_uid, self._tls_dir = fence, job_uid, tls_dir
         self._loop = asyncio.get_running_loop()
 
-    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
+    def describe(self, part: PartPlace) -> Described:
         """Return the description of a part; raises `GatherError`."""
-        request = DescribePartRequest(
-            fence=self._fence(number), version=_to_wire(version), rank=rank
-        )
-        return self._wait(address, self._describe(address, codec.to_proto(request)))
+        fence = self._fence(part.number)
+        request = DescribePartRequest(fence=fence, version=part.version, rank=part.rank)
+        return self._wait(part.address, self._describe(part.address, codec.to_proto(request)))
 
-    def read(
-        self,
-        address: str,
-        number: int,
-        version: Version,
-        rank: int,
-        ranges: Sequence[Range],
-        into: memoryview,
-    ) -> None:
+    def read(self, part: PartPlace, ranges: Sequence[Range], into: memoryview) -> None:
         """Read ranges of an image to the same places of `into`; raises `GatherError`."""
         request = ReadPartRequest(
-            fence=self._fence(number),
-            version=_to_wire(version),
-            rank=rank,
+            fence=self._fence(part.number),
+            version=part.version,
+            rank=part.rank,
             ranges=tuple(ByteRange(begin=begin, length=length) for begin, length in ranges),
         )
-        return self._wait(address, self._read(address, codec.to_proto(request), ranges, into))
+        work = self._read(part.address, codec.to_proto(request), ranges, into)
+        return self._wait(part.address, work)
 
     def _wait(self, address: str, work: Coroutine[Any, Any, _T]) -> _T:
         try:
@@ -180,7 +166,3 @@ async def _reached(link: grpc.aio.Channel) -> Any:
     async with asyncio.timeout(CONNECT_SECONDS):
         await link.channel_ready()
     return peer_pb2_grpc.PeerServiceStub(link)
-
-
-def _to_wire(version: Version) -> CheckpointVersion:
-    return CheckpointVersion(lineage=version.lineage, step=version.step)

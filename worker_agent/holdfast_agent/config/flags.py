@@ -142,7 +142,6 @@ def _launch(args: argparse.Namespace, environ: Mapping[str, str], given: frozens
         interpreter=_interpreter(environ, in_process=args.run_path),
         min_nodes=low,
         max_nodes=high,
-        nnodes_given="nnodes" in given,
         node_rank=args.node_rank,
         local_world_size=size,
         max_restarts=_max_restarts(args.max_restarts) if "max_restarts" in given else None,

@@ -47,8 +47,6 @@ class Launch:
     """--nnodes, lower bound."""
     max_nodes: int = 1
     """--nnodes, upper bound."""
-    nnodes_given: bool = False
-    """--nnodes or PET_NNODES was given."""
     node_rank: int = 0
     """--node-rank; a job master's HOLDFAST_NODE_RANK takes its place."""
     local_world_size: int = 1
@@ -59,12 +57,7 @@ class Launch:
     """--role, for ROLE_NAME and log prefixes."""
     rdzv_id: str | None = None
     """--rdzv-id, the run id of a standalone run; None: not given."""
-    signals: tuple[int, ...] = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-    )
+    signals: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     """--signals-to-handle: each ends the agent, workers first."""
     signal_names: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     """The same as it was given, for TORCHELASTIC_SIGNALS_TO_HANDLE."""

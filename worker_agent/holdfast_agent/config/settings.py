@@ -88,8 +88,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         InputError: a flag or variable is wrong.
         SystemExit: from torch's parser, code 2 or (--help) 0.
     """
-    standalone = not environ.get(keys.ENV_MASTER)
-    check(environ)
+    settings = of_environment(environ)
+    standalone = settings.standalone
     launch = flags.parse(argv, environ, environ.get(keys.ENV_NPROC_PER_NODE) or None)
     known = {
         "rdzv_backend": keys.RDZV_BACKEND,
@@ -97,14 +97,10 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         "rdzv_id": environ.get(keys.ENV_JOB_UID, ""),
         "node_rank": environ.get(keys.ENV_NODE_RANK, ""),
     }
-    settings = Settings(
+    return dataclasses.replace(
+        settings,
         launch=launch,
-        standalone=standalone,
-        grace_seconds=_seconds(environ, ENV_GRACE, 30.0),
-        topology=_topology(environ.get(ENV_TOPOLOGY, "")),
         preload=_preload(environ.get(ENV_PRELOAD, "")),
-        fork=_switch(environ, ENV_FORK),
-        log_level=_log_level(environ, "warning" if standalone else "info"),
         notes=(
             *flags.notes(launch, known, standalone=standalone),
             *flags.variable_notes(environ),
@@ -113,7 +109,6 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
             *_pointless(environ, standalone=standalone),
         ),
     )
-    return settings if standalone else _with_identity(settings, environ)
 
 
 def for_torchrun(environ: Mapping[str, str], endpoint: str, nproc: str | None) -> Settings:
@@ -132,9 +127,9 @@ def for_torchrun(environ: Mapping[str, str], endpoint: str, nproc: str | None) -
         named[keys.ENV_MASTER] = endpoint
     if not named.get(keys.ENV_MASTER):
         raise InputError("--rdzv-endpoint", endpoint, "the job master's host:port")
-    check(named)
+    settings = of_environment(named)
     launch = Launch(script="torchrun", local_world_size=_local_size(environ, nproc))
-    return _with_identity(Settings(launch=launch, standalone=False), named)
+    return dataclasses.replace(settings, launch=launch)
 
 
 def _local_size(environ: Mapping[str, str], nproc: str | None) -> int:
@@ -149,47 +144,50 @@ def _local_size(environ: Mapping[str, str], nproc: str | None) -> int:
         raise error.under(name) from error.__cause__
 
 
-def check(environ: Mapping[str, str]) -> None:
-    """Refuse wrong values that can be found before the import of torch, which takes seconds.
+def of_environment(environ: Mapping[str, str]) -> Settings:
+    """Return the settings without a command line, which only torch can read, seconds later.
 
     Raises InputError: a variable is missing or wrong.
     """
-    _seconds(environ, ENV_GRACE, 30.0)
-    _topology(environ.get(ENV_TOPOLOGY, ""))
-    _switch(environ, ENV_FORK)
-    _log_level(environ, "info")
+    standalone = not environ.get(keys.ENV_MASTER)
+    settings = Settings(
+        launch=Launch(script=""),
+        standalone=standalone,
+        grace_seconds=_seconds(environ, ENV_GRACE, 30.0),
+        topology=_topology(environ.get(ENV_TOPOLOGY, "")),
+        fork=_switch(environ, ENV_FORK),
+        log_level=_log_level(environ, "warning" if standalone else "info"),
+    )
     notice_sources.parse(environ.get(ENV_NOTICES, ""))
-    if not environ.get(keys.ENV_MASTER):
-        return
-    _endpoint(environ)
+    return settings if standalone else _with_identity(settings, environ)
+
+
+def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Return the settings with what only an agent under a master has."""
+    master = environ[keys.ENV_MASTER]
+    _check_endpoint(keys.ENV_MASTER, master)
     for name in (keys.ENV_JOB, keys.ENV_JOB_UID, keys.ENV_NODE_RANK, keys.ENV_TLS_DIR):
         if not environ.get(name):
             raise InputError(name, environ.get(name, ""), "a value, because a job master is named")
-    _number(environ, keys.ENV_NODE_RANK)
-    _arena_dir(environ)
+    node_rank, arena_dir = _number(environ, keys.ENV_NODE_RANK), _arena_dir(environ)
     tls_dir = Path(environ[keys.ENV_TLS_DIR])
     for file in (keys.CA_FILE, keys.CERT_FILE, keys.KEY_FILE):
         if not (tls_dir / file).is_file():
             raise InputError(
                 keys.ENV_TLS_DIR, str(tls_dir), f"a directory with {file}, which is missing"
             )
-
-
-def _with_identity(settings: Settings, environ: Mapping[str, str]) -> Settings:
     runner = environ.get(keys.ENV_ARENA_SOCKET)
     return dataclasses.replace(
         settings,
-        master=_endpoint(environ),
+        master=master,
         job=environ[keys.ENV_JOB],
         job_uid=environ[keys.ENV_JOB_UID],
-        node_rank=_number(environ, keys.ENV_NODE_RANK),
+        node_rank=node_rank,
         pod_uid=environ.get(keys.ENV_POD_UID, ""),
-        tls_dir=Path(environ[keys.ENV_TLS_DIR]).absolute(),
-        arena_dir=_arena_dir(environ),
+        tls_dir=tls_dir.absolute(),
+        arena_dir=arena_dir,
         arena_socket=_number(environ, keys.ENV_ARENA_SOCKET) if runner else -1,
-        notices=notice_sources.parse(
-            environ.get(ENV_NOTICES, ""), _number(environ, keys.ENV_NODE_RANK)
-        ),
+        notices=notice_sources.parse(environ.get(ENV_NOTICES, ""), node_rank),
     )
 
 
@@ -222,7 +220,7 @@ def _nnodes_notes(
     if not text:
         return ()
     low, high = flags.node_range(keys.ENV_NNODES, text)
-    if launch.nnodes_given and (low, high) != (launch.min_nodes, launch.max_nodes):
+    if "nnodes" in launch.given and (low, high) != (launch.min_nodes, launch.max_nodes):
         asked = f"{launch.min_nodes}:{launch.max_nodes}"
         return (f"--nnodes={asked} has no effect: the job says {low}:{high}",)
     return ()
@@ -242,12 +240,6 @@ def _check_one_node(launch: Launch) -> None:
     # Other rendezvous backends than torchrun's default one assign the ranks themselves.
     if launch.node_rank > 0 and not alone and "rdzv_backend" not in launch.given:
         raise InputError(launch.source("node_rank"), launch.node_rank, f"0 {remedy}")
-
-
-def _endpoint(environ: Mapping[str, str]) -> str:
-    text = environ[keys.ENV_MASTER]
-    _check_endpoint(keys.ENV_MASTER, text)
-    return text
 
 
 def _check_endpoint(name: str, text: str) -> None:

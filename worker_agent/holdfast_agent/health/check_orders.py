@@ -8,8 +8,8 @@ comes again, after a lost stream, gets the answer that it had.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import time
@@ -56,31 +56,28 @@ _CLOSE_SECONDS: Final = 3.0
 """For the child to end when the agent ends, s; it is killed."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CheckPlace:
-    """Address at which a partner reaches this node, and the certificates of both."""
-
-    address: str
-    tls_dir: str
-    job_uid: str
-
-
 class CheckOrders:
     """Carries out one `CheckNode` at a time; a newer one takes the place of an older one."""
 
     def __init__(
         self,
-        place: CheckPlace,
+        address: str,
+        settings: LinkSettings,
         interrupt: Interrupt,
         report: Callable[[Any], None],
         busy: Callable[[], bool],
     ) -> None:
-        """`report` sends a message to the master; `busy` tells whether ranks run here."""
-        self._place, self._interrupt = place, interrupt
+        """Measure nothing yet.
+
+        address: IP at which a partner reaches this node.
+        settings: For the link to a partner; each order has a deadline of its own.
+        busy: Returns True if ranks run here.
+        """
+        self._address, self._settings, self._interrupt = address, settings, interrupt
         self._report, self._busy = report, busy
         self._round: CheckRound | None = None
-        self._answer: NodeChecked | None = None
-        self._listening: CheckListening | None = None
+        self._said: CheckListening | NodeChecked | None = None
+        """Newest message about the round: said again where the order comes again."""
         self._task: asyncio.Task[None] | None = None
         self._kept = KeptProcess()
         self._waits: asyncio.TimerHandle | None = None
@@ -112,12 +109,10 @@ class CheckOrders:
             if self._round is not None and self._task is not None and not self._task.done():
                 self._interrupt.set()
             until = time.monotonic() + min(MOST_SECONDS, max(1.0, order.deadline_seconds))
-            self._round, self._answer, self._listening = order.round, None, None
+            self._round, self._said = order.round, None
             self._task = asyncio.create_task(self._work(order, order.round, self._task, until))
-        else:
-            for known in (self._listening, self._answer):
-                if known is not None:
-                    self._report(known)
+        elif self._said is not None:
+            self._report(self._said)
 
     def cancel(self) -> None:
         """End the measurement that is under way: ranks are to start, or it is not wanted."""
@@ -148,11 +143,7 @@ class CheckOrders:
             await asyncio.wait({self._dropping}, timeout=_CLOSE_SECONDS)
 
     async def _work(
-        self,
-        order: CheckNode,
-        current: CheckRound,
-        before: asyncio.Task[None] | None,
-        until: float,
+        self, order: CheckNode, current: CheckRound, before: asyncio.Task[None] | None, until: float
     ) -> None:
         if before is not None:
             await asyncio.wait({before})
@@ -163,24 +154,22 @@ class CheckOrders:
             self._waits.cancel()
         answer = await self._answered(order, current, until)
         if current == self._round:
-            self._answer, self._listening = answer, None
+            self._said = answer
             self._report(answer)
         self._let_wait()
 
     async def _answered(self, order: CheckNode, current: CheckRound, until: float) -> NodeChecked:
+        answer = functools.partial(NodeChecked, round=current, partner=order.partner)
         if await self._still_busy(until):
-            text = "ranks run on this node, or are about to"
-            return NodeChecked(round=current, partner=order.partner, refused=text)
+            return answer(refused="ranks run on this node, or are about to")
         try:
             result = await self._measured(order, current, until)
         except OSError as error:
-            text = f"this node could not begin to measure: {error}"
-            return NodeChecked(round=current, partner=order.partner, refused=text)
+            return answer(refused=f"this node could not begin to measure: {error}")
         figures = tuple(figure for one in result.figures if (figure := _figure(one)) is not None)
         if self._interrupt.is_set() and not figures:
-            text = "the measurement was ended before its first figure"
-            return NodeChecked(round=current, partner=order.partner, refused=text)
-        return NodeChecked(round=current, partner=order.partner, kind=result.kind, figures=figures)
+            return answer(refused="the measurement was ended before its first figure")
+        return answer(kind=result.kind, figures=figures)
 
     async def _still_busy(self, until: float) -> bool:
         """Return True if ranks run here; those of a world that is over are given time to end."""
@@ -192,49 +181,35 @@ class CheckOrders:
 
     async def _measured(self, order: CheckNode, current: CheckRound, until: float) -> CheckResult:
         seconds = max(1.0, until - time.monotonic())
-        if order.role is not CheckRole.SERVE:
-            return await self._run([*self._tasks(order, seconds)], (), seconds)
-        with contextlib.closing(link.listen(self._place.address)) as listener:
-            port = listener.getsockname()[1]
-            self._listening = CheckListening(round=current, host=self._place.address, port=port)
-            self._report(self._listening)
-            task = serve_task(self._settings(seconds))
-            return await self._run([task], (listener.fileno(),), seconds)
-
-    def _tasks(self, order: CheckNode, seconds: float) -> list[Task]:
+        deadline = min(PARTNER_SECONDS, seconds)
+        settings = dataclasses.replace(self._settings, deadline_seconds=deadline)
         if order.role is CheckRole.JOIN:
-            return [join_task(order.host, order.port, self._settings(seconds))]
-        # No other node's figures are compared with what a node reaches with itself.
-        return alone_tasks(loopback=False)
+            return await self._run([join_task(order.host, order.port, settings)], (), seconds)
+        if order.role is not CheckRole.SERVE:
+            # No other node's figures are compared with what a node reaches with itself.
+            return await self._run(alone_tasks(loopback=False), (), seconds)
+        with link.listen(self._address) as listener:
+            port = listener.getsockname()[1]
+            self._said = CheckListening(round=current, host=self._address, port=port)
+            self._report(self._said)
+            return await self._run([serve_task(settings)], (listener.fileno(),), seconds)
 
     async def _run(
         self, tasks: list[Task], descriptors: tuple[int, ...], seconds: float
     ) -> CheckResult:
+        kept, interrupt = self._kept, self._interrupt
         return await asyncio.to_thread(
-            run,
-            tasks,
-            descriptors,
-            seconds=seconds,
-            interrupt=self._interrupt,
-            kept=self._kept,
-        )
-
-    def _settings(self, seconds: float) -> LinkSettings:
-        return LinkSettings(
-            deadline_seconds=min(PARTNER_SECONDS, seconds),
-            tls_dir=self._place.tls_dir,
-            job_uid=self._place.job_uid,
+            run, tasks, descriptors, seconds=seconds, interrupt=interrupt, kept=kept
         )
 
 
 def _figure(measured: Reading) -> CheckFigure | None:
     """Return the figure for the master; None: nothing was measured, for no fault of the node."""
+    figure = functools.partial(
+        CheckFigure, resource=measured.resource.value, subject=measured.subject
+    )
     if measured.error:
-        return CheckFigure(
-            resource=measured.resource.value, subject=measured.subject, error=measured.error
-        )
+        return figure(error=measured.error)
     if measured.value is None or not math.isfinite(measured.value):
         return None
-    return CheckFigure(
-        resource=measured.resource.value, subject=measured.subject, value=measured.value
-    )
+    return figure(value=measured.value)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from holdfast_agent.health import proc_samples, stacks
-from holdfast_agent.health.proc_samples import ProcessSample
 from holdfast_agent.health.stacks import StackQuestions, UnreadableError, scripts_own
 from holdfast_agent.health.worker_server import (
     FlightEntry,
@@ -97,7 +96,6 @@ async def collect(
 ) -> tuple[RankEvidence, ...]:
     """Return the evidence of each rank, in their order, within about `TOTAL_SECONDS`.
 
-    ranks: The local ranks of the round.
     world_size: Number of ranks of the world, which the default process group has.
     questions: For stacks, those of earlier collections that are not answered yet.
     """
@@ -112,7 +110,7 @@ async def collect(
         # The threads end by their own deadlines; to wait for them here would block the event loop.
         executor.shutdown(wait=False, cancel_futures=True)
     missing = [
-        item.pid if not said.stack and process.state not in _NO_MEMORY else 0
+        item.pid if not said.stack and process.process_state not in _NO_MEMORY else 0
         for item, process, said in zip(ranks, processes, answers, strict=True)
     ]
     left = started + TOTAL_SECONDS - time.monotonic()
@@ -140,7 +138,7 @@ async def _from_memory(pid: int, seconds: float) -> str:
         return ""
 
 
-def _with_stack(process: ProcessSample, stack: str) -> ProcessSample:
+def _with_stack(process: RankEvidence, stack: str) -> RankEvidence:
     """Return a process whose first one below has this stack."""
     if not stack:
         return process
@@ -150,20 +148,17 @@ def _with_stack(process: ProcessSample, stack: str) -> ProcessSample:
 
 
 def _evidence(
-    item: LocalRank, process: ProcessSample, said: _Answers, read: str, world: tuple[int, int]
+    item: LocalRank, process: RankEvidence, said: _Answers, read: str, world: tuple[int, int]
 ) -> RankEvidence:
     stack = cut_stack(scripts_own(said.stack or read))
     moved = max(0, process.moved_bytes - said.moved_bytes)
     # The worker server's thread has moved the dumps.
     awaited = process.moved_bytes - process.moved_beside_bytes
-    return RankEvidence(
+    return dataclasses.replace(
+        process,
         local_rank=item.local_rank,
         rank=item.rank,
         pid=item.pid,
-        process_state=process.state,
-        kernel_function=process.kernel_function,
-        cpu_seconds=process.cpu_seconds,
-        observed_seconds=process.observed_seconds,
         # Without a usable record nothing may be concluded from the collectives that it lacks.
         server_answered=said.record is not None,
         gil_free=said.gil_free,
@@ -176,9 +171,6 @@ def _evidence(
         ),
         moved_bytes=moved,
         moved_beside_bytes=max(0, moved - awaited),
-        wakes=process.wakes,
-        children=process.children,
-        children_cpu_seconds=process.children_cpu_seconds,
     )
 
 
@@ -240,7 +232,6 @@ def _stack(questions: StackQuestions, path: Path, seconds: float) -> tuple[bool,
 def tails(record: FlightRecord, world_size: int, now_ns: int) -> tuple[GroupTail, ...]:
     """Return the newest collective of each process group, in the order of the groups' names.
 
-    record: The flight record of one rank.
     world_size: Number of ranks of the default group.
     now_ns: Unix time of this node, ns.
     """

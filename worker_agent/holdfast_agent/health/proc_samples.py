@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast_agent.zygote.process_tree import command_line, descendants, stat_fields
-from holdfast_wire.messages import ChildEvidence
+from holdfast_wire.messages import ChildEvidence, RankEvidence
 
 SAMPLES: Final = 5
 """Looks at a process during the observation."""
@@ -43,25 +43,11 @@ class ProcStat:
     """Times that its main thread slept and woke so far."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSample:
-    """A process over the observation."""
+async def observe(pid: int, seconds: float) -> RankEvidence:
+    """Watch a process and those below it; return what the kernel tells of them.
 
-    state: str = ""
-    kernel_function: str = ""
-    cpu_seconds: float = 0.0
-    observed_seconds: float = 0.0
-    wakes: int = 0
-    moved_bytes: int = 0
-    """By the process and those below it, what its worker server answered included."""
-    moved_beside_bytes: int = 0
-    """Of those, by other threads of the process than its main one."""
-    children: tuple[ChildEvidence, ...] = ()
-    children_cpu_seconds: float = 0.0
-
-
-async def observe(pid: int, seconds: float) -> ProcessSample:
-    """Watch a process and those below it."""
+    The bytes that they moved include those of its worker server's answers.
+    """
     started = time.monotonic()
     samples = [sample(pid)]
     below = _Tree(pid)
@@ -71,18 +57,16 @@ async def observe(pid: int, seconds: float) -> ProcessSample:
     spent = time.monotonic() - started
     seen = [one for one in samples if one is not None]
     if len(seen) < len(samples):
-        return ProcessSample(observed_seconds=spent)
+        return RankEvidence(observed_seconds=spent)
     state = usual([one.state for one in seen])
-    return ProcessSample(
-        state=state,
-        kernel_function=usual([one.kernel_function for one in seen if one.state == state]),
-        cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
-        observed_seconds=spent,
-        wakes=max(0, seen[-1].wakes - seen[0].wakes),
-        moved_bytes=below.moved(),
-        moved_beside_bytes=below.moved_beside(),
-        children=below.children(),
-        children_cpu_seconds=below.cpu_seconds(),
+    return below.added_to(
+        RankEvidence(
+            process_state=state,
+            kernel_function=usual([one.kernel_function for one in seen if one.state == state]),
+            cpu_seconds=max(0.0, seen[-1].cpu_seconds - seen[0].cpu_seconds),
+            observed_seconds=spent,
+            wakes=max(0, seen[-1].wakes - seen[0].wakes),
+        )
     )
 
 
@@ -90,50 +74,42 @@ class _Tree:
     """A process and those below it, from the beginning of the observation on."""
 
     def __init__(self, pid: int) -> None:
-        self._pids = descendants([pid])[:_MOST_TREE] if pid > 0 else []
-        self._moved = {one: _moved(Path(f"/proc/{one}")) for one in self._pids}
+        pids = descendants([pid])[:_MOST_TREE] if pid > 0 else []
+        self._moved = {one: _moved(Path(f"/proc/{one}")) for one in pids}
         self._main = Path(f"/proc/{pid}/task/{pid}")
         self._main_moved = _moved(self._main)
-        self._before = {one: sample(one) for one in self._pids[1:]}
+        self._before = {one: sample(one) for one in pids[1:]}
 
-    def moved(self) -> int:
-        """Return the bytes that they have moved since."""
-        return sum(self._since(one) for one in self._pids)
-
-    def moved_beside(self) -> int:
-        """Return the bytes of them that other threads than the process's main one have moved."""
+    def added_to(self, known: RankEvidence) -> RankEvidence:
+        """Return the evidence with what they have done since; below, those that did least first."""
+        moved = [max(0, _moved(Path(f"/proc/{one}")) - old) for one, old in self._moved.items()]
         main = max(0, _moved(self._main) - self._main_moved)
-        return max(0, sum(map(self._since, self._pids[:1])) - main)
+        looks = ((pid, before, sample(pid)) for pid, before in self._before.items())
+        below = [(pid, old, now) for pid, old, now in looks if old is not None and now is not None]
+        below.sort(key=lambda one: _activity(*one))
+        return dataclasses.replace(
+            known,
+            moved_bytes=sum(moved),
+            moved_beside_bytes=max(0, sum(moved[:1]) - main),
+            children=tuple(_child(pid, now) for pid, _, now in below[:MOST_CHILDREN]),
+            children_cpu_seconds=sum(
+                max(0.0, now.cpu_seconds - old.cpu_seconds) for _, old, now in below
+            ),
+        )
 
-    def _since(self, pid: int) -> int:
-        return max(0, _moved(Path(f"/proc/{pid}")) - self._moved[pid])
 
-    def cpu_seconds(self) -> float:
-        """Return the CPU time since of those below the process, s."""
-        spent = 0.0
-        for pid, before in self._before.items():
-            now = sample(pid)
-            if now is not None and before is not None:
-                spent += max(0.0, now.cpu_seconds - before.cpu_seconds)
-        return spent
+def _activity(pid: int, old: ProcStat, now: ProcStat) -> tuple[bool, int, float, int]:
+    """Return the place of a process among its like: those in D state come first."""
+    return now.state != "D", now.wakes - old.wakes, now.cpu_seconds, pid
 
-    def children(self) -> tuple[ChildEvidence, ...]:
-        """Return the processes below that did least, those in D state first."""
-        found = []
-        for pid, before in self._before.items():
-            now = sample(pid)
-            if now is None or before is None:
-                continue
-            order = (now.state != "D", now.wakes - before.wakes, now.cpu_seconds, pid)
-            child = ChildEvidence(
-                pid=pid,
-                command=_command(pid, now.state),
-                state=now.state,
-                kernel_function=now.kernel_function,
-            )
-            found.append((order, child))
-        found.sort(key=lambda one: one[0])
-        return tuple(child for _, child in found[:MOST_CHILDREN])
+
+def _child(pid: int, now: ProcStat) -> ChildEvidence:
+    return ChildEvidence(
+        pid=pid,
+        command=_command(pid, now.state),
+        state=now.state,
+        kernel_function=now.kernel_function,
+    )
 
 
 def _command(pid: int, state: str) -> str:

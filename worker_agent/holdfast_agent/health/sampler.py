@@ -80,8 +80,6 @@ class Sampler:
     ) -> None:
         """Ask no rank yet.
 
-        runner: Has the round.
-        report: Sends (message, round) to the master.
         pause: Returns the time to the next work of a period, both in s.
         spread: Returns the time that a message waits, s, so that those of thousands of nodes
             do not reach the master at once.
@@ -144,9 +142,9 @@ class Sampler:
     def _until_next(self) -> float:
         """Return the time to the next sample of this round, s."""
         period = schedules.sample_period(self._cost() / COST_SHARE, self._longest())
-        offset = schedules.estimate(tuple(self._answers), time.time())
+        offset = self._offset()  # to the master's clock; the own one counts while it is unknown
         ahead = offset.seconds if offset is not None else 0.0
-        return schedules.until_next_sample(period, time.time() + ahead)
+        return schedules.until_multiple(period, time.time() + ahead)
 
     def _longest(self) -> float:
         """Return the longest pause, s: a hang must be seen within its own limit."""
@@ -184,9 +182,16 @@ class Sampler:
         self._due = time.monotonic() + self._until_next()
         await asyncio.sleep(self._spread())
         # The master may be another one by now.
-        offset = schedules.estimate(tuple(self._answers), time.time())
-        if offset is not None and self._round == current.number:
-            self._send(offset, [one for one in news if one.groups])
+        offset = self._offset()
+        ranks = tuple(one for one in news if one.groups)
+        if ranks and offset is not None and self._round == current.number:
+            message = CollectiveSamples(
+                ranks=ranks, clock_offset_seconds=offset.seconds, clock_error_seconds=offset.error
+            )
+            self._report(message, self._round)
+
+    def _offset(self) -> ClockOffset | None:
+        return schedules.estimate(tuple(self._answers), time.time())
 
     def _watch_clock(self) -> None:
         """Notice that the clock was set: what was issued since the last sample has two times."""
@@ -246,15 +251,6 @@ class Sampler:
                 groups.append(_on_wire(new, known.guess))
         return RankCollectives(local_rank=rank, groups=tuple(groups))
 
-    def _send(self, offset: ClockOffset, ranks: Sequence[RankCollectives]) -> None:
-        if ranks:
-            message = CollectiveSamples(
-                ranks=tuple(ranks),
-                clock_offset_seconds=offset.seconds,
-                clock_error_seconds=offset.error,
-            )
-            self._report(message, self._round)
-
 
 def _read(answers: Mapping[int, bytes]) -> tuple[dict[int, list[GroupWindow]], float]:
     """Read the answers by rank; return the windows of its groups, and the CPU time for it, s."""
@@ -297,12 +293,8 @@ def _signature(operation: str, sizes: tuple[tuple[int, ...], ...], dtypes: tuple
 
 def _after(window: GroupWindow, sequence: int) -> GroupWindow:
     skip = max(0, sequence + 1 - window.first, len(window.signatures) - MOST_ENTRIES)
-    return GroupWindow(
-        group=window.group,
-        first=window.first + skip,
-        signatures=window.signatures[skip:],
-        issued=window.issued[skip:],
-    )
+    signatures, issued = window.signatures[skip:], window.issued[skip:]
+    return GroupWindow(window.group, window.first + skip, signatures, issued)
 
 
 def _on_wire(window: GroupWindow, guess: StepGuess) -> GroupCollectives:

@@ -12,6 +12,7 @@ error would fail. Does not belong here: a verdict (the master's `policies/hang`)
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 import select
@@ -125,10 +126,8 @@ class StackQuestions:
                 self._open[path] = known
                 raise NoAnswerError(f"{path}: an earlier question for stacks is not answered yet")
             known.close()  # as old as the question
-        return WorkerServer(path).traceback(seconds, keep=lambda one: self._note(path, one))
-
-    def _note(self, path: Path, connection: socket.socket) -> None:
-        self._open[path] = connection
+        keep = functools.partial(self._open.__setitem__, path)
+        return WorkerServer(path).traceback(seconds, keep=keep)
 
 
 async def of_process(questions: StackQuestions, pid: int, path: Path) -> str:

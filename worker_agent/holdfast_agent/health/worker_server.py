@@ -13,7 +13,7 @@ import functools
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -41,12 +41,11 @@ class NoAnswerError(WorkerServerError):
     """Nobody listens, or no answer came before the deadline."""
 
 
-class RefusedError(WorkerServerError):
-    """The server answered with an error, for example because this torch lacks the handler."""
-
-
 class AnswerError(WorkerServerError):
-    """The answer is torn, too long, or not of the expected form."""
+    """The answer is torn, too long, not of the expected form, or an error of the server.
+
+    For example this torch may lack the handler.
+    """
 
 
 class FlightEntry(NamedTuple):
@@ -59,13 +58,13 @@ class FlightEntry(NamedTuple):
     """Name that torch gave the process group."""
     description: str
     """`default_pg` for the one of all ranks."""
-    sequence: int
-    """Number of the collective in its group, from 1."""
     operation: str
     """For example `gloo:all_reduce`."""
     sizes: tuple[tuple[int, ...], ...]
     """Size of each input tensor."""
     dtypes: tuple[str, ...]
+    sequence: int
+    """Number of the collective in its group, from 1."""
     created_ns: int
     """Unix time at which this rank issued it, ns, by the node's clock."""
     is_p2p: bool
@@ -86,15 +85,6 @@ class WorkerServer:
     """The worker server of one rank, at `socket_path`."""
 
     socket_path: Path
-
-    def ping(self, seconds: float) -> None:
-        """Ask whether it answers at all.
-
-        seconds: Longest wait, s.
-
-        Raises WorkerServerError: it does not, or not within `seconds`.
-        """
-        self._post("ping", seconds)
 
     def flight_record(self, seconds: float) -> FlightRecord:
         """Return the newest operations of the rank; the GIL is not needed.
@@ -187,16 +177,13 @@ def _body(answer: bytes, where: str) -> bytes:
         raise AnswerError(f"{where}: {first[:_MAX_TEXT]!r} is no HTTP status line")
     if words[1] != str(_OK):
         text = body[:_MAX_TEXT].decode(errors="replace")
-        raise RefusedError(f"{where}: HTTP status {words[1][:9]}: {text}")
-    headers = {name.strip().lower(): value.strip() for name, _, value in _pairs(fields)}
+        raise AnswerError(f"{where}: HTTP status {words[1][:9]}: {text}")
+    pairs = (field.partition(":") for field in fields)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     length = headers.get("content-length", "")
     if length != str(len(body)):
         raise AnswerError(f"{where}: {len(body)} bytes came, Content-Length is {length[:20]!r}")
     return body
-
-
-def _pairs(fields: list[str]) -> Iterator[tuple[str, str, str]]:
-    return (field.partition(":") for field in fields)
 
 
 def parse_flight_record(body: bytes) -> FlightRecord:
@@ -222,15 +209,8 @@ def parse_flight_record(body: bytes) -> FlightRecord:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Shape:
-    """Values that many entries of an answer share."""
-
-    group: str
-    description: str
-    operation: str
-    sizes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
+_Shape = tuple[str, str, str, tuple[tuple[int, ...], ...], tuple[str, ...]]
+"""The fields of an entry that many entries of an answer share: the first ones, to `dtypes`."""
 
 
 def _entry(item: object, at: int, shapes: dict[str, _Shape]) -> FlightEntry:
@@ -249,16 +229,8 @@ def _entry(item: object, at: int, shapes: dict[str, _Shape]) -> FlightEntry:
     is_p2p = get("is_p2p")
     if not isinstance(is_p2p, bool):
         raise AnswerError(f"entries[{at}].is_p2p: expected true or false")
-    return FlightEntry(
-        group=shape.group,
-        description=shape.description,
-        sequence=_whole(item, "collective_seq_id", at),
-        operation=shape.operation,
-        sizes=shape.sizes,
-        dtypes=shape.dtypes,
-        created_ns=_whole(item, "time_created_ns", at),
-        is_p2p=is_p2p,
-    )
+    sequence = _whole(item, "collective_seq_id", at)
+    return FlightEntry(*shape, sequence, _whole(item, "time_created_ns", at), is_p2p)
 
 
 def _whole(item: dict[str, Any], field: str, at: int) -> int:
@@ -274,12 +246,12 @@ def _shape(item: dict[str, Any], where: str) -> _Shape:
         raise AnswerError(f"{where}.process_group: expected a name and a description")
     sizes = _list(item.get("input_sizes"), f"{where}.input_sizes", _LARGEST)
     dtypes = _list(item.get("input_dtypes"), f"{where}.input_dtypes", _LARGEST)
-    return _Shape(
-        group=_text(group[0], f"{where}.process_group"),
-        description=_text(group[1], f"{where}.process_group"),
-        operation=_text(item.get("profiling_name"), f"{where}.profiling_name"),
-        sizes=tuple([_numbers(size, f"{where}.input_sizes", _MAX_DIMENSIONS) for size in sizes]),
-        dtypes=tuple([_text(dtype, f"{where}.input_dtypes") for dtype in dtypes]),
+    return (
+        _text(group[0], f"{where}.process_group"),
+        _text(group[1], f"{where}.process_group"),
+        _text(item.get("profiling_name"), f"{where}.profiling_name"),
+        tuple([_numbers(size, f"{where}.input_sizes", _MAX_DIMENSIONS) for size in sizes]),
+        tuple([_text(dtype, f"{where}.input_dtypes") for dtype in dtypes]),
     )
 
 

@@ -25,6 +25,9 @@ MAX_DONE = 64
 MAX_STACKS_BYTES = 256 * 1024
 """Limit for the stacks of all ranks together."""
 
+Answer = Callable[[], Coroutine[Any, Any, CommandDone]]
+"""Carries a command out."""
+
 
 class Commands:
     """Carries out commands and remembers their ids."""
@@ -57,9 +60,7 @@ class Commands:
 
     def collect_evidence(self, order: CollectEvidence, round_number: int) -> None:
         """Report what each rank of the round does; nothing is remembered of it."""
-        task = asyncio.create_task(self._collect(order.command_id, round_number))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._start(self._collect(order.command_id, round_number))
 
     async def close(self) -> None:
         """Wait shortly for answers under way, then give up the rest."""
@@ -70,20 +71,21 @@ class Commands:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._questions.keep([])
 
-    def _begin(self, command_id: int, work: Callable[[], Coroutine[Any, Any, CommandDone]]) -> None:
+    def _begin(self, command_id: int, work: Answer) -> None:
         known = self._done.get(command_id)
         if known is not None:
             self._report(known)
         if known is not None or command_id in self._under_way:
             return
         self._under_way.add(command_id)
-        task = asyncio.create_task(self._finish(command_id, work))
+        self._start(self._finish(command_id, work))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(
-        self, command_id: int, work: Callable[[], Coroutine[Any, Any, CommandDone]]
-    ) -> None:
+    async def _finish(self, command_id: int, work: Answer) -> None:
         try:
             answer = await work()
         finally:
@@ -94,22 +96,18 @@ class Commands:
         self._report(answer)
 
     async def _dump(self, command_id: int) -> CommandDone:
-        current = self._runner.current
-        if current is None or current.dead or not current.running():
+        current = self._runner.live
+        if current is None or not current.running():
             return CommandDone(command_id=command_id, text="no process runs here")
         ranks = self._ranks(current)
         texts = await asyncio.gather(
             *(stacks.of_process(self._questions, one.pid, one.socket_path) for one in ranks)
         )
         share = MAX_STACKS_BYTES // max(1, len(ranks))
+        cut = [evidence.cut_stack(text, share) for text in texts]
         found = tuple(
-            RankStack(
-                local_rank=one.local_rank,
-                rank=one.rank,
-                pid=one.pid,
-                text=evidence.cut_stack(text, share),
-            )
-            for one, text in zip(ranks, texts, strict=True)
+            RankStack(local_rank=one.local_rank, rank=one.rank, pid=one.pid, text=text)
+            for one, text in zip(ranks, cut, strict=True)
         )
         return CommandDone(command_id=command_id, ok=True, stacks=found)
 
@@ -127,8 +125,8 @@ class Commands:
         ]
 
     async def _collect(self, command_id: int, round_number: int) -> None:
-        current = self._runner.current
-        if current is None or current.number != round_number or current.dead:
+        current = self._runner.running(round_number)
+        if current is None:
             return  # the master does not wait for what has ended
         found = await evidence.collect(
             self._ranks(current),

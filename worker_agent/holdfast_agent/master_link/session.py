@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +17,11 @@ from typing import Any, Protocol
 
 import grpc
 
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.policies import liveness, master_messages
 from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Statements
-from holdfast_wire import channel, codec, stream
+from holdfast_wire import __version__, channel, codec, stream
 from holdfast_wire.messages import Heartbeat, Hello, SessionRequest, SessionResponse, Welcome
 
 log = logging.getLogger(__name__)
@@ -214,6 +217,22 @@ class MasterSession:
         if reason != known or now - said_at >= COMPLAIN_SECONDS:
             self._complained = (reason, now)
             log.warning("no master at %s yet: %s", endpoint, reason)
+
+
+def identity(settings: Settings, agent_id: str, address: str) -> Hello:
+    """Return the part of a hello that every agent has, and that never changes."""
+    return Hello(
+        job_uid=settings.job_uid,
+        node_rank=settings.node_rank,
+        pod_uid=settings.pod_uid or agent_id,
+        agent_id=agent_id,
+        agent_pid=os.getpid(),
+        host=socket.gethostname(),
+        address=address,
+        local_world_size=settings.launch.local_world_size,
+        version=__version__,
+        max_restarts=settings.launch.max_restarts,
+    )
 
 
 def outbox() -> stream.SendQueue:

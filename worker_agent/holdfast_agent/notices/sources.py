@@ -7,7 +7,6 @@ block, never longer than their deadline.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import http
 import http.client
 import time
@@ -50,27 +49,13 @@ class HttpAnswer:
     headers: Mapping[str, str]
     """Names in small letters."""
 
-    @property
-    def ok(self) -> bool:
-        """True: the status is 200."""
-        return self.status == http.HTTPStatus.OK
-
 
 def ask(
-    url: str,
-    headers: Mapping[str, str],
-    *,
-    method: str = "GET",
-    seconds: float = CONNECT_SECONDS,
+    url: str, headers: Mapping[str, str], *, method: str = "GET", seconds: float = CONNECT_SECONDS
 ) -> HttpAnswer:
-    """Send a request.
+    """Send a request without a body; raises SourceError if no answer of HTTP comes in time.
 
-    url: Address, http or https.
-    headers: Headers of the request.
-    method: HTTP method; no request has a body.
     seconds: Deadline of the whole answer, s.
-
-    Raises SourceError: there was no answer in time, or none of HTTP.
     """
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - checked
     until = time.monotonic() + seconds
@@ -113,14 +98,9 @@ _GCE_PAUSE_SECONDS: Final = 0.5
 """Bounds the requests to a proxy that does not wait."""
 _AWS_TOKEN_SECONDS: Final = 21_600
 """Lifetime of a token, the longest that there is; a new one is asked for after half of it."""
-_AWS_PAUSE_SECONDS: Final = 2.0
-"""The notice comes two minutes ahead; AWS asks to look every 5 s."""
 _AZURE: Final = {"Metadata": "true"}
-_AZURE_PAUSE_SECONDS: Final = 1.0
-"""As Azure asks: a preemption is announced 30 s ahead."""
 _AZURE_EVENTS: Final = "/metadata/scheduledevents?api-version=2020-07-01"
 _AZURE_NAME: Final = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-_FILE_PAUSE_SECONDS: Final = 0.5
 _MOST_FILE_BYTES: Final = 4096
 
 
@@ -172,7 +152,8 @@ class GceKey:
 class AwsPath:
     """One path of AWS's metadata service, version 2: with a token. 404 means no notice."""
 
-    pause_seconds = _AWS_PAUSE_SECONDS
+    pause_seconds = 2.0
+    """The notice comes two minutes ahead; AWS asks to look every 5 s."""
 
     def __init__(self, base: str, path: str, name: str, parse: Parse) -> None:
         """`path`: below `/latest/meta-data/`."""
@@ -205,7 +186,8 @@ class AwsPath:
 class AzureEvents:
     """Azure's Scheduled Events of this VM."""
 
-    pause_seconds = _AZURE_PAUSE_SECONDS
+    pause_seconds = 1.0
+    """As Azure asks: a preemption is announced 30 s ahead."""
     name = "azure scheduled events"
 
     def __init__(self, base: str) -> None:
@@ -220,13 +202,14 @@ class AzureEvents:
         return notices.azure_events(self._get(_AZURE_EVENTS), self._vm)
 
     def _get(self, path: str) -> str:
-        return _checked(ask(f"{self._base}{path}", _AZURE), f"{self._base}{path}").body
+        url = f"{self._base}{path}"
+        return _checked(ask(url, _AZURE), url).body
 
 
 class NoticeFile:
     """A file that anybody may write."""
 
-    pause_seconds = _FILE_PAUSE_SECONDS
+    pause_seconds = 0.5
     name = "file"
 
     def __init__(self, path: str) -> None:
@@ -251,38 +234,27 @@ class NoticeFile:
 
 
 def _checked(answer: HttpAnswer, url: str) -> HttpAnswer:
-    if not answer.ok:
+    if answer.status != http.HTTPStatus.OK:
         raise SourceError(f"{url}: status {answer.status}")
     return answer
 
 
-def _gce(base: str) -> tuple[Source, ...]:
-    return (
-        GceKey(base, "preempted", notices.gce_preempted),
-        GceKey(base, "maintenance-event", notices.gce_maintenance),
-    )
-
-
-def _aws(base: str) -> tuple[Source, ...]:
-    rebalance = "events/recommendations/rebalance"
-    return (
-        AwsPath(base, "spot/instance-action", "instance-action", notices.aws_instance_action),
-        AwsPath(base, rebalance, "rebalance", notices.aws_rebalance),
-    )
-
-
-def _one(make: Callable[[str], Source], where: str) -> tuple[Source, ...]:
-    return (make(where),)
-
-
-_MAKERS: Final[dict[NoticeService, Callable[[str], tuple[Source, ...]]]] = {
-    NoticeService.GCE: _gce,
-    NoticeService.AWS: _aws,
-    NoticeService.AZURE: functools.partial(_one, AzureEvents),
-    NoticeService.FILE: functools.partial(_one, NoticeFile),
+_AWS_ACTION: Final = ("spot/instance-action", "instance-action", notices.aws_instance_action)
+_AWS_REBALANCE: Final = ("events/recommendations/rebalance", "rebalance", notices.aws_rebalance)
+_QUESTIONS: Final[dict[NoticeService, tuple[Callable[[str], Source], ...]]] = {
+    NoticeService.GCE: (
+        lambda base: GceKey(base, "preempted", notices.gce_preempted),
+        lambda base: GceKey(base, "maintenance-event", notices.gce_maintenance),
+    ),
+    NoticeService.AWS: (
+        lambda base: AwsPath(base, *_AWS_ACTION),
+        lambda base: AwsPath(base, *_AWS_REBALANCE),
+    ),
+    NoticeService.AZURE: (AzureEvents,),
+    NoticeService.FILE: (NoticeFile,),
 }
 
 
 def sources(named: tuple[NoticeSource, ...]) -> tuple[Source, ...]:
     """Return the questions to the named sources."""
-    return tuple(source for one in named for source in _MAKERS[one.service](one.where))
+    return tuple(make(one.where) for one in named for make in _QUESTIONS[one.service])

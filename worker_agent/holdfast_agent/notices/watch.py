@@ -32,7 +32,6 @@ class NoticeWatch:
     ) -> None:
         """Prepare; nothing is asked yet.
 
-        sources: The sources to ask.
         announced: Called in the event loop with each new notice.
         withdrawn: Called there with the name of a source whose notice is gone.
         """

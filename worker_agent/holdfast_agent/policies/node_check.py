@@ -68,7 +68,6 @@ class JudgedFigure:
 def judge(readings: Sequence[Reading], reference: Mapping[_Key, float]) -> tuple[JudgedFigure, ...]:
     """Return each figure with its verdict.
 
-    readings: Figures of one node.
     reference: Figures of a healthy node, by resource and subject. Without one for this subject,
         the best of the resource counts: another node's disk has another path.
     """

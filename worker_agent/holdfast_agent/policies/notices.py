@@ -102,9 +102,7 @@ def aws_instance_action(body: str) -> Notice | None:
     if not isinstance(action, str):
         raise ValueError(f"{body[:80]!r} has no action")  # noqa: TRY004 - of the document
     return Notice(
-        kind=NoticeKind.PREEMPTION,
-        text=f"spot instance: {action}",
-        at=_iso_time(said.get("time")),
+        kind=NoticeKind.PREEMPTION, text=f"spot instance: {action}", at=_iso_time(said.get("time"))
     )
 
 

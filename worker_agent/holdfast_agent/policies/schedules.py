@@ -28,30 +28,18 @@ _GOLDEN = 0.6180339887498949
 """Its multiples, modulo 1, are spread evenly for any number of them."""
 
 
-def heartbeat_pause(node_rank: int, interval: float, wall: float) -> float:
-    """Return the time to the next heartbeat, s: half an interval to one and a half.
-
-    After a heartbeat that was due it is one interval, less its delay.
-
-    node_rank: Rank of the agent's node.
-    interval: Time between heartbeats that the master wants, s.
-    wall: Wall clock, s since 1970; it may jump.
-    """
-    return aligned_pause(node_rank, interval, interval, wall)
-
-
 def aligned_pause(node_rank: int, interval: float, period: float, wall: float) -> float:
-    """Return the time to the next work of another period, s: half a period to one and a half.
+    """Return the time to the next work of a period, s: half a period to one and a half.
 
-    Heartbeats fall on the same instants where one of the two is a multiple of the other.
+    Of a heartbeat the period is the interval: after one that was due the pause is one interval,
+    less its delay. Other work falls on the same instants where one of the two is a multiple.
 
     node_rank: Rank of the agent's node.
     interval: Time between heartbeats that the master wants, s.
     period: Time between two pieces of that work, s.
     wall: Wall clock, s since 1970; it may jump.
     """
-    rest = (group_delay(node_rank, interval) - wall) % period
-    return rest if rest >= period / 2 else rest + period
+    return until_multiple(period, wall - group_delay(node_rank, interval))
 
 
 def group_delay(node_rank: int, interval: float) -> float:
@@ -80,13 +68,9 @@ def sample_period(wanted: float, longest: float) -> float:
     return found
 
 
-def until_next_sample(period: float, master_clock: float) -> float:
-    """Return the time to the next look, s: half a period to one and a half.
-
-    period: Time between two looks, s.
-    master_clock: The master's clock, Unix time, s; the own one while the offset is not known.
-    """
-    rest = -master_clock % period
+def until_multiple(period: float, clock: float) -> float:
+    """Return the time until a clock shows a multiple of a period: half of one to one and a half."""
+    rest = -clock % period
     return rest if rest >= period / 2 else rest + period
 
 

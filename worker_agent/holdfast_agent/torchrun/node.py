@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,9 +20,8 @@ from holdfast import loop_errors
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.master_link.commands import MAX_DONE
-from holdfast_agent.master_link.session import MasterDial, MasterSession
+from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
 from holdfast_agent.policies import schedules
-from holdfast_wire import __version__
 from holdfast_wire.messages import (
     CommandDone,
     DumpStacks,
@@ -141,7 +138,8 @@ class TorchrunNode:
     async def _beat(self) -> None:
         sequence = 0
         while True:
-            pause = schedules.heartbeat_pause(self._settings.node_rank, self._interval, time.time())
+            rank, interval = self._settings.node_rank, self._interval
+            pause = schedules.aligned_pause(rank, interval, interval, time.time())
             await asyncio.sleep(pause)
             sequence += 1
             self._report(Heartbeat(sequence=sequence))
@@ -153,24 +151,15 @@ class TorchrunNode:
 
     def hello(self) -> Hello:
         """Return the first message of a stream."""
-        settings, place = self._settings, self.place
-        return Hello(
-            job_uid=settings.job_uid,
-            node_rank=settings.node_rank,
-            pod_uid=settings.pod_uid or self._agent_id,
-            agent_id=self._agent_id,
-            agent_pid=os.getpid(),
-            host=socket.gethostname(),
-            address=self._address,
-            local_world_size=settings.launch.local_world_size,
-            version=__version__,
+        place = self.place
+        return dataclasses.replace(
+            identity(self._settings, self._agent_id, self._address),
             warm=True,
             round=place.round if place else 0,
             done_command_ids=tuple(self._done),
             store=self._store,
             assignment=place.assignment if place else None,
             unmanaged=True,
-            max_restarts=settings.launch.max_restarts,
         )
 
     def on_down(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Context of the agent's parts, and its identity: values, no behaviour."""
+"""Context of the agent's parts: values, no behaviour."""
 
 from __future__ import annotations
 
@@ -25,15 +25,3 @@ class AgentContext:
     """The agent's own environment, with the user's thread counts."""
     spared: Callable[[], Collection[int]] = tuple
     """Returns the agent's children that belong to no round (a standalone run's master)."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AgentIdentity:
-    """Properties of this agent process that never change."""
-
-    agent_id: str
-    address: str
-    """IP at which other nodes reach this one."""
-    peer_address: str
-    devices: tuple[str, ...]
-    unmanaged: bool

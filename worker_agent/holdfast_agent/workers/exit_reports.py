@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from holdfast.page import Page
 from holdfast_agent.policies import round_phases
 from holdfast_agent.policies.master_messages import renumbered
 from holdfast_agent.text_limits import cut
+from holdfast_agent.workers.log_files import RankFiles
 from holdfast_agent.workers.memory_use import MemoryWatch
 from holdfast_agent.workers.rounds import Round
 from holdfast_wire.keys import MAX_TEXT_BYTES
@@ -29,40 +31,31 @@ SEARCHED_BYTES = 64 * 1024
 """End of standard error that rules look at, as the CRD says; what is reported of it is shorter."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FailureEvidence:
-    """Texts about one exit, each cut to the wire's limit."""
-
-    error_type: str = ""
-    error_message: str = ""
-    stderr_tail: str = ""
-    matched_rules: tuple[int, ...] = ()
-    """Indices of the rules that match by what only this node sees."""
-
-
 def needs_stderr(rules: Sequence[FailureRule]) -> bool:
     """Return True if a rule looks at standard error, which is kept in a file then."""
     return any(rule.log_pattern for rule in rules)
 
 
-def collect_evidence(
-    error_file: Path | None, stderr: Path | None, rules: Sequence[FailureRule]
-) -> FailureEvidence:
-    """Return the evidence in the files; a missing file adds none. Patterns are RE2. Blocks."""
-    error_type, message = _read_error_file(error_file) if error_file else ("", "")
-    text = _end(stderr) if stderr else ""
-    return FailureEvidence(
+def with_evidence(
+    exited: WorkerExited, files: RankFiles, rules: Sequence[FailureRule]
+) -> WorkerExited:
+    """Return the message with the files' evidence; a missing one adds none. Blocks.
+
+    rules: Those that match by what only this node sees are named by index; patterns are RE2.
+    """
+    error_type, message = _read_error_file(files.error) if files.error else ("", "")
+    text = _end(files.stderr) if files.stderr else ""
+    return dataclasses.replace(
+        exited,
         error_type=error_type,
-        error_message=message,
+        error_message=exited.error_message or message,
         stderr_tail=cut(text),
-        matched_rules=tuple(at for at, rule in enumerate(rules) if _matches(rule, text)),
+        matched_rules=tuple(
+            at
+            for at, rule in enumerate(rules)
+            if rule.log_pattern and _occurs(rule.log_pattern, text)
+        ),
     )
-
-
-def _matches(rule: FailureRule, text: str) -> bool:
-    """Return True if a rule matches by evidence that the master does not have."""
-    search = _compile(rule.log_pattern) if rule.log_pattern else None
-    return search is not None and bool(search(text))
 
 
 def _read_error_file(path: Path) -> tuple[str, str]:
@@ -111,36 +104,17 @@ def _end(path: Path) -> str:
         return ""
 
 
-def _compile(pattern: str) -> Callable[[str], object] | None:
-    """Return the search function of a pattern: RE2's if it is installed, else Python's."""
+def _occurs(pattern: str, text: str) -> bool:
+    """Return True if a text has a pattern: RE2's if it is installed, else Python's."""
+    engine: Any = re
+    with suppress(ImportError):
+        import re2 as engine  # type: ignore[import-untyped,no-redef]
     try:
-        import re2  # type: ignore[import-untyped]
-    except ImportError:
-        pass
-    else:
-        try:
-            search: Callable[[str], object] = re2.compile(pattern).search
-            return search
-        except re2.error as error:
-            log.warning("log pattern %r is no RE2 pattern: %s", pattern, error)
-            return None
-    try:
-        return re.compile(pattern).search
-    except re.error as error:
-        log.warning("log pattern %r is wrong: %s", pattern, error)
-        return None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SeenExit:
-    """A reported exit, for the summary at the end."""
-
-    round: int
-    seen_at: float
-    """Monotonic time, s."""
-    message: WorkerExited
-    error_file: str
-    """Path of the error file; empty: none."""
+        return bool(engine.compile(pattern).search(text))
+    except engine.error as error:
+        kind = "wrong" if engine is re else "no RE2 pattern"
+        log.warning("log pattern %r is %s: %s", pattern, kind, error)
+        return False
 
 
 class ExitReporter:
@@ -151,9 +125,11 @@ class ExitReporter:
         self._report = report
         self.memory = MemoryWatch()
         self.rules: tuple[FailureRule, ...] = ()
-        """Failure rules of the job (Welcome.failure_rules)."""
-        self.failures: list[SeenExit] = []
-        """Exits other than 0 of the newest round, in the order seen."""
+        """Failure rules of the job; standard error is kept for them from the next round on."""
+        self.failures: dict[int, tuple[WorkerExited, str]] = {}
+        """Exits other than 0 of the newest round by rank, each with the path of its error file;
+        empty: it has none. For the summary at the end."""
+        self._failed_round = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(
@@ -184,27 +160,23 @@ class ExitReporter:
         files = current.logs.files[message.local_rank]
         if message.exit_code != 0:
             rules = self.rules
-            found = await asyncio.to_thread(collect_evidence, files.error, files.stderr, rules)
-            memory = await asyncio.to_thread(self.memory.use, current.number)
+            message = await asyncio.to_thread(with_evidence, message, files, rules)
             message = dataclasses.replace(
                 message,
-                memory=memory,
-                error_type=found.error_type,
-                error_message=message.error_message or found.error_message,
-                stderr_tail=found.stderr_tail,
+                memory=await asyncio.to_thread(self.memory.use, current.number),
                 # Another master's list may have come meanwhile.
-                matched_rules=renumbered(found.matched_rules, rules, self.rules),
+                matched_rules=renumbered(message.matched_rules, rules, self.rules),
             )
-            self._remember(current, message, seen_at, str(files.error or ""))
+            self._remember(current.number, message, str(files.error or ""))
         age = max(0.0, time.monotonic() - seen_at)
         self._report(dataclasses.replace(message, age_seconds=age), current.number)
 
-    def _remember(self, current: Round, message: WorkerExited, seen_at: float, file: str) -> None:
-        newest = self.failures[0].round if self.failures else 0
-        if current.number > newest:
+    def _remember(self, number: int, message: WorkerExited, file: str) -> None:
+        if number > self._failed_round:
             self.failures.clear()
-        if current.number >= newest:
-            self.failures.append(SeenExit(current.number, seen_at, message, file))
+            self._failed_round = number
+        if number == self._failed_round:
+            self.failures[message.rank] = message, file
         log.error(
             "rank %d (pid %d) ended with %d%s",
             message.rank,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -30,21 +31,13 @@ class RankFiles:
     """Unix socket of torch's worker server in the rank."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class RoundLogs:
-    """Files of one round and the tails that show them."""
+    """Files of one round and what shows them."""
 
-    def __init__(self, files: Mapping[int, RankFiles], tails: list[Any], opened: list[Any]) -> None:
-        """Take the files, torch's TailLog objects, and files to close at the end."""
-        self.files = files
-        self._tails = tails
-        self._opened = opened
-
-    def stop(self) -> None:
-        """Show the rest of the output and end. Blocks up to torch's poll interval of 0.1 s."""
-        for tail in self._tails:
-            tail.stop()
-        for file in self._opened:
-            file.close()
+    files: Mapping[int, RankFiles]
+    stop: Callable[[], None]
+    """Shows the rest of the output and ends. Blocks up to torch's poll interval of 0.1 s."""
 
 
 class LogKeeper:
@@ -88,11 +81,12 @@ class LogKeeper:
             )
             for rank, env in envs.items()
         }
-        tails, opened = self._tails(dest, envs, captured)
-        for tail in tails:
+        ends = ExitStack()
+        for tail in self._tails(dest, envs, captured, ends):
             # A tail waits for its file, which the worker's start makes.
             tail.start()
-        return RoundLogs(files, tails, opened)
+            ends.callback(tail.stop)
+        return RoundLogs(files, ends.close)
 
     def close(self, *, keep: bool) -> Path | None:
         """Remove temporary files; return the directory of logs that was kept after a failure.
@@ -123,8 +117,13 @@ class LogKeeper:
             raise InputError("--log-dir", flags.log_dir, remedy) from error
 
     def _tails(
-        self, dest: Any, envs: Mapping[int, Mapping[str, str]], captured: Mapping[int, str]
-    ) -> tuple[list[Any], list[Any]]:
+        self,
+        dest: Any,
+        envs: Mapping[int, Mapping[str, str]],
+        captured: Mapping[int, str],
+        ends: ExitStack,
+    ) -> list[Any]:
+        """Return torch's TailLog objects; `ends` closes the files that they write to."""
         from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
         name, prefixes = self._role, self._prefixes(envs)
@@ -133,17 +132,16 @@ class LogKeeper:
             TailLog(name, dest.tee_stderrs, sys.stderr, prefixes),
             TailLog(name, dict(captured), sys.stderr, dict.fromkeys(captured, "")),
         ]
-        opened = []
         for files, target, words in (
             (dest.tee_stdouts, dest.filtered_stdout, self._flags.stdout_filters),
             (dest.tee_stderrs, dest.filtered_stderr, self._flags.stderr_filters),
         ):
             if words:
-                file = Path(target).open("w", errors="replace", buffering=1)  # noqa: SIM115 - closed by RoundLogs.stop
-                opened.append(file)
+                file = Path(target).open("w", errors="replace", buffering=1)  # noqa: SIM115 - closed by `ends`
+                ends.callback(file.close)
                 keep = _contains_any(words)
                 tails.append(TailLog(name, files, file, prefixes, log_line_filter=keep))
-        return tails, opened
+        return tails
 
     def _prefixes(self, envs: Mapping[int, Mapping[str, str]]) -> dict[int, str] | None:
         if self._flags.prefix_template is None:

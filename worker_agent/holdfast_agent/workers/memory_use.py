@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -50,16 +50,6 @@ def read(files: Mapping[str, str], *, unified: bool) -> GroupMemory:
     )
 
 
-def effective(groups: Sequence[GroupMemory]) -> GroupMemory:
-    """Return the memory of the first group under the tightest limit of all of them.
-
-    groups: A process's group and those above it, the nearest first.
-    """
-    own = next((group for group in groups if group.current is not None), GroupMemory())
-    limits = [group.limit for group in groups if group.limit is not None]
-    return dataclasses.replace(own, limit=min(limits, default=None))
-
-
 def _number(text: str) -> int | None:
     word = text.strip()
     return int(word) if word.isascii() and word.isdecimal() else None
@@ -76,7 +66,7 @@ _KEPT_ROUNDS: Final = 4
 
 
 def group_memory(root: Path = ROOT) -> GroupMemory:
-    """Return the memory of this process's control group.
+    """Return the memory of this process's control group, under the tightest limit of those above.
 
     root: Directory with /proc, and with the mounts that /proc names.
     """
@@ -87,7 +77,9 @@ def group_memory(root: Path = ROOT) -> GroupMemory:
         )
         for folder in folders(root, "memory")
     ]
-    return effective(groups)
+    own = next((group for group in groups if group.current is not None), GroupMemory())
+    limits = [group.limit for group in groups if group.limit is not None]
+    return dataclasses.replace(own, limit=min(limits, default=None))
 
 
 class MemoryWatch:

@@ -23,7 +23,7 @@ from holdfast_agent.policies.round_phases import RoundPhase
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.zygote.process_tree import end_of_dying
-from holdfast_wire.messages import Heartbeat, RankSection, RoundStarted, SetBarrier, SetSchedule
+from holdfast_wire.messages import Heartbeat, RankSection, SetBarrier, SetSchedule
 from holdfast_wire.tiers import by_tier
 
 log = logging.getLogger(__name__)
@@ -130,14 +130,13 @@ class PageWatch:
 
     def set_barrier(self, barrier: SetBarrier, round_number: int) -> str:
         """Ask the ranks of a round to save after a step; return why not, empty: done."""
-        current = self._runner.current
-        if current is None or current.number != round_number or current.dead:
+        current = self._runner.running(round_number)
+        if current is None:
             return f"round {round_number} does not run here"
+        number, step = barrier.barrier_id, barrier.step
         try:
             for slot in range(current.size):
-                self._page.set_barrier(
-                    slot, barrier.barrier_id, barrier.step, goes_on=barrier.goes_on
-                )
+                self._page.set_barrier(slot, number, step, goes_on=barrier.goes_on)
         except PageError as error:
             return str(error)
         current.barrier = barrier
@@ -149,20 +148,15 @@ class PageWatch:
 
         Heartbeats report that the ranks have seen it: there is no hurry.
         """
-        current = self._runner.current
-        if current is None or current.number != round_number or current.dead:
+        current = self._runner.running(round_number)
+        if current is None:
             return f"round {round_number} does not run here"
-        every = by_tier(order.intervals)
+        number, every = order.schedule_id, by_tier(order.intervals)
         try:
             for slot in range(current.size):
-                self._page.offer_schedule(
-                    slot,
-                    order.schedule_id,
-                    step=order.step,
-                    every=every,
-                )
+                self._page.offer_schedule(slot, number, step=order.step, every=every)
                 if order.confirmed:
-                    self._page.confirm_schedule(slot, order.schedule_id)
+                    self._page.confirm_schedule(slot, number)
         except PageError as error:
             return str(error)
         return ""
@@ -209,8 +203,8 @@ class PageWatch:
 
     def look(self) -> bool:
         """Report what has just become true; return True if something is still awaited."""
-        current = self._runner.current
-        if current is None or current.dead or current.kill_ordered:
+        current = self._runner.live
+        if current is None or current.kill_ordered:
             return False
         samples = current.ranks(self._page)
         awaited = self._look_for_first_step(current, samples)
@@ -225,14 +219,11 @@ class PageWatch:
             return age < PATIENCE_SECONDS or any(r.sample.attached for r in samples.values())
         current.first_step_reported = True
         self._runner.first_step()
-        started = current.started(self._runner.cold_reason)
-        message = RoundStarted(
+        message = dataclasses.replace(
+            current.started(self._runner.cold_reason),
             first_step=True,
             step=found.step,
-            killed_seconds=started.killed_seconds,
-            spawned_seconds=started.spawned_seconds,
             first_step_seconds=max(0.0, found.at_ns * rank_progress.NS - current.ordered_at),
-            cold_reason=started.cold_reason,
         )
         self._report(message, current.number)
         return False

@@ -35,11 +35,7 @@ class RosterFile:
     """Rosters for the ranks of the newest round here; idle where the job has no replicas."""
 
     def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
-        """Start without a replica.
-
-        folder: Returns a folder that exists while the agent lives.
-        report: Sends (message, round) to the master.
-        """
+        """Start without a replica. `folder` returns one that exists while the agent lives."""
         self._folder, self._report = folder, report
         self._assignment = WorldAssignment()
         self._round = 0
@@ -165,11 +161,7 @@ class SyncChoices:
     """Choices of the ranks of the newest round here."""
 
     def __init__(self, folder: Callable[[], Path], report: Callable[[Any, int], None]) -> None:
-        """Start without a round.
-
-        folder: Returns a folder that exists while the agent lives.
-        report: Sends (message, round) to the master.
-        """
+        """Start without a round. `folder` returns one that exists while the agent lives."""
         self._folder, self._report = folder, report
         self._round = 0
         self._read = 0

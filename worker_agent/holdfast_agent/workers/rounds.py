@@ -6,6 +6,7 @@ A record and views of it; `runner` carries out the orders.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from holdfast.page import Page
 from holdfast_agent.policies.rank_progress import Rank
@@ -22,30 +23,24 @@ DYING_SECONDS = 60.0
 may take 0.1 s per GiB, and the kill comes at its beginning."""
 
 
-@dataclasses.dataclass(slots=True)
-class PendingAssignment:
-    """An assignment that waits for the end of the round before and for its log files."""
-
-    number: int
-    assignment: WorldAssignment
-    ordered_at: float
-    envs: dict[int, dict[str, str]]
-    logs: RoundLogs | None = None
+NO_LOGS: Final = RoundLogs({}, lambda: None)
+"""Of a round whose log files are being made."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Round:
-    """A round whose processes were started here."""
+    """A round that was assigned: it waits for the end of the one before, or was started here."""
 
     number: int
     assignment: WorldAssignment
-    ordered_at: float
+    ordered_at: float = 0.0
     """Monotonic time at which the assignment arrived, s."""
-    logs: RoundLogs
-    spawned_at: float
-    """Monotonic time at which the zygote was told to start it, s."""
-    killed_seconds: float
-    """Time from the assignment's arrival until no process of the round before lived."""
+    envs: dict[int, dict[str, str]] = dataclasses.field(default_factory=dict)
+    """Variables of its ranks."""
+    logs: RoundLogs = NO_LOGS
+    spawned_at: float = 0.0
+    """Monotonic time at which no process of the round before lived, and the zygote was told to
+    start this one, s."""
     pids: dict[int, int] = dataclasses.field(default_factory=dict)
     started_ns: dict[int, int] = dataclasses.field(default_factory=dict)
     exits: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -131,7 +126,7 @@ class Round:
         """Return RoundStarted without a first step; cold_reason: reason for not forking."""
         last = max(self.started_ns.values(), default=0) * 1e-9
         return RoundStarted(
-            killed_seconds=self.killed_seconds,
+            killed_seconds=self.spawned_at - self.ordered_at,
             spawned_seconds=max(0.0, last - self.ordered_at),
             cold_reason=cold_reason if self.cold else "",
         )

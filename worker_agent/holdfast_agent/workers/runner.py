@@ -19,18 +19,17 @@ from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.replica_files import RosterFile, SyncChoices
-from holdfast_agent.workers.rounds import PendingAssignment, Round
+from holdfast_agent.workers.rounds import NO_LOGS, Round
 from holdfast_agent.zygote.protocol import (
     Failure,
     KillRound,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
 )
 from holdfast_wire import keys
-from holdfast_wire.messages import FailureRule, RoundStopped, WorkerExited, WorldAssignment
+from holdfast_wire.messages import RoundStopped, WorkerExited, WorldAssignment
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +45,6 @@ class RoundRunner:
     ) -> None:
         """Start without a round.
 
-        tools: Has the zygote, the page and the log files.
-        report: Sends to the master.
         renew_lease: Called before a round starts, while no process of another one lives: this
             process may have stood still, and the zygote starts nothing under a stale lease.
         """
@@ -58,7 +55,9 @@ class RoundRunner:
         self.sync_choices = SyncChoices(lambda: tools.logs.scratch, report)
         self.phase = RoundPhase.IDLE
         self.current: Round | None = None
-        self.pending: PendingAssignment | None = None
+        """Newest round whose processes were started."""
+        self.pending: Round | None = None
+        """Newer one, which waits for the end of the round before and for its log files."""
         self.cold_reason = ""
         """Reason for cold starts; empty: workers are forked."""
         self.died = asyncio.Event()
@@ -71,14 +70,19 @@ class RoundRunner:
         """There is no zygote that could start a round."""
 
     @property
-    def alive(self) -> bool:
-        """True: processes of a round run, or are being started."""
-        return self.pending is not None or self.has_processes
+    def live(self) -> Round | None:
+        """Round whose processes run; None: there is none, or it waits to be started."""
+        return None if self.current is None or self.current.dead else self.current
+
+    def running(self, number: int) -> Round | None:
+        """Return round `number` if its processes run here."""
+        live = self.live
+        return live if live is not None and live.number == number else None
 
     @property
-    def has_processes(self) -> bool:
-        """True: processes of a round run; not of one that waits to be started."""
-        return self.current is not None and not self.current.dead
+    def alive(self) -> bool:
+        """True: processes of a round run, or are being started."""
+        return self.pending is not None or self.live is not None
 
     @property
     def ending_round(self) -> int:
@@ -90,23 +94,21 @@ class RoundRunner:
 
     def start(self, number: int, assignment: WorldAssignment) -> None:
         """Kill the running round, and start round `number` as soon as it is dead."""
-        sizes = range(assignment.local_world_size)
-        inherited = self._tools.inherited
-        files = {**self.rosters.begin(number, assignment), **self.sync_choices.begin(number)}
-        envs = {
-            rank: {
-                **torchrun_environment.environment(
-                    self._tools.settings, assignment, rank, inherited
-                ),
-                # An agent inside a rank must not pass on the outer agent's variables.
-                keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
-                keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
-                **torchrun_environment.checkpoint(assignment),
-                **files,
-            }
-            for rank in sizes
+        settings, inherited = self._tools.settings, self._tools.inherited
+        common = {
+            # An agent inside a rank must not pass on the outer agent's variables.
+            keys.ENV_ARENA: self._tools.arenas.path if assignment.keeps_checkpoints else "",
+            keys.ENV_SCHEDULE: torchrun_environment.schedule(assignment),
+            **torchrun_environment.checkpoint(assignment),
+            **self.rosters.begin(number, assignment),
+            **self.sync_choices.begin(number),
         }
-        pending = PendingAssignment(number, assignment, time.monotonic(), envs)
+        envs = {
+            rank: torchrun_environment.environment(settings, assignment, rank, inherited) | common
+            for rank in range(assignment.local_world_size)
+        }
+        now = time.monotonic()
+        pending = Round(number=number, assignment=assignment, ordered_at=now, envs=envs)
         self.pending = pending
         self._kill_current()
         self._spawn_task(self._prepare(pending))
@@ -114,15 +116,15 @@ class RoundRunner:
     def kill(self, reason: str) -> None:
         """SIGKILL all processes; `RoundStopped` is reported when they are dead."""
         self._give_up_pending()
-        if self.current is not None and not self.current.dead:
-            log.warning("killing round %d: %s", self.current.number, reason)
+        if self.live is not None:
+            log.warning("killing round %d: %s", self.live.number, reason)
             self._kill_current()
 
     def stop(self, grace_seconds: float, reason: str, sig: int = signal.SIGTERM) -> None:
         """Signal the workers, and SIGKILL the rest after the grace; 0: SIGKILL at once."""
         self._give_up_pending()
-        current = self.current
-        if current is None or current.dead:
+        current = self.live
+        if current is None:
             return
         log.info("stopping round %d: %s", current.number, reason)
         if grace_seconds <= 0:
@@ -131,10 +133,6 @@ class RoundRunner:
         current.stop_ordered = True
         self._move(RoundTrigger.STOP)
         self._tools.process.send(KillRound(current.number, int(sig), grace_seconds))
-
-    def compare(self, rules: tuple[FailureRule, ...]) -> None:
-        """Compare exits with these rules; standard error is kept from the next round on."""
-        self.exits.rules = rules
 
     def stuck(self, now: float) -> str:
         """Return the reason why this node cannot go on; empty: it can (`now`: monotonic, s)."""
@@ -165,7 +163,7 @@ class RoundRunner:
         current = self.current
         if current is None or event.round != current.number:
             return
-        code = -event.signal if event.signal is not None else event.exit_code or 0
+        code = event.exit_code
         if event.local_rank not in current.dying:
             self._take_exit(current, event.local_rank, code, event.mono_ns)
             return
@@ -196,15 +194,17 @@ class RoundRunner:
 
     def on_dead(self, number: int) -> None:
         """Note that no process of round `number` lives any more."""
-        current = self.current
-        if current is None or number != current.number or current.dead:
+        current = self.running(number)
+        if current is None:
             return
         current.dead = True
         self._move(RoundTrigger.DEAD)
         self.died.set()
         self._spawn_task(asyncio.to_thread(current.logs.stop))
         if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
-            self._report_stopped(current)
+            codes = tuple(code for _, code in sorted(current.exits.items()))
+            stopped = RoundStopped(lease_expired=current.lease_expired, exit_codes=codes)
+            self._report(stopped, number)
         self._try_spawn()
 
     def stood_still(self, seconds: float) -> bool:
@@ -212,12 +212,12 @@ class RoundRunner:
 
         Returns False if there are none.
         """
-        current = self.current
-        if current is not None and not current.dead and not current.lease_expired:
+        current = self.live
+        if current is not None and not current.lease_expired:
             log.error("this agent stood still for %.1f s: its workers are killed", seconds)
             current.lease_expired = True
             self._kill_current()
-        return self.has_processes
+        return current is not None
 
     def hold(self) -> None:
         """Start no round until `release`: there is no zygote."""
@@ -234,8 +234,8 @@ class RoundRunner:
         codes: Exit codes of its workers by pid, as far as this process has seen them.
         cause: Reason for workers that got SIGKILL because of it, or never ran.
         """
-        current = self.current
-        if current is None or current.dead:
+        current = self.live
+        if current is None:
             return
         current.dying.clear()
         for rank in sorted(set(range(current.size)) - current.exits.keys()):
@@ -258,7 +258,7 @@ class RoundRunner:
         """Note that the zygote could not carry out a command."""
         log.error("zygote: %s", event.text)
         current = self.current
-        if event.round is not None and current is not None and event.round == current.number:
+        if current is not None and event.round == current.number:
             self._report_unstartable(current, "SpawnFailed", event.text)
 
     # --- inside -------------------------------------------------------------------------------
@@ -271,8 +271,8 @@ class RoundRunner:
         self._move(RoundTrigger.FIRST_STEP)
 
     def _kill_current(self) -> None:
-        current = self.current
-        if current is None or current.dead:
+        current = self.live
+        if current is None:
             return
         if current.killed_at is None:
             current.killed_at = time.monotonic()
@@ -288,10 +288,10 @@ class RoundRunner:
 
     def _drop_pending(self) -> None:
         pending, self.pending = self.pending, None
-        if pending is not None and pending.logs is not None:
+        if pending is not None and pending.logs is not NO_LOGS:
             self._spawn_task(asyncio.to_thread(pending.logs.stop))
 
-    async def _prepare(self, pending: PendingAssignment) -> None:
+    async def _prepare(self, pending: Round) -> None:
         """Make the log files while the old processes die, then start."""
         try:
             logs = await asyncio.to_thread(self._open_round, pending)
@@ -306,7 +306,7 @@ class RoundRunner:
         pending.logs = logs
         self._try_spawn()
 
-    def _open_round(self, pending: PendingAssignment) -> RoundLogs:
+    def _open_round(self, pending: Round) -> RoundLogs:
         """Make the log files, and note how it stands with the memory. Blocks."""
         self.exits.memory.begin(pending.number)
         return self._tools.logs.open_round(
@@ -314,29 +314,21 @@ class RoundRunner:
         )
 
     def _try_spawn(self) -> None:
-        pending = self.pending
-        if pending is None or pending.logs is None or self.phase is not RoundPhase.IDLE:
+        current = self.pending
+        if current is None or current.logs is NO_LOGS or self.phase is not RoundPhase.IDLE:
             return
         if self._held:
-            log.info("round %d waits for a zygote", pending.number)
+            log.info("round %d waits for a zygote", current.number)
             return
-        self.pending = None
-        current = Round(
-            number=pending.number,
-            assignment=pending.assignment,
-            ordered_at=pending.ordered_at,
-            logs=pending.logs,
-            spawned_at=(now := time.monotonic()),
-            killed_seconds=now - pending.ordered_at,
-        )
-        self.current = current
+        self.current, self.pending = current, None
+        current.spawned_at = time.monotonic()
         self._move(RoundTrigger.SPAWN)
         self.died.clear()
-        for rank in pending.envs:
-            self._tools.page.reset(rank, pending.number)
-        ranks = tuple(self._rank(current, rank, env) for rank, env in pending.envs.items())
+        for rank in current.envs:
+            self._tools.page.reset(rank, current.number)
+        ranks = tuple(self._rank(current, rank, env) for rank, env in current.envs.items())
         self._renew_lease()
-        self._tools.process.send(Spawn(SpawnRound(round=pending.number, ranks=ranks)))
+        self._tools.process.send(Spawn(round=current.number, ranks=ranks))
         self.changed.set()
 
     def _rank(self, current: Round, rank: int, env: Mapping[str, str]) -> SpawnRank:
@@ -355,13 +347,7 @@ class RoundRunner:
             numa=launch.numa,
         )
 
-    def _report_stopped(self, current: Round) -> None:
-        codes = tuple(code for _, code in sorted(current.exits.items()))
-        self._report(
-            RoundStopped(lease_expired=current.lease_expired, exit_codes=codes), current.number
-        )
-
-    def _report_unstartable(self, wanted: PendingAssignment | Round, kind: str, text: str) -> None:
+    def _report_unstartable(self, wanted: Round, kind: str, text: str) -> None:
         """Report that a round could not be started here: to the master that is a failed worker."""
         log.error("round %d could not be started: %s", wanted.number, text)
         message = WorkerExited(

@@ -44,11 +44,8 @@ class NodeStores:
         report: Callable[[StorePrepared], None],
         lost: Callable[[str, str], None],
     ) -> None:
-        """Let stores listen on the IP `host`.
+        """Let stores listen on this node's IP `host`.
 
-        process: Takes the commands.
-        host: IP of this node.
-        report: Tells the master.
         lost: Called with the id of a store that ended by itself, and the reason.
         """
         self._process = process

@@ -22,20 +22,11 @@ WITHHELD = (keys.ENV_MASTER, keys.ENV_TLS_DIR, keys.ENV_POD_UID, keys.ENV_ARENA_
 this node's place."""
 
 
-def run_id(settings: Settings) -> str:
-    """Return TORCHELASTIC_RUN_ID: the job's name."""
-    return settings.job
-
-
 def environment(
-    settings: Settings,
-    assignment: WorldAssignment,
-    local_rank: int,
-    inherited: Mapping[str, str],
+    settings: Settings, assignment: WorldAssignment, local_rank: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the variables that one worker gets over the inherited environment.
 
-    settings: Settings of the agent.
     assignment: The world; all of its nodes have the same role.
     local_rank: 0 to `assignment.local_world_size` - 1.
     inherited: Environment of the agent.
@@ -55,7 +46,7 @@ def environment(
         "MASTER_PORT": str(assignment.store_port),
         "TORCHELASTIC_RESTART_COUNT": str(assignment.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(assignment.max_restarts),
-        "TORCHELASTIC_RUN_ID": run_id(settings),
+        "TORCHELASTIC_RUN_ID": settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": launch.signal_names,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

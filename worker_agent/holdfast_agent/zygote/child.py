@@ -31,7 +31,7 @@ from holdfast_agent.zygote import (
 )
 from holdfast_agent.zygote.import_time_variables import VariableWatch
 from holdfast_agent.zygote.process_tree import allow_reading, die_with_parent, name_process
-from holdfast_agent.zygote.protocol import ScriptMode, Spawn, SpawnRank, SpawnRound
+from holdfast_agent.zygote.protocol import ScriptMode, Spawn, SpawnRank
 from holdfast_agent.zygote.settings import bootstrap_command
 from holdfast_wire.datagrams import encode
 from holdfast_wire.keys import ENV_PAGE, ENV_ROUND
@@ -137,7 +137,7 @@ def _found(program: str, environment: Mapping[str, str]) -> str:
 
 def _bootstrap_command(worker: Worker) -> list[str]:
     """Return the command of a fresh interpreter that continues with `run_fresh`."""
-    body = encode(Spawn(SpawnRound(round=worker.round, ranks=(worker.rank,))))
+    body = encode(Spawn(round=worker.round, ranks=(worker.rank,)))
     fd = os.memfd_create("holdfast-worker", 0)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(body)
@@ -164,9 +164,9 @@ def run_fresh(body: bytes, agent_pid: int) -> NoReturn:
     place = Page.attach_from_env()
     if not isinstance(message, Spawn) or place is None:
         raise SystemExit("holdfast: started without a worker's description")
-    name_process(f"hf-rank{message.round.ranks[0].local_rank}")
-    modules = frozenset(sys.modules)
-    _run(message.round.ranks[0], message.round.round, place[0], agent_pid, modules)
+    rank = message.ranks[0]
+    name_process(f"hf-rank{rank.local_rank}")
+    _run(rank, message.round, place[0], agent_pid, frozenset(sys.modules))
 
 
 def _run(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import cast
 
 from holdfast.page import Page
@@ -23,17 +23,6 @@ from holdfast_wire.datagrams import encode
 log = logging.getLogger(__name__)
 
 _ORPHANS_DEADLINE_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """State of the process that forked the first zygote: a fresh zygote gets the same."""
-
-    settings: ZygoteSettings
-    page: Page
-    environment: Mapping[str, str]
-    path: tuple[str, ...]
-    torch: bool
 
 
 class Zygote:
@@ -52,7 +41,10 @@ class Zygote:
         """Children from before `start`: those of a shell that became the agent by exec."""
         self._channel: protocol.Channel | None = None
         self._exited = False
-        self._origin: _Origin | None = None
+        self._origin: FreshZygote | None = None
+        """State of this process at its first fork: a fresh zygote gets the same."""
+        self._environment: Mapping[str, str] = {}
+        """Its environment then."""
         self._fresh: subprocess.Popen[bytes] | None = None
         """Process of a zygote that was not forked; None: it was forked."""
         self._no_fork = ""
@@ -75,10 +67,15 @@ class Zygote:
         problem = f"the agent had {tasks} threads when it forked the zygote" if tasks > 1 else ""
         self.older_children.update(children(os.getpid()))
         become_subreaper()
-        torch = "torch" in sys.modules
-        self._origin = _Origin(settings, page, dict(os.environ), tuple(sys.path), torch)
+        agent, self._environment = os.getpid(), dict(os.environ)
+        self._origin = FreshZygote(
+            agent=agent,
+            page=page.fd,
+            path=tuple(sys.path),
+            torch="torch" in sys.modules,
+            settings=settings,
+        )
         ours, theirs = protocol.pair()
-        agent = os.getpid()
         flush_streams()
         pid = os.fork()
         if pid == 0:
@@ -112,24 +109,18 @@ class Zygote:
             theirs.close()
         self.pid, self._channel, self._exited = self._fresh.pid, ours, False
 
-    def _start_fresh(self, theirs: protocol.Channel, origin: _Origin) -> subprocess.Popen[bytes]:
-        fresh = FreshZygote(
-            agent=os.getpid(),
-            channel=theirs.fileno(),
-            page=origin.page.fd,
-            path=origin.path,
-            torch=origin.torch,
-            problem=self._no_fork,
-            settings=origin.settings,
-        )
+    def _start_fresh(
+        self, theirs: protocol.Channel, origin: FreshZygote
+    ) -> subprocess.Popen[bytes]:
+        fresh = replace(origin, channel=theirs.fileno(), problem=self._no_fork)
         with os.fdopen(os.memfd_create("holdfast-zygote"), "wb", buffering=0) as file:
             file.write(encode(fresh))
             # The agent's own arguments only tell a person in `ps` whose ranks are forked here.
             shown = sys.argv[1:]
             return subprocess.Popen(
                 bootstrap_command("zygote", str(file.fileno()), *shown),
-                env=origin.environment,
-                pass_fds=(file.fileno(), theirs.fileno(), origin.page.fd),
+                env=self._environment,
+                pass_fds=(file.fileno(), theirs.fileno(), origin.page),
             )
 
     def fileno(self) -> int:
@@ -158,13 +149,11 @@ class Zygote:
     def _reap(self) -> ZygoteExited:
         """Wait for the zygote: its end of the channel is closed, so it is about to end."""
         if self._fresh is not None:
-            code = self._fresh.wait()
-        else:
-            try:
-                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            except ChildProcessError:  # the reaper of PID 1 was faster
-                return ZygoteExited(None, None)
-        return ZygoteExited(None, -code) if code < 0 else ZygoteExited(code, None)
+            return ZygoteExited(self._fresh.wait())
+        try:
+            return ZygoteExited(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+        except ChildProcessError:  # the reaper of PID 1 was faster
+            return ZygoteExited(None)
 
     def send(self, command: Command) -> None:
         """Give a command; one that meets no living zygote is logged and dropped.

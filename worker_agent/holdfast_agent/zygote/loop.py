@@ -34,10 +34,9 @@ from holdfast_agent.zygote.protocol import (
     RoundDead,
     Spawn,
     SpawnRank,
-    SpawnRound,
     StoreExited,
 )
-from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner, fork
+from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner
 from holdfast_agent.zygote.settings import ZygoteSettings
 from holdfast_agent.zygote.store_processes import StoreProcesses
 
@@ -103,7 +102,7 @@ class ZygoteLoop:
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._take_signals()
         send = channel.send
-        self.stores = StoreProcesses(send, fork)
+        self.stores = StoreProcesses(send)
         self.rounds = Rounds(send, lambda: self.stores.live, self.log)
         self.spawner = Spawner(page, settings, send, self.log)
 
@@ -178,9 +177,8 @@ class ZygoteLoop:
         """Return the longest sleep, ms; None: without processes to watch only events matter."""
         if self.rounds.current is None and not self.stores.live:
             return None
-        left = self._deferred_left_s()
-        watch = self._watch_left_s()
-        return 1000 * (watch if left is None else min(left, watch))
+        due = (self._deferred_left_s(), self.rounds.next_look_s(), self._lease_left_s())
+        return 1000 * min(seconds for seconds in due if seconds is not None)
 
     def _deferred_left_s(self) -> float | None:
         """Return the time until a deferred import is due; None: none is, for now.
@@ -194,12 +192,6 @@ class ZygoteLoop:
         if self.rounds.current is None:
             return None
         return max(0.0, self._deferred_at - time.monotonic())
-
-    def _watch_left_s(self) -> float:
-        """Return the time for which neither the round nor the lease needs a look."""
-        due = self.rounds.next_look_s()
-        check = self._lease_left_s()
-        return check if due is None else min(check, due)
 
     def _lease_left_s(self) -> float:
         """Return the time for which the lease cannot become stale: no check is needed before."""
@@ -266,7 +258,7 @@ class ZygoteLoop:
 
     def _obey(self, command: object) -> None:
         if isinstance(command, Spawn):
-            self._spawn(command.round)
+            self._spawn(command)
         elif isinstance(command, KillRound):
             self.rounds.kill(command.round, command.signal, command.grace_s)
         elif isinstance(command, PrepareStoreCommand):
@@ -276,7 +268,7 @@ class ZygoteLoop:
         elif isinstance(command, EndZygote):
             self._stop = True
 
-    def _spawn(self, wanted: SpawnRound) -> None:
+    def _spawn(self, wanted: Spawn) -> None:
         self._watch_lease()  # the agent may have renewed it since this turn's look
         current = self.rounds.current
         problem = _NO_LEASE if self._lease_lost else ""
@@ -284,18 +276,13 @@ class ZygoteLoop:
             problem = f"round {current.number} still has processes"
         if problem:
             self._channel.send(Failure(f"spawn of round {wanted.round}: {problem}", wanted.round))
-            self._refused(wanted.round)
+            if current is None or current.number != wanted.round:
+                self._channel.send(RoundDead(wanted.round))
             return
         started = self.rounds.begin(wanted.round)
         if not self.spawner.spawn(wanted, started):
             self.rounds.kill(wanted.round, signal.SIGKILL, 0.0)
         self._deferred_at = time.monotonic() + self._settings.deferred_preload_s
-
-    def _refused(self, number: int) -> None:
-        """Report a round that never began as dead, unless it is the living one."""
-        current = self.rounds.current
-        if current is None or current.number != number:
-            self._channel.send(RoundDead(number))
 
     def _prepare_store(self, command: PrepareStoreCommand) -> None:
         self._watch_lease()

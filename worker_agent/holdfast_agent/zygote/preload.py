@@ -114,12 +114,17 @@ def _cuda() -> str:
 
 
 def _descriptors(known: Collection[int]) -> str:
-    unknown = [
-        f"{fd} ({target})"
+    unknown = [f"{fd} ({target})" for fd, target in _unknown(known)]
+    return f"the preload has left descriptors open: {', '.join(unknown)}" if unknown else ""
+
+
+def _unknown(known: Collection[int]) -> list[tuple[int, str]]:
+    """Return the descriptors above 2, with targets, but the `known` and the shared page's."""
+    return [
+        (fd, target)
         for fd, target in open_descriptors().items()
         if fd > 2 and fd not in known and not target.startswith(f"/memfd:{MEMFD_NAME}")
     ]
-    return f"the preload has left descriptors open: {', '.join(unknown)}" if unknown else ""
 
 
 def open_descriptors() -> dict[int, str]:
@@ -138,6 +143,5 @@ def close_unknown(known: Collection[int]) -> None:
 
     They belong to objects that this process has inherited and will never use or free.
     """
-    for fd, target in open_descriptors().items():
-        if fd > 2 and fd not in known and not target.startswith(f"/memfd:{MEMFD_NAME}"):
-            os.close(fd)
+    for fd, _ in _unknown(known):
+        os.close(fd)

@@ -50,26 +50,19 @@ class SpawnRank:
     """torchrun's --numa-binding mode (`node`, `socket`, `exclusive`, `core-complex`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpawnRound:
-    """All workers of this node for one round; the round before must be dead."""
-
-    round: int
-    ranks: tuple[SpawnRank, ...]
-
-
 # --- commands, agent → zygote ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    """Start the workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
+    """Start this node's workers of a round → `WorkerStarted` each (or `Failure` and `RoundDead`).
 
     The page's slots must have been reset for this round, and `RoundDead` of the round before
     received (or no round spawned yet). Without ranks: `RoundDead` at once.
     """
 
-    round: SpawnRound
+    round: int
+    ranks: tuple[SpawnRank, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +145,8 @@ class WorkerExitedEvent:
     round: int
     local_rank: int
     pid: int
-    exit_code: int | None
-    """Exit status, or None when a signal ended it."""
-    signal: int | None
+    exit_code: int
+    """Exit status; -N: signal N ended it."""
     mono_ns: int
     """CLOCK_MONOTONIC ns at which the zygote saw it."""
 
@@ -200,7 +192,7 @@ class Failure:
     """A command could not be carried out; the zygote goes on."""
 
     text: str
-    round: int | None = None
+    round: int
     """Number of the round; a failed spawn is followed by `RoundDead`."""
 
 
@@ -209,7 +201,7 @@ class ZygoteExited:
     """Made by the handle: the zygote is gone; its workers got SIGKILL (PDEATHSIG)."""
 
     exit_code: int | None
-    signal: int | None
+    """Exit status, -N: signal N; None: another process has reaped it."""
 
 
 Command = Spawn | KillRound | PrepareStoreCommand | ReleaseStore | EndZygote

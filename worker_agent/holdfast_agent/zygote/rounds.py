@@ -34,8 +34,8 @@ from holdfast_agent.zygote.protocol import (
     ForkDisabled,
     RoundDead,
     ScriptMode,
+    Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
     WorkerStarted,
 )
@@ -140,17 +140,8 @@ class Rounds:
         if current is None or rank is None:
             return None
         current.succeeded = current.succeeded and status == 0
-        signaled = os.WIFSIGNALED(status)
-        self._send(
-            WorkerExitedEvent(
-                round=current.number,
-                local_rank=rank.local_rank,
-                pid=pid,
-                exit_code=None if signaled else os.WEXITSTATUS(status),
-                signal=os.WTERMSIG(status) if signaled else None,
-                mono_ns=time.monotonic_ns(),
-            )
-        )
+        code, now = os.waitstatus_to_exitcode(status), time.monotonic_ns()
+        self._send(WorkerExitedEvent(current.number, rank.local_rank, pid, code, now))
         return rank
 
     def kill(self, number: int, sig: int, grace_s: float) -> None:
@@ -285,7 +276,7 @@ class Spawner:
             self._log(f"forking ends: {reason}")
             self._send(ForkDisabled(reason))
 
-    def spawn(self, wanted: SpawnRound, live: LiveRound) -> bool:
+    def spawn(self, wanted: Spawn, live: LiveRound) -> bool:
         """Start all workers into `live`; on a failure report it and return False."""
         try:
             cpus = {rank.local_rank: self._cpus_of(rank, wanted) for rank in wanted.ranks}
@@ -297,17 +288,12 @@ class Spawner:
         return True
 
     def _start(self, rank: SpawnRank, live: LiveRound, cpus: frozenset[int] | None) -> None:
+        base, ranks = self._user_environment, self._settings.local_world_size
         worker = Worker(
             round=live.number,
             rank=rank,
             page=self._page,
-            environment=worker_environment(
-                self._user_environment,
-                rank,
-                live.number,
-                self._page.fd,
-                self._settings.local_world_size,
-            ),
+            environment=worker_environment(base, rank, live.number, self._page.fd, ranks),
             zygote_pid=self._pid,
             forked=self._may_fork(rank),
             agent_pid=os.getppid(),
@@ -329,7 +315,7 @@ class Spawner:
             self._log(f"rank {rank.local_rank} is not forked: {names} differs from the agent's")
         return not differing
 
-    def _cpus_of(self, rank: SpawnRank, wanted: SpawnRound) -> frozenset[int] | None:
+    def _cpus_of(self, rank: SpawnRank, wanted: Spawn) -> frozenset[int] | None:
         """Return the CPUs of a rank; torch is asked once for all ranks of the mode."""
         if rank.numa is None:
             return None

@@ -79,7 +79,7 @@ class FreshZygote:
 
     agent: int
     """Process of the agent."""
-    channel: int
+    channel: int = -1
     """Descriptor of the zygote's end of the control channel."""
     page: int
     """Descriptor of the shared page."""
@@ -87,6 +87,6 @@ class FreshZygote:
     """The agent's sys.path."""
     torch: bool
     """True: the agent has imported torch, so the fresh zygote must import it for its workers."""
-    problem: str
+    problem: str = ""
     """Reason for not forking workers; empty: they may be forked."""
     settings: ZygoteSettings

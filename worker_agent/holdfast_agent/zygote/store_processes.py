@@ -13,11 +13,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from holdfast_agent.zygote import preload
 from holdfast_agent.zygote.process_tree import die_with_parent, name_process, signal_each
 from holdfast_agent.zygote.protocol import Event, StoreExited, StoreReady
+from holdfast_agent.zygote.rounds import fork
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 _REPORT_BYTES = 4096
 
@@ -36,12 +40,9 @@ class LiveStore:
 class StoreProcesses:
     """Store processes of a zygote, by pid."""
 
-    def __init__(
-        self, send: Callable[[Event], None], fork: Callable[[Callable[[], NoReturn]], int]
-    ) -> None:
-        """`fork` starts a child that runs the given function, and returns its pid."""
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        """`send` takes events for the agent."""
         self._send = send
-        self._fork = fork
         self.live: dict[int, LiveStore] = {}
 
     def prepare(self, store_id: str, host: str) -> None:
@@ -53,7 +54,7 @@ class StoreProcesses:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         zygote = os.getpid()
         try:
-            pid = self._fork(lambda: _become_store(host, writer, zygote))
+            pid = fork(lambda: _become_store(host, writer, zygote))
         except OSError as error:
             os.close(reader)
             self._send(StoreExited(store_id, f"fork: {error}"))
@@ -148,32 +149,27 @@ def serve(host: str, report: int) -> NoReturn:
     On an error it writes the reason instead, and exits with status 1.
     """
     try:
-        port = _start(host)
+        store = _start(host)
     except Exception as error:  # noqa: BLE001 - reported to the agent, whatever it is
         os.write(report, f"{type(error).__name__}: {error}".encode())
         os._exit(1)
-    os.write(report, str(port).encode())
+    os.write(report, str(store.port).encode())
     os.close(report)
     while True:
         signal.pause()
 
 
-_store: object = None
-
-
-def _start(host: str) -> int:
-    global _store  # noqa: PLW0603 - must live as long as the process
+def _start(host: str) -> TCPStore:
     from torch.distributed import TCPStore
 
     listener = listen(host)
-    port: int = listener.getsockname()[1]
-    _store = TCPStore(
+    store = TCPStore(
         host,
-        port,
+        listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=_CLIENT_TIMEOUT,
         master_listen_fd=listener.detach(),
     )
     sys.stdout.flush()
-    return port
+    return store

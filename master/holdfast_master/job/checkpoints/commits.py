@@ -12,7 +12,7 @@ from holdfast_master.job.state.checkpoints import PendingStep
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.counts import SaveOutcome
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.policies import checkpoints as policy
@@ -133,14 +133,14 @@ def _is_at_work(job: JobContext, pending: PendingStep) -> bool:
     if pending.coordinator is None:
         return False
     rank, agent_id = pending.coordinator
-    node, limit = job.membership.nodes.get(rank), job.settings.commit_seconds
-    if node is None or node.agent_id != agent_id:
+    limit = job.settings.commit_seconds
+    if job.membership.agent(rank, agent_id) is None:
         return False
     if job.now < pending.granted_at + limit:
         return True
     pending.silent.append(pending.coordinator)
     text = f"node {rank} has not committed step {pending.version.step} within {limit:g} s"
-    job.out.event(EventReason.COMMIT_HANGS, text, Warn, node=rank)
+    job.out.warn(EventReason.COMMIT_HANGS, text, node=rank)
     return False
 
 
@@ -187,7 +187,7 @@ def committed(job: JobContext, node: Node, _: int, message: wire.CommitResult) -
 
 def _fail(job: JobContext, pending: PendingStep, error: str) -> None:
     text = f"step {pending.version.step} was not committed: {short(error)}"
-    job.out.event(EventReason.CHECKPOINT_FAILED, text, Warn)
+    job.out.warn(EventReason.CHECKPOINT_FAILED, text)
     _give_up(job, pending, short(error))
 
 

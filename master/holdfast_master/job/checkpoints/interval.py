@@ -19,7 +19,6 @@ from typing import Final
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.checkpoints import SaveSchedule
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.orders import OfferedSchedule
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
@@ -169,8 +168,9 @@ def _rates(job: JobContext, world: World, pins: wire.SavingReport) -> Rates:
 
 def _set(job: JobContext, world: World, offer: OfferedSchedule) -> None:
     choice = barrier.set_step(job, world, offer, "schedule")
+    fact = _as_fact(world, offer)
     for node in job.membership.present(world.savers):
-        _send_offer(job.out, node, world, offer)
+        _send(job.out, node, world, fact, confirmed=False)
     job.timers.set(Timer.SCHEDULE_SEEN, barrier.seen_by(job, choice))
 
 
@@ -187,12 +187,7 @@ def seen_due(job: JobContext) -> None:
 
 
 def _confirm(job: JobContext, world: World, offer: OfferedSchedule) -> None:
-    fact = wire.ScheduleConfirmed(
-        round=world.saver_round,
-        schedule_id=offer.number,
-        step=offer.step,
-        intervals=to_intervals(offer.every),
-    )
+    fact = _as_fact(world, offer)
     job.out.record(fact, durable=True)
     schedule = job.checkpoints.schedule
     schedule.now, schedule.offer, schedule.unsure = offer.every, None, False
@@ -200,7 +195,17 @@ def _confirm(job: JobContext, world: World, offer: OfferedSchedule) -> None:
     tiers = "; ".join(f"{word(one.tier)}: {_words(one)}" for one in intervals(job))
     job.out.event(EventReason.CHECKPOINT_SCHEDULED, f"from step {offer.step} on {tiers}")
     for node in job.membership.present(world.savers):
-        _send_confirmed(job.state, job.out, node, world)
+        _send(job.out, node, world, fact, confirmed=True)
+
+
+def _as_fact(world: World, offer: OfferedSchedule) -> wire.ScheduleConfirmed:
+    """The fact that an offer will be once all savers have heard of it."""
+    return wire.ScheduleConfirmed(
+        round=world.saver_round,
+        schedule_id=offer.number,
+        step=offer.step,
+        intervals=to_intervals(offer.every),
+    )
 
 
 def send(job: JobContext, node: Node) -> None:
@@ -208,29 +213,21 @@ def send(job: JobContext, node: Node) -> None:
     world = job.worlds.saving()
     if world is None or not world.saves(node.rank):
         return
-    _send_confirmed(job.state, job.out, node, world)
-    schedule = job.checkpoints.schedule
+    schedule, last = job.checkpoints.schedule, job.state.schedule
+    if last is not None and last.round == world.saver_round:
+        _send(job.out, node, world, last, confirmed=True)
     if schedule.offer is not None and schedule.is_of(world):
-        _send_offer(job.out, node, world, schedule.offer)
+        _send(job.out, node, world, _as_fact(world, schedule.offer), confirmed=False)
 
 
-def _send_confirmed(state: JobState, out: OutgoingBatch, node: Node, world: World) -> None:
-    fact = state.schedule
-    if fact is not None and fact.round == world.saver_round:
-        message = wire.SetSchedule(
-            schedule_id=fact.schedule_id,
-            step=fact.step,
-            intervals=fact.intervals,
-            confirmed=True,
-        )
-        out.send(node, message, world.round_of(node.rank))
-
-
-def _send_offer(out: OutgoingBatch, node: Node, world: World, offer: OfferedSchedule) -> None:
+def _send(
+    out: OutgoingBatch, node: Node, world: World, fact: wire.ScheduleConfirmed, *, confirmed: bool
+) -> None:
     message = wire.SetSchedule(
-        schedule_id=offer.number,
-        step=offer.step,
-        intervals=to_intervals(offer.every),
+        schedule_id=fact.schedule_id,
+        step=fact.step,
+        intervals=fact.intervals,
+        confirmed=confirmed,
     )
     out.send(node, message, world.round_of(node.rank))
 

@@ -7,13 +7,14 @@ whatever becomes of the others meanwhile.
 from __future__ import annotations
 
 from holdfast_master.inputs import UserCall
-from holdfast_master.instructions import RefusalCode, Refuse, Reply
+from holdfast_master.instructions import RefusalCode
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state.checkpoints import Checkpoints, CheckpointTracker
+from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.orders import SaveOrder
-from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.phases import BEGINNING
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.quantities import counted
@@ -28,9 +29,6 @@ SIGN_SECONDS = 10.0
 """After the step, until something shows that ranks save it: a copy that training does not wait for
 is in memory by then."""
 
-_OTHERS_START = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
-"""Phases in which some replicas may train while others are made."""
-
 
 def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointRequest) -> None:
     """A user wants a checkpoint of now."""
@@ -38,16 +36,16 @@ def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointReque
     world, number = job.worlds.saving(), event.request_id
     if not 0 < seconds <= LONGEST_SECONDS:
         text = f"timeout_seconds is {seconds:g}; it must be above 0 and at most {LONGEST_SECONDS:g}"
-        job.out.put(Refuse(number, RefusalCode.INVALID_ARGUMENT, "TIMEOUT_OUT_OF_BOUNDS", text))
+        job.out.refuse(number, "TIMEOUT_OUT_OF_BOUNDS", text, RefusalCode.INVALID_ARGUMENT)
         return
     if world is None or not _trains(job, world):
         phase = job.state.phase.name.lower()
         text = f"no round trains now ({phase}): {job.state.text}; ask again once one does"
-        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "NOT_TRAINING", text))
+        job.out.refuse(number, "NOT_TRAINING", text)
         return
-    problem = _problem(job.membership, world, job.checkpoints.tracker)
+    problem = _problem(job, world)
     if problem:
-        job.out.put(Refuse(number, RefusalCode.FAILED_PRECONDITION, "CANNOT_SAVE", problem))
+        job.out.refuse(number, "CANNOT_SAVE", problem)
         return
     because = f": {short(request.reason)}" if request.reason else ""
     reason = f"{event.who} asks for a checkpoint{because}"
@@ -65,27 +63,27 @@ def asked(job: JobContext, event: UserCall, request: wire.TriggerCheckpointReque
 
 def _trains(job: JobContext, world: World) -> bool:
     """Whether the savers train; other replicas may be lost, or start."""
-    if not world.replicas or job.state.phase not in _OTHERS_START:
+    if not world.replicas or job.state.phase not in BEGINNING:
         return job.state.phase is wire.JobPhase.TRAINING
     return world.stepped.issuperset(world.savers)
 
 
-def _problem(membership: Membership, world: World, tracker: CheckpointTracker) -> str:
+def _problem(job: JobContext, world: World) -> str:
     """Return why the ranks of a world that trains cannot save together; empty: they can."""
     if not world.fact.keeps_checkpoints:
         return "an agent of this world keeps no checkpoints: it is a plain torchrun"
-    if tracker.round == world.saver_round and tracker.memory_only:
+    if job.checkpoints.tracker.round == world.saver_round and job.checkpoints.tracker.memory_only:
         return (
             "the ranks named no directory: this job's checkpoints live in memory only; give "
             "holdfast.Checkpointer a directory that all nodes see"
         )
     for rank in world.savers:
-        node = membership.nodes.get(rank)
+        node = job.membership.nodes.get(rank)
         if node is None or node.hello is None:
             return f"node {rank} is away; ask again once it is back"
         if not node.hello.knows_goes_on:
             return f"the agent of node {rank} is of a release that cannot save and go on"
-    return barrier.blind(membership, world)
+    return barrier.blind(job.membership, world)
 
 
 def _barrier(job: JobContext, world: World, order: SaveOrder) -> None:
@@ -162,12 +160,8 @@ def sign_due(job: JobContext) -> None:
 
 def _is_known(tracker: CheckpointTracker, step: int) -> bool:
     """Whether a node has a part of a step from `step` on, in memory or being stored."""
-    versions = {
-        *tracker.counts,
-        *(one for one, _ in tracker.pending),
-        *(one for one, _ in tracker.done),
-    }
-    return any(version.step >= step for version in versions)
+    stored = (version for version, _ in (*tracker.pending, *tracker.done))
+    return any(version.step >= step for version in (*tracker.counts, *stored))
 
 
 def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted) -> None:
@@ -180,10 +174,10 @@ def committed(job: JobContext, order: SaveOrder, fact: wire.CheckpointCommitted)
     )
     for number in [one for one, since in order.requests.items() if since < version.step]:
         del order.requests[number]
-        job.timers.cancel(Timer.REQUEST, number)
-        job.out.put(Reply(number, answer))
+        job.timers.cancel(Timer.REQUEST, subject=number)
+        job.out.reply(number, answer)
     if not order.requests:
-        _end(job.timers, job.checkpoints, order)
+        _end(job, order)
 
 
 def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, error: str) -> None:
@@ -195,15 +189,11 @@ def failed(job: JobContext, order: SaveOrder, version: wire.CheckpointVersion, e
 def settle(job: JobContext, order: SaveOrder) -> None:
     """An order ends with the processes that it was given to at the latest."""
     world = job.worlds.saving()
-    if world is not None and _is_of(order, world):
+    savers = (world.saver_replica, world.saver_round) if world is not None else None
+    if savers == (order.replica, order.round):
         return
     text = f"round {order.round} ended before step {order.step} was on storage; ask again"
     _refuse_all(job, order, "ROUND_ENDED", text)
-
-
-def _is_of(order: SaveOrder, world: World) -> bool:
-    """Whether the savers of a world are those that were told."""
-    return (order.replica, order.round) == (world.saver_replica, world.saver_round)
 
 
 def request_due(job: JobContext, request_id: int) -> None:
@@ -218,9 +208,9 @@ def request_due(job: JobContext, request_id: int) -> None:
             f"step {order.step} was not saved in time; does the script save with "
             "holdfast.Checkpointer, to a path?"
         )
-    job.out.put(Refuse(request_id, RefusalCode.DEADLINE_EXCEEDED, "SAVE_SLOW", text))
+    job.out.refuse(request_id, "SAVE_SLOW", text, RefusalCode.DEADLINE_EXCEEDED)
     if not order.requests:
-        _end(job.timers, job.checkpoints, order)
+        _end(job, order)
 
 
 def _refuse_all(
@@ -230,15 +220,14 @@ def _refuse_all(
     text: str,
     code: RefusalCode = RefusalCode.ABORTED,
 ) -> None:
-    for number in _end(job.timers, job.checkpoints, order):
-        job.out.put(Refuse(number, code, reason, text))
+    for number in _end(job, order):
+        job.out.refuse(number, reason, text, code)
 
 
-def _end(timers: Timers, checkpoints: Checkpoints, order: SaveOrder) -> list[int]:
+def _end(job: JobContext, order: SaveOrder) -> list[int]:
     """Forget the order; return who waits for it."""
-    checkpoints.order = None
-    timers.cancel(Timer.SAVE_ACK)
-    timers.cancel(Timer.SAVE_SIGN)
+    job.checkpoints.order = None
+    job.timers.cancel(Timer.SAVE_ACK, Timer.SAVE_SIGN)
     for number in order.requests:
-        timers.cancel(Timer.REQUEST, number)
+        job.timers.cancel(Timer.REQUEST, subject=number)
     return list(order.requests)

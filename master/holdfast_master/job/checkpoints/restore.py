@@ -13,7 +13,6 @@ from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import checkpoints as policy
@@ -58,9 +57,8 @@ def _world_of(job: JobContext, node: Node, number: int) -> World | None:
 
     A replica goes on with its start while no world runs because another one has failed.
     """
-    if job.worlds.in_replica(node.rank, node.agent_id, number):
-        return job.worlds.assigned
-    return job.worlds.running_with(node, number)
+    own = job.worlds.in_replica(node.rank, node.agent_id, number)
+    return own or job.worlds.running_with(node, number)
 
 
 def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest) -> None:
@@ -75,7 +73,7 @@ def asked(job: JobContext, node: Node, number: int, message: wire.RestoreRequest
     before = tracker.asked.get(node.rank)
     tracker.asked[node.rank] = message
     if before is not None and tracker.origin is not None and message.told is None:
-        _send_origin(job, start, node, tracker.origin)  # it may not have heard of it
+        _send(job, start, tracker.origin, only=node.rank)  # it may not have heard of it
     job.touch(Change.RESTORE_REQUESTED)
 
 
@@ -112,13 +110,12 @@ def _consider(job: JobContext, start: _Start) -> None:
 def _choose(job: JobContext, start: _Start) -> None:
     tracker = start.tracker
     offers = _offers(job, tracker)
-    fact = job.state.checkpoint
-    announced = fact.version if fact is not None else None
-    choice = policy.origin(offers, tracker.damaged, announced, job.settings.gather_ranks)
-    if choice.older and fact is not None and fact.version is not None:
-        lost = f"step {fact.version.step} was durable and is not to be had"
+    stored = job.state.stored
+    choice = policy.origin(offers, tracker.damaged, stored, job.settings.gather_ranks)
+    if choice.older and stored is not None:
+        lost = f"step {stored.step} was durable and is not to be had"
         tracker.notes.append(lost)
-        job.out.event(EventReason.CHECKPOINT_LOST, lost, Warn)
+        job.out.warn(EventReason.CHECKPOINT_LOST, lost)
     tracker.reason, tracker.checked = choice.reason, set()
     tracker.sources = _sources(job, offers, choice.version) if choice.gathered else {}
     tracker.origin = wire.RestorePlan(
@@ -132,7 +129,7 @@ def _choose(job: JobContext, start: _Start) -> None:
     if tracker.origin.go:
         _go(job, start, tracker.origin)
     else:
-        _send_to_all(job, start, tracker.origin)
+        _send(job, start, tracker.origin)
 
 
 def _offers(job: JobContext, tracker: CheckpointTracker) -> dict[int, RestoreOffer]:
@@ -183,30 +180,22 @@ def _versions(
 ) -> dict[wire.Tier, frozenset[wire.CheckpointVersion]]:
     """Return the versions that a node could take by tier, those committed since its look too."""
     found = {tier: frozenset(offered(said, tier)) for tier in TIERS}
-    fact = state.checkpoint
-    if fact is not None and fact.version is not None and tracker.committed_since(fact.version):
-        found[wire.Tier.STORAGE] |= {fact.version}
+    if state.stored is not None and tracker.committed_since(state.stored):
+        found[wire.Tier.STORAGE] |= {state.stored}
     return found
 
 
-def _send_origin(job: JobContext, start: _Start, node: Node, origin: wire.RestorePlan) -> None:
-    if node.rank in start.ranks:
-        share = start.ranks.index(node.rank)
-        job.out.send(node, _part(start, origin, node.rank, share), start.round)
-
-
-def _send_to_all(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
-    for share, rank in enumerate(start.ranks):
-        node = job.membership.nodes.get(rank)
-        if node is not None:
-            job.out.send(node, _part(start, origin, rank, share), start.round)
-
-
-def _part(start: _Start, origin: wire.RestorePlan, rank: int, share: int) -> wire.RestorePlan:
-    """An origin as one node is told it: its share of the files, and whose memory it reads."""
-    sources = start.tracker.sources.get(rank, ())
+def _send(
+    job: JobContext, start: _Start, origin: wire.RestorePlan, only: int | None = None
+) -> None:
+    """Tell all nodes, or one: each its share of the files, and whose memory it reads."""
     shares = len(start.ranks)
-    return dataclasses.replace(origin, share=share, shares=shares, sources=sources)
+    for share, rank in enumerate(start.ranks):
+        node = job.membership.nodes.get(rank) if only in {None, rank} else None
+        if node is not None:
+            sources = start.tracker.sources.get(rank, ())
+            own = dataclasses.replace(origin, share=share, shares=shares, sources=sources)
+            job.out.send(node, own, start.round)
 
 
 def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanVerified) -> None:
@@ -220,7 +209,7 @@ def checked(job: JobContext, node: Node, number: int, message: wire.RestorePlanV
         return
     if message.error and origin.version is not None:
         text = f"step {origin.version.step} is passed over: node {node.rank}: {message.error}"
-        job.out.event(EventReason.CHECKPOINT_DAMAGED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.CHECKPOINT_DAMAGED, text, node=node.rank)
         tracker.notes.append(short(text))
         tracker.damaged.add((origin.version, origin.tier))
         tracker.origin = None
@@ -236,7 +225,7 @@ def _go(job: JobContext, start: _Start, origin: wire.RestorePlan) -> None:
     origin = dataclasses.replace(origin, go=True)
     tracker.origin = origin
     tracker.started(origin)
-    _send_to_all(job, start, origin)
+    _send(job, start, origin)
     if origin.version is not None:
         job.counts.restores[origin.tier] += 1
         where = word(origin.tier)

@@ -18,7 +18,6 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import CheckedNode, OpenCheck, preflight_mode
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.preflight import rounds
@@ -36,9 +35,8 @@ MOST_IN_A_ROW: Final = 3
 
 def is_healthy(state: JobState, node: Node) -> bool:
     """Whether this agent's check found it healthy."""
-    judged = state.judged.get(node.rank)
-    healthy = judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
-    return healthy and judged is not None and judged.agent_id == node.agent_id
+    judged = state.judged_agent(node.rank, node.agent_id)
+    return judged is not None and judged.verdict == NodeVerdict.HEALTHY.name
 
 
 def settle(job: JobContext, own: OpenCheck) -> None:
@@ -60,14 +58,14 @@ def settle(job: JobContext, own: OpenCheck) -> None:
     for link in outcome.links:
         ranks = sorted(own.nodes[name].rank for name in link.pair)
         text = f"between {nodes_named(ranks)}: {link.reason}"
-        job.out.event(EventReason.PREFLIGHT_LINK_SLOW, text, Warn)
+        job.out.warn(EventReason.PREFLIGHT_LINK_SLOW, text)
     job.touch(Change.PREFLIGHT_OVER)
 
 
 def _present(job: JobContext, own: OpenCheck, name: str) -> Node | None:
-    node = job.membership.nodes.get(own.nodes[name].rank)
-    here = node is not None and node.session is not None
-    return node if here and node is not None and node.agent_id == own.nodes[name].agent_id else None
+    checked = own.nodes[name]
+    node = job.membership.agent(checked.rank, checked.agent_id)
+    return node if node is not None and node.session is not None else None
 
 
 def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
@@ -152,4 +150,4 @@ def _replaced(job: JobContext, node: Node, what: str) -> bool:
 
 def _report_bad(job: JobContext, node: Node, text: str) -> None:
     strikes.strike(job, node.rank, StrikeCause.PREFLIGHT, text)
-    job.out.event(EventReason.PREFLIGHT_FAILED, text, Warn, node=node.rank)
+    job.out.warn(EventReason.PREFLIGHT_FAILED, text, node=node.rank)

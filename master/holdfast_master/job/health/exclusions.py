@@ -13,10 +13,7 @@ from holdfast_master.job.health import stragglers, trials
 from holdfast_master.job.nodes import liveness, rule_actions
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import RENEW
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.quantities import counted
 from holdfast_master.policies.straggler import exclusion
 from holdfast_master.policies.straggler.exclusion import Exclude, NoExclusion, Prospects
@@ -109,7 +106,7 @@ def _keep(job: JobContext, accused: frozenset[int], found: NoExclusion) -> None:
     names = ", ".join(f"node {rank}" for rank in sorted(accused))
     node = min(accused) if len(accused) == 1 else None
     text = f"{names} {'stays' if len(accused) == 1 else 'stay'}: {found.reason}"
-    job.out.event(EventReason.STRAGGLER_KEPT, text, Warn, node=node)
+    job.out.warn(EventReason.STRAGGLER_KEPT, text, node=node)
 
 
 def _exclude(job: JobContext, world: World, found: Exclude) -> None:
@@ -122,10 +119,7 @@ def _exclude(job: JobContext, world: World, found: Exclude) -> None:
             continue
         why = next(one.reason for one in job.health.slow if one.node == name)
         text = f"{name} leaves: {why}; {found.reason}"
-        job.out.event(EventReason.STRAGGLER_EXCLUDED, text, Warn, node=rank)
+        job.out.warn(EventReason.STRAGGLER_EXCLUDED, text, node=rank)
         # Nodes of the job on the same host are judged by themselves: they stay.
         rule_actions.exclude(job, rank, f"{name} is slow there", others_leave=False)
-        # The operator is asked once the others go on without it: see `reconcile`.
-        node.replace_why = "it was slow"
-        job.out.command(RENEW, rank, durable=True)
-        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: it is slow")
+        liveness.renew(job, node, "it was slow", f"node {rank} leaves: it is slow")

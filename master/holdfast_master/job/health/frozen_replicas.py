@@ -12,7 +12,6 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import FrozenAt, Inquiry, World
 from holdfast_master.policies import hang, hang_limit
@@ -26,13 +25,13 @@ LEAST_SECONDS: Final = 30.0
 """Least time without a step before a replica is frozen, s: nothing is compiled or loaded in the
 middle of a run for longer, and the others wait as long."""
 EVIDENCE_SECONDS: Final = 6.0
-"""For the evidence of all nodes; an agent takes 2 s."""
+"""For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
 STEPS: Final = 20.0
 """The same in steps of usual length."""
 _WORK: Final = frozenset({wire.RankSection.EVAL, wire.RankSection.CHECKPOINT})
 
 
-def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> None:
+def look(job: JobContext, world: World) -> None:
     """Look whether a replica of the newest roster keeps the others waiting, or all stand still.
 
     One that has not completed a first step may yet: it is no measure of the others.
@@ -56,7 +55,8 @@ def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> Non
         found = policy.frozen(paces, limit) if len(paces) == len(members) else None
         if found is not None:
             asked.blamed = True
-            _put_out(job, world, settings, found)
+            _put_out(job, world, found)
+    settings = job.hang_policy
     if settings is not None:
         stepped = {one.number for one in paces}
         starting = [one.number for one in members if one.number not in stepped]
@@ -65,18 +65,12 @@ def look(job: JobContext, world: World, settings: wire.HangPolicy | None) -> Non
 
 def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
     """The replicas of the newest roster that have not ended."""
-    roster = job.state.roster
-    known = roster.replicas if roster is not None else ()
-    members = [one for one in world.replicas if one.number in known]
+    members = [one for one in world.replicas if one.number in job.state.named_replicas]
     return [one for one in members if not world.finished.issuperset(world.members_of(one))]
 
 
 def _look_longer(
-    job: JobContext,
-    world: World,
-    settings: wire.HangPolicy,
-    paces: list[Pace],
-    starting: list[int],
+    job: JobContext, world: World, settings: wire.HangPolicy, paces: list[Pace], starting: list[int]
 ) -> None:
     """Look for what needs a longer wait: a start that never ends, and that all stand still.
 
@@ -88,21 +82,19 @@ def _look_longer(
     if job.now - job.worlds.put_out_at < longest:
         return
     if not starting:
-        _look_at_all(job, world, settings, policy.all_still(paces, longest))
+        _look_at_all(job, world, policy.all_still(paces, longest))
     for found in policy.never_started(paces, starting, longest):
-        _put_out(job, world, settings, found)
+        _put_out(job, world, found)
 
 
-def _put_out(
-    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
-) -> None:
+def _put_out(job: JobContext, world: World, found: FrozenReplica) -> None:
     one = next(one for one in world.replicas if one.number == found.number)
     pace, last = _pace(job, world, one), job.state.roster
     job.worlds.put_out_at = job.now
     job.worlds.frozen[found.number] = FrozenAt(
         step=pace.step if pace is not None else 0, epoch=last.epoch if last else 0
     )
-    _respond(job, world, settings, found)
+    _respond(job, world, found)
 
 
 # ---------------------------------------------------------------------- all stand at one step: why
@@ -151,7 +143,7 @@ def judge(job: JobContext, world: World) -> None:
     starting = {one.number for one in members if _pace(job, world, one) is None}
     for found in policy.stuck_by_itself(verdicts, starting):
         asked.blamed = True
-        _put_out(job, world, job.hang_policy, found)
+        _put_out(job, world, found)
 
 
 def _take_in(job: JobContext, world: World) -> None:
@@ -201,15 +193,13 @@ def _have_ended(job: JobContext, world: World, but: wire.WorldReplica) -> bool:
     return bool(ended) and not left and not ends and job.state.checkpoint is not None
 
 
-def _look_at_all(
-    job: JobContext, world: World, settings: wire.HangPolicy, found: FrozenReplica | None
-) -> None:
+def _look_at_all(job: JobContext, world: World, found: FrozenReplica | None) -> None:
     """Answer once where no replica of the roster makes progress."""
     if found is None:
         job.worlds.frozen.pop(0, None)
     elif 0 not in job.worlds.frozen:
         job.worlds.frozen[0] = FrozenAt()
-        _respond(job, world, settings, found)
+        _respond(job, world, found)
 
 
 def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | None:
@@ -234,18 +224,17 @@ def _reporting(job: JobContext, world: World, replica: wire.WorldReplica) -> lis
     return nodes if reported and len(nodes) == len(ranks) else []
 
 
-def _respond(
-    job: JobContext, world: World, settings: wire.HangPolicy | None, found: FrozenReplica
-) -> None:
+def _respond(job: JobContext, world: World, found: FrozenReplica) -> None:
     """Put a replica out of the roster, and restart it where the spec has hangs acted on."""
     ends = job.state.stop is not None or job.spec.suspend
+    settings = job.hang_policy
     acts = settings is not None and settings.mode is wire.HealthMode.ACT and not ends
     left = "it is left alone" if found.number == 0 else "the others go on without it until it steps"
     text = f"{found.reason}; {'it is restarted' if acts else left}"
     places = world.places.items()
     nodes = [rank for rank, place in places if found.number in (0, place.replica.number)]
     one = nodes[0] if len(nodes) == 1 else None
-    job.out.event(EventReason.REPLICA_FROZEN, text, Warn, node=one)
+    job.out.warn(EventReason.REPLICA_FROZEN, text, node=one)
     job.touch(Change.REPLICA_READY)
     if not acts:
         return

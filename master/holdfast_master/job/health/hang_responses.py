@@ -14,7 +14,7 @@ from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import AnsweredHang, Hang
-from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.phases import RUNNING
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
@@ -24,10 +24,8 @@ from holdfast_master.policies.hang_response import (
     HangVerdict,
     PastResponse,
 )
-from holdfast_wire.messages import HealthMode, JobPhase
+from holdfast_wire.messages import HealthMode
 from holdfast_wire.reasons import Cause, EventReason
-
-_RUNNING = frozenset({JobPhase.STARTING, JobPhase.TRAINING})
 
 
 def respond(job: JobContext, world: World, hang: Hang) -> bool:
@@ -40,7 +38,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         return True
     # A rank may have ended well since the verdict.
     verdict = dataclasses.replace(verdict, ended=world.ended_ranks)
-    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
+    nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     found = hang_response.decide(
         verdict,
         nodes,
@@ -54,7 +52,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         return False
     if found.action is HangAction.NOTHING:
         if not hang.left:
-            job.out.event(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}", Warn)
+            job.out.warn(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}")
         hang.left = True
         return True
     _note_answer(job, world, hang, verdict)
@@ -66,7 +64,7 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
 
 def _note_answer(job: JobContext, world: World, hang: Hang, verdict: HangVerdict) -> None:
     """Note what is done for a hang, and what those before have cost."""
-    nodes, hosts = stragglers.nodes_of(world), _hosts(job, world)
+    nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     ranks = tuple(one.rank for one in verdict.ranks)
     for one in job.health.answered:
         one.cost_seconds = _cost(one, hang)
@@ -142,7 +140,7 @@ def _hosts(job: JobContext, world: World) -> dict[int, str]:
 def _is_free(job: JobContext) -> bool:
     """Whether nothing else is about to end the world."""
     ends = job.state.stop is not None or job.spec.suspend or job.worlds.barrier is not None
-    return job.state.phase in _RUNNING and not ends
+    return job.state.phase in RUNNING and not ends
 
 
 def _tried(job: JobContext, world: World) -> bool:

@@ -15,7 +15,7 @@ from holdfast_master.job.incidents import reported, strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import Hang, HangWatch, Silence
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.phases import RUNNING
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang, hang_limit, hang_response
@@ -29,8 +29,6 @@ LOOK_SECONDS: Final = 1.0
 """Between two looks at the running world; each costs a look at every rank."""
 AGAIN_SECONDS: Final = 60.0
 """Between two looks at ranks that compute: a dump of stacks costs each some milliseconds."""
-EVIDENCE_SECONDS: Final = 6.0
-"""For the evidence of all nodes; an agent takes 2 s, and those that are gone never answer."""
 
 
 def watch(job: JobContext) -> None:
@@ -46,7 +44,7 @@ def due(job: JobContext) -> None:
     job.timers.set(Timer.HANG, job.now + LOOK_SECONDS)
     policy = job.hang_policy
     if world.replicas:
-        frozen_replicas.look(job, world, policy)
+        frozen_replicas.look(job, world)
         return
     if policy is None:
         return
@@ -59,7 +57,7 @@ def _look(job: JobContext, world: World, policy: wire.HangPolicy) -> None:
     if not own.since and world.all_started():
         own.since = job.now
     _learn(job, world, own)
-    paused = job.worlds.barrier is not None or job.state.phase not in _RUNNING
+    paused = job.worlds.barrier is not None or job.state.phase not in RUNNING
     sections = [_section(item) for _, item in _ranks(job, world)]
     since = _since(job, world, own)
     if since is None:
@@ -120,9 +118,6 @@ def _look_again(job: JobContext, world: World, found: Hang) -> None:
     left = found.left and not verdict.ended
     if left or verdict.may_change or not found.answered:
         _ask(job, world, found)
-
-
-_RUNNING: Final = frozenset({wire.JobPhase.TRAINING, wire.JobPhase.STARTING})
 
 
 def _ranks(job: JobContext, world: World) -> Iterator[tuple[Node, wire.RankProgress]]:
@@ -217,7 +212,7 @@ def _ask(job: JobContext, world: World, found: Hang) -> None:
         if node.session is not None and node.rank not in world.finished:
             found.awaited.add(node.rank)
             job.out.send(node, order, world.round)
-    job.timers.set(Timer.HANG_EVIDENCE, job.now + EVIDENCE_SECONDS)
+    job.timers.set(Timer.HANG_EVIDENCE, job.now + frozen_replicas.EVIDENCE_SECONDS)
     _settle(job, world, found)
 
 
@@ -289,7 +284,7 @@ def _report(job: JobContext, world: World, found: Hang, verdict: HangVerdict) ->
     known = job.health.open_incident
     incident = reported.found(job, world, found, verdict, node)
     if incident != known:  # else an earlier look, or an earlier master, has said so
-        job.out.event(EventReason.HANG_FOUND, text, Warn, node=node, incident=incident)
+        job.out.warn(EventReason.HANG_FOUND, text, node=node, incident=incident)
         if node is not None:
             strikes.strike(job, node, StrikeCause.HANG, text)
 

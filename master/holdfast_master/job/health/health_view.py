@@ -59,11 +59,10 @@ def summary(job: JobContext) -> tuple[wire.HealthReason, str]:
 
 def _failed_checks(job: JobContext) -> str:
     """Return the problems of present nodes that failed the check before they joined."""
-    nodes = job.membership.nodes
     bad = [
         f"node {rank} is {judged.verdict.lower()}: {judged.reason}"
         for rank, judged in sorted(job.state.judged.items())
-        if judged.verdict in _BAD and rank in nodes and nodes[rank].agent_id == judged.agent_id
+        if judged.verdict in _BAD and job.membership.agent(rank, judged.agent_id)
     ]
     more = f"; and {len(bad) - 1} more" if len(bad) > 1 else ""
     return bad[0] + more if bad else ""
@@ -88,7 +87,7 @@ def _hang(job: JobContext, world: World) -> wire.HangStatus | None:
     if verdict is None:
         return wire.HangStatus(seconds=seconds, text=found.reason)
     ranks = tuple(one.rank for one in verdict.ranks)
-    places = stragglers.nodes_of(world)
+    places = world.nodes_by_rank()
     nodes = tuple(sorted({places[rank] for rank in ranks if rank in places}))
     return wire.HangStatus(
         cause=verdict.kind.value, ranks=ranks, nodes=nodes, seconds=seconds, text=verdict.reason

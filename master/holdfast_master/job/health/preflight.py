@@ -7,7 +7,6 @@ begins another one with the nodes that the journal has no verdict on.
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from holdfast_master.job.health import admission, references
@@ -25,6 +24,7 @@ from holdfast_master.policies.preflight.figures import (
     CheckStanding,
     Figure,
     FigureReport,
+    MeasuringRound,
     Participant,
     RoundId,
 )
@@ -75,7 +75,7 @@ def holds(job: JobContext) -> str:
     own = job.preflight.open
     if own is None or job.worlds.recovering or job.bounds.fit(len(job.membership.candidates)):
         return ""
-    return _checked(_tested(own), "are checked before they join", "is checked before it joins")
+    return _checked(own)
 
 
 def repeat(job: JobContext, node: Node) -> None:
@@ -92,8 +92,7 @@ def _forget(job: JobContext) -> None:
         for node in own.open.nodes.values():
             _turn(job, node, GoodputClass.WAITING)
     own.open = own.gather_until = None
-    for timer in (Timer.PREFLIGHT_GATHER, Timer.PREFLIGHT_ROUND):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.PREFLIGHT_GATHER, Timer.PREFLIGHT_ROUND)
 
 
 # -------------------------------------------------------------------------------------- beginning
@@ -110,14 +109,16 @@ def _waiting(job: JobContext) -> list[Node]:
         and node.warm
         and rank not in leaving
         and not eligibility.is_admitted(job, node)
-        and not eligibility.is_kept_out(job, node)
+        and not eligibility.is_kept_out(job.state, node)
     ]
 
 
 def _gathered(job: JobContext, waiting: list[Node]) -> bool:
     """Whether no other node is expected to be checked with these, or the time is over."""
     own = job.preflight
-    kept_out = sum(eligibility.is_kept_out(job, node) for node in job.membership.nodes.values())
+    kept_out = sum(
+        eligibility.is_kept_out(job.state, node) for node in job.membership.nodes.values()
+    )
     if len(waiting) + len(job.membership.candidates) + kept_out >= job.wanted:
         return True
     if own.gather_until is None:
@@ -129,7 +130,7 @@ def _gathered(job: JobContext, waiting: list[Node]) -> bool:
 
 
 def _begin(job: JobContext, waiting: list[Node]) -> None:
-    own, settings = job.preflight, _settings(job)
+    own, settings = job.preflight, job.health_policy.preflight or PreflightPolicy()
     own.started += 1
     own.gather_until = None
     job.timers.cancel(Timer.PREFLIGHT_GATHER)
@@ -152,8 +153,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):
         _turn(job, nodes[name], GoodputClass.PREFLIGHT)
-    text = _checked(_tested(own.open), "are checked before they join", "is checked before it joins")
-    job.out.event(EventReason.PREFLIGHT_BEGUN, text + _again(own, own.open))
+    job.out.event(EventReason.PREFLIGHT_BEGUN, _checked(own.open) + _again(own, own.open))
     _send(job, own.open)
 
 
@@ -163,16 +163,10 @@ def _standing(own: Preflight, node: CheckedNode) -> CheckStanding:
 
 def _again(own: Preflight, check: OpenCheck) -> str:
     """The words about nodes that are checked for the second time."""
-    found = {check.nodes[name]: name for name in _tested_names(check)}
-    words = [
-        f"node {node.rank} again: {own.suspects[node]}" for node in found if node in own.suspects
-    ]
+    tested = [check.nodes[name] for name in _tested_names(check)]
+    again = [node for node in tested if node in own.suspects]
+    words = [f"node {node.rank} again: {own.suspects[node]}" for node in again]
     return "; " + "; ".join(words) if words else ""
-
-
-def _settings(job: JobContext) -> PreflightPolicy:
-    health = job.spec.health
-    return (health.preflight if health is not None else None) or PreflightPolicy()
 
 
 def _trusted(job: JobContext) -> list[Node]:
@@ -205,17 +199,14 @@ def _tested_names(own: OpenCheck) -> list[str]:
     return [one.node for one in own.check.participants if one.standing is not CheckStanding.TRUSTED]
 
 
-def _tested(own: OpenCheck) -> list[int]:
-    return [own.nodes[name].rank for name in _tested_names(own)]
-
-
-def _checked(ranks: list[int], more: str, one: str) -> str:
-    return f"{nodes_named(ranks)} {verb(len(ranks), one, more)}"
+def _checked(own: OpenCheck) -> str:
+    ranks = [own.nodes[name].rank for name in _tested_names(own)]
+    check = verb(len(ranks), "is checked before it joins", "are checked before they join")
+    return f"{nodes_named(ranks)} {check}"
 
 
 def _turn(job: JobContext, node: CheckedNode, kind: GoodputClass) -> None:
-    present = job.membership.nodes.get(node.rank)
-    if present is not None and present.agent_id == node.agent_id:
+    if job.membership.agent(node.rank, node.agent_id) is not None:
         job.turn(node.rank, kind)
 
 
@@ -230,7 +221,9 @@ def _send(job: JobContext, own: OpenCheck) -> None:
     slack = min(ANSWER_SECONDS, left / 4)
     own.seconds = min(ROUND_SECONDS, left - slack)
     if own.check.current is None or own.seconds < 1.0:
-        _conclude(job, own)
+        _forget(job)
+        if job.state.stop is None:
+            admission.settle(job, own)
         return
     job.timers.set(Timer.PREFLIGHT_ROUND, job.now + own.seconds + slack)
     for name in sorted(own.check.current.partners):
@@ -279,8 +272,8 @@ def _may_report(job: JobContext, own: OpenCheck, name: str) -> bool:
 
 
 def _is_here(job: JobContext, own: OpenCheck, name: str) -> bool:
-    node = job.membership.nodes.get(own.nodes[name].rank)
-    return node is not None and node.agent_id == own.nodes[name].agent_id
+    node = own.nodes[name]
+    return job.membership.agent(node.rank, node.agent_id) is not None
 
 
 def _never_asked(own: OpenCheck) -> list[str]:
@@ -291,34 +284,34 @@ def _never_asked(own: OpenCheck) -> list[str]:
 
 def listening(job: JobContext, node: Node, _: int, message: CheckListening) -> None:
     """Tell the partner where to connect to."""
-    own = job.preflight.open
-    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
-    if own is None or not name or not _is_current(own, message.round):
+    part = _part(job, node, message.round)
+    if part is None:
         return
-    current = own.check.current
-    if current is not None and name in current.servers and name not in own.places:
+    own, current, name = part
+    if name in current.servers and name not in own.places:
         own.places[name] = message
         _order(job, own, current.partners[name])
 
 
-def _is_current(own: OpenCheck, given: CheckRound | None) -> bool:
-    current = own.check.current
-    return (
-        current is not None
-        and given is not None
-        and current.id == RoundId(given.check, given.number)
-    )
+def _part(
+    job: JobContext, node: Node, given: CheckRound | None
+) -> tuple[OpenCheck, MeasuringRound, str] | None:
+    """The open check, its round and a node's name in it; None: the node speaks of no such round."""
+    own = job.preflight.open
+    current = own.check.current if own is not None else None
+    if own is None or current is None or given is None:
+        return None
+    name = own.name_of(node.rank, node.agent_id)
+    known = name in current.partners and current.id == RoundId(given.check, given.number)
+    return (own, current, name) if known else None
 
 
 def measured(job: JobContext, node: Node, _: int, message: NodeChecked) -> None:
     """Take a report of the open round; the last one ends it."""
-    own = job.preflight.open
-    name = own.name_of(node.rank, node.agent_id) if own is not None else ""
-    if own is None or not name or not _is_current(own, message.round):
+    part = _part(job, node, message.round)
+    if part is None:
         return
-    current = own.check.current
-    if current is None or name not in current.partners:
-        return
+    own, current, name = part
     own.reports[name] = FigureReport(
         round=current.id,
         node=name,
@@ -358,13 +351,6 @@ def _advance(job: JobContext, own: OpenCheck) -> None:
     _send(job, own)
 
 
-def _conclude(job: JobContext, own: OpenCheck) -> None:
-    """The check is over: its nodes are judged by what it has."""
-    _forget(job)
-    if job.state.stop is None:
-        admission.settle(job, own)
-
-
 def look_for_suspects(job: JobContext) -> None:
     """Find the suspect nodes, once for each world that has ended, before the next one is formed.
 
@@ -385,20 +371,9 @@ def look_for_suspects(job: JobContext) -> None:
     own.suspects = {node: why for node, why in own.suspects.items() if node in present} | found
     for checked in found:
         node = job.membership.nodes[checked.rank]
-        _stop_ranks(job, node)
+        # Ranks that still live, in a collective without the others, would be measured along.
+        job.stop_ranks(node, f"node {node.rank} is checked before it joins a world again")
         eligibility.refresh(job, node)
-
-
-def _stop_ranks(job: JobContext, node: Node) -> None:
-    """Stop ranks that may still live, in a collective without the others.
-
-    They would be measured along, and the agent would refuse.
-    """
-    assigned = job.worlds.assigned
-    if assigned is not None and assigned.has(node):
-        reason = f"node {node.rank} is checked before it joins a world again"
-        job.out.stop_round(node, assigned.round_of(node.rank), reason)
-        assigned.disturb(node.rank)
 
 
 def _suspects(job: JobContext) -> dict[CheckedNode, str]:
@@ -406,7 +381,7 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
     found = dict[CheckedNode, str]()
     for rank, node in sorted(job.membership.nodes.items()):
         host = strikes.host_of(job, rank)
-        if eligibility.is_kept_out(job, node):
+        if eligibility.is_kept_out(job.state, node):
             continue
         # Its own also under another name: a new master hears late on which hosts its nodes are.
         known = [one for one in noted if one.host == host or one.node_rank == rank]
@@ -417,11 +392,6 @@ def _suspects(job: JobContext) -> dict[CheckedNode, str]:
 
 
 def _judged_at(job: JobContext, node: Node) -> float:
-    """The time of this agent's verdict; 0: it joined before checks were wanted.
-
-    A journal of a release before has no time: nothing came later than that verdict.
-    """
-    judged = job.state.judged.get(node.rank)
-    if judged is None or judged.agent_id != node.agent_id:
-        return 0.0
-    return judged.unix_time or math.inf
+    """The time of this agent's verdict; 0: it joined before checks were wanted."""
+    judged = job.state.judged_agent(node.rank, node.agent_id)
+    return 0.0 if judged is None else judged.unix_time

@@ -9,7 +9,6 @@ from holdfast_master.job.health import trials
 from holdfast_master.job.incidents import strikes
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import GroupHistory
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies.preflight import verdicts
@@ -119,8 +118,8 @@ def _references(job: JobContext, world: World) -> dict[str, float]:
     """
     found = {}
     for rank, place in world.places.items():
-        judged = job.state.judged.get(rank)
-        if judged is not None and judged.agent_id == place.member.agent_id:
+        judged = job.state.judged_agent(rank, place.member.agent_id)
+        if judged is not None:
             found[f"{_NODE}{rank}"] = _SLOW if judged.verdict in _BAD else 1.0
     return found
 
@@ -140,7 +139,7 @@ def _align(group: GroupHistory) -> Slices[None]:
 def _window(
     job: JobContext, world: World, group: GroupHistory, steps: Sequence[Step]
 ) -> Slices[Window]:
-    nodes = nodes_of(world)
+    nodes = world.nodes_by_rank()
     marked = any(item.section in _MARKED for _, item in job.membership.reports(world.places))
     yield
     # Ranks may have come or gone between the looks that the steps are of.
@@ -171,14 +170,9 @@ def accused_nodes(verdicts: Sequence[StragglerVerdict]) -> frozenset[int]:
     return frozenset(rank_of(one.node) for one in verdicts if one.node)
 
 
-def nodes_of(world: World) -> dict[int, int]:
-    """The node rank of each global rank."""
-    return world.nodes_by_rank()
-
-
 def only_node(world: World, ranks: Iterable[int]) -> int | None:
     """The node that all these ranks are on; None: there are several, or no ranks."""
-    by_rank = nodes_of(world)
+    by_rank = world.nodes_by_rank()
     nodes = {by_rank[rank] for rank in ranks if rank in by_rank}
     return nodes.pop() if len(nodes) == 1 else None
 
@@ -191,7 +185,7 @@ def _report(job: JobContext, group: GroupHistory, found: tuple[StragglerVerdict,
     for one in found:
         if _accused((one,)) - before:
             rank = node_rank(one)
-            job.out.event(EventReason.STRAGGLER_FOUND, one.reason, Warn, node=rank)
+            job.out.warn(EventReason.STRAGGLER_FOUND, one.reason, node=rank)
             if rank is not None and not one.own_work:
                 strikes.strike(job, rank, StrikeCause.STRAGGLER, one.reason)
     for one in gone:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.phases import ENDED
-from holdfast_master.job.state.timers import JobClock, Timer
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies.goodput import Totals, entries, micros
 from holdfast_wire.messages import GoodputClass, GoodputMarked, NodeGoodput
 
@@ -52,14 +51,14 @@ def bring(job: JobContext, rank: int, totals: Totals) -> None:
         job.out.record(GoodputMarked(nodes=(NodeGoodput(node_rank=rank, classes=entries(totals)),)))
 
 
-def bridge(state: JobState, clock: JobClock) -> dict[int, Totals]:
+def bridge(job: JobContext) -> dict[int, Totals]:
     """The accounts as written, with the time since then: nobody counted, but nodes worked on.
 
     A member of a world that trained is taken to have trained, as agents do without a master; any
     other node to have waited.
     """
-    now = clock.moment.unix
-    trained = state.assigned is not None and state.training and not state.ended
+    state, now = job.state, job.clock.moment.unix
+    trained = state.training and not state.ended
     members = {m.node_rank for m in state.assigned.members} if state.assigned and trained else set()
     totals = {rank: dict(classes) for rank, classes in state.goodput.items()}
     for rank in state.nodes:

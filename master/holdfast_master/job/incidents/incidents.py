@@ -7,11 +7,10 @@ import dataclasses
 from holdfast_master.job.incidents import goodput_marks, rank_reports, reported, strikes
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.incident import Incidents, OpenIncident
+from holdfast_master.job.state.incident import OpenIncident
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import Warn
-from holdfast_master.job.state.timers import Timer, Timers
-from holdfast_master.job.state.world import World, Worlds
+from holdfast_master.job.state.timers import Timer
+from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, node_history
 from holdfast_master.policies.failure import BackoffSchedule, Evidence
 from holdfast_master.policies.goodput import micros
@@ -28,16 +27,16 @@ from holdfast_wire.reasons import EndReason, EventReason
 from holdfast_wire.strikes import StrikeCause
 
 
-def concerns(worlds: Worlds, incidents: Incidents, node: Node, round_number: int) -> bool:
+def concerns(job: JobContext, node: Node, round_number: int) -> bool:
     """Whether a node's evidence about its processes of a round still counts.
 
     Not if another world runs under that number: masters without a journal count anew.
     """
-    if worlds.running_with(node, round_number) is not None:
+    if job.worlds.running_with(node, round_number) is not None:
         return True
-    if worlds.in_replica(node.rank, node.agent_id, round_number):
+    if job.worlds.in_replica(node.rank, node.agent_id, round_number) is not None:
         return True
-    return any(round_number in incident.broken for incident in incidents.open())
+    return any(round_number in incident.broken for incident in job.incidents.open())
 
 
 def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
@@ -48,7 +47,7 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
     """
     _disturb(job, item, round_number)
     world = job.worlds.running()
-    if world is not None and world.is_about(item.node_rank, round_number) and _is_of(world, item):
+    if world is not None and _concerns(world, item, round_number):
         _interrupt(job, world, item, joins=_shaken(job.membership, world))
         return
     rank = item.node_rank
@@ -62,26 +61,29 @@ def report_process(job: JobContext, item: Evidence, round_number: int) -> None:
 
 def _disturb(job: JobContext, item: Evidence, round_number: int) -> None:
     """The processes that the evidence is about cannot go on; without a node, nobody's can."""
-    newest = job.worlds.newest
-    for world in (newest, job.worlds.assigned):
-        if world is None or not world.is_about(item.node_rank, round_number):
-            continue
-        if item.node_rank is None or world.holds(item.node_rank, item.agent_id):
+    for world in (job.worlds.newest, job.worlds.assigned):
+        if world is not None and _concerns(world, item, round_number):
             world.disturb(item.node_rank)
-    if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
-        break_world(job, item.text)  # it was decided with a replica that does not go on
+    _break_unassigned(job, item.text)
 
 
-def note_gone(job: JobContext, node: Node, text: str) -> None:
-    """Processes of a node are gone while no world runs: its replica does not go on."""
-    job.worlds.disturb(node.rank, node.agent_id)
+def _concerns(world: World, item: Evidence, round_number: int) -> bool:
+    """Whether the evidence is about processes of this world."""
+    known = item.node_rank is None or world.holds(item.node_rank, item.agent_id)
+    return known and world.is_about(item.node_rank, round_number)
+
+
+def _break_unassigned(job: JobContext, text: str) -> None:
+    """Break a world that was decided with a replica that does not go on."""
     newest = job.worlds.newest
     if newest is not None and newest.replicas and newest.disturbed and not newest.assigned:
         break_world(job, text)
 
 
-def _is_of(world: World, item: Evidence) -> bool:
-    return item.node_rank is None or world.holds(item.node_rank, item.agent_id)
+def note_gone(job: JobContext, node: Node, text: str) -> None:
+    """Processes of a node are gone while no world runs: its replica does not go on."""
+    job.worlds.disturb(node.rank, node.agent_id)
+    _break_unassigned(job, text)
 
 
 def _is_ack(incident: OpenIncident, item: Evidence) -> bool:
@@ -187,11 +189,11 @@ def open_incident(
         count=1,
         detection=max(0.0, job.now - item.at),
     )
-    incident.remember(world, rank_reports.reached(job.now, job.membership, world, item))
+    incident.remember(world, rank_reports.reached(job, world, item))
     incident.involve(item)
     job.incidents.current = incident
     job.out.record(incident.fact())
-    severity = EventSeverity.NORMAL if incident.planned else Warn
+    severity = EventSeverity.NORMAL if incident.planned else EventSeverity.WARNING
     job.out.event(
         EventReason.INCIDENT_OPENED, item.text, severity, node=item.node_rank, incident=incident.id
     )
@@ -211,8 +213,7 @@ def break_world(job: JobContext, why: str) -> None:
         world.disturbed.update(world.savers)
     job.worlds.end(why)
     job.touch(Change.WORLD_BROKEN)
-    for timer in (Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.STORE, Timer.START, Timer.ACK, Timer.BARRIER, Timer.GROW)
     if not world.assigned:
         return
     job.worlds.recovering = True
@@ -222,13 +223,13 @@ def break_world(job: JobContext, why: str) -> None:
     ended = WorldEnded(round=world.round, step=world.reached, reason=why, stepless=stepless)
     job.out.record(ended, durable=True)
     reported.close(job)
-    if job.incidents.current is not None:
-        job.incidents.current.broken |= _rounds(world)
-        job.incidents.current.broken_at = job.now
-        job.incidents.current.remember(
-            world, rank_reports.reached(job.now, job.membership, world, job.incidents.current.best)
-        )
-        _count_cost(job, job.incidents.current, world)
+    incident = job.incidents.current
+    if incident is not None:
+        incident.broken |= _rounds(world)
+        incident.broken_at = job.now
+        reached = rank_reports.reached(job, world, incident.best)
+        incident.remember(world, reached)
+        _count_cost(job, incident, world)
 
 
 def _rounds(world: World) -> set[int]:
@@ -239,11 +240,12 @@ def _rounds(world: World) -> set[int]:
 
 def note_assigned(job: JobContext, round_number: int) -> None:
     """The world that follows the incident was decided."""
-    if job.incidents.current is not None:
-        job.incidents.current.to_round = round_number
-        if job.incidents.current.decided_at is None:
-            job.incidents.current.decided_at = job.now
-        job.out.record(job.incidents.current.fact())
+    incident = job.incidents.current
+    if incident is not None:
+        incident.to_round = round_number
+        if incident.decided_at is None:
+            incident.decided_at = job.now
+        job.out.record(incident.fact())
 
 
 def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
@@ -251,10 +253,8 @@ def _count_cost(job: JobContext, incident: OpenIncident, world: World) -> None:
     kind = cost_class(incident)
     going = world.undisturbed()
     for rank, place in world.places.items():
-        node = job.membership.nodes.get(rank)
-        if rank in going:
-            continue
-        if node is None or node.agent_id != place.member.agent_id or rank in world.finished:
+        gone = job.membership.agent(rank, place.member.agent_id) is None
+        if gone or rank in going or rank in world.finished:
             continue
         if incident.detection and world.training:
             job.ledger.reclassify(
@@ -312,7 +312,7 @@ def judge(job: JobContext, incident: OpenIncident) -> None:
     if reason and not incident.terminal:
         job.timers.ensure(Timer.TERMINAL, job.now + job.settings.terminal_seconds, incident.id)
     if not reason:
-        job.timers.cancel(Timer.TERMINAL, incident.id)
+        job.timers.cancel(Timer.TERMINAL, subject=incident.id)
     incident.terminal, incident.end_reason = text, reason
     job.touch(Change.INCIDENT_JUDGED)
 
@@ -380,7 +380,8 @@ def failure_limit(job: JobContext) -> int:
 
 def close(job: JobContext, incident: OpenIncident) -> None:
     """Charge the incident's culprit, once, and write down what it cost."""
-    _forget(job.timers, job.incidents, incident)
+    job.timers.cancel(Timer.TERMINAL, Timer.EVIDENCE, subject=incident.id)
+    job.incidents.forget(incident)
     charge = charge_of(job, incident)
     if charge.kind in _FAILED:
         job.incidents.fruitless = 0 if incident.progressed else job.incidents.fruitless + 1
@@ -403,7 +404,7 @@ def _pay(job: JobContext, incident: OpenIncident, kind: BudgetKind, why: str) ->
     job.out.record(paid, durable=True)
     job.out.event(EventReason.BUDGET_CHARGED, f"{why}: {can.reason}", incident=incident.id)
     if not can.ok:
-        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn, incident=incident.id)
+        job.out.warn(EventReason.BUDGET_EXHAUSTED, can.reason, incident=incident.id)
         incident.end_reason = failure.END_REASONS[kind]
         incident.terminal = f"{can.reason}; the last was: {incident.best.text}"
 
@@ -413,12 +414,6 @@ def close_all(job: JobContext) -> None:
     reported.close(job)
     for incident in job.incidents.open():
         close(job, incident)
-
-
-def _forget(timers: Timers, incidents: Incidents, incident: OpenIncident) -> None:
-    timers.cancel(Timer.TERMINAL, incident.id)
-    timers.cancel(Timer.EVIDENCE, incident.id)
-    incidents.forget(incident)
 
 
 def _summary(incident: OpenIncident) -> str:
@@ -442,19 +437,13 @@ def backoff_reason(job: JobContext) -> str:
     schedule = BackoffSchedule(
         first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
     )
-    pause = failure.pause(_in_a_row(job) + 1, schedule)
-    until = _broken_at(incident) + pause.seconds
+    # Failures without progress before this one, also those that an earlier master charged.
+    before = max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
+    pause = failure.pause(before + 1, schedule)
+    # Of an incident that an earlier master opened the time is not known: its pause begins anew.
+    broken_at = incident.opened_at if incident.broken_at is None else incident.broken_at
+    until = broken_at + pause.seconds
     if job.now >= until:
         return ""
     job.timers.set(Timer.BACKOFF, until)
     return f"{pause.reason}; the last failure was: {incident.best.text}"
-
-
-def _in_a_row(job: JobContext) -> int:
-    """Failures without progress before the open one, also those that an earlier master charged."""
-    return max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
-
-
-def _broken_at(incident: OpenIncident) -> float:
-    # Of an incident that an earlier master opened the time is not known: its pause begins anew.
-    return incident.opened_at if incident.broken_at is None else incident.broken_at

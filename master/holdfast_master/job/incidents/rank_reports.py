@@ -34,7 +34,7 @@ def is_stepless(job: JobContext, world: World) -> bool:
         return False
     if state.guessed_round == world.round:
         return False
-    hang = job.spec.health.hang if job.spec.health is not None else None
+    hang = job.health_policy.hang
     patience = job.settings.unseen_start_seconds
     return guessed_steps.is_stepless(
         tuple(_reports(job.membership, world)),
@@ -51,22 +51,22 @@ def _reports(membership: Membership, world: World) -> Iterator[RankProgress]:
             yield item
 
 
-def reached(now: float, membership: Membership, world: World, item: Evidence) -> int:
+def reached(job: JobContext, world: World, item: Evidence) -> int:
     """The newest step: a process that ended reported it, else the ranks went on a little."""
     stood = bool(world.saved) and world.all_saved()
     if item.rank is not None or not world.training or stood:
         return world.reached
-    return barrier_policy.reach(sightings(now, membership, world), world.reached)
+    return barrier_policy.reach(sightings(job, world), world.reached)
 
 
-def sightings(now: float, membership: Membership, world: World) -> Iterator[Sighting]:
+def sightings(job: JobContext, world: World) -> Iterator[Sighting]:
     """The last progress of every rank of the savers."""
-    for node, item in membership.reports(world.savers):
+    for node, item in job.membership.reports(world.savers):
         if guessed_steps.is_guess(item):
             continue  # it counts from 0 in each process
         yield Sighting(
             step=item.step,
             step_seconds=item.step_seconds or world.step_seconds,
             since_step_seconds=item.since_step_seconds,
-            age=max(0.0, now - node.ranks_at),
+            age=max(0.0, job.now - node.ranks_at),
         )

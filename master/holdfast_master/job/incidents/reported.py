@@ -20,11 +20,6 @@ def current(job: JobContext) -> Incident | None:
     return job.state.incidents.get(job.health.open_incident)
 
 
-def take_up(job: JobContext, fact: Incident) -> None:
-    """Go on with a hang that an earlier master found."""
-    job.health.open_incident = fact.id
-
-
 def found(job: JobContext, world: World, hang: Hang, verdict: HangVerdict, node: int | None) -> str:
     """Open the incident of a hang, keep its evidence, and return its id.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import OFF, CheckedNode, preflight_mode
+from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 
@@ -14,7 +15,7 @@ def refresh(job: JobContext, node: Node) -> None:
     job.membership.note_beyond(node.rank, beyond=_is_beyond(job, node))
     fit, world = _is_candidate(job, node), job.worlds.newest
     if fit:
-        job.timers.cancel(Timer.REJOIN, node.rank)
+        job.timers.cancel(Timer.REJOIN, subject=node.rank)
     changed = job.membership.note_candidate(
         node.rank,
         fit=fit,
@@ -42,8 +43,8 @@ def is_admitted(job: JobContext, node: Node) -> bool:
         return True
     if CheckedNode(node.rank, node.agent_id) in job.preflight.suspects:
         return False
-    judged = job.state.judged.get(node.rank)
-    if judged is not None and judged.agent_id == node.agent_id:
+    judged = job.state.judged_agent(node.rank, node.agent_id)
+    if judged is not None:
         return judged.admitted
     assigned = job.worlds.assigned
     return assigned is not None and assigned.has(node)
@@ -81,8 +82,7 @@ def _is_beyond(job: JobContext, node: Node) -> bool:
     return known and node.rank >= job.wanted
 
 
-def is_kept_out(job: JobContext, node: Node) -> bool:
+def is_kept_out(state: JobState, node: Node) -> bool:
     """Whether the check of this very agent found it bad, so that it does not join."""
-    judged = job.state.judged.get(node.rank)
-    own = judged is not None and judged.agent_id == node.agent_id
-    return own and judged is not None and not judged.admitted
+    judged = state.judged_agent(node.rank, node.agent_id)
+    return judged is not None and not judged.admitted

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from holdfast_master.instructions import CloseSession, RefusalCode
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility, replacement
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import DRAINING, RELEASED
+from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import liveness
-from holdfast_master.policies.failure import Evidence, EvidenceKind
+from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.goodput import entries
 from holdfast_master.policies.liveness import NodeHealth
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
@@ -22,7 +24,6 @@ from holdfast_wire.reasons import EventReason
 
 _SECONDS_PER_HANDSHAKE = 0.005
 """Twice the time of one handshake in a crowd that comes back; agents that give up begin anew."""
-_QUIET_PHASES = frozenset({wire.JobPhase.STOPPING, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED})
 
 
 def disconnected(job: JobContext, session: int) -> None:
@@ -38,7 +39,7 @@ def disconnected(job: JobContext, session: int) -> None:
     node.away_noted = False
     eligibility.refresh(job, node)
     job.touch(Change.NODE_DISCONNECTED)
-    if node.rank in job.state.released or job.state.phase in _QUIET_PHASES:
+    if node.rank in job.state.released or job.state.phase in OVER:
         lose(job, node, EvidenceKind.NODE_REMOVED, "it was told to leave and left")
         return
     pod = job.operator.pods.get(node.rank)
@@ -66,7 +67,7 @@ def watch(job: JobContext, node: Node) -> None:
     if judgement.health is NodeHealth.AWAY and not node.away_noted:
         node.away_noted = True
         text = f"node {node.rank} is {judgement.reason}"
-        job.out.event(EventReason.NODE_DISCONNECTED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.NODE_DISCONNECTED, text, node=node.rank)
     until = judgement.until
     if judgement.health is NodeHealth.ALIVE:
         until = liveness.next_look(until, node.heartbeat, job.now)
@@ -94,15 +95,18 @@ def lose(
 
     followed: the next agent of its pod is there.
     """
-    planned = node.rank in job.state.released or job.state.phase in _QUIET_PHASES
+    planned = node.rank in job.state.released or job.state.phase in OVER
     _remove(job, node, text)
     if planned:
         return
-    job.out.event(EventReason.NODE_LOST, text, Warn, node=node.rank)
-    item = _evidence(node, kind, text, job.now if at is None else at, pod)
+    job.out.warn(EventReason.NODE_LOST, text, node=node.rank)
+    item = node.evidence(_why_lost(node, kind), text, job.now if at is None else at)
+    if pod is not None:
+        item = dataclasses.replace(item, exit_code=exit_code(pod), conditions=pod.conditions)
     world = job.worlds.newest
     if world is None or not world.has(node):
-        _report_outsider(job, node, item)
+        report = incidents.report_gone if node.draining is None else incidents.report_late
+        report(job, item, node.rank)
     elif node.rank in world.finished:
         return  # its work is done
     else:
@@ -120,28 +124,6 @@ def _await_or_replace(job: JobContext, node: Node, text: str, *, followed: bool)
         job.timers.ensure(Timer.REJOIN, job.now + job.settings.rejoin_seconds, node.rank)
     else:
         replacement.ask(job, node.rank, node.pod_uid, text)
-
-
-def _evidence(
-    node: Node, kind: EvidenceKind, text: str, at: float, pod: wire.PodObservation | None
-) -> Evidence:
-    return Evidence(
-        kind=_why_lost(node, kind),
-        text=text,
-        at=at,
-        node_rank=node.rank,
-        agent_id=node.agent_id,
-        exit_code=exit_code(pod) if pod else None,
-        conditions=pod.conditions if pod else (),
-    )
-
-
-def _report_outsider(job: JobContext, node: Node, item: Evidence) -> None:
-    """Report the loss of a node that the newest world does without."""
-    if node.draining is not None:
-        incidents.report_late(job, item, node.rank)
-    else:
-        incidents.report_gone(job, item, node.rank)
 
 
 def _went_early(job: JobContext, node: Node) -> None:
@@ -169,13 +151,23 @@ def _why_lost(node: Node, kind: EvidenceKind) -> EvidenceKind:
 def _remove(job: JobContext, node: Node, text: str) -> None:
     if node.session is not None:
         job.out.put(CloseSession(node.session, RefusalCode.ABORTED, "NODE_LOST", text))
-    job.drop(node)
-    for timer in (Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY):
-        job.timers.cancel(timer, node.rank)
+    job.membership.remove(node)
+    job.touch(Change.NODE_GONE)
+    job.timers.cancel(Timer.SILENCE, Timer.MISSING, Timer.STORE_RETRY, subject=node.rank)
     totals = job.ledger.close(node.rank, job.clock.micros)
     marked = wire.NodeGoodput(node_rank=node.rank, classes=entries(totals))
     job.out.record(wire.GoodputMarked(nodes=(marked,)))
     job.out.record(wire.NodeGone(node_rank=node.rank, agent_id=node.agent_id, reason=text))
+
+
+def renew(job: JobContext, node: Node, why: str, text: str) -> None:
+    """The node is to leave, and another agent of its rank to come.
+
+    The operator is asked for it once the others go on without this one: see `reconcile`.
+    """
+    node.replace_why = why
+    job.out.command(RENEW, node.rank, durable=True)
+    drain(job, node, EvidenceKind.DRAINED, text)
 
 
 def drain(job: JobContext, node: Node, kind: EvidenceKind, text: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from holdfast_master.job.nodes import liveness
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.wording import short
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import NoticeKind, NoticeReceived
@@ -31,7 +30,7 @@ def received(job: JobContext, node: Node, notice: NoticeReceived) -> None:
     news = (notice.kind, notice.source, notice.text, notice.stays)
     if news != node.noticed:
         node.noticed = news
-        job.out.event(EventReason.NOTICE_RECEIVED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.NOTICE_RECEIVED, text, node=node.rank)
     if leaves:
         liveness.drain(job, node, EvidenceKind.PREEMPTED, text)
 

@@ -12,12 +12,11 @@ from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.operator_view import OperatorView, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer, Timers
 from holdfast_master.job.state.wording import pod_end
 from holdfast_master.policies import failure
-from holdfast_master.policies.failure import TAKEN, Evidence, EvidenceKind, Response
+from holdfast_master.policies.failure import TAKEN, Evidence, EvidenceKind
 from holdfast_master.policies.pod_ends import exit_code, pod_kind
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason, EventReason
@@ -30,7 +29,7 @@ def pod_seen(job: JobContext, pod: wire.PodObservation) -> None:
         _late(job, pod)
         return
     view.note(pod)
-    replacement.settle(job.operator, job.out, pod)
+    replacement.settle(job, pod)
     _settle_rejoin(job.timers, pod)
     _doubt(job, pod)
     job.touch(Change.POD_SEEN)
@@ -74,7 +73,7 @@ def pods_listed(job: JobContext) -> None:
 def _settle_rejoin(timers: Timers, pod: wire.PodObservation) -> None:
     """A container that was to start again does not, or has a new pod: nobody waits for it."""
     if is_over(pod) or pod.terminating or not pod.ends:
-        timers.cancel(Timer.REJOIN, pod.node_rank)
+        timers.cancel(Timer.REJOIN, subject=pod.node_rank)
 
 
 def rejoin_due(job: JobContext, rank: int) -> None:
@@ -94,7 +93,7 @@ def _doubt(job: JobContext, pod: wire.PodObservation) -> None:
         until = job.now + job.settings.adopt_seconds
         job.timers.ensure(Timer.UNREACHABLE, until, pod.node_rank)
     else:
-        job.timers.cancel(Timer.UNREACHABLE, pod.node_rank)
+        job.timers.cancel(Timer.UNREACHABLE, subject=pod.node_rank)
 
 
 def unreachable_due(job: JobContext, rank: int) -> None:
@@ -180,12 +179,12 @@ def _check_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     # One that was being deleted proves nothing; an operator that is new does not know by whom.
     if pod.wanted or pod.terminating or pod.pod_uid in job.operator.ended_early:
         return
-    if state.phase in ENDED | {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED}:
+    if state.phase in OVER | {wire.JobPhase.SUSPENDED}:
         return
     if pod.phase is wire.PodPhase.SUCCEEDED:
         seen_whole = job.operator.list_done or not job.timers.running(Timer.ADOPT)
         if job.worlds.running() is None and seen_whole:
-            _no_agent(job.operator, job.out, pod)
+            _no_agent(job, pod)
         return
     _judge_early_end(job, pod)
 
@@ -194,7 +193,7 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     """Tell people of it, and do what the rules and the budget say."""
     job.operator.note_early_end(pod.pod_uid)
     text = pod_end(pod, "before its agent joined")
-    job.out.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
+    job.out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
     if any(charge.incident_id == _incident(pod) for charge in job.state.charges):
         return  # an earlier master has judged it
     # A master that may not know of a running world does not know which pods' agents had joined: not
@@ -204,7 +203,8 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
     waits, adopts = job.worlds.running() is None, job.timers.running(Timer.ADOPT)
     if not job.operator.list_done and (adopts or not waits):
         return
-    response = _answer(job.spec, job.now, pod, text)
+    # The operator makes another pod in any case.
+    response = failure.respond(_end_of(pod, "", job.now), job.spec.failure_rules)
     if response.action is wire.FailureAction.FAIL_JOB:
         why = f"{response.reason}: {text}"
         job.request_end(succeeded=False, reason=EndReason.FAIL_JOB_RULE, text=why)
@@ -216,31 +216,18 @@ def _judge_early_end(job: JobContext, pod: wire.PodObservation) -> None:
         _charge(job, pod, text)
 
 
-def _no_agent(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
+def _no_agent(job: JobContext, pod: wire.PodObservation) -> None:
     """The command ran to its end without an agent: it would do so in each new pod."""
-    operator.note_early_end(pod.pod_uid)
+    job.operator.note_early_end(pod.pod_uid)
     text = (
         f"{pod_end(pod, 'before its agent joined')}: does its command start one? Begin it with "
         "holdfast-run, or with torchrun --rdzv-backend=holdfast"
     )
-    out.event(EventReason.POD_FAILED, text, Warn, node=pod.node_rank)
+    job.out.warn(EventReason.POD_FAILED, text, node=pod.node_rank)
 
 
 def _incident(pod: wire.PodObservation) -> str:
     return f"pod {pod.pod_uid}"
-
-
-def _answer(spec: wire.MasterSpec, now: float, pod: wire.PodObservation, text: str) -> Response:
-    """The answer of the failure rules. The operator makes another pod in any case."""
-    item = Evidence(
-        kind=pod_kind(pod),
-        text=text,
-        at=now,
-        node_rank=pod.node_rank,
-        exit_code=exit_code(pod),
-        conditions=pod.conditions,
-    )
-    return failure.respond(item, spec.failure_rules)
 
 
 def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
@@ -250,14 +237,11 @@ def _charge(job: JobContext, pod: wire.PodObservation, text: str) -> None:
     """
     kind = wire.BudgetKind.PREEMPTIONS if pod_kind(pod) in TAKEN else wire.BudgetKind.NO_PROGRESS
     can = failure.afford(incidents.balance(job, kind))
-    paid = wire.BudgetCharge(
-        kind=kind,
-        job_seconds=job.clock.job_seconds,
-        incident_id=_incident(pod),
-    )
+    seconds = job.clock.job_seconds
+    paid = wire.BudgetCharge(kind=kind, job_seconds=seconds, incident_id=_incident(pod))
     job.out.record(paid, durable=True)
     job.out.event(EventReason.BUDGET_CHARGED, f"nothing trains: {can.reason}", node=pod.node_rank)
     if not can.ok:
-        job.out.event(EventReason.BUDGET_EXHAUSTED, can.reason, Warn)
+        job.out.warn(EventReason.BUDGET_EXHAUSTED, can.reason)
         reason = failure.END_REASONS[kind]
         job.request_end(succeeded=False, reason=reason, text=f"{can.reason}; the last was: {text}")

@@ -6,23 +6,20 @@ from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.operator_view import OperatorView, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
+from holdfast_master.job.state.operator_view import is_over
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.quantities import verb
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
-_NO_REPLACEMENT = frozenset(
-    {wire.JobPhase.STOPPING, wire.JobPhase.SUSPENDED, wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED}
-)
 REPLACE = "replace"
 
 
 def ask(job: JobContext, rank: int, pod_uid: str, reason: str, avoid_node: str = "") -> bool:
     """Ask for a new pod of this node rank; True: it was asked now or before."""
     view = job.operator
-    if not view.ever or rank >= job.wanted or job.state.phase in _NO_REPLACEMENT:
+    if not view.ever or rank >= job.wanted or job.state.phase in OVER | {wire.JobPhase.SUSPENDED}:
         return False
     if job.state.stop is not None:
         return False  # it ends, once what is in memory is on storage
@@ -54,14 +51,14 @@ def recall(job: JobContext, why: str) -> list[int]:
     return back
 
 
-def settle(operator: OperatorView, out: OutgoingBatch, pod: wire.PodObservation) -> None:
+def settle(job: JobContext, pod: wire.PodObservation) -> None:
     """A pod was seen: a newer one of the rank is what was asked for."""
-    decision = operator.replacing.get(pod.node_rank)
+    decision = job.operator.replacing.get(pod.node_rank)
     if decision is None or decision.pod_uid == pod.pod_uid:
         return
-    if operator.is_coming(pod.node_rank):
-        del operator.replacing[pod.node_rank]
-        out.record(wire.CommandFinished(command_id=decision.decision_id, ok=True))
+    if job.operator.is_coming(pod.node_rank):
+        del job.operator.replacing[pod.node_rank]
+        job.out.record(wire.CommandFinished(command_id=decision.decision_id, ok=True))
 
 
 def repeat(job: JobContext) -> None:

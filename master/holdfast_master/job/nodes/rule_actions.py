@@ -8,8 +8,6 @@ from __future__ import annotations
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_state import RENEW
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import ExcludeDecision, FailureAction, NodeExcluded
 from holdfast_wire.reasons import EventReason
@@ -28,15 +26,15 @@ def _replace(job: JobContext, incident: OpenIncident, rank: int) -> None:
     elsewhere = incident.response.action is FailureAction.REPLACE_ON_OTHER_NODE
     why = incident.response.reason
     host = exclude(job, rank, why) if elsewhere else ""
-    node = job.membership.nodes.get(rank)
-    if node is None or node.agent_id != incident.best.agent_id:
+    node = job.membership.agent(rank, incident.best.agent_id)
+    if node is None:
         return  # it is gone already, and its replacement asked for
     if replacement.ask(job, rank, node.pod_uid, why, avoid_node=host):
         node.condemned = True
         liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} is replaced: {why}")
     else:
         text = f"nobody can replace node {rank}; its processes are restarted in place: {why}"
-        job.out.event(EventReason.REPLACE_REQUESTED, text, Warn, node=rank)
+        job.out.warn(EventReason.REPLACE_REQUESTED, text, node=rank)
 
 
 def exclude(job: JobContext, rank: int, reason: str, *, others_leave: bool = True) -> str:
@@ -79,7 +77,5 @@ def _move(job: JobContext, culprit: int, host: str) -> None:
         there = pod is not None and pod.node == host and pod.pod_uid == node.pod_uid
         if rank == culprit or not there or node.draining is not None:
             continue
-        # The operator is asked once the others go on without it: see `reconcile`.
-        node.replace_why = f"it is on {host}, which is avoided"
-        job.out.command(RENEW, rank, durable=True)
-        liveness.drain(job, node, EvidenceKind.DRAINED, f"node {rank} leaves: {node.replace_why}")
+        why = f"it is on {host}, which is avoided"
+        liveness.renew(job, node, why, f"node {rank} leaves: {why}")

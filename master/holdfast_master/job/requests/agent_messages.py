@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,7 +17,7 @@ from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import FINISHED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
+from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.takeover_claims import DeferredReport
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import left_others, short, worker_end
@@ -61,8 +60,8 @@ def take_deferred(job: JobContext) -> None:
     """Take the deferred reports about an adopted world: it may have ended since."""
     reports, job.claims.held = job.claims.held, []
     for report in reports:
-        node = job.membership.nodes.get(report.node_rank)
-        if node is not None and node.agent_id == report.agent_id:
+        node = job.membership.agent(report.node_rank, report.agent_id)
+        if node is not None:
             received(job, node, report.fence, report.message)
 
 
@@ -70,39 +69,28 @@ def _exited(job: JobContext, node: Node, number: int, message: wire.WorkerExited
     world = job.worlds.running_with(node, number)
     if world is not None:
         _note_exit(job, node, world, message)
-    _EXITS[_classify(world, message)](job, node, number, message)
+    if message.barrier:
+        return  # the barrier has a report of its own
+    if message.exit_code:
+        _exited_badly(job, node, number, message)
+    elif world is not None:
+        _finish(job, node, world, message)
+    else:
+        _finished_meanwhile(job, node, number, message)
 
 
 def _note_exit(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     # An end at a barrier that this master does not know explains nothing: nobody goes on after it.
     explains = not message.barrier or job.worlds.barrier is not None
     if explains and world.explain(node.rank, message.local_rank):
-        job.timers.cancel(Timer.MISSING, node.rank)
+        job.timers.cancel(Timer.MISSING, subject=node.rank)
     if not message.barrier and world.saves(node.rank):
         world.reached = max(world.reached, message.step)
 
 
-class _Exit(enum.Enum):
-    """The meaning of a process's end."""
-
-    AT_BARRIER = enum.auto()
-    FINISHED = enum.auto()
-    FINISHED_MEANWHILE = enum.auto()
-    """While its world does not run: its replica may go on."""
-    FAILED = enum.auto()
-
-
-def _classify(world: World | None, message: wire.WorkerExited) -> _Exit:
-    if message.barrier:
-        return _Exit.AT_BARRIER
-    if message.exit_code:
-        return _Exit.FAILED
-    return _Exit.FINISHED if world is not None else _Exit.FINISHED_MEANWHILE
-
-
 def _exited_badly(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
     node.over = node.over or message.final
-    if incidents.concerns(job.worlds, job.incidents, node, number):
+    if incidents.concerns(job, node, number):
         _failed(job, node, number, message)
     if message.final and not any(incident.given_up for incident in job.incidents.open()):
         # Nobody's incident: the world goes on without it.
@@ -131,7 +119,7 @@ def _failed(job: JobContext, node: Node, number: int, message: wire.WorkerExited
     )
     incident = job.incidents.current
     if incident is None or incident.count < _SHOWN_EXITS:
-        job.out.event(EventReason.WORKER_FAILED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.WORKER_FAILED, text, node=node.rank)
     incidents.report_process(
         job, _laid_to_who_left(job.worlds, node, number, message, item), number
     )
@@ -156,12 +144,6 @@ def _laid_to_who_left(
     )
 
 
-def _finished(job: JobContext, node: Node, number: int, message: wire.WorkerExited) -> None:
-    world = job.worlds.running_with(node, number)
-    if world is not None:
-        _finish(job, node, world, message)
-
-
 def _finish(job: JobContext, node: Node, world: World, message: wire.WorkerExited) -> None:
     if not 0 <= message.local_rank < node.local_world_size:
         return
@@ -182,24 +164,14 @@ def _finished_meanwhile(
     job: JobContext, node: Node, number: int, message: wire.WorkerExited
 ) -> None:
     """A process of a replica that goes on ended well while no world runs."""
-    worlds = job.worlds
-    if not worlds.in_replica(node.rank, node.agent_id, number):
+    last, newest = job.worlds.in_replica(node.rank, node.agent_id, number), job.worlds.newest
+    if last is None:
         return
-    last, newest = worlds.assigned, worlds.newest
-    if last is not None:
-        last.explain(node.rank, message.local_rank)
-        _finish(job, node, last, message)
+    last.explain(node.rank, message.local_rank)
+    _finish(job, node, last, message)
     if newest is not None and newest is not last and newest.is_about(node.rank, number):
         newest.explain(node.rank, message.local_rank)
         newest.finish(node.rank, message.local_rank)
-
-
-_EXITS: dict[_Exit, Callable[[JobContext, Node, int, wire.WorkerExited], None]] = {
-    _Exit.AT_BARRIER: lambda *_: None,  # the barrier has a report of its own
-    _Exit.FINISHED: _finished,
-    _Exit.FINISHED_MEANWHILE: _finished_meanwhile,
-    _Exit.FAILED: _exited_badly,
-}
 
 
 def _round_started(job: JobContext, node: Node, number: int, message: wire.RoundStarted) -> None:
@@ -210,7 +182,7 @@ def _round_started(job: JobContext, node: Node, number: int, message: wire.Round
         # Its hello was from before they began: it need not say why there were none. Processes that
         # have ended since had their start reported before: an agent does not repeat that.
         world.unexplained.pop(node.rank, None)
-        job.timers.cancel(Timer.MISSING, node.rank)
+        job.timers.cancel(Timer.MISSING, subject=node.rank)
     if message.cold_reason and message.cold_reason != node.cold_reason:
         _note_cold(job.out, node, message.cold_reason)
     if message.first_step:
@@ -234,10 +206,8 @@ def _round_stopped(job: JobContext, node: Node, number: int, message: wire.Round
 
 def _gone_meanwhile(job: JobContext, node: Node, number: int) -> None:
     """No process of a round is left on a node while no world runs: its replica does not go on."""
-    last = job.worlds.assigned
-    if last is None or not last.replicas or not last.has(node):
-        return
-    if last.round_of(node.rank) == number and node.rank not in last.finished:
+    last = job.worlds.in_replica(node.rank, node.agent_id, number)
+    if last is not None and node.rank not in last.finished:
         incidents.note_gone(job, node, f"node {node.rank} has no processes of round {number}")
 
 
@@ -279,12 +249,9 @@ def missing_due(job: JobContext, rank: int) -> None:
 
 def _missing_meanwhile(job: JobContext, node: Node) -> None:
     """A node of a replica that was to go on has not said why it has no processes."""
-    last = job.worlds.assigned
-    if last is None or not last.replicas or not last.has(node):
-        return
-    if last.unexplained.get(node.rank) and node.rank not in last.finished:
-        text = f"node {node.rank} has no processes and did not say why"
-        incidents.note_gone(job, node, text)
+    last = job.worlds.in_replica(node.rank, node.agent_id)
+    if last is not None and last.unexplained.get(node.rank) and node.rank not in last.finished:
+        incidents.note_gone(job, node, f"node {node.rank} has no processes and did not say why")
 
 
 def _barrier(job: JobContext, node: Node, number: int, message: wire.BarrierReached) -> None:

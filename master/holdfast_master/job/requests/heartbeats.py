@@ -6,9 +6,7 @@ from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import hangs
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.counts import Counts
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import start
 from holdfast_master.policies import goodput, guessed_steps
@@ -50,7 +48,7 @@ def received(job: JobContext, node: Node, _: int, message: wire.Heartbeat) -> No
     hangs.watch(job)
     _note_start(job, node, world)
     start.guessed(job, node, world)
-    _note_progress(job.state, job.out, world)
+    _note_progress(job, world)
     if world.training and job.ledger.kind(node.rank) in _COUNTED:
         _classify(job, node, world)
 
@@ -68,11 +66,6 @@ def _note_saver(job: JobContext, node: Node, message: wire.Heartbeat) -> None:
 def _is_sane(item: wire.RankProgress) -> bool:
     """Whether the times are plausible: a page can be torn or written by any script."""
     return 0 <= item.step_seconds < _FOREVER and 0 <= item.since_step_seconds < _FOREVER
-
-
-def _since_step(item: wire.RankProgress) -> float:
-    """The time since a reported step; a guess says nothing of what lies between two."""
-    return 0.0 if guessed_steps.is_guess(item) else item.since_step_seconds
 
 
 def _note_start(job: JobContext, node: Node, world: World) -> None:
@@ -100,20 +93,22 @@ def _note_samples(
     node.samples = samples
 
 
-def _note_progress(state: JobState, out: OutgoingBatch, world: World) -> None:
+def _note_progress(job: JobContext, world: World) -> None:
     """A step beyond the last failure's is written down: no-progress charges end there."""
-    failed = state.failed_step
+    failed = job.state.failed_step
     if failed is None or not world.training or not world.marked <= failed < world.reached:
         return
     world.marked = world.reached
-    if any(charge.kind is wire.BudgetKind.NO_PROGRESS for charge in state.charges):
-        out.record(wire.WorldTraining(round=world.round, step=world.reached))
+    if any(charge.kind is wire.BudgetKind.NO_PROGRESS for charge in job.state.charges):
+        job.out.record(wire.WorldTraining(round=world.round, step=world.reached))
 
 
 def _classify(job: JobContext, node: Node, world: World) -> None:
+    # A guess says nothing of what lies between two steps.
+    ages = [0.0 if guessed_steps.is_guess(one) else one.since_step_seconds for one in node.ranks]
     activity = Activity(
         sections=frozenset([item.section for item in node.ranks]),
-        since_step_seconds=max([_since_step(item) for item in node.ranks]),
+        since_step_seconds=max(ages),
         usual_step_seconds=world.step_seconds,
     )
     kind = goodput.classify(activity, stall_seconds=_STALL_SECONDS, stall_steps=_STALL_STEPS)
@@ -122,5 +117,5 @@ def _classify(job: JobContext, node: Node, world: World) -> None:
     stalled = kind is wire.GoodputClass.HANG
     if stalled and not node.stalled:
         text = f"node {node.rank} completed no step for {activity.since_step_seconds:.0f} s"
-        job.out.event(EventReason.STEP_STALLED, text, Warn, node=node.rank)
+        job.out.warn(EventReason.STEP_STALLED, text, node=node.rank)
     node.stalled = stalled

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from holdfast_master.instructions import Finished
 from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.context import JobContext, JobEnd
-from holdfast_master.job.state.job_state import JobState
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -35,7 +31,7 @@ def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
     if job.state.phase is wire.JobPhase.STOPPING:
         pursue(job)
         return
-    text = _text(job.state, job.end, stop)
+    text = _text(job, stop)
     if not (stop.succeeded or stop.now) and _at_barrier(job, text):
         return
     incidents.break_world(job, text)
@@ -44,8 +40,8 @@ def toward_end(job: JobContext, stop: wire.StopRequested) -> None:
         _end_now(job, stop)
 
 
-def _text(state: JobState, end: JobEnd, stop: wire.StopRequested) -> str:
-    return end.text or state.text or stop.reason
+def _text(job: JobContext, stop: wire.StopRequested) -> str:
+    return job.end.text or job.state.text or stop.reason
 
 
 def _at_barrier(job: JobContext, reason: str) -> bool:
@@ -60,12 +56,11 @@ def _at_barrier(job: JobContext, reason: str) -> bool:
 
 
 def _end_now(job: JobContext, stop: wire.StopRequested) -> None:
-    text = _text(job.state, job.end, stop)
+    text = _text(job, stop)
     job.move(Trigger.END_DECIDED, stop.reason, text)
     incidents.break_world(job, text)
     incidents.close_all(job)
-    job.timers.cancel(Timer.BELOW_MIN)
-    job.timers.cancel(Timer.ACTIVE_DEADLINE)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.ACTIVE_DEADLINE)
     for node in list(job.membership.nodes.values()):
         job.turn(node.rank, wire.GoodputClass.WAITING)
         dismiss(job, node)
@@ -103,7 +98,7 @@ def dismiss(job: JobContext, node: Node) -> None:
     """Tell an agent that the job has ended."""
     stop = job.state.stop
     if stop is not None:
-        job.out.leave(node, outcome(stop), _text(job.state, job.end, stop), grace(job, stop))
+        job.out.leave(node, outcome(stop), _text(job, stop), grace(job, stop))
 
 
 def pursue(job: JobContext) -> None:
@@ -118,8 +113,8 @@ def conclude(job: JobContext) -> None:
     if stop is None or job.state.phase is not wire.JobPhase.STOPPING:
         return
     goodput_marks.write(job)
-    text = _text(job.state, job.end, stop)
-    _report_unsaved(job.state, job.out)
+    text = _text(job, stop)
+    _report_unsaved(job)
     trigger = Trigger.ENDED_WELL if stop.succeeded else Trigger.ENDED_BADLY
     if stop.succeeded:
         job.out.event(EventReason.JOB_SUCCEEDED, text)
@@ -128,25 +123,23 @@ def conclude(job: JobContext) -> None:
     else:
         job.out.event(EventReason.JOB_FAILED, f"{stop.reason}: {text}", wire.EventSeverity.ERROR)
     job.move(trigger, stop.reason, text)
-    job.timers.cancel(Timer.END)
-    for timer in (Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.END, Timer.MARK, Timer.HANG, Timer.HANG_EVIDENCE)
     send_finish(job)
     job.out.put(Finished(stop.succeeded, stop.reason))
 
 
-def _report_unsaved(state: JobState, out: OutgoingBatch) -> None:
+def _report_unsaved(job: JobContext) -> None:
     """A script that saves here ended after steps that it did not save."""
-    stop, fact, last = state.stop, state.checkpoint, state.assigned
-    if stop is None or not stop.succeeded or fact is None or fact.version is None or last is None:
+    stop, stored, last = job.state.stop, job.state.stored, job.state.assigned
+    if stop is None or not stop.succeeded or stored is None or last is None:
         return
-    saved, done = fact.version.step, state.ended_steps.get(last.round, 0)
+    saved, done = stored.step, job.state.ended_steps.get(last.round, 0)
     if saved < done:
         text = (
             f"the run ended after step {done}, and the newest checkpoint on storage is step "
             f"{saved}: close({done}) of the script's Checkpointer saves the last step"
         )
-        out.event(EventReason.STEPS_NOT_SAVED, text, wire.EventSeverity.WARNING)
+        job.out.warn(EventReason.STEPS_NOT_SAVED, text)
 
 
 def send_finish(job: JobContext) -> None:
@@ -162,34 +155,33 @@ def send_finish(job: JobContext) -> None:
 
 def check_success(job: JobContext, world: World) -> None:
     """End the job once the success policy is met."""
-    tally = Tally(world_size=world.size, ranks_done=world.ranks_done, rank0_done=world.rank0_done)
-    verdict = judge_success(job.spec.success_policy, tally)
-    if verdict.met:
-        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=verdict.reason)
+    policy, rank0 = job.spec.success_policy, world.rank0_done
+    met, reason = judge_success(policy, world.size, world.ranks_done, rank0=rank0)
+    if met:
+        job.request_end(succeeded=True, reason=EndReason.SUCCEEDED, text=reason)
 
 
 def toward_suspend(job: JobContext) -> None:
     """The spec suspends the job: at a barrier, then nothing runs and nodes are released."""
     if job.state.phase is wire.JobPhase.SUSPENDED:
         return
-    if _at_barrier(job, "the job is suspended"):
+    why = "the job is suspended"
+    if _at_barrier(job, why):
         return
-    incidents.break_world(job, "the job is suspended")
+    incidents.break_world(job, why)
     incidents.close_all(job)
     if job.state.stop is not None:
         return
-    if flush.for_end(job, "the job is suspended", job.settings.stop_grace_seconds, None):
+    if flush.for_end(job, why, job.settings.stop_grace_seconds, None):
         return
-    job.timers.cancel(Timer.BELOW_MIN)
-    job.timers.cancel(Timer.JOIN_WINDOW)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.JOIN_WINDOW)
     job.move(Trigger.SUSPENDED, PhaseReason.SUSPENDED, "stopped at a checkpoint; waits")
     job.out.event(EventReason.SUSPENDED, "the spec suspends the job; its nodes are released")
     job.worlds.recovering = False
-    for node in job.membership.nodes.values():
+    nodes = list(job.membership.nodes.values())
+    for node in nodes:
         job.turn(node.rank, wire.GoodputClass.WAITING)
-    replacement.release(
-        job, list(job.membership.nodes.values()), "the job is suspended", free_pods=True
-    )
+    replacement.release(job, nodes, why, free_pods=True)
 
 
 def resume(job: JobContext) -> None:
@@ -224,42 +216,23 @@ def below_min_due(job: JobContext) -> None:
     """Too few nodes for too long."""
     timeout = job.spec.below_min_timeout_seconds
     ready = len(job.membership.candidates)
-    text = (
-        f"{ready} of at least {counted(job.bounds.smallest, 'node')} "
-        f"{verb(ready, 'was', 'were')} ready "
-        f"for {timeout:g} s"
-    )
+    least = counted(job.bounds.smallest, "node")
+    text = f"{ready} of at least {least} {verb(ready, 'was', 'were')} ready for {timeout:g} s"
     job.request_end(succeeded=False, reason=EndReason.BELOW_MIN_REPLICAS, text=text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """The count of the world's ranks that have ended with exit code 0."""
+def judge_success(
+    policy: wire.SuccessPolicy, size: int, done: int, *, rank0: bool
+) -> tuple[bool, str]:
+    """Decide whether the policy is met, and say why; an unspecified policy means all workers.
 
-    world_size: int
-    ranks_done: int
-    rank0_done: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SuccessOutcome:
-    """The verdict on the success policy, with the reason."""
-
-    met: bool
-    reason: str
-
-
-def judge_success(policy: wire.SuccessPolicy, tally: Tally) -> SuccessOutcome:
-    """Decide whether the policy is met; an unspecified policy means all workers."""
+    Of size ranks, those done, and rank 0 if so, have ended with exit code 0.
+    """
     if policy is wire.SuccessPolicy.ANY_WORKER:
-        return SuccessOutcome(
-            tally.ranks_done > 0, f"{_ranks_finished(tally.ranks_done)}, one is enough"
-        )
+        return done > 0, f"{_ranks_finished(done)}, one is enough"
     if policy is wire.SuccessPolicy.RANK0:
-        text = "rank 0 has finished" if tally.rank0_done else "rank 0 has not finished"
-        return SuccessOutcome(tally.rank0_done, text)
-    met = 0 < tally.world_size <= tally.ranks_done
-    return SuccessOutcome(met, f"{tally.ranks_done} of {_ranks_finished(tally.world_size)}")
+        return rank0, "rank 0 has finished" if rank0 else "rank 0 has not finished"
+    return 0 < size <= done, f"{done} of {_ranks_finished(size)}"
 
 
 def _ranks_finished(ranks: int) -> str:

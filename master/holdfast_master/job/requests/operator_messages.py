@@ -10,12 +10,18 @@ from holdfast_master.job.requests import job_end, user_requests
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.health import OFF
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import short
 from holdfast_master.job.worlds import flush
 from holdfast_master.policies.quantities import counted, verb
-from holdfast_wire.messages import ClusterStrikes, HealthMode, MasterSpec, SpecAccepted, StopRequest
+from holdfast_wire.messages import (
+    ClusterStrikes,
+    HealthMode,
+    HealthPolicy,
+    MasterSpec,
+    SpecAccepted,
+    StopRequest,
+)
 from holdfast_wire.reasons import EndReason, EventReason
 
 
@@ -69,7 +75,7 @@ def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
     job.out.event(EventReason.SPEC_ACCEPTED, f"{text}, suspended" if spec.suspend else text)
     for text in ineffective(spec):
         if before is None or text not in ineffective(before):
-            job.out.event(EventReason.HEALTH_SETTINGS, text, Warn)
+            job.out.warn(EventReason.HEALTH_SETTINGS, text)
     if job.wanted < wanted:
         job.membership.release_overdue = False
         job.timers.set(Timer.RELEASE, job.now + spec.scale_down_grace_seconds)
@@ -102,25 +108,17 @@ def stop_requested(job: JobContext, wish: StopRequest) -> None:
         flush.hurry(job)
 
 
-def ineffective(spec: MasterSpec) -> tuple[str, ...]:
-    """Return the odd health settings of a job: field, value, effect and remedy of each."""
-    return (*_of_hangs(spec), *_of_stragglers(spec))
-
-
-def _of_hangs(spec: MasterSpec) -> Iterator[str]:
-    hang = spec.health.hang if spec.health is not None else None
-    if hang is None or hang.mode in OFF:
-        return
-    if hang.first_step_seconds < hang.min_seconds:
+def ineffective(spec: MasterSpec) -> Iterator[str]:
+    """Yield the odd health settings of a job: field, value, effect and remedy of each."""
+    health = spec.health or HealthPolicy()
+    hang, slow = health.hang, health.straggler
+    hangs = hang is not None and hang.mode not in OFF
+    if hang is not None and hangs and hang.first_step_seconds < hang.min_seconds:
         yield (
             f"health.hang.firstStepSeconds {hang.first_step_seconds:g} is below minSeconds "
             f"{hang.min_seconds:g}, so a first step has {hang.min_seconds:g} s as well: raise "
             "firstStepSeconds, or lower minSeconds"
         )
-
-
-def _of_stragglers(spec: MasterSpec) -> Iterator[str]:
-    slow = spec.health.straggler if spec.health is not None else None
     if slow is None or slow.mode in OFF:
         return
     if slow.votes > slow.votes_out_of:

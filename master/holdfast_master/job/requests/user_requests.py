@@ -6,18 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast_master.inputs import UserCall
-from holdfast_master.instructions import RefusalCode, Refuse, Reply
+from holdfast_master.instructions import RefusalCode
 from holdfast_master.job.checkpoints import on_demand
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import liveness, replacement
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext, PendingStacks
-from holdfast_master.job.state.job_state import RENEW
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.operator_view import OperatorView, PendingScale, is_over
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
-from holdfast_master.job.state.phases import ENDED
-from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.operator_view import PendingScale, is_over
+from holdfast_master.job.state.phases import OVER
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named, short
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush
@@ -29,21 +27,16 @@ from holdfast_wire.reasons import EndReason, EventReason
 _SCALE_SECONDS = 30.0
 _STACK_SECONDS = 10.0
 _BACK = "; a restart of this node, or a scale, brings it back"
-_OVER = ENDED | {wire.JobPhase.STOPPING}
 
 
 def asked(job: JobContext, event: UserCall) -> None:
     """A request; it is answered once, now or later."""
     request = event.request
-    if job.state.phase in _OVER and not isinstance(request, wire.StopJobRequest):
+    if job.state.phase in OVER and not isinstance(request, wire.StopJobRequest):
         text = f"the job is {job.state.phase.name.lower()}: {job.state.text}"
-        _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "JOB_ENDED", text)
+        job.out.refuse(event.request_id, "JOB_ENDED", text)
         return
     _HANDLERS[type(request)](job, event, request)
-
-
-def _refuse(out: OutgoingBatch, event: UserCall, code: RefusalCode, reason: str, text: str) -> None:
-    out.put(Refuse(event.request_id, code, reason, text))
 
 
 def _because(reason: str) -> str:
@@ -60,21 +53,21 @@ def _scale(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> None
     # it judges them; its words reach the person.
     if request.replicas < 1:
         text = f"replicas {request.replicas} is not a number of nodes; it must be at least 1"
-        _refuse(job.out, event, RefusalCode.INVALID_ARGUMENT, "REPLICAS_OUT_OF_BOUNDS", text)
+        code = RefusalCode.INVALID_ARGUMENT
+        job.out.refuse(event.request_id, "REPLICAS_OUT_OF_BOUNDS", text, code)
         return
     if request.replicas == spec.replicas:
         text = _same_size(job, event, request)
-        job.out.put(
-            Reply(event.request_id, wire.ScaleResponse(generation=spec.generation, text=text))
-        )
+        answer = wire.ScaleResponse(generation=spec.generation, text=text)
+        job.out.reply(event.request_id, answer)
         return
     if not job.operator.connected:
         text = "no operator is connected, and only an operator changes the number of replicas"
-        _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NO_OPERATOR", text)
+        job.out.refuse(event.request_id, "NO_OPERATOR", text)
         return
     number = job.out.command("scale", 0)
     wish = PendingScale(event.request_id, request.replicas, number)
-    job.operator.pending_scales.append(wish)
+    job.operator.pending_scales[event.request_id] = wish
     job.timers.set(Timer.REQUEST, job.now + _SCALE_SECONDS, event.request_id)
     text = f"{event.who} asks for {counted(request.replicas, 'replica')}{_because(request.reason)}"
     job.out.event(EventReason.SCALE_REQUESTED, text)
@@ -91,60 +84,59 @@ def _same_size(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> 
     back = replacement.recall(job, f"{event.who} asks for them{_because(request.reason)}")
     if not back:
         return f"{text}; nothing changes"
-    text = f"{text}; {_nodes(back)} back"
+    text = f"{text}; {nodes_named(back)} {verb(len(back), 'comes', 'come')} back"
     job.out.event(EventReason.SCALE_REQUESTED, text)
     return text
 
 
-def _nodes(ranks: list[int]) -> str:
-    return f"{nodes_named(ranks)} {verb(len(ranks), 'comes', 'come')}"
-
-
 def scale_answered(job: JobContext, result: wire.ScaleResult) -> None:
     """The operator has taken a ScaleDecision, or not."""
-    for wish in list(job.operator.pending_scales):
-        if wish.decision_id != result.decision_id:
-            continue
-        if result.ok:
-            wish.accepted = True
-        else:
-            _end_wish(job.timers, job.operator, wish)
+    wishes = job.operator.pending_scales.values()
+    wish = next((one for one in wishes if one.decision_id == result.decision_id), None)
+    if wish is not None:
+        wish.accepted = result.ok
+        if not result.ok:
             text = result.error or "the operator refused without a reason"
-            code = RefusalCode.FAILED_PRECONDITION
-            job.out.put(Refuse(wish.request_id, code, "OPERATOR_REFUSED", text))
+            _refuse_scale(job, wish.request_id, "OPERATOR_REFUSED", text)
     spec_in_force(job)
 
 
 def spec_in_force(job: JobContext) -> None:
     """A spec or an answer has come: whose wish is carried out now."""
-    for wish in list(job.operator.pending_scales):
+    for number, wish in list(job.operator.pending_scales.items()):
         if wish.accepted and job.spec.replicas == wish.replicas:
-            _end_wish(job.timers, job.operator, wish)
-            response = wire.ScaleResponse(generation=job.spec.generation)
-            job.out.put(Reply(wish.request_id, response))
+            _end_scale(job, number)
+            job.out.reply(number, wire.ScaleResponse(generation=job.spec.generation))
 
 
-def _end_wish(timers: Timers, operator: OperatorView, wish: PendingScale) -> None:
-    operator.pending_scales.remove(wish)
-    timers.cancel(Timer.REQUEST, wish.request_id)
+def _end_scale(job: JobContext, request_id: int) -> None:
+    del job.operator.pending_scales[request_id]
+    job.timers.cancel(Timer.REQUEST, subject=request_id)
+
+
+def _refuse_scale(
+    job: JobContext,
+    request_id: int,
+    reason: str,
+    text: str,
+    code: RefusalCode = RefusalCode.FAILED_PRECONDITION,
+) -> None:
+    _end_scale(job, request_id)
+    job.out.refuse(request_id, reason, text, code)
 
 
 def operator_gone(job: JobContext) -> None:
     """Nobody will answer what the operator was asked."""
-    for wish in list(job.operator.pending_scales):
-        _end_wish(job.timers, job.operator, wish)
+    for number in list(job.operator.pending_scales):
         text = "the operator disconnected before it answered"
-        job.out.put(Refuse(wish.request_id, RefusalCode.UNAVAILABLE, "OPERATOR_GONE", text))
+        _refuse_scale(job, number, "OPERATOR_GONE", text, RefusalCode.UNAVAILABLE)
 
 
 def request_due(job: JobContext, request_id: int) -> None:
     """A user has waited long enough."""
-    for wish in list(job.operator.pending_scales):
-        if wish.request_id == request_id:
-            _end_wish(job.timers, job.operator, wish)
-            text = f"the operator did not carry it out within {_SCALE_SECONDS:g} s"
-            code = RefusalCode.DEADLINE_EXCEEDED
-            job.out.put(Refuse(request_id, code, "OPERATOR_SLOW", text))
+    if request_id in job.operator.pending_scales:
+        text = f"the operator did not carry it out within {_SCALE_SECONDS:g} s"
+        _refuse_scale(job, request_id, "OPERATOR_SLOW", text, RefusalCode.DEADLINE_EXCEEDED)
     on_demand.request_due(job, request_id)
     call = job.pending_stacks.get(request_id)
     if call is not None:
@@ -164,7 +156,7 @@ def _restart(job: JobContext, event: UserCall, request: wire.RestartWorkerReques
         return
     if world is None:
         text = f"no round runs now ({job.state.phase.name.lower()}): {job.state.text}"
-        _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NO_ROUND", text)
+        job.out.refuse(event.request_id, "NO_ROUND", text)
         return
     text = f"{event.who} asks for a restart of all ranks{_because(request.reason)}"
     at_once = _why_at_once(job.membership, world)
@@ -174,7 +166,7 @@ def _restart(job: JobContext, event: UserCall, request: wire.RestartWorkerReques
         incidents.report_process(job, item, world.round)
     else:
         _restart_together(job, world, item)
-    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=world.round)))
+    job.out.reply(event.request_id, wire.RestartWorkerResponse(round=world.round))
 
 
 def _restart_together(job: JobContext, world: World, item: Evidence) -> None:
@@ -195,15 +187,10 @@ def _why_at_once(membership: Membership, world: World) -> str:
     problem = barrier.blind(membership, world)
     if problem:
         return f"at once, from the script's own checkpoint: {problem}"
-    stalled = [rank for rank in world.places if _is_stalled(membership, rank)]
+    stalled = [node.rank for node in membership.present(world.places) if node.stalled]
     if stalled:
         return f"at once: node {stalled[0]} completes no step, so its ranks would not save"
     return ""
-
-
-def _is_stalled(membership: Membership, rank: int) -> bool:
-    node = membership.nodes.get(rank)
-    return node is not None and node.stalled
 
 
 def _restart_node(job: JobContext, event: UserCall, rank: int, reason: str) -> None:
@@ -211,20 +198,17 @@ def _restart_node(job: JobContext, event: UserCall, rank: int, reason: str) -> N
     if rank not in job.membership.nodes and pod is not None and is_over(pod):
         _bring_back(job, event, pod, reason)
         return
-    node = _find(job.membership, job.out, event, rank)
+    node = _find(job, event, rank)
     if node is None:
         return
     text = f"{event.who} asks for a new agent of node {rank}{_because(reason)}"
     if not job.operator.connected:
         text = "no operator is connected that could replace a node"
-        _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NO_OPERATOR", text)
+        job.out.refuse(event.request_id, "NO_OPERATOR", text)
         return
-    # The operator is asked once the others go on without it: see `reconcile`.
-    node.replace_why = text
-    job.out.command(RENEW, rank, durable=True)
     job.out.event(EventReason.RESTART_REQUESTED, text, node=rank)
-    liveness.drain(job, node, EvidenceKind.DRAINED, text)
-    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round)))
+    liveness.renew(job, node, text, text)
+    job.out.reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round))
 
 
 def _bring_back(job: JobContext, event: UserCall, pod: wire.PodObservation, reason: str) -> None:
@@ -232,60 +216,52 @@ def _bring_back(job: JobContext, event: UserCall, pod: wire.PodObservation, reas
     text = f"{event.who} wants node {pod.node_rank} back{_because(reason)}"
     if not job.operator.connected or not replacement.ask(job, pod.node_rank, pod.pod_uid, text):
         text = f"no operator is connected, or no rank {pod.node_rank} is wanted by the spec"
-        _refuse(job.out, event, RefusalCode.FAILED_PRECONDITION, "NOT_REPLACEABLE", text)
+        job.out.refuse(event.request_id, "NOT_REPLACEABLE", text)
         return
-    job.out.put(Reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round)))
+    job.out.reply(event.request_id, wire.RestartWorkerResponse(round=job.state.round))
 
 
-def _find(membership: Membership, out: OutgoingBatch, event: UserCall, rank: int) -> Node | None:
-    node = membership.nodes.get(rank)
-    if node is None:
-        known = ", ".join(str(number) for number in sorted(membership.nodes)[:20]) or "none"
+def _find(job: JobContext, event: UserCall, rank: int) -> Node | None:
+    """The node that a request names; a request for an absent one is refused."""
+    nodes = job.membership.nodes
+    if rank not in nodes:
+        known = ", ".join(map(str, sorted(nodes)[:20])) or "none"
         text = f"node_rank {rank} is not a present node; present are: {known}"
-        _refuse(out, event, RefusalCode.NOT_FOUND, "NO_SUCH_NODE", text)
-    return node
+        job.out.refuse(event.request_id, "NO_SUCH_NODE", text, RefusalCode.NOT_FOUND)
+    return nodes.get(rank)
 
 
 # ----------------------------------------------------------------------------------------- drain
 
 
 def _drain(job: JobContext, event: UserCall, request: wire.DrainNodeRequest) -> None:
-    node = _find(job.membership, job.out, event, request.node_rank)
+    node = _find(job, event, request.node_rank)
     if node is None:
         return
-    world = job.worlds.newest
-    rank = node.rank
-    liveness.drain(
-        job,
-        node,
-        EvidenceKind.DRAINED,
-        f"{event.who} drains node {rank}{_because(request.reason)}",
-    )
+    world, rank = job.worlds.newest, node.rank
+    text = f"{event.who} drains node {rank}{_because(request.reason)}"
+    liveness.drain(job, node, EvidenceKind.DRAINED, text)
     inside = world is not None and not job.worlds.broken and world.holds(rank, node.agent_id)
     if world is None or not inside:
         text = f"node {rank} is in no world and leaves at once{_BACK}"
     else:
-        others = len(job.membership.candidates - {rank})
-        size = job.bounds.fit(others)
-        after = (
-            f"a world of {size}{_BACK}" if size else "waiting for another node, too few are left"
-        )
+        size = job.bounds.fit(len(job.membership.candidates - {rank}))
+        few = "waiting for another node, too few are left"
+        after = f"a world of {size}{_BACK}" if size else few
         alone = "with its replica, without a barrier"
         how = alone if world.replicas else "after a checkpoint barrier"
         text = f"node {rank} leaves {how}; then {after}"
-    job.out.put(Reply(event.request_id, wire.DrainNodeResponse(text=text)))
+    job.out.reply(event.request_id, wire.DrainNodeResponse(text=text))
 
 
 # ---------------------------------------------------------------------------------------- stacks
 
 
 def _stacks(job: JobContext, event: UserCall, request: wire.DumpStacksRequest) -> None:
-    if (
-        request.node_rank is not None
-        and _find(job.membership, job.out, event, request.node_rank) is None
-    ):
+    rank = request.node_rank
+    if rank is not None and _find(job, event, rank) is None:
         return
-    ranks = sorted(job.membership.nodes) if request.node_rank is None else [request.node_rank]
+    ranks = sorted(job.membership.nodes) if rank is None else [rank]
     call = PendingStacks(event.request_id)
     job.pending_stacks[event.request_id] = call
     job.out.event(EventReason.STACKS_REQUESTED, f"{event.who} asks for the stacks")
@@ -316,9 +292,9 @@ def _answer_stacks(job: JobContext, call: PendingStacks) -> None:
     if call.commands:
         return
     del job.pending_stacks[call.request_id]
-    job.timers.cancel(Timer.REQUEST, call.request_id)
+    job.timers.cancel(Timer.REQUEST, subject=call.request_id)
     nodes = tuple(sorted(call.answers, key=lambda answer: answer.node_rank))
-    job.out.put(Reply(call.request_id, wire.DumpStacksResponse(nodes=nodes)))
+    job.out.reply(call.request_id, wire.DumpStacksResponse(nodes=nodes))
 
 
 # ------------------------------------------------------------------------------------------ stop
@@ -330,7 +306,7 @@ def _stop(job: JobContext, event: UserCall, request: wire.StopJobRequest) -> Non
     job.request_end(succeeded=False, reason=reason, text=text, now=request.now)
     if request.now:
         flush.hurry(job)
-    job.out.put(Reply(event.request_id, wire.StopJobResponse()))
+    job.out.reply(event.request_id, wire.StopJobResponse())
 
 
 _HANDLERS: dict[type, Callable[[JobContext, UserCall, Any], None]] = {

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Final
 
 from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
+from holdfast_master.job.nodes import eligibility
 from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.operator_view import OperatorView
+from holdfast_master.job.state.phases import BEGINNING, ENDED
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import flush, replicas
@@ -22,8 +24,7 @@ from holdfast_master.policies.quantities import counted, in_words, verb
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import PhaseReason
 
-_BEGINS: Final = frozenset({wire.JobPhase.FORMING, wire.JobPhase.STARTING})
-_ENDED: Final = frozenset({wire.JobPhase.SUCCEEDED, wire.JobPhase.FAILED, wire.JobPhase.SUSPENDED})
+_ENDED: Final = ENDED | {wire.JobPhase.SUSPENDED}
 _STILL_SECONDS: Final = 3.0
 """s: least time without a step after which people read that replicas wait."""
 _STILL_STEPS: Final = 3.0
@@ -74,13 +75,13 @@ def status(job: JobContext) -> wire.JobStatus:
         generation=spec.generation,
         job_seconds=job.clock.job_seconds,
         degraded_progress=world is not None and world.training and not world.sdk_ranks,
-        stored_step=_stored_step(job.state),
-        memory_step=flush.memory_step(job.membership, job.checkpoints.tracker),
+        stored_step=state.stored.step if state.stored else 0,
+        memory_step=flush.memory_step(job),
         checkpoint_intervals=interval.intervals(job),
         goodput_assumed=state.goodput_assumed,
         health=health,
         health_text=health_text,
-        outer_replicas=state.roster.replicas if state.roster else (),
+        outer_replicas=state.named_replicas,
         outer_epoch=state.roster.epoch if state.roster else 0,
         sync=job.state.sync,
     )
@@ -92,7 +93,7 @@ def _phase(job: JobContext) -> tuple[wire.JobPhase, str, str]:
     The core's own phase is of the newest world, in which others may only begin.
     """
     state, world = job.state, job.worlds.assigned
-    if world is not None and state.phase in _BEGINS:
+    if world is not None and state.phase in BEGINNING:
         trains = [one for one in replicas.going(job) if _synchronises(job, world, one.number)]
         if trains:
             count = f"{len(trains)} of {counted(len(world.replicas), 'replica')}"
@@ -140,11 +141,6 @@ def _standing_still(job: JobContext) -> str:
     )
 
 
-def _stored_step(state: JobState) -> int:
-    fact = state.checkpoint
-    return fact.version.step if fact is not None and fact.version is not None else 0
-
-
 def _members(job: JobContext, world: World | None) -> list[Node]:
     """Present members in rank order; of replicas those that synchronise, if any does."""
     if world is None:
@@ -160,13 +156,9 @@ def _members(job: JobContext, world: World | None) -> list[Node]:
 
 def _synchronises(job: JobContext, world: World, number: int) -> bool:
     """Whether a replica has stepped, and is one of those that agree with each other."""
-    last = job.state.roster
-    if last is None or number not in last.replicas:
-        return False
-    return any(
-        one.number == number and world.stepped.issuperset(world.members_of(one))
-        for one in world.replicas
-    )
+    members = world.by_replica.get(number)
+    named = number in job.state.named_replicas
+    return named and members is not None and world.stepped.issuperset(members)
 
 
 def _rate(world: World | None, members: list[Node]) -> float:
@@ -265,7 +257,7 @@ def nodes(job: JobContext) -> tuple[wire.NodeInfo, ...]:
 def _node(job: JobContext, rank: int) -> wire.NodeInfo:
     node = job.membership.nodes.get(rank)
     if node is None:
-        return wire.NodeInfo(node_rank=rank, state=_absent(job.state, job.operator, rank))
+        return wire.NodeInfo(node_rank=rank, state=_absent(job, rank))
     world = job.worlds.running()
     place = world.places.get(rank) if world and world.holds(rank, node.agent_id) else None
     hello = node.hello
@@ -289,7 +281,7 @@ def _node(job: JobContext, rank: int) -> wire.NodeInfo:
         preflight=preflight,
         preflight_reason=reason,
         replica=place.replica.number if place else 0,
-        unfit=_is_unfit(job.state, node),
+        unfit=eligibility.is_kept_out(job.state, node),
     )
 
 
@@ -297,27 +289,20 @@ def _preflight(job: JobContext, node: Node) -> tuple[str, str]:
     """The verdict of the check before the node joined, in a word, and its reason."""
     if job.preflight.checks(node.rank, node.agent_id):
         return "checking", ""
-    judged = job.state.judged.get(node.rank)
-    if judged is None or judged.agent_id != node.agent_id:
-        return "", ""
-    return judged.verdict.lower(), judged.reason
+    judged = job.state.judged_agent(node.rank, node.agent_id)
+    return ("", "") if judged is None else (judged.verdict.lower(), judged.reason)
 
 
-def _is_unfit(state: JobState, node: Node) -> bool:
-    judged = state.judged.get(node.rank)
-    return judged is not None and judged.agent_id == node.agent_id and not judged.admitted
-
-
-def _absent(state: JobState, operator: OperatorView, rank: int) -> wire.NodeState:
+def _absent(job: JobContext, rank: int) -> wire.NodeState:
     """The state of an expected node that is not there."""
-    gone = state.departed.get(rank)
+    gone = job.state.departed.get(rank)
     if gone is None:
         return wire.NodeState.MISSING
-    if rank in state.finished:
+    if rank in job.state.finished:
         return wire.NodeState.FINISHED
-    if state.dismissed.get(gone.agent_id) != RELEASED:
+    if job.state.dismissed.get(gone.agent_id) != RELEASED:
         return wire.NodeState.LOST
-    coming = rank in operator.replacing or operator.is_coming(rank)
+    coming = rank in job.operator.replacing or job.operator.is_coming(rank)
     return wire.NodeState.MISSING if coming else wire.NodeState.DRAINED
 
 
@@ -357,12 +342,9 @@ def events_after(state: JobState, sequence: int, limit: int) -> tuple[wire.JobEv
     if not events:
         return ()
     skip = max(0, sequence + 1 - events[0].sequence)
-    last = min(len(events), skip + max(0, limit))
-    # A deque is slow in its middle: go from the nearer end.
-    newest = [events[-back] for back in range(1, len(events) - skip + 1)] if skip else list(events)
-    if skip:
-        newest.reverse()
-    return tuple(newest[: last - skip])
+    # A deque is slow in its middle: its newest events are asked for, so go from that end.
+    newest = list(itertools.islice(reversed(events), max(0, len(events) - skip)))
+    return tuple(newest[::-1][: max(0, limit)])
 
 
 def listed_incidents(job: JobContext) -> tuple[wire.Incident, ...]:

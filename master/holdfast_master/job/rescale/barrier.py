@@ -6,7 +6,6 @@ from holdfast_master.job.incidents import incidents, rank_reports
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.orders import Barrier, StepOrder
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -71,7 +70,7 @@ def set_step(job: JobContext, world: World, order: StepOrder, command: str) -> B
 
 def _choose(job: JobContext, world: World, order: StepOrder) -> BarrierStep:
     return policy.choose(
-        rank_reports.sightings(job.now, job.membership, world),
+        rank_reports.sightings(job, world),
         latency=_latency(job),
         tries=order.tries,
         not_before=max(world.reached, order.passed),
@@ -90,16 +89,11 @@ def seen_by(job: JobContext, choice: BarrierStep) -> float:
 
 def resume(job: JobContext, world: World) -> None:
     """An earlier master's barrier: its ranks save and stop all the same, if all know the step."""
-    nodes = job.membership.nodes
-    present = {rank for rank in world.savers if rank in nodes}
-    present = {rank for rank in present if world.holds(rank, nodes[rank].agent_id)}
-    if len(present) < len(world.savers):
+    if not all(job.membership.agent(rank, agent) for rank, agent in world.holders):
         incidents.break_world(job, "a new master took over: had those saved that are gone?")
         return
-    settings, stop = job.settings, job.state.stop
-    reason = (
-        job.incidents.current.best.text if job.incidents.current is not None else job.state.text
-    )
+    settings, stop, incident = job.settings, job.state.stop, job.incidents.current
+    reason = job.state.text if incident is None else incident.best.text
     shrinks = len(world.places) > job.wanted
     patience = job.spec.scale_down_grace_seconds if shrinks else settings.barrier_seconds
     patience = patience if stop is None else job.end.grace / 2
@@ -201,13 +195,11 @@ def saved(job: JobContext, node: Node, message: BarrierReached) -> None:
         world.unexplained[node.rank] = set(range(node.local_world_size))
         job.timers.ensure(Timer.MISSING, job.now + job.settings.terminal_seconds, node.rank)
         return
-    job.timers.cancel(Timer.MISSING, node.rank)
+    job.timers.cancel(Timer.MISSING, subject=node.rank)
     if not world.training or node.rank in world.saved:
         return
     world.saved[node.rank] = message.step
-    job.turn(
-        node.rank, GoodputClass.RESCALE, job.incidents.current.id if job.incidents.current else ""
-    )
+    job.turn(node.rank, GoodputClass.RESCALE, job.incidents.current_id)
     check_complete(job, world)
 
 
@@ -226,7 +218,7 @@ def check_complete(job: JobContext, world: World) -> None:
         )
     else:
         text = f"the ranks stopped at different steps, {steps[0]} to {steps[-1]}"
-        job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+        job.out.warn(EventReason.BARRIER_MISSED, text)
     world.disturb(None)
     incidents.break_world(job, reason)
 
@@ -241,7 +233,7 @@ def barrier_due(job: JobContext) -> None:
 
 def miss(job: JobContext, text: str) -> None:
     """The ranks cannot be stopped together: they are restarted from their own checkpoint."""
-    job.out.event(EventReason.BARRIER_MISSED, text, Warn)
+    job.out.warn(EventReason.BARRIER_MISSED, text)
     if job.worlds.newest is not None:
         job.worlds.newest.disturb(None)
     incidents.break_world(job, text)

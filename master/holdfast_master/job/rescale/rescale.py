@@ -8,13 +8,11 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, scaling
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.policies.scaling import Economy, Fleet, Purpose, Rescale
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EventReason
@@ -41,15 +39,15 @@ def consider(job: JobContext) -> None:
             _stop_again(job, world, job.incidents.current, leaving)
         elif leaving or not world.finished:
             _weigh(job, world, leaving)
-    elif _cannot_begin(job.bounds, job.state, world, leaving):
+    elif _cannot_begin(job, world, leaving):
         text = _why_leaving(leaving) or "fewer nodes are wanted"
         incidents.break_world(job, text)
 
 
-def _cannot_begin(bounds: Bounds, state: JobState, world: World, leaving: list[Node]) -> bool:
+def _cannot_begin(job: JobContext, world: World, leaving: list[Node]) -> bool:
     """Whether a world is given up before it trains; one that stands in may as well begin."""
-    drained = any(node.rank in state.draining for node in leaving)
-    return drained or len(world.places) > bounds.largest
+    drained = any(node.rank in job.state.draining for node in leaving)
+    return drained or len(world.places) > job.bounds.largest
 
 
 def _leaving(job: JobContext, world: World) -> list[Node]:
@@ -149,15 +147,10 @@ def _begin(job: JobContext, world: World, leaving: list[Node], verdict: Rescale)
     kind = failure.strongest(kinds) if kinds else EvidenceKind.RESCALED
     why = _why_leaving(leaving)
     text = f"{why}: {verdict.reason}" if why else verdict.reason
-    item = Evidence(
-        kind=kind,
-        text=text,
-        at=job.now,
-        node_rank=leaving[0].rank if len(leaving) == 1 else None,
-    )
-    asked = verdict.purpose is not Purpose.GROW or _growth_asked(
-        job, verdict.size - len(world.places)
-    )
+    alone = leaving[0].rank if len(leaving) == 1 else None
+    item = Evidence(kind=kind, text=text, at=job.now, node_rank=alone)
+    more = verdict.size - len(world.places)
+    asked = verdict.purpose is not Purpose.GROW or _growth_asked(job, more)
     job.out.event(EventReason.RESCALING, text)
     incident = incidents.open_incident(job, item, world, asked=asked)
     if incident.terminal:

@@ -26,29 +26,25 @@ from holdfast_wire.reasons import Cause
 
 def apply(state: JobState, record: wire.JournalRecord) -> None:
     """Apply one record; a fact of an unknown kind, or none, changes the sequence only."""
-    state.sequence = record.sequence
-    state.job_seconds = record.job_seconds
+    state.sequence, state.job_seconds = record.sequence, record.job_seconds
+    state.unix_time = record.unix_time
     change = _CHANGES.get(type(record.fact))
     if change is not None:
-        change(state, record.fact, record)
+        change(state, record.fact)
 
 
-def _segment_opened(state: JobState, fact: wire.SegmentOpened, record: wire.JournalRecord) -> None:
+def _segment_opened(state: JobState, fact: wire.SegmentOpened) -> None:
     state.epoch = fact.epoch
-    state.started_unix = state.started_unix or record.unix_time
+    state.started_unix = state.started_unix or state.unix_time
 
 
-def _spec_accepted(state: JobState, fact: wire.SpecAccepted, _: wire.JournalRecord) -> None:
-    state.spec = fact.spec
-
-
-def _node_joined(state: JobState, fact: wire.NodeJoined, record: wire.JournalRecord) -> None:
+def _node_joined(state: JobState, fact: wire.NodeJoined) -> None:
     _unmark(state, fact.node_rank)
-    state.counted_unix[fact.node_rank] = record.unix_time
+    state.counted_unix[fact.node_rank] = state.unix_time
     state.nodes[fact.node_rank] = fact
 
 
-def _node_gone(state: JobState, fact: wire.NodeGone, _: wire.JournalRecord) -> None:
+def _node_gone(state: JobState, fact: wire.NodeGone) -> None:
     known = state.nodes.get(fact.node_rank)
     if known is None or known.agent_id != fact.agent_id:
         return
@@ -65,7 +61,7 @@ def _unmark(state: JobState, rank: int) -> None:
     state.released.discard(rank)
 
 
-def _node_marked(state: JobState, fact: wire.NodeMarked, _: wire.JournalRecord) -> None:
+def _node_marked(state: JobState, fact: wire.NodeMarked) -> None:
     if fact.mark in {RELEASED, REPLACED}:
         state.dismissed[fact.agent_id] = fact.mark
     if fact.mark == PROMISED:
@@ -77,36 +73,23 @@ def _node_marked(state: JobState, fact: wire.NodeMarked, _: wire.JournalRecord) 
     marks = {DRAINING: state.draining, FINISHED: state.finished, RELEASED: state.released}
     if fact.mark == DRAINING and fact.value and fact.cause == Cause.PREEMPTED:
         state.preempted.add(fact.node_rank)
-    if fact.value:
-        marks[fact.mark].add(fact.node_rank)
-    else:
-        marks[fact.mark].discard(fact.node_rank)
+    (marks[fact.mark].add if fact.value else marks[fact.mark].discard)(fact.node_rank)
 
 
-def _node_excluded(state: JobState, fact: wire.NodeExcluded, _: wire.JournalRecord) -> None:
+def _node_excluded(state: JobState, fact: wire.NodeExcluded) -> None:
     state.excluded.pop(fact.node, None)  # excluded again, it is the newest
     if not fact.lifted:
         state.excluded[fact.node] = fact.reason
 
 
-def _straggler_trial(state: JobState, fact: wire.StragglerTrial, _: wire.JournalRecord) -> None:
-    state.straggler_trials[fact.round] = fact
-
-
-def _node_judged(state: JobState, fact: wire.NodeJudged, _: wire.JournalRecord) -> None:
-    state.judged[fact.node_rank] = fact
-
-
-def _references_learned(
-    state: JobState, fact: wire.ReferencesLearned, _: wire.JournalRecord
-) -> None:
+def _references_learned(state: JobState, fact: wire.ReferencesLearned) -> None:
     state.reference_levels |= {level.key: level for level in fact.levels}
     state.node_references |= {node.node: node for node in fact.nodes}
     for node in fact.forgotten:
         state.node_references.pop(node, None)
 
 
-def _node_struck(state: JobState, fact: wire.NodeStruck, _: wire.JournalRecord) -> None:
+def _node_struck(state: JobState, fact: wire.NodeStruck) -> None:
     if fact.withdrawn:
         # It stays, for an operator that was not there when it was taken back.
         given = dataclasses.replace(fact, withdrawn=False)
@@ -116,7 +99,7 @@ def _node_struck(state: JobState, fact: wire.NodeStruck, _: wire.JournalRecord) 
     del state.strikes[: -node_history.KEPT]
 
 
-def _world_decided(state: JobState, fact: wire.WorldDecided, record: wire.JournalRecord) -> None:
+def _world_decided(state: JobState, fact: wire.WorldDecided) -> None:
     state.round = fact.round
     state.world = fact
     state.last_replica = max([state.last_replica, *(one.number for one in fact.replicas)])
@@ -134,7 +117,7 @@ def _world_decided(state: JobState, fact: wire.WorldDecided, record: wire.Journa
     state.training, state.ended = False, False
     state.finished &= _going_on(fact)
     if state.trains_since is None and _trains_on(state, fact):
-        state.trains_since = record.job_seconds
+        state.trains_since = state.job_seconds
 
 
 def _keep_trained(state: JobState, fact: wire.WorldDecided) -> None:
@@ -184,12 +167,12 @@ def _who(members: tuple[wire.WorldMember, ...]) -> set[tuple[int, str]]:
     return {(member.node_rank, member.agent_id) for member in members}
 
 
-def _world_training(state: JobState, fact: wire.WorldTraining, record: wire.JournalRecord) -> None:
+def _world_training(state: JobState, fact: wire.WorldTraining) -> None:
     if state.assigned is None or fact.round != state.assigned.round:
         return
     state.training = True
     _assume(state, fact)
-    state.trains_since = record.job_seconds if state.trains_since is None else state.trains_since
+    state.trains_since = state.job_seconds if state.trains_since is None else state.trains_since
     state.trained_rounds[fact.round] = True
     state.trim()
     state.best_step = max(state.best_step, fact.step)
@@ -209,10 +192,10 @@ def _assume(state: JobState, fact: wire.WorldTraining) -> None:
         state.goodput_assumed, state.assumed_round = False, 0
 
 
-def _world_ended(state: JobState, fact: wire.WorldEnded, record: wire.JournalRecord) -> None:
+def _world_ended(state: JobState, fact: wire.WorldEnded) -> None:
     state.ended = True
     if state.trains_since is not None:
-        state.trained_seconds += max(0.0, record.job_seconds - state.trains_since)
+        state.trained_seconds += max(0.0, state.job_seconds - state.trains_since)
         state.trains_since = None
     state.ended_steps[fact.round] = fact.step
     if fact.stepless:
@@ -221,7 +204,7 @@ def _world_ended(state: JobState, fact: wire.WorldEnded, record: wire.JournalRec
     state.best_step = max(state.best_step, fact.step)
 
 
-def _incident(state: JobState, fact: wire.Incident, _: wire.JournalRecord) -> None:
+def _incident(state: JobState, fact: wire.Incident) -> None:
     if fact.id not in state.incidents:
         state.incident_count += 1
         failed = state.assigned
@@ -247,65 +230,45 @@ def _count_failure(state: JobState, fact: wire.Incident) -> None:
         state.tier_failures[tier] = state.tier_failures.get(tier, 0) + 1
 
 
-def _budget_charged(state: JobState, fact: wire.BudgetCharge, _: wire.JournalRecord) -> None:
+def _budget_charged(state: JobState, fact: wire.BudgetCharge) -> None:
     state.charges.append(fact)
     if fact.kind is wire.BudgetKind.PREEMPTIONS:
         state.nodes_disrupted += 1
 
 
-def _event_recorded(state: JobState, fact: wire.EventRecorded, _: wire.JournalRecord) -> None:
+def _event_recorded(state: JobState, fact: wire.EventRecorded) -> None:
     if fact.event is None:
         return
     state.event_sequence = fact.event.sequence
     state.events.append(fact.event)
-    # Not `trim`: events are most of a journal's records.
-    while len(state.events) > state.event_limit:
-        state.events.popleft()
 
 
-def _phase_changed(state: JobState, fact: wire.PhaseChanged, record: wire.JournalRecord) -> None:
+def _phase_changed(state: JobState, fact: wire.PhaseChanged) -> None:
     if state.phase is wire.JobPhase.SUSPENDED and fact.phase is wire.JobPhase.WAITING:
-        state.active_since = record.job_seconds
+        state.active_since = state.job_seconds
     state.phase, state.reason, state.text = fact.phase, fact.reason, fact.text
     if fact.phase in ENDED:
-        state.finished_unix = record.unix_time
+        state.finished_unix = state.unix_time
 
 
-def _command_issued(state: JobState, fact: wire.CommandIssued, _: wire.JournalRecord) -> None:
+def _command_issued(state: JobState, fact: wire.CommandIssued) -> None:
     if fact.kind in ANSWERED:
         state.commands[fact.command_id] = fact
     state.next_command_id = max(state.next_command_id, fact.command_id + 1)
 
 
-def _command_finished(state: JobState, fact: wire.CommandFinished, _: wire.JournalRecord) -> None:
-    state.commands.pop(fact.command_id, None)
-
-
-def _goodput_marked(state: JobState, fact: wire.GoodputMarked, record: wire.JournalRecord) -> None:
+def _goodput_marked(state: JobState, fact: wire.GoodputMarked) -> None:
     for node in fact.nodes:
-        state.counted_unix[node.node_rank] = record.unix_time
+        state.counted_unix[node.node_rank] = state.unix_time
         state.goodput[node.node_rank] = from_entries(node.classes)
 
 
-def _stop_requested(state: JobState, fact: wire.StopRequested, _: wire.JournalRecord) -> None:
-    state.stop = fact
-
-
-def _checkpoint_committed(
-    state: JobState, fact: wire.CheckpointCommitted, _: wire.JournalRecord
-) -> None:
-    known = state.checkpoint.version if state.checkpoint is not None else None
-    if known is None or (fact.version is not None and known <= fact.version):
+def _checkpoint_committed(state: JobState, fact: wire.CheckpointCommitted) -> None:
+    if state.stored is None or (fact.version is not None and state.stored <= fact.version):
         state.checkpoint = fact
 
 
-def _schedule_confirmed(
-    state: JobState, fact: wire.ScheduleConfirmed, _: wire.JournalRecord
-) -> None:
-    state.schedule = fact
-
-
-def _outer_roster(state: JobState, fact: wire.OuterRoster, _: wire.JournalRecord) -> None:
+def _outer_roster(state: JobState, fact: wire.OuterRoster) -> None:
     if state.roster is not None and not {*state.roster.replicas} & {*fact.replicas}:
         state.sync = None  # nobody is left that could have given the choice to others
     state.roster = fact
@@ -313,25 +276,22 @@ def _outer_roster(state: JobState, fact: wire.OuterRoster, _: wire.JournalRecord
     state.last_replica = max([state.last_replica, *fact.replicas])
 
 
-def _sync_chosen(state: JobState, fact: wire.SyncChosen, _: wire.JournalRecord) -> None:
-    state.sync = fact
+def _newest(field: str) -> Callable[[JobState, Any], None]:
+    """Return the change of a fact that takes the place of the one before."""
+    return lambda state, fact: setattr(state, field, fact)
 
 
-def _job_folded(state: JobState, fact: wire.JobFolded, _: wire.JournalRecord) -> None:
-    snapshot.load(state, fact)
-
-
-_CHANGES: Final[dict[type, Callable[[JobState, Any, wire.JournalRecord], None]]] = {
+_CHANGES: Final[dict[type, Callable[[JobState, Any], object]]] = {
     wire.SegmentOpened: _segment_opened,
-    wire.SpecAccepted: _spec_accepted,
+    wire.SpecAccepted: lambda state, fact: setattr(state, "spec", fact.spec),
     wire.NodeJoined: _node_joined,
     wire.NodeGone: _node_gone,
     wire.NodeMarked: _node_marked,
     wire.NodeExcluded: _node_excluded,
-    wire.NodeJudged: _node_judged,
+    wire.NodeJudged: lambda state, fact: state.judged.update({fact.node_rank: fact}),
     wire.ReferencesLearned: _references_learned,
     wire.NodeStruck: _node_struck,
-    wire.StragglerTrial: _straggler_trial,
+    wire.StragglerTrial: lambda state, fact: state.straggler_trials.update({fact.round: fact}),
     wire.WorldDecided: _world_decided,
     wire.WorldTraining: _world_training,
     wire.WorldEnded: _world_ended,
@@ -340,12 +300,12 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any, wire.JournalRecord], None]]]
     wire.EventRecorded: _event_recorded,
     wire.PhaseChanged: _phase_changed,
     wire.CommandIssued: _command_issued,
-    wire.CommandFinished: _command_finished,
+    wire.CommandFinished: lambda state, fact: state.commands.pop(fact.command_id, None),
     wire.GoodputMarked: _goodput_marked,
-    wire.StopRequested: _stop_requested,
+    wire.StopRequested: _newest("stop"),
     wire.CheckpointCommitted: _checkpoint_committed,
-    wire.ScheduleConfirmed: _schedule_confirmed,
+    wire.ScheduleConfirmed: _newest("schedule"),
     wire.OuterRoster: _outer_roster,
-    wire.SyncChosen: _sync_chosen,
-    wire.JobFolded: _job_folded,
+    wire.SyncChosen: _newest("sync"),
+    wire.JobFolded: snapshot.load,
 }

@@ -28,14 +28,6 @@ from holdfast_wire.reasons import EndReason, EventReason
 Judging = TypeVar("Judging", wire.StragglerPolicy, wire.HangPolicy)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
-    """The digest that agents keep: its sequence, and the facts that it guards."""
-
-    sequence: int = -1
-    guarded: tuple[object, ...] = ()
-
-
 @dataclasses.dataclass(slots=True)
 class JobEnd:
     """Terms of the job's end, as far as only this master knows them."""
@@ -82,8 +74,10 @@ class JobContext:
     end: JobEnd = dataclasses.field(default_factory=JobEnd)
     pending_stacks: dict[int, PendingStacks] = dataclasses.field(default_factory=dict)
     """Users who wait for stacks, by request id."""
-    placed: Placed = dataclasses.field(default_factory=Placed)
-    """The digest that the agents keep."""
+    placed: tuple[object, ...] = ()
+    """What the digest that the agents keep guards."""
+    placed_sequence: int = -1
+    """That of the newest record when it was placed, or found to be as it should."""
     counts: Counts = dataclasses.field(default_factory=Counts)
     stepped_down: bool = False
     changes: PendingChanges = dataclasses.field(default_factory=PendingChanges)
@@ -94,10 +88,6 @@ class JobContext:
         self.membership.heartbeat = self.settings.heartbeat_seconds
         self.worlds.rescale_cost = self.settings.rescale_cost_seconds
         self.end.grace = self.settings.stop_grace_seconds
-        self.begin_batch()
-
-    def begin_batch(self) -> None:
-        """Begin an empty batch that writes with the parts as they are now."""
         self.out = OutgoingBatch(self.identity, self.state, self.clock, self.operator, self.claims)
 
     # --------------------------------------------------------------------------------- changing
@@ -136,10 +126,14 @@ class JobContext:
             return
         self.out.event(EventReason.STOP_REQUESTED, text)
 
-    def drop(self, node: Node) -> None:
-        """Forget a node that is gone."""
-        self.membership.remove(node)
-        self.touch(Change.NODE_GONE)
+    def stop_ranks(self, node: Node, reason: str, grace: float = 0.0) -> bool:
+        """Have a member of the assigned world end its processes; False: the node is none."""
+        world = self.worlds.assigned
+        if world is None or not world.has(node):
+            return False
+        self.out.stop_round(node, world.round_of(node.rank), reason, grace)
+        world.disturb(node.rank)
+        return True
 
     def turn(self, rank: int, kind: wire.GoodputClass, incident: str = "") -> None:
         """Count the node's time from now on as this goodput class."""
@@ -164,14 +158,19 @@ class JobContext:
         return self.state.spec or wire.MasterSpec()
 
     @property
+    def health_policy(self) -> wire.HealthPolicy:
+        """The spec's policies for health; an empty one where it has none."""
+        return self.spec.health or wire.HealthPolicy()
+
+    @property
     def straggler_policy(self) -> wire.StragglerPolicy | None:
         """The spec's policy for slow ranks; None: nobody is judged."""
-        return _enabled(self.spec.health.straggler) if self.spec.health is not None else None
+        return _enabled(self.health_policy.straggler)
 
     @property
     def hang_policy(self) -> wire.HangPolicy | None:
         """The spec's policy for hangs; None: they are not looked for."""
-        return _enabled(self.spec.health.hang) if self.spec.health is not None else None
+        return _enabled(self.health_policy.hang)
 
     @property
     def bounds(self) -> Bounds:

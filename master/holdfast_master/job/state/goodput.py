@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from holdfast_master.policies.goodput import Totals, entries
+from holdfast_master.policies.goodput import Totals, entries, summed
 from holdfast_wire.messages import GoodputClass, GoodputEntry
 
 
@@ -18,10 +18,8 @@ class Account:
     since: int
     """Microseconds on the master's clock."""
     totals: Totals
-    opened: int
-    """Time at which this master began to count, microseconds."""
-    brought: int
-    """Sum of what was counted before, microseconds."""
+    begun: int
+    """When it was opened, less what was counted before that, microseconds."""
     incident: str = ""
     """Incident that the running class is a cost of."""
     recent: int = 0
@@ -42,13 +40,8 @@ class GoodputLedger:
     def bring(self, totals: Mapping[int, Totals]) -> None:
         """Take over what an earlier master counted; the accounts stay closed."""
         for rank, classes in totals.items():
-            brought = sum(classes.values())
-            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes), 0, brought)
-            self._add_all(classes)
-
-    def _add_all(self, classes: Mapping[GoodputClass, int]) -> None:
-        for kind, spent in classes.items():
-            self._sums[kind] = self._sums.get(kind, 0) + spent
+            self._closed[rank] = Account(GoodputClass.WAITING, 0, dict(classes), 0)
+        self._sums = summed([self._sums, *totals.values()])
 
     def open(self, rank: int, kind: GoodputClass, at: int) -> None:
         """Begin to count a node; one that is counted already goes on."""
@@ -56,7 +49,7 @@ class GoodputLedger:
             return
         before = self._closed.pop(rank, None)
         totals = before.totals if before is not None else {}
-        self._open[rank] = Account(kind, at, totals, at, sum(totals.values()))
+        self._open[rank] = Account(kind, at, totals, at - sum(totals.values()))
         self._run(kind, 1, at)
 
     def _run(self, kind: GoodputClass, count: int, start: int) -> None:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_master.job.state.world import World
-from holdfast_master.policies.failure import (
-    DEFAULT_RESPONSE,
-    PLANNED,
-    Evidence,
-    EvidenceKind,
-    Response,
-    culprit,
-)
+from holdfast_master.policies import failure
 from holdfast_wire.messages import BudgetKind, FailureAction, GoodputEntry, Incident
 
 _SHOWN = 20
@@ -24,13 +17,13 @@ class OpenIncident:
     """One interruption of the training. Times are on the patient clock, s."""
 
     id: str
-    best: Evidence
+    best: failure.Evidence
     opened_at: float
     opened_unix: float
     from_round: int
     broken: set[int]
     """Rounds that it has interrupted."""
-    response: Response = DEFAULT_RESPONSE
+    response: failure.Response = failure.DEFAULT_RESPONSE
     asked: bool = True
     """A person wanted it (only for a change of size)."""
     progressed: bool = True
@@ -77,10 +70,10 @@ class OpenIncident:
     @property
     def planned(self) -> bool:
         """Whether it was wanted and nothing has failed."""
-        return self.best.kind in PLANNED
+        return self.best.kind in failure.PLANNED
 
     @property
-    def kind(self) -> EvidenceKind:
+    def kind(self) -> failure.EvidenceKind:
         """The kind of the best evidence."""
         return self.best.kind
 
@@ -98,7 +91,7 @@ class OpenIncident:
             self.began = world.first_step
             self.members, self.step_seconds = tuple(world.places), world.step_seconds
 
-    def involve(self, item: Evidence) -> None:
+    def involve(self, item: failure.Evidence) -> None:
         """The node that the evidence is about is part of the incident."""
         if item.node_rank is not None:
             self.involved.setdefault(item.node_rank, item.at)
@@ -107,12 +100,12 @@ class OpenIncident:
         if item.final and not self.given_up:
             self.given_up = f"the torchrun of node {item.node_rank} has no restarts left"
 
-    def add(self, item: Evidence) -> bool:
+    def add(self, item: failure.Evidence) -> bool:
         """Take one more piece of evidence; True: the culprit is another one now."""
         self.count += 1
         if len(self.seen) < _SHOWN:
             self.seen.append(item.text)
-        if culprit((self.best, item)) is not item or item == self.best:
+        if failure.culprit((self.best, item)) is not item or item == self.best:
             return False
         self.best = item
         return True
@@ -164,6 +157,11 @@ class Incidents:
     """Incidents whose new world trains, while evidence still counts."""
     fruitless: int = 0
     """Failures in a row that were charged by this master without a new step between them."""
+
+    @property
+    def current_id(self) -> str:
+        """The id of the current incident; empty: there is none."""
+        return "" if self.current is None else self.current.id
 
     def open(self) -> list[OpenIncident]:
         """Every incident that is not closed, the oldest first."""

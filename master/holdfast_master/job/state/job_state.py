@@ -34,6 +34,8 @@ class JobState:
     sequence: int = 0
     job_seconds: float = 0.0
     """The job's own time at the newest record, s."""
+    unix_time: float = dataclasses.field(default=0.0, compare=False)
+    """Wall clock at the newest record."""
     epoch: int = 0
     started_unix: float = 0.0
     finished_unix: float = 0.0
@@ -109,6 +111,7 @@ class JobState:
     incidents: dict[str, wire.Incident] = dataclasses.field(default_factory=dict)
     incident_count: int = 0
     events: collections.deque[wire.JobEvent] = dataclasses.field(default_factory=collections.deque)
+    """The newest, as many as `event_limit`."""
     event_sequence: int = 0
     commands: dict[int, wire.CommandIssued] = dataclasses.field(default_factory=dict)
     next_command_id: int = 1
@@ -137,6 +140,24 @@ class JobState:
     nodes_replaced: int = 0
     nodes_disrupted: int = 0
     rescales: int = 0
+
+    def __post_init__(self) -> None:
+        self.events = collections.deque(self.events, maxlen=self.event_limit)
+
+    @property
+    def named_replicas(self) -> tuple[int, ...]:
+        """The replicas of the newest roster; empty: there has been none."""
+        return () if self.roster is None else self.roster.replicas
+
+    @property
+    def stored(self) -> wire.CheckpointVersion | None:
+        """The newest version that was announced durable."""
+        return None if self.checkpoint is None else self.checkpoint.version
+
+    def judged_agent(self, rank: int, agent_id: str) -> wire.NodeJudged | None:
+        """The newest verdict on this very agent; None: there is none."""
+        judged = self.judged.get(rank)
+        return judged if judged is not None and judged.agent_id == agent_id else None
 
     def progressed(self, ended_round: int) -> bool:
         """Whether that world got further than any world before that failed.
@@ -169,5 +190,3 @@ class JobState:
         for kept, limit in bounded:
             while len(kept) > limit:
                 del kept[next(iter(kept))]
-        while len(self.events) > self.event_limit:
-            self.events.popleft()

@@ -167,6 +167,11 @@ class Membership:
         for ranks in (self.spares, self.beyond, self.within, self.surplus):
             ranks.discard(node.rank)
 
+    def agent(self, rank: int, agent_id: str) -> Node | None:
+        """The node of this rank, if it is still this agent."""
+        node = self.nodes.get(rank)
+        return node if node is not None and node.agent_id == agent_id else None
+
     def present(self, ranks: Iterable[int]) -> list[Node]:
         """The nodes of these ranks that are there."""
         return [self.nodes[rank] for rank in ranks if rank in self.nodes]

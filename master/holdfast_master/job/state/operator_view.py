@@ -53,7 +53,8 @@ class OperatorView:
     """Uids of pods whose end before their agent joined was told; the newest thousand."""
     cluster: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
     """Strikes of other jobs on the hosts of this one."""
-    pending_scales: list[PendingScale] = dataclasses.field(default_factory=list)
+    pending_scales: dict[int, PendingScale] = dataclasses.field(default_factory=dict)
+    """By request id."""
 
     def newest_pod(self, rank: int) -> str | None:
         """Uid of the rank's newest pod, if somebody watches who can tell."""
@@ -76,10 +77,7 @@ class OperatorView:
             self.superseded.setdefault(pod.node_rank, set()).add(before.pod_uid)
         self.pods[pod.node_rank] = pod
         for ranks, holds in ((self.over, is_over(pod)), (self.unreachable, pod.unreachable)):
-            if holds:
-                ranks.add(pod.node_rank)
-            else:
-                ranks.discard(pod.node_rank)
+            (ranks.add if holds else ranks.discard)(pod.node_rank)
 
     def note_asked(self, rank: int, pod_uid: str) -> None:
         """The pod's end is now of the master's own making."""

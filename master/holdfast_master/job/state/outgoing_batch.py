@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from holdfast_master.instructions import Fact, Instruction, Record, Send, SendToOperator
+from holdfast_master.instructions import (
+    Fact,
+    Instruction,
+    Record,
+    RefusalCode,
+    Refuse,
+    Reply,
+    Send,
+    SendToOperator,
+    UserResponse,
+)
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Node
@@ -16,7 +26,6 @@ from holdfast_wire import messages as wire
 from holdfast_wire.messages.agent import SessionResponseMessage
 from holdfast_wire.messages.operator import SyncResponseMessage
 
-Warn = wire.EventSeverity.WARNING
 EPOCH_BITS = 32
 """Bits below the epoch in the number of a command."""
 _LONGEST_TEXT = 1_000
@@ -41,13 +50,9 @@ class OutgoingBatch:
 
     def record(self, fact: Fact, *, durable: bool = False) -> None:
         """Change the durable state, and have the journal say so."""
-        record = Record(
-            fact,
-            durable,
-            self.state.sequence + 1,
-            self.clock.moment.unix,
-            self.clock.job_seconds,
-        )
+        clock = self.clock
+        number = self.state.sequence + 1
+        record = Record(fact, durable, number, clock.moment.unix, clock.job_seconds)
         apply(self.state, record.journal())
         self._records.append(record)
 
@@ -72,6 +77,10 @@ class OutgoingBatch:
             incident_id=incident,
         )
         self.record(wire.EventRecorded(event=event))
+
+    def warn(self, reason: str, text: str, *, node: int | None = None, incident: str = "") -> None:
+        """Write an event about something wrong."""
+        self.event(reason, text, wire.EventSeverity.WARNING, node=node, incident=incident)
 
     def command(self, kind: str, rank: int, *, durable: bool = False) -> int:
         """A new command id; it is written down so that it is never used again.
@@ -144,6 +153,20 @@ class OutgoingBatch:
         """
         self.record(fact)
         self._strikes.append(fact)
+
+    def reply(self, request_id: int, response: UserResponse) -> None:
+        """Answer a user's request."""
+        self.put(Reply(request_id, response))
+
+    def refuse(
+        self,
+        request_id: int,
+        reason: str,
+        text: str,
+        code: RefusalCode = RefusalCode.FAILED_PRECONDITION,
+    ) -> None:
+        """Answer a user's request with an error."""
+        self.put(Refuse(request_id, code, reason, text))
 
     def put(self, instruction: Instruction) -> None:
         """Add any other instruction."""

@@ -41,6 +41,12 @@ LIVING = (_P.WAITING, _P.FORMING, _P.STARTING, _P.TRAINING, _P.SAVING)
 
 ENDED = frozenset({_P.SUCCEEDED, _P.FAILED})
 """Phases that nothing leaves."""
+OVER = ENDED | {_P.STOPPING}
+"""Phases in which the end is decided."""
+RUNNING = frozenset({_P.STARTING, _P.TRAINING})
+"""Phases in which the ranks of the newest world run as they like."""
+BEGINNING = frozenset({_P.FORMING, _P.STARTING})
+"""Phases of the newest world in which other replicas may train."""
 
 TABLE: dict[tuple[JobPhase, Trigger], JobPhase] = {
     **{(phase, _T.DECIDED): _P.FORMING for phase in LIVING},

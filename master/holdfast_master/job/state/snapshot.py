@@ -14,8 +14,10 @@ from holdfast_wire.messages import GoodputEntry, JobFolded, PastMaster
 
 PART_ITEMS: Final = 1_000
 """Items of lists in one part: keeps each record far below the longest that is read."""
-_NOT_FOLDED: Final = frozenset({"sequence", "job_seconds", "event_limit", "incident_limit"})
-"""Fields that a snapshot leaves out: each record carries the first two, settings the others."""
+_NOT_FOLDED: Final = frozenset(
+    {"sequence", "job_seconds", "unix_time", "event_limit", "incident_limit"}
+)
+"""Fields that a snapshot leaves out: each record carries the first three, settings the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

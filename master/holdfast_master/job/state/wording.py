@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from holdfast_master.policies import failure
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.pod_ends import exit_code
@@ -113,19 +115,8 @@ def nodes_named(ranks: list[int]) -> str:
 def listing(numbers: list[int]) -> str:
     """Node ranks in ascending order, runs of three and more as a range."""
     parts: list[str] = []
-    for run in _runs(sorted(numbers)):
-        if len(run) > 2:
-            parts.append(f"{run[0]}-{run[-1]}")
-        else:
-            parts += [str(number) for number in run]
+    # The numbers of a run have one distance from their places.
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), lambda one: one[1] - one[0]):
+        own = [str(number) for _, number in run]
+        parts += [f"{own[0]}-{own[-1]}"] if len(own) > 2 else own
     return ", ".join(parts)
-
-
-def _runs(numbers: list[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return runs

@@ -12,12 +12,7 @@ from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.orders import Barrier
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Bounds
-from holdfast_wire.messages import (
-    RankEvidence,
-    WorldDecided,
-    WorldMember,
-    WorldReplica,
-)
+from holdfast_wire.messages import RankEvidence, WorldDecided, WorldMember, WorldReplica
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,15 +102,11 @@ class World:
         self._arrange()
 
     def _arrange(self) -> None:
-        self.places, self.size = {}, 0
+        self.places, self.by_replica, self.size = {}, {}, 0
         members = iter(self.fact.members)
         for replica in self.fact.replicas or (self._whole(),):
             self._place(replica, list(itertools.islice(members, replica.nodes)))
         self.highest = max(self.places, default=-1)
-        ranked: dict[int, list[int]] = {}
-        for rank, place in self.places.items():
-            ranked.setdefault(place.replica.number, []).append(rank)
-        self.by_replica = {number: tuple(one) for number, one in ranked.items()}
         ranks, replicas = tuple(self.places), self.replicas
         self.starting = self.savers = ranks
         if replicas:
@@ -136,6 +127,7 @@ class World:
 
     def _place(self, replica: WorldReplica, members: list[WorldMember]) -> None:
         size, base = sum(member.local_world_size for member in members), 0
+        self.by_replica[replica.number] = tuple(member.node_rank for member in members)
         for group_rank, member in enumerate(members):
             self.places[member.node_rank] = WorldMemberState(
                 group_rank=group_rank,
@@ -445,12 +437,15 @@ class Worlds:
         world = self.member(node)
         return world if world is not None and world.round_of(node.rank) == number else None
 
-    def in_replica(self, rank: int, agent_id: str, number: int) -> bool:
-        """Whether a round is an agent's in a replica that may have gone on since."""
+    def in_replica(self, rank: int, agent_id: str, number: int | None = None) -> World | None:
+        """The world of an agent's replica, which may go on while no other world runs.
+
+        number: a round; None is returned if it is not the agent's.
+        """
         last = self.assigned
         if last is None or not last.replicas or not last.holds(rank, agent_id):
-            return False
-        return last.round_of(rank) == number
+            return None
+        return last if number in {None, last.round_of(rank)} else None
 
     def disturb(self, rank: int, agent_id: str, number: int | None = None) -> None:
         """Note that the processes of an agent, in round `number` if it is given, cannot go on."""

@@ -18,7 +18,6 @@ from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.takeover_claims import Claimed, Claims
 from holdfast_master.job.state.timers import Timer
@@ -130,11 +129,12 @@ def _adopt_replicas(job: JobContext, roster: wire.OuterRoster, found: dict[int, 
 
 def _left(membership: Membership, members: Claimed) -> int | None:
     """A member that said hello and was lost before all had; None: there is none."""
-    for hello, _ in members:
-        node = membership.nodes.get(hello.node_rank)
-        if node is None or node.agent_id != hello.agent_id:
-            return hello.node_rank
-    return None
+    ranks = (
+        hello.node_rank
+        for hello, _ in members
+        if membership.agent(hello.node_rank, hello.agent_id) is None
+    )
+    return next(ranks, None)
 
 
 def expect(job: JobContext) -> None:
@@ -216,7 +216,7 @@ def _end(job: JobContext, text: str) -> None:
     job.touch(Change.WORLD_NOT_ADOPTED)
     if not claims.hellos:
         return
-    job.out.event(EventReason.WORLD_NOT_ADOPTED, text, Warn)
+    job.out.warn(EventReason.WORLD_NOT_ADOPTED, text)
     _stop_claimants(job, text)
     claims.hellos.clear()
 
@@ -224,8 +224,8 @@ def _end(job: JobContext, text: str) -> None:
 def _stop_claimants(job: JobContext, text: str, but: Collection[int] = ()) -> None:
     """Stop what claimants run, but for these nodes'."""
     for rank, hello in sorted(job.claims.hellos.items()):
-        node = job.membership.nodes.get(rank)
-        if node is not None and node.agent_id == hello.agent_id and rank not in but:
+        node = job.membership.agent(rank, hello.agent_id)
+        if node is not None and rank not in but:
             job.out.stop_round(node, hello.round, text)
 
 
@@ -244,8 +244,7 @@ def _adopt(job: JobContext, members: Claimed, fact: wire.WorldDecided) -> None:
     job.membership.spares = job.membership.candidates - world.places.keys()
     for node in list(job.membership.nodes.values()):
         eligibility.refresh(job, node)
-    for timer in (Timer.BELOW_MIN, Timer.JOIN_WINDOW):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.BELOW_MIN, Timer.JOIN_WINDOW)
     stepped = {hello.node_rank for hello, _ in members if hello.step}
     if world.replicas or len(stepped) == len(world.places):
         world.stepped.update(stepped)

@@ -7,15 +7,13 @@ the world is taken to run until a member says otherwise.
 from __future__ import annotations
 
 from holdfast_master.instructions import Finished
-from holdfast_master.job.incidents import goodput_marks, reported
+from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes.replacement import REPLACE
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.rescale import barrier
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.incident import OpenIncident
-from holdfast_master.job.state.job_state import JobState
-from holdfast_master.job.state.operator_view import OperatorView
 from holdfast_master.job.state.phases import ENDED, Trigger
 from holdfast_master.job.state.timers import JobClock, Timer
 from holdfast_master.job.state.world import World
@@ -34,7 +32,7 @@ _LONGEST_INCIDENT_SECONDS = 3_600.0
 def take_up(job: JobContext) -> None:
     """Set the parts of the context up from the durable state."""
     state = job.state
-    job.ledger.bring(goodput_marks.bridge(job.state, job.clock))
+    job.ledger.bring(goodput_marks.bridge(job))
     if state.phase in ENDED:
         if state.stop is not None:
             job.out.put(Finished(state.stop.succeeded, state.stop.reason))
@@ -42,7 +40,7 @@ def take_up(job: JobContext) -> None:
     hello.restore_nodes(job)
     _restore_incidents(job)
     _restore_world(job)
-    _restore_replacements(job.state, job.operator)
+    _restore_replacements(job)
     job_end.watch_deadline(job)
     if state.stop is not None and state.stop.now and job_end.asked(state.stop):
         flush.hurry(job)
@@ -78,9 +76,10 @@ def _restore_world(job: JobContext) -> None:
 
 def _restore_incidents(job: JobContext) -> None:
     for fact in job.state.incidents.values():
-        if fact.open and fact.reported_only:
-            reported.take_up(job, fact)
-        if not fact.open or fact.reported_only:
+        if not fact.open:
+            continue
+        if fact.reported_only:  # a hang
+            job.health.open_incident = fact.id
             continue
         incident = _open_incident(job, fact)
         if job.state.trained_rounds.get(fact.to_round, False):
@@ -140,11 +139,11 @@ def _restore_times(clock: JobClock, incident: OpenIncident, fact: Incident) -> N
     incident.stepped_at = opened + fact.first_step_seconds if fact.first_step_seconds else None
 
 
-def _restore_replacements(state: JobState, operator: OperatorView) -> None:
-    for number, command in state.commands.items():
-        gone = state.departed.get(command.node_rank)
+def _restore_replacements(job: JobContext) -> None:
+    for number, command in job.state.commands.items():
+        gone = job.state.departed.get(command.node_rank)
         if command.kind == REPLACE and gone is not None:
-            operator.replacing[command.node_rank] = ReplaceDecision(
+            job.operator.replacing[command.node_rank] = ReplaceDecision(
                 decision_id=number,
                 node_rank=command.node_rank,
                 pod_uid=gone.pod_uid,

@@ -13,10 +13,9 @@ from holdfast_master.job.nodes import liveness as node_liveness
 from holdfast_master.job.requests import job_end
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED, JobState
+from holdfast_master.job.state.job_state import RELEASED, RENEW, REPLACED
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.takeover import adoption, returning
 from holdfast_master.job.worlds import digests, flush, roster, stores
@@ -26,33 +25,31 @@ from holdfast_master.settings import CoreIdentity
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
-_OVER = ENDED | {wire.JobPhase.STOPPING}
-
 
 def connected(job: JobContext, event: Connected) -> None:
     """An agent opened a stream and said hello."""
     hello = event.hello
     wrong = _refusal(job.identity, hello)
     if wrong:
-        job.out.event(EventReason.NODE_REFUSED, f"node {hello.node_rank}: {wrong}", Warn)
+        job.out.warn(EventReason.NODE_REFUSED, f"node {hello.node_rank}: {wrong}")
         code = RefusalCode.INVALID_ARGUMENT
         job.out.put(CloseSession(event.session, code, "HELLO_REFUSED", wrong))
         return
     node = job.membership.nodes.get(hello.node_rank)
     incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
     claim = Claim(hello.pod_uid, hello.agent_id)
-    verdict = judge_arrival(incumbent, claim, _knowledge(job, hello))
-    if verdict.arrival is Arrival.OUTDATED:
-        _send_away(job.state, job.out, event.session, hello, verdict.reason)
+    arrival, reason = judge_arrival(incumbent, claim, _knowledge(job, hello))
+    if arrival is Arrival.OUTDATED:
+        _send_away(job, event.session, hello, reason)
         return
     job.worlds.newest_round_seen = max(job.worlds.newest_round_seen, hello.round)
     roster.note_known(job, hello.assignment)
     job.membership.cap(hello.max_restarts)
-    if verdict.arrival is Arrival.RETURNED and node is not None:
+    if arrival is Arrival.RETURNED and node is not None:
         _returned(job, node, event.session, hello)
         return
     if node is not None:
-        _supersede(job, node, verdict.reason, same_pod=node.pod_uid == hello.pod_uid)
+        _supersede(job, node, reason, same_pod=node.pod_uid == hello.pod_uid)
     if event.fence is not None:
         job.claims.followed[hello.node_rank] = event.fence.epoch
     _joined(job, event.session, hello)
@@ -70,26 +67,19 @@ def _refusal(identity: CoreIdentity, hello: wire.Hello) -> str:
 
 
 def _knowledge(job: JobContext, hello: wire.Hello) -> Knowledge:
-    rank = hello.node_rank
-    superseded = set(job.operator.superseded.get(rank, ()))
-    replacing = job.operator.replacing.get(rank)
-    if replacing is not None:
-        superseded.add(replacing.pod_uid)
-    dismissed = {hello.agent_id} if hello.agent_id in job.state.dismissed else set()
-    known = job.membership.nodes.get(rank)
-    if known is not None and known.agent_id == hello.agent_id:
-        dismissed = set()
+    rank, view = hello.node_rank, job.operator
+    replaced = rank in view.replacing and view.replacing[rank].pod_uid == hello.pod_uid
+    present = job.membership.agent(rank, hello.agent_id) is not None
     return Knowledge(
-        newest_pod=job.operator.newest_pod(rank),
-        superseded=frozenset(superseded),
-        ended=job.operator.ended_pod(rank),
-        dismissed=frozenset(dismissed),
+        newest_pod=view.newest_pod(rank),
+        superseded=replaced or hello.pod_uid in view.superseded.get(rank, ()),
+        ended=view.ended_pod(rank),
+        dismissed=hello.agent_id in job.state.dismissed and not present,
     )
 
 
-def _send_away(
-    state: JobState, out: OutgoingBatch, session: int, hello: wire.Hello, reason: str
-) -> None:
+def _send_away(job: JobContext, session: int, hello: wire.Hello, reason: str) -> None:
+    state, out = job.state, job.out
     released = state.dismissed.get(hello.agent_id) == RELEASED
     outcome = wire.LeaveOutcome.RELEASED if released else wire.LeaveOutcome.REPLACED
     if hello.agent_id in state.dismissed and state.stop is not None:
@@ -98,7 +88,7 @@ def _send_away(
     message = wire.Leave(command_id=number, grace_seconds=0.0, reason=reason, outcome=outcome)
     out.send_session(session, message)
     text = f"node {hello.node_rank}, agent {hello.agent_id}, is sent away: {reason}"
-    out.event(EventReason.NODE_REFUSED, text, Warn, node=hello.node_rank)
+    out.warn(EventReason.NODE_REFUSED, text, node=hello.node_rank)
 
 
 def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> None:
@@ -109,7 +99,8 @@ def _supersede(job: JobContext, node: Node, reason: str, *, same_pod: bool) -> N
 
 
 def _joined(job: JobContext, session: int, hello: wire.Hello) -> None:
-    node = _new_node(job, session, hello)
+    node = _node(job, hello, session)
+    node.warm, node.pod_ends = hello.warm, job.operator.ends_of(node.rank, node.pod_uid)
     job.membership.add(node)
     fact = wire.NodeJoined(
         node_rank=node.rank,
@@ -131,23 +122,21 @@ def _joined(job: JobContext, session: int, hello: wire.Hello) -> None:
     eligibility.refresh(job, node)
     digests.drain(job, node)
     job.touch(Change.NODE_JOINED)
-    if job.state.phase in _OVER:
+    if job.state.phase in OVER:
         job_end.dismiss(job, node)
 
 
-def _new_node(job: JobContext, session: int, hello: wire.Hello) -> Node:
+def _node(job: JobContext, known: wire.Hello | wire.NodeJoined, session: int | None) -> Node:
     return Node(
-        rank=hello.node_rank,
-        agent_id=hello.agent_id,
-        pod_uid=hello.pod_uid,
-        local_world_size=hello.local_world_size,
-        hello=hello,
+        rank=known.node_rank,
+        agent_id=known.agent_id,
+        pod_uid=known.pod_uid,
+        local_world_size=known.local_world_size,
+        hello=known if isinstance(known, wire.Hello) else None,
         session=session,
         last_heard=job.now,
         disconnected_at=job.now,
         heartbeat=job.membership.heartbeat,
-        warm=hello.warm,
-        pod_ends=job.operator.ends_of(hello.node_rank, hello.pod_uid),
     )
 
 
@@ -172,9 +161,9 @@ def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> N
     node_liveness.watch(job, node)
     eligibility.refresh(job, node)
     preflight.repeat(job, node)
-    flush.send(job.checkpoints.tracker, job.out, node)
+    flush.send(job, node)
     job.touch(Change.NODE_RETURNED)
-    if job.state.phase in _OVER:
+    if job.state.phase in OVER:
         job_end.dismiss(job, node)
     elif node.rank in job.state.released:
         job.out.leave(node, wire.LeaveOutcome.RELEASED, "released", job.end.grace)
@@ -223,17 +212,7 @@ def restore_nodes(job: JobContext) -> None:
     """Nodes that the journal knows are away until they say hello or their silence ends."""
     renewed = {c.node_rank for c in job.state.commands.values() if c.kind == RENEW}
     for fact in job.state.nodes.values():
-        node = Node(
-            rank=fact.node_rank,
-            agent_id=fact.agent_id,
-            pod_uid=fact.pod_uid,
-            local_world_size=fact.local_world_size,
-            hello=None,
-            session=None,
-            last_heard=job.now,
-            disconnected_at=job.now,
-            heartbeat=job.membership.heartbeat,
-        )
+        node = _node(job, fact, None)
         if fact.node_rank in job.state.draining:
             taken = fact.node_rank in job.state.preempted
             node.draining = EvidenceKind.PREEMPTED if taken else EvidenceKind.DRAINED
@@ -253,14 +232,10 @@ def restore_nodes(job: JobContext) -> None:
 class Arrival(enum.Enum):
     """The place of an agent after its hello."""
 
-    NEW = "new"
-    """Nobody held the rank."""
-    RETURNED = "returned"
-    """The same agent is back."""
-    SUCCESSOR = "successor"
-    """It takes the rank; the agent before counts as gone."""
-    OUTDATED = "outdated"
-    """It must leave; the rank belongs to somebody newer."""
+    NEW = "nobody held the rank"
+    RETURNED = "the same agent is back"
+    SUCCESSOR = "it takes the rank; the agent before counts as gone"
+    OUTDATED = "it must leave; the rank belongs to somebody newer"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -271,48 +246,41 @@ class Claim:
     agent_id: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Succession:
-    """The verdict on the agent that said hello, with the reason."""
-
-    arrival: Arrival
-    reason: str
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """The knowledge about a node rank from the operator and from the past."""
+    """The knowledge about a claim and its rank from the operator and from the past."""
 
     newest_pod: str | None = None
     """The newest pod of the rank while an operator watches; None: nobody can tell."""
-    superseded: frozenset[str] = frozenset()
-    """Pods of the rank that were followed by another."""
+    superseded: bool = False
+    """The claimant's pod was followed by another."""
     ended: str | None = None
     """The rank's newest pod where its processes have ended for certain."""
-    dismissed: frozenset[str] = frozenset()
-    """Agents that were told to leave and must not return."""
+    dismissed: bool = False
+    """The claimant was told to leave and must not return."""
 
 
-def judge_arrival(incumbent: Claim | None, hello: Claim, knowledge: Knowledge) -> Succession:
-    """Decide which agent holds the rank after this hello.
+def judge_arrival(
+    incumbent: Claim | None, hello: Claim, knowledge: Knowledge
+) -> tuple[Arrival, str]:
+    """Decide which agent holds the rank after this hello, and say why.
 
     The newest pod that the operator knows wins. Where the operator cannot tell, the newest hello
     wins.
     """
-    if hello.agent_id in knowledge.dismissed:
-        return Succession(Arrival.OUTDATED, "this agent was told to leave before")
+    if knowledge.dismissed:
+        return Arrival.OUTDATED, "this agent was told to leave before"
     if hello.pod_uid and hello.pod_uid == knowledge.ended:
         # Its words were still on their way when its end was told.
-        return Succession(Arrival.OUTDATED, f"pod {hello.pod_uid} has ended")
+        return Arrival.OUTDATED, f"pod {hello.pod_uid} has ended"
     if incumbent is not None and incumbent.agent_id == hello.agent_id:
-        return Succession(Arrival.RETURNED, "the same agent")
-    if hello.pod_uid in knowledge.superseded:
-        text = f"pod {hello.pod_uid} was followed by a newer one"
-        return Succession(Arrival.OUTDATED, text)
+        return Arrival.RETURNED, "the same agent"
+    if knowledge.superseded:
+        return Arrival.OUTDATED, f"pod {hello.pod_uid} was followed by a newer one"
     if incumbent is None:
-        return Succession(Arrival.NEW, "nobody held the rank")
+        return Arrival.NEW, "nobody held the rank"
     if incumbent.pod_uid == knowledge.newest_pod != hello.pod_uid:
         text = f"the rank belongs to pod {incumbent.pod_uid}, the newest that exists"
-        return Succession(Arrival.OUTDATED, text)
+        return Arrival.OUTDATED, text
     text = f"agent {hello.agent_id} takes the rank over from {incumbent.agent_id}"
-    return Succession(Arrival.SUCCESSOR, text)
+    return Arrival.SUCCESSOR, text

@@ -97,7 +97,7 @@ def _go_on(job: JobContext, node: Node, world: World, hello: Hello) -> None:
     if gone:
         agent_messages.miss_soon(job, node, gone)
     else:
-        job.timers.cancel(Timer.MISSING, node.rank)
+        job.timers.cancel(Timer.MISSING, subject=node.rank)
         start.started(job, world, node.rank)
     if world.saves(node.rank):
         world.reached = max(world.reached, hello.step)

@@ -9,7 +9,6 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
@@ -51,13 +50,13 @@ def assign(job: JobContext, world: World) -> None:
     for rank in world.starting:
         node = job.membership.nodes[rank]
         send_assignment(job, node, cap)
-        job.timers.cancel(Timer.MISSING, rank)  # it was about the round before
+        job.timers.cancel(Timer.MISSING, subject=rank)  # it was about the round before
         node.note(())
         node.saving = None
         node.stalled = False
     _turn_nodes(job, world)
     if before is not None:
-        _stop_left(job.membership, job.out, last or World(before), world)
+        _stop_left(job, last or World(before), world)
     size = f"{counted(len(world.places), 'node')}, {counted(world.size, 'process', 'processes')}"
     job.out.event(EventReason.WORLD_ASSIGNED, f"round {world.round} starts: {size}")
     job.touch(Change.WORLD_ASSIGNED)
@@ -112,17 +111,17 @@ def first_intervals(spec: MasterSpec, last: ScheduleConfirmed | None) -> Every:
     return {tier: wish[tier] or known[tier] for tier in TIERS}
 
 
-def _stop_left(membership: Membership, out: OutgoingBatch, before: World, world: World) -> None:
+def _stop_left(job: JobContext, before: World, world: World) -> None:
     """End what runs on nodes that are not in the new world."""
-    for node in membership.present(before.places):
+    for node in job.membership.present(before.places):
         if node.rank not in world.places:
             reason = f"round {world.round} goes on without this node"
-            out.stop_round(node, before.round_of(node.rank), reason)
+            job.out.stop_round(node, before.round_of(node.rank), reason)
 
 
 def _turn_nodes(job: JobContext, world: World) -> None:
     kind = incidents.cost_class(job.incidents.current)
-    incident = job.incidents.current.id if job.incidents.current else ""
+    incident = job.incidents.current_id
     starting = set(world.starting)
     for rank in job.membership.nodes:
         if rank in starting:
@@ -189,11 +188,6 @@ def _peers(membership: Membership, world: World, index: int) -> tuple[PeerAddres
 def stop_survivors(job: JobContext, reason: str) -> None:
     """Nobody goes on without the others: end what is left of the broken world."""
     assigned = job.worlds.assigned
-    if assigned is None:
-        return
-    incident = job.incidents.current.id if job.incidents.current else ""
-    for node in job.membership.present(assigned.places):
-        if assigned.has(node):
-            job.out.stop_round(node, assigned.round_of(node.rank), reason)
-            job.turn(node.rank, GoodputClass.WAITING, incident)
-            assigned.disturb(node.rank)
+    for node in job.membership.present(assigned.places if assigned else ()):
+        if job.stop_ranks(node, reason):
+            job.turn(node.rank, GoodputClass.WAITING, job.incidents.current_id)

@@ -9,9 +9,9 @@ from typing import Any
 from holdfast_master.job.incidents import goodput_marks
 from holdfast_master.job.nodes import eligibility, liveness
 from holdfast_master.job.state import snapshot
-from holdfast_master.job.state.context import JobContext, Placed
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import PROMISED, JobState
-from holdfast_master.job.state.membership import Membership, Node
+from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.goodput import class_seconds, from_class_seconds
@@ -41,7 +41,7 @@ def build(job: JobContext) -> wire.StateDigest:
         "world_members": tuple(member.node_rank for member in members),
         "ended_round": _ended(job.state),
         "draining_agents": _draining(job.state),
-        "departed": _departed(job.state, job.membership),
+        "departed": _departed(job),
     }
     return wire.StateDigest(**(durable | kept))
 
@@ -59,11 +59,11 @@ def _draining(state: JobState) -> tuple[str, ...]:
     return (*(nodes[rank].agent_id for rank in sorted(ranks) if rank in nodes), *promised)
 
 
-def _departed(state: JobState, membership: Membership) -> tuple[wire.DepartedNode, ...]:
-    gone = [rank for rank in state.goodput if rank not in membership.nodes]
-    kept = heapq.nlargest(_DEPARTED, gone, key=lambda rank: sum(state.goodput[rank].values()))
+def _departed(job: JobContext) -> tuple[wire.DepartedNode, ...]:
+    gone = [rank for rank in job.state.goodput if rank not in job.membership.nodes]
+    kept = heapq.nlargest(_DEPARTED, gone, key=lambda rank: sum(job.state.goodput[rank].values()))
     return tuple(
-        wire.DepartedNode(node_rank=rank, classes=class_seconds(state.goodput[rank]))
+        wire.DepartedNode(node_rank=rank, classes=class_seconds(job.state.goodput[rank]))
         for rank in kept
     )
 
@@ -85,8 +85,8 @@ def keep_fresh(job: JobContext) -> None:
         _ended(job.state),
         min(len(state.draining) + len(state.promised), _DRAINING),
     )
-    if guarded == job.placed.guarded or _place(job):
-        job.placed = Placed(state.sequence, guarded)
+    if guarded == job.placed or _place(job):
+        job.placed, job.placed_sequence = guarded, state.sequence
 
 
 def _place(job: JobContext) -> bool:

@@ -9,22 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from holdfast_master.job.state.changes import Change
-from holdfast_master.job.state.checkpoints import CheckpointTracker, Rescue
+from holdfast_master.job.state.checkpoints import Rescue
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership, Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.policies import flush as policy
-from holdfast_master.policies.flush import Copy, FlushStep, FlushVerdict, Holder, Stock
-from holdfast_wire.messages import (
-    CheckpointVersion,
-    EventSeverity,
-    FlushToStorage,
-    GoodputClass,
-    JobPhase,
-)
+from holdfast_master.policies.flush import Copy, FlushStep, Holder, Stock
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 
@@ -34,7 +27,7 @@ def for_end(job: JobContext, why: str, grace: float, latest: float | None) -> bo
     why: what ends it, for people. grace: SIGTERM to SIGKILL for the ranks, s. latest: when nobody
     waits any more, patient clock, s; None: that is not known.
     """
-    if job.worlds.assigned is None or job.state.phase is JobPhase.SUSPENDED:
+    if job.worlds.assigned is None or job.state.phase is wire.JobPhase.SUSPENDED:
         return False
     if _unheard(job):
         _hold(job, f"{why}; a new master asks the agents what they have in memory")
@@ -58,7 +51,7 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
     if job.worlds.assigned is None:
         return False
     tracker, settings = job.checkpoints.tracker, job.settings
-    stock = _stock(job.state, tracker)
+    stock = _stock(job)
     nodes = job.membership.nodes
     candidates = {(rank, nodes[rank].agent_id) for rank in job.membership.candidates}
     most = settings.gather_ranks if _all_gather(job.membership, members or tuple(candidates)) else 0
@@ -95,27 +88,24 @@ def _unheard(job: JobContext) -> bool:
         return False
     reported = tracker.held if tracker.round == world.saver_round else {}
     return any(
-        (node := job.membership.nodes.get(rank)) is not None
-        and world.holds(rank, node.agent_id)
-        and rank not in reported
-        for rank in world.savers
+        rank not in reported and job.membership.agent(rank, agent) is not None
+        for rank, agent in world.holders
     )
 
 
-def _stock(state: JobState, tracker: CheckpointTracker) -> Stock:
-    fact = state.checkpoint
+def _stock(job: JobContext) -> Stock:
+    tracker = job.checkpoints.tracker
     return Stock(
         memory=tracker.memory,
-        committed=fact.version if fact is not None else None,
+        committed=job.state.stored,
         whole=[pending.version for pending in tracker.pending.values() if pending.whole],
         failed=tracker.failed,
     )
 
 
-def _present(state: JobState, membership: Membership) -> Collection[Holder]:
+def _present(job: JobContext) -> Collection[Holder]:
     """Agents that have not gone; one that is away may be back in a moment."""
-    nodes = membership.nodes.values()
-    released = state.released
+    nodes, released = job.membership.nodes.values(), job.state.released
     return {(one.rank, one.agent_id) for one in nodes if one.rank not in released and not one.over}
 
 
@@ -123,7 +113,7 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
     """Do what is to be done now; False: it is over, or there is nothing to do."""
     tracker, world = job.checkpoints.tracker, job.worlds.assigned
     number = world.round if world is not None else 0
-    verdict = policy.decide(_stock(job.state, tracker), _present(job.state, job.membership))
+    verdict = policy.decide(_stock(job), _present(job))
     version, over = verdict.version, (number, new.ending) in tracker.rescued
     if version is None or over or verdict.step is FlushStep.LOST:
         _end(job)
@@ -132,7 +122,8 @@ def _goes_on(job: JobContext, new: Rescue, why: str, grace: float) -> bool:
         return False
     if tracker.rescue is None:
         tracker.rescue = new
-        _announce(job.state, job.out, version, verdict, why)
+        text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
+        job.out.event(EventReason.CHECKPOINT_RESCUING, f"{text}; {_newest(job.state)}")
         _stop_ranks(job, why, grace, ending=new.ending)
     rescue = tracker.rescue
     rescue.awaited = version
@@ -152,34 +143,20 @@ def _hold(job: JobContext, text: str) -> None:
     job.move(Trigger.HELD, PhaseReason.RESCUE, text)
 
 
-def _announce(
-    state: JobState, out: OutgoingBatch, version: CheckpointVersion, verdict: FlushVerdict, why: str
-) -> None:
-    text = f"step {version.step} is to be on storage first: {why}; {verdict.reason}"
-    out.event(EventReason.CHECKPOINT_RESCUING, f"{text}; {_newest(state)}")
-
-
 def _newest(state: JobState) -> str:
-    fact = state.checkpoint
-    if fact is None or fact.version is None:
-        return "storage has none"
-    return f"the newest on storage is step {fact.version.step}"
+    stored = state.stored
+    return f"the newest on storage is step {stored.step}" if stored else "storage has none"
 
 
 def _stop_ranks(job: JobContext, why: str, grace: float, *, ending: bool) -> None:
     """Stop the remaining ranks of the ended world: they would go on to save."""
     world = job.worlds.assigned
-    if world is None:
-        return
-    for node in job.membership.present(world.places):
-        if world.has(node):
-            job.out.stop_round(node, world.round_of(node.rank), why, grace)
-            world.disturb(node.rank)
-            if ending:
-                job.turn(node.rank, GoodputClass.WAITING)
+    for node in job.membership.present(world.places if world else ()):
+        if job.stop_ranks(node, why, grace) and ending:
+            job.turn(node.rank, wire.GoodputClass.WAITING)
 
 
-def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
+def _order(job: JobContext, rescue: Rescue, version: wire.CheckpointVersion) -> None:
     """Tell every holder; parts that a rank had asked for are not written twice."""
     tracker = job.checkpoints.tracker
     started = [one.attempt for one in tracker.pending.values() if one.version == version]
@@ -188,32 +165,31 @@ def _order(job: JobContext, rescue: Rescue, version: CheckpointVersion) -> None:
     rescue.attempt = started[0] if started else f"h{job.identity.epoch}c{number}"
     memory = tracker.memory
     for node in job.membership.present(rank for rank, _ in (memory.holders if memory else ())):
-        send(tracker, job.out, node)
+        send(job, node)
 
 
-def send(tracker: CheckpointTracker, out: OutgoingBatch, node: Node) -> None:
+def send(job: JobContext, node: Node) -> None:
     """Send a holder the order, again after it was away."""
-    rescue, memory = tracker.rescue, tracker.memory
+    rescue, memory = job.checkpoints.tracker.rescue, job.checkpoints.tracker.memory
     if rescue is None or rescue.ordered is None or memory is None:
         return
     if (node.rank, node.agent_id) in memory.holders:
-        out.send(node, FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
+        job.out.send(node, wire.FlushToStorage(version=rescue.ordered, attempt=rescue.attempt))
 
 
 def _end(job: JobContext) -> None:
     """Nothing is waited for any more."""
-    rescue, fact = job.checkpoints.tracker.rescue, job.state.checkpoint
+    rescue, done = job.checkpoints.tracker.rescue, job.state.stored
     if rescue is None:
         return
     job.checkpoints.tracker.rescue = None
     job.timers.cancel(Timer.RESCUE)
-    done = fact.version if fact is not None else None
     if done is not None and rescue.awaited is not None and done >= rescue.awaited:
         text = f"step {done.step} is on storage, {job.now - rescue.started:.3g} s later"
         job.out.event(EventReason.CHECKPOINT_RESCUED, text)
 
 
-def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
+def _lost(job: JobContext, version: wire.CheckpointVersion, reason: str) -> None:
     """Steps that only memory had will not be on storage; said once."""
     tracker = job.checkpoints.tracker
     if tracker.lost is not None and tracker.lost >= version:
@@ -221,7 +197,8 @@ def _lost(job: JobContext, version: CheckpointVersion, reason: str) -> None:
     tracker.lost = version
     # A job that ends needs its memory no more; a suspended one is to go on from there.
     wanted = tracker.memory is not None and tracker.memory.memory_only and not job.spec.suspend
-    severity, what = (EventSeverity.NORMAL, "only") if wanted else (Warn, "and is lost")
+    severity = wire.EventSeverity.NORMAL if wanted else wire.EventSeverity.WARNING
+    what = "only" if wanted else "and is lost"
     text = f"step {version.step} was in memory {what}: {reason}; {_newest(job.state)}"
     job.out.event(EventReason.CHECKPOINT_NOT_RESCUED, text, severity)
 
@@ -233,11 +210,10 @@ def hurry(job: JobContext) -> None:
         job.touch(Change.FLUSH_GIVEN_UP)
 
 
-def memory_step(membership: Membership, tracker: CheckpointTracker) -> int:
+def memory_step(job: JobContext) -> int:
     """Newest step that is in the memory of every node of its world; 0: none that is known."""
-    memory: Copy | None = tracker.memory
+    memory: Copy | None = job.checkpoints.tracker.memory
     if memory is None:
         return 0
-    nodes = membership.nodes
-    there = all(rank in nodes and nodes[rank].agent_id == agent for rank, agent in memory.holders)
+    there = all(job.membership.agent(rank, agent) for rank, agent in memory.holders)
     return memory.version.step if there else 0

@@ -50,7 +50,7 @@ def _candidate(job: JobContext, world: World, rank: int) -> Candidate:
 
 def seated(job: JobContext, size: int) -> tuple[SeatedReplica, ...]:
     """The replicas of a world of at most `size` nodes, by number."""
-    kept = going(job)
+    kept, world = going(job), job.worlds.assigned
     taken = {one.node_rank for replica in kept for one in replica.members}
     nodes = job.membership.nodes
     free = [nodes[rank] for rank in job.membership.candidates - taken]
@@ -60,15 +60,11 @@ def seated(job: JobContext, size: int) -> tuple[SeatedReplica, ...]:
         nodes=job.spec.replica_nodes,
         size=size,
         last=job.state.last_replica,
-        before=_before(job.worlds.assigned),
+        before={rank: place.replica.number for rank, place in world.places.items()}
+        if world
+        else {},
         not_first={node.rank for node in free if node.store_failed},
     )
-
-
-def _before(world: World | None) -> dict[int, int]:
-    if world is None:
-        return {}
-    return {rank: place.replica.number for rank, place in world.places.items()}
 
 
 def present(job: JobContext) -> int:

@@ -16,7 +16,6 @@ from holdfast_master.job.health import frozen_replicas
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.job.worlds import replicas
@@ -40,7 +39,6 @@ def settle(job: JobContext) -> None:
     if world is None or not world.replicas:
         return
     last = job.state.roster
-    known = last.replicas if last is not None else ()
     unmet = last is not None and job.worlds.unmet_epoch == last.epoch
     again = "its members could not meet" if unmet else ""
     if job.worlds.strange_roster:
@@ -50,7 +48,7 @@ def settle(job: JobContext) -> None:
     standings = list(_standings(job, world))
     verdict = policy.roster(
         standings,
-        known,
+        job.state.named_replicas,
         job.now,
         ready_since=_ready_since(job, standings),
         window=job.spec.join_window_seconds,
@@ -83,7 +81,9 @@ def _publish(job: JobContext, world: World, verdict: NewRoster, *, anew: bool) -
     job.timers.cancel(Timer.ROSTER)
     job.out.event(EventReason.ROSTER_CHANGED, f"epoch {epoch}: {verdict.reason}")
     for replica in chosen:
-        _send(job, world, replica, fact, verdict.reason)
+        message = _message(replica, fact, verdict.reason)
+        for node in job.membership.present(world.members_of(replica)):
+            job.out.send(node, message, replica.round)
 
 
 def note_alone(job: JobContext, world: World) -> None:
@@ -95,13 +95,11 @@ def note_alone(job: JobContext, world: World) -> None:
             f"replicas without a roster train alone: {numbers}; spec.localSGD needs a script that "
             "calls holdfast.local_sgd.members_of_environment() before its first step"
         )
-        job.out.event(EventReason.REPLICA_ALONE, text, Warn)
+        job.out.warn(EventReason.REPLICA_ALONE, text)
 
 
 def _standings(job: JobContext, world: World) -> Iterator[ReplicaStatus]:
-    going = {one.number for one in replicas.going(job)}
-    last = job.state.roster
-    known = last.replicas if last is not None else ()
+    going, known = {one.number for one in replicas.going(job)}, job.state.named_replicas
     for replica in world.replicas:
         ranks = world.members_of(replica)
         nodes = [job.membership.nodes.get(rank) for rank in ranks]
@@ -128,13 +126,6 @@ def _ready_since(job: JobContext, standings: list[ReplicaStatus]) -> float | Non
     elif job.worlds.ready_since is None:
         job.worlds.ready_since = job.now
     return job.worlds.ready_since
-
-
-def _send(
-    job: JobContext, world: World, replica: wire.WorldReplica, roster: wire.OuterRoster, reason: str
-) -> None:
-    for node in job.membership.present(world.members_of(replica)):
-        job.out.send(node, _message(replica, roster, reason), replica.round)
 
 
 def _message(
@@ -209,7 +200,7 @@ def failed(job: JobContext, node: Node, _: int, message: wire.RosterFailed) -> N
     job.worlds.unmet_epoch = last.epoch
     names = ", ".join(map(str, itertools.islice(last.replicas, _MOST_NAMED)))
     text = f"node {node.rank} could not meet replicas {names} of epoch {last.epoch}"
-    job.out.event(EventReason.ROSTER_FAILED, text, Warn, node=node.rank)
+    job.out.warn(EventReason.ROSTER_FAILED, text, node=node.rank)
     job.touch(Change.ROSTER_FAILED)
 
 

@@ -6,22 +6,17 @@ from holdfast_master.job.health import preflight
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.membership import Membership
-from holdfast_master.job.state.outgoing_batch import Warn
 from holdfast_master.job.state.phases import Trigger
-from holdfast_master.job.state.takeover_claims import Claims
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.wording import nodes_named
-from holdfast_master.job.state.world import World, Worlds, world_hash
+from holdfast_master.job.state.world import World, world_hash
 from holdfast_master.job.worlds import assignment, digests, flush, replicas, stores
 from holdfast_master.policies import rendezvous
 from holdfast_master.policies.flush import Holder
 from holdfast_master.policies.rendezvous import Attendance, Candidate, Form, Seat, Wait
 from holdfast_master.policies.replicas import SeatedReplica
-from holdfast_wire.messages import (
-    WorldDecided,
-)
+from holdfast_wire.messages import WorldDecided
 from holdfast_wire.reasons import EventReason, PhaseReason
 
 _HELD_EVENTS = {
@@ -84,7 +79,7 @@ def _form(job: JobContext, verdict: Form) -> None:
         members = tuple(member for replica in chosen for member in replica.members)
     else:
         chosen = ()
-        members = _arranged(job.state, job.membership, verdict.size)
+        members = _arranged(job, verdict.size)
     if not _waits_for_flush(job, tuple((m.node_rank, m.agent_id) for m in members)):
         _decide(job, verdict, members, chosen)
 
@@ -97,7 +92,8 @@ def _held_back(job: JobContext) -> tuple[str, str]:
     """
     kept = [one.node_rank for replica in replicas.going(job) for one in replica.members]
     known = all(job.membership.nodes[rank].hello is not None for rank in kept)
-    if kept and known and not _is_ending(job):
+    incident = job.incidents.current
+    if kept and known and not (incident is not None and incident.terminal):
         return "", ""
     if text := _held(job):
         return PhaseReason.AWAITING_EVIDENCE, text
@@ -127,7 +123,7 @@ def _attendance(job: JobContext) -> Attendance:
         recovering=job.worlds.recovering,
         enough_since=job.membership.enough_since,
         join_window=_window(job) if _may_grow(job, present) else 0.0,
-        warming=_warming(job.state, job.membership),
+        warming=_warming(job),
     )
 
 
@@ -143,13 +139,13 @@ def _window(job: JobContext) -> float:
     return min(window, job.settings.return_seconds) if follows else window
 
 
-def _warming(state: JobState, membership: Membership) -> int:
+def _warming(job: JobContext) -> int:
     """Nodes that have joined and are still importing what scripts need.
 
     From what is counted already: it is asked at each word of ten thousand nodes.
     """
-    leaving = len(state.draining | state.released) + len(membership.surplus)
-    return max(0, membership.connected() - len(membership.candidates) - leaving)
+    leaving = len(job.state.draining | job.state.released) + len(job.membership.surplus)
+    return max(0, job.membership.connected() - len(job.membership.candidates) - leaving)
 
 
 def _may_grow(job: JobContext, present: int) -> bool:
@@ -167,18 +163,12 @@ def _may_grow(job: JobContext, present: int) -> bool:
     return present + left < job.bounds.largest
 
 
-def _is_ending(job: JobContext) -> bool:
-    """Whether the open incident is about to end the job."""
-    incident = job.incidents.current
-    return incident is not None and bool(incident.terminal)
-
-
 def _held(job: JobContext) -> str:
     """Return why a recovery is held back; empty: it is not."""
     incident = job.incidents.current
     if incident is not None and incident.terminal:
         return f"the job is about to end: {incident.terminal}"
-    return _unsure(job.membership, job.worlds) or _awaited(job)
+    return _unsure(job) or _awaited(job)
 
 
 def _awaited(job: JobContext) -> str:
@@ -195,12 +185,12 @@ def _awaited(job: JobContext) -> str:
     return f"the container of node {found} is started again; waits for what it has in memory"
 
 
-def _unsure(membership: Membership, worlds: Worlds) -> str:
+def _unsure(job: JobContext) -> str:
     """A text about a member of the last world that may be dead or alive; empty: none."""
-    nodes, last = membership.nodes, worlds.assigned
+    nodes, last = job.membership.nodes, job.worlds.assigned
     if last is None:
         return ""
-    for ranks in (membership.away, membership.quiet):
+    for ranks in (job.membership.away, job.membership.quiet):
         found = next((rank for rank in ranks if last.holds(rank, nodes[rank].agent_id)), None)
         if found is not None:
             more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
@@ -231,12 +221,12 @@ def _wait(job: JobContext, verdict: Wait) -> None:
     hold(job, PhaseReason.WAITING_FOR_NODES, verdict.reason)
 
 
-def _arranged(state: JobState, membership: Membership, size: int) -> tuple[Candidate, ...]:
+def _arranged(job: JobContext, size: int) -> tuple[Candidate, ...]:
     """The members of a world of this size, in rank order."""
-    previous = state.assigned
-    candidates = [membership.nodes[rank].candidate for rank in membership.candidates]
+    previous = job.state.assigned
+    candidates = [job.membership.nodes[rank].candidate for rank in job.membership.candidates]
     unable = frozenset(
-        n.node_rank for n in candidates if membership.nodes[n.node_rank].store_failed
+        n.node_rank for n in candidates if job.membership.nodes[n.node_rank].store_failed
     )
     return tuple(
         rendezvous.arrange(
@@ -252,19 +242,20 @@ def _decide(
     job: JobContext,
     verdict: Form,
     members: tuple[Candidate, ...],
-    chosen: tuple[SeatedReplica, ...] = (),
+    chosen: tuple[SeatedReplica, ...],
 ) -> None:
     """Decide the round's number and write its members down."""
     state = job.state
     number = max(state.round, job.worlds.newest_round_seen) + 1
     recorded = tuple(replicas.as_member(one) for one in members)
+    cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
     fact = WorldDecided(
         replicas=replicas.recorded(job, number, chosen),
         group=0,
         round=number,
         members=recorded,
-        restart_count=_restarts(job.state, job.claims),
-        reason=_why(job, verdict.reason),
+        restart_count=_restarts(job),
+        reason=f"{cause}; {verdict.reason}" if cause else verdict.reason,
         world_hash=world_hash(job.identity.epoch, 0, number, recorded),
     )
     job.out.record(fact)
@@ -272,8 +263,7 @@ def _decide(
     job.worlds.decide(world)
     job.membership.spares = job.membership.candidates - world.places.keys()
     job.membership.spare_since = None
-    for timer in (Timer.JOIN_WINDOW, Timer.BELOW_MIN):
-        job.timers.cancel(timer)
+    job.timers.cancel(Timer.JOIN_WINDOW, Timer.BELOW_MIN)
     job.out.event(EventReason.WORLD_DECIDED, f"round {number}: {_named(world)}; {fact.reason}")
     job.move(Trigger.DECIDED, PhaseReason.WORLD_DECIDED, fact.reason)
     job.timers.set(Timer.STORE, job.now + job.settings.store_seconds)
@@ -293,17 +283,12 @@ def _named(world: World) -> str:
     return ", ".join(parts) + (f" and {more} more" if more > 0 else "")
 
 
-def _restarts(state: JobState, claims: Claims) -> int:
+def _restarts(job: JobContext) -> int:
     """Worlds of this job before this one, also those that only a digest knows of."""
-    if state.assigned is not None:
-        return state.assigned.restart_count + 1
-    digest = claims.digest
+    if job.state.assigned is not None:
+        return job.state.assigned.restart_count + 1
+    digest = job.claims.digest
     return digest.restart_count + 1 if digest is not None and digest.world_members else 0
-
-
-def _why(job: JobContext, size_reason: str) -> str:
-    cause = job.incidents.current.best.text if job.incidents.current else job.worlds.broken
-    return f"{cause}; {size_reason}" if cause else size_reason
 
 
 def advance(job: JobContext) -> None:
@@ -319,7 +304,7 @@ def advance(job: JobContext) -> None:
         if first.store_failed and _able(job.membership, world, rank):
             incidents.break_world(job, f"node {first.rank} has no store")
             return
-        stores.request(job.timers, job.out, first)
+        stores.request(job, first)
         waits = True
     if not waits:
         assignment.assign(job, world)
@@ -343,5 +328,5 @@ def store_due(job: JobContext) -> None:
             continue
         first.store_failed, first.store_asked = True, ""
         text = f"node {first.rank} did not have a store within {limit:g} s"
-        job.out.event(EventReason.STORE_MISSING, text, Warn, node=first.rank)
+        job.out.warn(EventReason.STORE_MISSING, text, node=first.rank)
     incidents.break_world(job, text)

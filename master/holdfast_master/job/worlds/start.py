@@ -1,20 +1,25 @@
-"""A world on its way from its assignments to its first step, reported or guessed."""
+"""A world on its way from its assignments to its first step, and what the way has cost."""
 
 from __future__ import annotations
 
 import math
 
-from holdfast_master.job.incidents import goodput_marks, recovery
+from holdfast_master.job.incidents import goodput_marks, incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
 from holdfast_master.job.state.phases import Trigger
 from holdfast_master.job.state.timers import Timer
-from holdfast_master.job.state.world import World
+from holdfast_master.job.state.world import StopCost, World
 from holdfast_master.job.worlds import roster
 from holdfast_master.policies import guessed_steps
+from holdfast_master.policies.goodput import micros
+from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire.messages import BudgetKind, GoodputClass, JobPhase, WorldTraining
 from holdfast_wire.reasons import EventReason, PhaseReason
+
+_WEIGHT = 0.3
+"""Weight of the newest rescale in the smoothed cost."""
 
 
 def started(job: JobContext, world: World, rank: int) -> None:
@@ -74,10 +79,11 @@ def _see(job: JobContext, world: World) -> None:
     late = min(world.sdk_since, job.now) - world.trains_since
     start_seen = late <= job.settings.unseen_start_seconds
     if start_seen:
-        recovery.recount_start(job, world)
-    recovery.note_seen(job, world)
-    recovery.count_redone(job, world)
-    job.out.record(recovery.training_fact(world, start_seen=start_seen))
+        _recount_start(job, world)
+    _note_stepped(job, world, job.now, guessed=False)
+    _count_redone(job, world)
+    fact = WorldTraining(round=world.round, step=world.marked, start_seen=start_seen)
+    job.out.record(fact)
     goodput_marks.write_if_small(job)
     text = f"round {world.round}: all ranks report steps now, from step {world.first_step} on"
     job.out.event(EventReason.STEPS_REPORTED, text)
@@ -111,12 +117,12 @@ def trains(job: JobContext, world: World) -> None:
     world.trains_since = job.now
     world.marked = world.first_step
     job.timers.cancel(Timer.START)
-    job.out.record(recovery.training_fact(world))
+    job.out.record(WorldTraining(round=world.round, step=world.marked))
     what = f"at step {world.first_step}" if world.first_step else "(steps unknown)"
     text = f"round {world.round} trains {what}"
     if job.state.phase is JobPhase.STARTING:
         job.move(Trigger.STEPPED, PhaseReason.TRAINING, text)
-    recovery.count_redone(job, world)
+    _count_redone(job, world)
     job.ledger.begin_world(job.clock.micros)
     for rank in world.places:
         done = rank in world.finished
@@ -125,7 +131,7 @@ def trains(job: JobContext, world: World) -> None:
     job.out.event(EventReason.WORLD_TRAINING, text)
     if world.replicas:
         roster.note_alone(job, world)
-    recovery.note_trains(job, world)
+    _note_trains(job, world)
     job.touch(Change.WORLD_TRAINS)
 
 
@@ -158,9 +164,88 @@ def _note_first_step(job: JobContext, world: World) -> None:
     """Count the time before the first step of all ranks as the world's start."""
     at = max(world.guessed.values(), default=job.now)
     if math.isfinite(world.trains_since):  # else an earlier master has seen it
-        recovery.recount_start(job, world, until=at)
+        _recount_start(job, world, until=at)
         goodput_marks.write_if_small(job)
         text = f"round {world.round}: steps are guessed from the ranks' collectives, from 0 on"
         job.out.event(EventReason.STEPS_GUESSED, text)
-    recovery.note_guessed(job, world, at)
+    _note_stepped(job, world, at, guessed=True)
     job.touch(Change.STEPS_REPORTED)  # newcomers have waited for it
+
+
+# ----------------------------------------------------------- the incident that the world follows on
+
+
+def _note_trains(job: JobContext, world: World) -> None:
+    """The world that follows the incident trains: evidence still counts for a while."""
+    incident = job.incidents.current
+    if incident is None:
+        return
+    incident.unseen = world.degraded
+    incident.stepped_at = None if world.degraded else job.now
+    if incident.smooth and incident.broken_at is not None:
+        pause, known = job.now - incident.broken_at, job.worlds
+        weight = _WEIGHT if known.rescales_measured else 1.0
+        known.rescale_cost += weight * (pause - known.rescale_cost)
+        known.rescales_measured = True
+    job.incidents.cool(incident)
+    if incident.planned:
+        incidents.close(job, incident)
+        return
+    job.out.record(incident.fact(cost=job.ledger.cost(incident.id, job.clock.micros)))
+    until = job.now + job.settings.evidence_seconds
+    job.timers.set(Timer.EVIDENCE, until, incident.id)
+
+
+def _note_stepped(job: JobContext, world: World, at: float, *, guessed: bool) -> None:
+    """A rank reports steps after all, or all have guessed ones since this time.
+
+    It is that of the incident which the world follows on.
+    """
+    for incident in job.incidents.open():
+        if incident.unseen and incident.to_round == world.round:
+            incident.unseen, incident.stepped_at, incident.guessed = False, at, guessed
+            if guessed:
+                until = job.now + job.settings.evidence_seconds
+                job.timers.set(Timer.EVIDENCE, until, incident.id)
+
+
+def _recount_start(job: JobContext, world: World, *, until: float = math.inf) -> None:
+    """Count the time before the first step, which was taken for training, as the world's start.
+
+    until: the time of the first step, where it lies in the past.
+    """
+    found = (incident for incident in job.incidents.open() if incident.to_round == world.round)
+    incident = next(found, None)
+    kind, incident_id = incidents.cost_class(incident), incident.id if incident is not None else ""
+    start = max(0.0, min(until, job.now) - world.trains_since)
+    amount = micros(start) if math.isfinite(until) else job.clock.micros
+    for rank in world.places:
+        job.ledger.reclassify(rank, amount, kind, job.clock.micros, incident_id)
+
+
+def _count_redone(job: JobContext, world: World) -> None:
+    """Work that the members had done before the incident and must do again."""
+    for incident in job.incidents.open():
+        if incident.to_round != world.round or incident.steps_redone:
+            continue
+        if len(world.starting) < len(world.places):
+            continue  # a new replica is given the others' steps
+        if not world.first_step:
+            if world.degraded and not incident.smooth:
+                text = "steps are unknown: the script goes on from its own checkpoint"
+                job.out.event(EventReason.ROLLED_BACK, text, incident=incident.id)
+            continue
+        redone = max(0, incident.reached - (world.first_step - 1))
+        if incident.smooth:
+            job.worlds.last_stop = StopCost(redone, whole=world.first_step <= incident.began)
+        if redone == 0:
+            continue
+        incident.steps_redone = redone
+        lost = micros(redone * incident.step_seconds)
+        for member in incident.members:
+            job.ledger.reclassify(
+                member, lost, GoodputClass.ROLLED_BACK, job.clock.micros, incident.id
+            )
+        steps = f"{counted(redone, 'step')} {verb(redone, 'is', 'are')}"
+        text = f"{steps} done again, from step {world.first_step} on"
+        job.out.event(EventReason.ROLLED_BACK, text, incident=incident.id)

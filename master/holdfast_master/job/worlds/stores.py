@@ -9,8 +9,7 @@ from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.membership import Node
-from holdfast_master.job.state.outgoing_batch import OutgoingBatch, Warn
-from holdfast_master.job.state.timers import Timer, Timers
+from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World, Worlds
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_wire.messages import PrepareStore, StorePrepared
@@ -23,7 +22,7 @@ _READY = 2
 def keep(job: JobContext) -> None:
     """Have the first nodes in rank order prepare a store."""
     for node in job.membership.present(_first_nodes(job)):
-        request(job.timers, job.out, node)
+        request(job, node)
 
 
 def _first_nodes(job: JobContext) -> list[int]:
@@ -48,13 +47,13 @@ def hosts(world: World) -> list[int]:
     return [rank for rank in world.starting if world.places[rank].group_rank == 0]
 
 
-def request(timers: Timers, out: OutgoingBatch, node: Node) -> None:
+def request(job: JobContext, node: Node) -> None:
     """Ask a node for a store unless it has one, is at it, or has just failed to."""
-    waiting = timers.running(Timer.STORE_RETRY, node.rank)
+    waiting = job.timers.running(Timer.STORE_RETRY, node.rank)
     if node.store is not None or node.store_asked or waiting or node.session is None:
         return
-    node.store_asked = str(out.command("store", node.rank))
-    out.send(node, PrepareStore(store_id=node.store_asked))
+    node.store_asked = str(job.out.command("store", node.rank))
+    job.out.send(node, PrepareStore(store_id=node.store_asked))
 
 
 def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> None:
@@ -71,18 +70,18 @@ def prepared(job: JobContext, node: Node, _: int, message: StorePrepared) -> Non
     job.touch(Change.STORE_REPORTED)
     if message.port:
         node.store, node.store_failed = message, False
-        job.timers.cancel(Timer.STORE_RETRY, node.rank)
+        job.timers.cancel(Timer.STORE_RETRY, subject=node.rank)
         return
     node.store, node.store_failed = None, True
     job.timers.set(Timer.STORE_RETRY, job.now + 1.0, node.rank)
     text = f"node {node.rank} could not start a store: {message.error or 'no reason given'}"
-    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+    job.out.warn(EventReason.STORE_MISSING, text, node=node.rank)
 
 
 def _lost(job: JobContext, world: World, node: Node, message: StorePrepared) -> None:
     """The store of the newest world ended. Ranks that are not connected try for many minutes."""
     text = f"the store of round {world.round} ended: {message.error or 'no reason given'}"
-    job.out.event(EventReason.STORE_MISSING, text, Warn, node=node.rank)
+    job.out.warn(EventReason.STORE_MISSING, text, node=node.rank)
     if job.worlds.member(node) is not world or world.training or node.rank in world.finished:
         return
     item = node.evidence(EvidenceKind.STORE_LOST, f"node {node.rank}: {text}", job.now)

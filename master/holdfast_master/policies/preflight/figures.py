@@ -60,6 +60,11 @@ class Participant:
     """Machine that it is on; "": unknown. Two nodes of one machine are no pair: between them there
     is no link that others have."""
 
+    @property
+    def is_trusted(self) -> bool:
+        """True: it is a partner for the others and is not judged."""
+        return self.standing is CheckStanding.TRUSTED
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:

@@ -16,11 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast_master.policies.preflight.figures import PairTest
-from holdfast_master.policies.preflight.references import (
-    LINK,
-    References,
-    group_margin,
-)
+from holdfast_master.policies.preflight.references import LINK, References, group_margin
 from holdfast_master.policies.preflight.verdicts import (
     LinkFinding,
     NodeFinding,
@@ -163,9 +159,8 @@ class Network:
 
     def _finding(self, node: str, *, most: bool) -> NodeFinding:
         if node not in self.best:
-            return self._say(
-                node, NodeVerdict.UNDECIDED, f"{label(self.resource)}: no pair measured it"
-            )
+            text = f"{label(self.resource)}: no pair measured it"
+            return self._say(node, NodeVerdict.UNDECIDED, text)
         if node in self.healthy:
             return self._say(node, NodeVerdict.HEALTHY, self._text(node))
         if node in self.named and most:
@@ -173,9 +168,8 @@ class Network:
             return self._say(node, NodeVerdict.UNDECIDED, text)
         if node in self.named:
             failed = not math.isfinite(self.best[node])
-            return self._say(
-                node, NodeVerdict.FAULTY if failed else NodeVerdict.SLOW, self._blame(node)
-            )
+            verdict = NodeVerdict.FAULTY if failed else NodeVerdict.SLOW
+            return self._say(node, verdict, self._blame(node))
         if self.level is None and math.isfinite(self.best[node]):
             text = f"{label(self.resource)}: too few pairs and no reference figure"
             return self._say(node, NodeVerdict.UNDECIDED, text, compared=False)
@@ -217,31 +211,24 @@ class Network:
 
     def links(self) -> list[LinkFinding]:
         """Return the pairs that are slow between two healthy nodes."""
-        return [
-            LinkFinding(
-                pair=test.pair,
-                resource=self.resource,
-                reason=compared_text(
-                    self.resource, test.good[self.resource], "nodes with others", self.level or 0.0
-                ),
-            )
+        slow = (
+            (test.pair, test.good[self.resource])
             for test in self.tests
-            if self.resource in test.good
-            and self.is_slow(test.good[self.resource])
+            if self.is_slow(test.good.get(self.resource, math.inf))
             and self.healthy.issuperset(test.pair)
+        )
+        text = functools.partial(compared_text, self.resource)
+        return [
+            LinkFinding(pair, self.resource, text(good, "nodes with others", self.level or 0.0))
+            for pair, good in slow
         ]
 
 
 def networks(
-    tests: Sequence[PairTest],
-    tested: Sequence[str],
-    trusted: Iterable[str],
-    references: References,
+    tests: Sequence[PairTest], tested: Sequence[str], trusted: Iterable[str], references: References
 ) -> Mapping[Resource, Network]:
     """Return the view of each resource of pairs."""
     partners = frozenset(trusted)
     views = [Network(one, tests, tested, partners, references) for one in PAIR_RESOURCES]
     unsure = frozenset(node for view in views for node in view.slow)
-    return {
-        one: Network(one, tests, tested, partners, references, unsure) for one in PAIR_RESOURCES
-    }
+    return {view.resource: dataclasses.replace(view, unsure=unsure) for view in views}

@@ -26,7 +26,6 @@ from collections.abc import Set as AbstractSet
 
 from holdfast_master.policies.preflight.figures import (
     NO_ANSWER,
-    CheckStanding,
     FigureReport,
     MeasuringRound,
     Pair,
@@ -94,19 +93,15 @@ class Check:
 
     def tested(self) -> tuple[str, ...]:
         """Return the nodes that are judged and have answered so far."""
-        return tuple(
-            one.node
-            for one in self.participants
-            if one.standing is not CheckStanding.TRUSTED and one.node not in self.silent
-        )
+        return self._answered(trusted=False)
 
     def trusted(self) -> tuple[str, ...]:
         """Return the partners that have answered so far."""
-        return tuple(
-            one.node
-            for one in self.participants
-            if one.standing is CheckStanding.TRUSTED and one.node not in self.silent
-        )
+        return self._answered(trusted=True)
+
+    def _answered(self, *, trusted: bool) -> tuple[str, ...]:
+        mine = (one for one in self.participants if one.is_trusted is trusted)
+        return tuple(one.node for one in mine if one.node not in self.silent)
 
     def networks(self) -> Mapping[Resource, Network]:
         """Return the view of each resource of pairs."""
@@ -146,7 +141,7 @@ def begin(
         settings: Bounds of the check.
     """
     everyone = tuple(participants)
-    nodes = tuple(one.node for one in everyone if one.standing is not CheckStanding.TRUSTED)
+    nodes = tuple(one.node for one in everyone if not one.is_trusted)
     return Check(
         number=number,
         participants=everyone,
@@ -175,7 +170,11 @@ def conclude(
         return check
     taken, missing = merge(current, reports)
     missing -= frozenset(never_asked)
-    refused = _refusals(current, taken)
+    refused = {
+        node: f"round {current.id.number}: {one.refused}"
+        for node, one in taken.items()
+        if one.refused
+    }
     mute = not taken and (len(missing) >= 2 or bool(current.pairs))
     after = dataclasses.replace(
         check,
@@ -199,14 +198,6 @@ def conclude(
     return dataclasses.replace(
         after, current=MeasuringRound(id=following, pairs=pairs) if pairs else None
     )
-
-
-def _refusals(current: MeasuringRound, taken: Mapping[str, FigureReport]) -> dict[str, str]:
-    return {
-        node: f"round {current.id.number}: {one.refused}"
-        for node, one in taken.items()
-        if one.refused
-    }
 
 
 def _slow_alone(check: Check) -> tuple[str, ...]:
@@ -243,10 +234,7 @@ def _other_way_round(check: Check) -> tuple[Pair, ...]:
 
 
 def _to_decide(
-    tested: tuple[str, ...],
-    trusted: tuple[str, ...],
-    views: Mapping[Resource, Network],
-    met: Met,
+    tested: tuple[str, ...], trusted: tuple[str, ...], views: Mapping[Resource, Network], met: Met
 ) -> tuple[Pair, ...]:
     """Return the pairs that decide about nodes in doubt; none where there is no doubt."""
     measured = [view for view in views.values() if view.best]
@@ -254,16 +242,12 @@ def _to_decide(
     doubtful = [node for node in tested if node in doubts]
     if not doubtful:
         return _few(tested, trusted, measured, met)
-    everyone = (*tested, *trusted)
-    proven = [node for node in everyone if all(node in view.proven for view in measured)]
+    proven = [one for one in (*tested, *trusted) if all(one in view.proven for view in measured)]
     return match(doubtful, proven, met) or unseen(doubtful, met)
 
 
 def _few(
-    tested: tuple[str, ...],
-    trusted: tuple[str, ...],
-    measured: Iterable[Network],
-    met: Met,
+    tested: tuple[str, ...], trusted: tuple[str, ...], measured: Iterable[Network], met: Met
 ) -> tuple[Pair, ...]:
     if len(tested) > _FEW_NODES or trusted:
         return ()
@@ -297,8 +281,7 @@ def judge(check: Check) -> Outcome:
     tested = frozenset(check.tested())
     findings = [one for one in findings if one.node in tested or one.node in check.silent]
     findings = _never_all(check, findings)
-    nodes = [one.node for one in check.participants if one.standing is not CheckStanding.TRUSTED]
-    by_node = {node: list[NodeFinding]() for node in nodes}
+    by_node = {one.node: list[NodeFinding]() for one in check.participants if not one.is_trusted}
     for one in findings:
         if one.node in by_node:
             by_node[one.node].append(one)

@@ -16,10 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from holdfast_master.policies.preflight.figures import Figure, FigureReport, Pair, worst
-from holdfast_master.policies.preflight.references import (
-    References,
-    group_margin,
-)
+from holdfast_master.policies.preflight.references import References, group_margin
 from holdfast_wire.resources import (
     TRAITS,
     Resource,
@@ -66,7 +63,7 @@ class NodeFinding:
     """False: there was nothing to compare the figure with. It may become the reference."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class LinkFinding:
     """A link that is slow between two nodes that are not."""
 
@@ -138,7 +135,8 @@ class _Group:
             text = f"{label(self.resource)} is within its limits"
             return [self._finding(node, NodeVerdict.HEALTHY, text) for node in self.figures]
         goods = {node: self._good(node) for node in self.figures}
-        targets = {node: self._target(node) for node in goods}
+        of = self.references.of
+        targets = {node: of(node, self.kind, self.resource) for node in goods}
         known = {node: target for node, target in targets.items() if target is not None}
         width = group_margin(self.resource, goods.values())
         short = {node for node, target in known.items() if goods[node] < target - width}
@@ -151,10 +149,9 @@ class _Group:
     ) -> list[NodeFinding]:
         """Judge nodes by each other: there is no reference, or all of them fall short of it."""
         if len(goods) == 1:
+            (node,) = goods
             text = f"{label(self.resource)}: one node and no reference figure"
-            return [
-                self._finding(node, NodeVerdict.UNDECIDED, text, compared=False) for node in goods
-            ]
+            return [self._finding(node, NodeVerdict.UNDECIDED, text, compared=False)]
         level = level_of(goods.values())
         slow = {node for node, good in goods.items() if good < level - width}
         most = 2 * len(slow) > len(goods)
@@ -193,9 +190,6 @@ class _Group:
 
     def _good(self, node: str) -> float:
         return goodness(self.resource, self.figures[node].value)
-
-    def _target(self, node: str) -> float | None:
-        return self.references.of(node, self.kind, self.resource)
 
 
 def compared_text(resource: Resource, good: float, what: str, target: float) -> str:

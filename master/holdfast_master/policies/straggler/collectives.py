@@ -17,26 +17,11 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices, finished
+from holdfast_master.policies.straggler.slices import SLICE_VALUES, Slices
 
 MOST_SEGMENTS: Final = 16
 """Segments that a step keeps; of more than that, neighbours are added up. A model of 80 sharded
 layers has 200 of them, and 50 such steps of 10,000 ranks would take gigabytes."""
-
-
-class Issued(NamedTuple):
-    """One collective, as one rank issued it."""
-
-    sequence: int
-    """Number within its process group, equal on all ranks."""
-    signature: int
-    """Of operation, sizes and dtypes."""
-    at: float
-    """Time of issue in the master's clock, s."""
-
-
-Samples = Mapping[int, Sequence[Issued]]
-"""Newest collectives of one process group, by rank, in rising order of sequence; gaps may be."""
 
 
 class IssuedRun(NamedTuple):
@@ -80,22 +65,6 @@ class Step:
     """At most `MOST_SEGMENTS`."""
     synchronised: int
     """Segments, before neighbours were added up."""
-
-
-def align(samples: Samples, period: int) -> list[Step]:
-    """The steps of `period` collectives that all ranks of the group have sampled."""
-    return finished(aligning({rank: runs_of(one) for rank, one in samples.items()}, period))
-
-
-def runs_of(issued: Iterable[Issued]) -> tuple[IssuedRun, ...]:
-    """Return single collectives as runs."""
-    runs: list[IssuedRun] = []
-    for one in issued:
-        if not runs or one.sequence != runs[-1].first + len(runs[-1].at):
-            runs.append(IssuedRun(one.sequence, array.array("I"), array.array("d")))
-        runs[-1].signatures.append(one.signature)
-        runs[-1].at.append(one.at)
-    return tuple(runs)
 
 
 def aligning(samples: RunSamples, period: int) -> Slices[list[Step]]:

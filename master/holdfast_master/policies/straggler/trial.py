@@ -8,19 +8,17 @@ looked at again on their next node: where they are slow there, no node was to bl
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from holdfast_master.policies.straggler.usual import Usual, middle
+from holdfast_master.policies.straggler.usual import logarithms as logarithms_of
 from holdfast_master.policies.straggler.verdict import StragglerVerdict
 from holdfast_master.policies.straggler.window import Window
 from holdfast_wire.messages import StragglerOutcome, StragglerTrial
 
 WINDOWS: Final = 3
 """Windows in a row that tell the outcome."""
-_SHORTEST: Final = 1e-6
-"""s: a local time counts as at least this."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +46,7 @@ def above(times: Mapping[int, float], ranks: Collection[int]) -> float | None:
 
 def logarithms(window: Window) -> dict[int, float]:
     """The logarithms of a window's local times, without those that sections made longer."""
-    return {
-        rank: math.log(max(one.local, _SHORTEST))
-        for rank, one in window.ranks.items()
-        if not one.marked
-    }
+    return logarithms_of({rank: one.local for rank, one in window.ranks.items() if not one.marked})
 
 
 def usual_above(usual: Usual, ranks: Collection[int]) -> float:

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast_master.policies.quantities import counted
-from holdfast_master.policies.straggler.slices import SLICE_RANKS, Slices, finished
+from holdfast_master.policies.straggler.slices import SLICE_RANKS, Slices
 from holdfast_master.policies.straggler.usual import middle
 from holdfast_master.policies.straggler.votes import Vote, VoteRecord, VoteTally
 from holdfast_master.policies.straggler.window import Window
@@ -56,26 +56,17 @@ class StragglerVerdict:
     so."""
 
 
-def judge(
-    record: VoteRecord,
-    window: Window,
-    policy: StragglerPolicy,
-    references: Mapping[str, float] | None = None,
-) -> tuple[VoteRecord, tuple[StragglerVerdict, ...]]:
-    """Count one window's votes; return the new record, and the verdicts that now hold.
-
-    references: seconds of one fixed task on each node, from preflight, where known.
-    """
-    return finished(judge_slices(record, window, policy, references))
-
-
 def judge_slices(
     record: VoteRecord,
     window: Window,
     policy: StragglerPolicy,
     references: Mapping[str, float] | None = None,
 ) -> Slices[tuple[VoteRecord, tuple[StragglerVerdict, ...]]]:
-    """Judge as `judge` does, in slices of some ranks."""
+    """Count one window's votes; return the new record, and the verdicts that now hold.
+
+    In slices of some ranks. references: seconds of one fixed task on each node, from preflight,
+    where known.
+    """
     ranks = {rank: one for rank, one in sorted(window.ranks.items()) if not one.marked}
     if record.windows < WARM_UP_WINDOWS or len(ranks) < 2:
         return dataclasses.replace(record, windows=record.windows + 1), ()
@@ -123,7 +114,8 @@ class _Findings:
         percent = middle(vote.percent for vote in middles)
         link, transfer = _link(tally, ranks, excess)
         node = tally.ranks[ranks[0]].node
-        subject = _subject(whole=len(ranks) == there, link=link)
+        subject = Subject.LINK if link else Subject.NODE
+        subject = subject if len(ranks) == there else Subject.RANK
         since = min(change_point(_series(self.record.votes[rank])) for rank in ranks)
         names = {Subject.RANK: f"rank {ranks[0]} on {node}", Subject.LINK: f"the link of {node}"}
         return StragglerVerdict(
@@ -168,12 +160,6 @@ class _Findings:
 
     def _lost(self, percent: float) -> float:
         return self.nodes * 3600 * percent / (100 + percent)
-
-
-def _subject(*, whole: bool, link: bool) -> Subject:
-    if not whole:
-        return Subject.RANK
-    return Subject.LINK if link else Subject.NODE
 
 
 def _middle_vote(votes: Sequence[Vote]) -> Vote:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TypedDict
 
 from holdfast_master.policies.straggler.slices import SLICE_RANKS, Slices
 from holdfast_master.policies.straggler.usual import (
@@ -71,11 +70,6 @@ class _Excess:
 
     seconds: float
     noise: float
-
-
-class _OfAll(TypedDict):
-    steps: tuple[float, ...]
-    slower: tuple[tuple[int, float], ...]
 
 
 class VoteTally:
@@ -174,26 +168,20 @@ class VoteTally:
         by_time, by_work = (yield from learned(before.by_time, self.by_time, quiet)), before.by_work
         if self.by_work is not None:
             by_work = yield from learned(before.by_work, self.by_work, quiet)
-        return VoteRecord(
-            windows=before.windows + 1,
-            by_time=by_time,
-            by_work=by_work,
-            votes=votes,
-            **self._of_all(keep),
-        )
+        return VoteRecord(before.windows + 1, by_time, by_work, votes, *self._of_all(keep))
 
-    def _of_all(self, keep: int) -> _OfAll:
-        """Return how much slower the step is, apart from the slowest rank's excess."""
+    def _of_all(self, keep: int) -> tuple[tuple[float, ...], tuple[tuple[int, float], ...]]:
+        """The record's `steps` and `slower`: apart from the slowest rank's excess."""
         steps, slower = self.record.steps, self.record.slower
         if len(self.ranks) < len(self.window.ranks):
-            return {"steps": steps, "slower": slower}  # a section made this step longer
+            return steps, slower  # a section made this step longer
         if len(steps) < RECENT_WINDOWS:
             steps = (*steps, self.usual_step)
         if any(one.own is None for one in self.by_time.ranks.values()):
             # A slow rank could not be told from all of them yet.
-            return {"steps": steps, "slower": slower}
+            return steps, slower
         percent = 100 * (self.usual_step / sorted(steps)[(len(steps) - 1) // 4] - 1)
-        return {"steps": steps, "slower": (*slower, (self.window.first_step, percent))[-keep:]}
+        return steps, (*slower, (self.window.first_step, percent))[-keep:]
 
 
 def _for_work(times: Mapping[int, float], ranks: Mapping[int, RankTime]) -> dict[int, float]:

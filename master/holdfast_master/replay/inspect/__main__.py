@@ -85,7 +85,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _replay(options: argparse.Namespace) -> int:
     span = replay.span_of(options.directory, options.incident, options.first)
     player = replay.Player(options.directory, span, lambda line: _print([line]))
-    return player.play(_wait_for_key if options.step else _go_on)
+    return player.play(_wait_for_key if options.step else lambda: None)
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -97,10 +97,6 @@ def _print(lines: Iterable[str]) -> None:
 def _wait_for_key() -> None:
     with contextlib.suppress(EOFError):
         input("-- Enter: next, Ctrl-C: end -- ")
-
-
-def _go_on() -> None:
-    """Play without a stop."""
 
 
 if __name__ == "__main__":

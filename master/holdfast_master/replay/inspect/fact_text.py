@@ -70,14 +70,6 @@ def incident_of(record: wire.JournalRecord) -> str:
     return fact.incident_id if isinstance(fact, wire.BudgetCharge) else ""
 
 
-def _step(fact: wire.WorldTraining) -> str:
-    return "a step was guessed" if fact.guessed else f"step {fact.step}"
-
-
-def _last(fact: wire.WorldEnded) -> str:
-    return "no guessed step" if fact.stepless else f"step {fact.step}"
-
-
 def plain(value: Any) -> Any:
     """A message as values that JSON knows; enums by name."""
     if isinstance(value, enum.Enum):
@@ -153,10 +145,6 @@ def _event(fact: wire.EventRecorded) -> str:
     return f"{event.reason}  {node}{event.text}{incident}"
 
 
-def _marked(fact: wire.NodeMarked) -> str:
-    return f"node {fact.node_rank} agent {fact.agent_id} {'' if fact.value else 'not '}{fact.mark}"
-
-
 def _stop(fact: wire.StopRequested) -> str:
     how = "now" if fact.now else "at a barrier"
     return f"{'success' if fact.succeeded else 'failure'}, {how}: {fact.reason}"
@@ -183,14 +171,22 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     wire.SpecAccepted: _spec,
     wire.NodeJoined: _joined,
     wire.NodeGone: lambda fact: f"node {fact.node_rank} agent {fact.agent_id}: {fact.reason}",
-    wire.NodeMarked: _marked,
+    wire.NodeMarked: lambda fact: (
+        f"node {fact.node_rank} agent {fact.agent_id} {'' if fact.value else 'not '}{fact.mark}"
+    ),
     wire.NodeExcluded: lambda fact: (
         f"{fact.node}{' no more' if fact.lifted else ''}: {fact.reason}"
     ),
     wire.StragglerTrial: _trial,
     wire.WorldDecided: _decided,
-    wire.WorldTraining: lambda fact: f"round {fact.round} trains, {_step(fact)}",
-    wire.WorldEnded: lambda fact: f"round {fact.round} ended after {_last(fact)}: {fact.reason}",
+    wire.WorldTraining: lambda fact: (
+        f"round {fact.round} trains, "
+        + ("a step was guessed" if fact.guessed else f"step {fact.step}")
+    ),
+    wire.WorldEnded: lambda fact: (
+        f"round {fact.round} ended after "
+        f"{'no guessed step' if fact.stepless else f'step {fact.step}'}: {fact.reason}"
+    ),
     wire.Incident: _incident,
     wire.BudgetCharge: lambda fact: f"{fact.kind.name} [{fact.incident_id}]",
     wire.EventRecorded: _event,
@@ -237,10 +233,6 @@ def input_line(event: Input | None) -> str:
     return "the master begins" if event is None else _INPUTS[type(event)](event)
 
 
-def _received(event: Received) -> str:
-    return f"stream {event.session}: {_short(event.message)}"
-
-
 def _short(message: Any) -> str:
     shown = ", ".join(
         f"{field.name}={_value(getattr(message, field.name))}"
@@ -259,7 +251,7 @@ def _value(value: Any) -> str:
 
 _INPUTS: dict[type, Callable[[Any], str]] = {
     Connected: lambda e: f"stream {e.session}: node {e.hello.node_rank} says hello",
-    Received: _received,
+    Received: lambda e: f"stream {e.session}: {_short(e.message)}",
     Disconnected: lambda e: f"stream {e.session} ended: {e.cause.value}",
     OperatorConnected: lambda _: "the operator connected",
     OperatorDisconnected: lambda _: "the operator's stream ended",

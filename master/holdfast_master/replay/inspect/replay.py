@@ -31,10 +31,8 @@ class Span:
 
     def holds(self, step: ReplayedInput, newest: int) -> bool:
         """Whether a step lies in the span; `newest` is the newest fact after the step."""
-        return newest >= self.first and (not self.last or self._begins(step, newest) <= self.last)
-
-    def _begins(self, step: ReplayedInput, newest: int) -> int:
-        return step.records[0].sequence if step.records else newest
+        begins = step.records[0].sequence if step.records else newest
+        return newest >= self.first and (not self.last or begins <= self.last)
 
 
 class Player:
@@ -84,15 +82,10 @@ class Player:
     def _chosen(self) -> list[tuple[Path, RecordingOpened]]:
         heads = [(path, self._opened(path)) for path in recording_paths(self._directory)]
         known = [(path, opened) for path, opened in heads if opened is not None]
-        first = 0
-        for at, (_, opened) in enumerate(known):
-            if opened.sequence < max(self._span.first, 1):
-                first = at
-        return [
-            item
-            for item in known[first:]
-            if not self._span.last or item[1].sequence < self._span.last
-        ]
+        first, last = max(self._span.first, 1), self._span.last
+        before = [at for at, (_, opened) in enumerate(known) if opened.sequence < first]
+        later = known[before[-1] if before else 0 :]
+        return [item for item in later if not last or item[1].sequence < last]
 
     def _opened(self, path: Path) -> RecordingOpened | None:
         if is_unbegun(path):

@@ -13,10 +13,6 @@ from holdfast_master.replay.inspect import fact_text
 from holdfast_wire.messages import JobFolded, JournalRecord, SegmentOpened
 
 
-class IncidentError(JournalError):
-    """The journal tells of no such incident."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """The facts that are wanted; a field that is left out asks for nothing."""
@@ -54,29 +50,25 @@ def show(found: JournalContent, wanted: Filter, *, as_json: bool) -> Iterator[st
     """Yield the wanted facts, a line each, with the facts before a base that are still kept.
 
     Raises:
-        IncidentError: there is no such incident.
+        JournalError: there is no such incident.
     """
     if wanted.incident:
         of_incident(found.facts, wanted.incident)
     for record in found.facts:
         if wanted.takes(record):
-            yield _json(record) if as_json else fact_text.fact_line(record)
-
-
-def _json(record: JournalRecord) -> str:
-    return json.dumps(fact_text.plain(record))
+            yield json.dumps(fact_text.plain(record)) if as_json else fact_text.fact_line(record)
 
 
 def of_incident(facts: Sequence[JournalRecord], incident: str) -> list[JournalRecord]:
     """The facts that belong to the incident.
 
     Raises:
-        IncidentError: there is no such incident; names those that there are.
+        JournalError: there is no such incident; names those that there are.
     """
     mine = [record for record in facts if fact_text.incident_of(record) == incident]
     if not mine:
         known = ", ".join(sorted({fact_text.incident_of(record) for record in facts} - {""}))
-        raise IncidentError(f"the journal has no incident {incident!r}; known: {known or 'none'}")
+        raise JournalError(f"the journal has no incident {incident!r}; known: {known or 'none'}")
     return mine
 
 

@@ -126,7 +126,7 @@ def verify(directory: Path) -> Report:
         *(recorded.finding for recorded in recordings),
         *_foreign(directory),
     )
-    newest = _newest(history)
+    newest = history.records[-1].sequence if history.records else 0
     untold = _untold(recordings, max(name.epoch for name in names), newest)
     gaps = _gaps(findings, history)
     notes = (*history.notes, *gaps, *untold)
@@ -135,10 +135,6 @@ def verify(directory: Path) -> Report:
     if history.lost or untold:
         verdict = JournalVerdict.LOST
     return Report(findings, notes, verdict, newest, history.base)
-
-
-def _newest(history: History) -> int:
-    return history.records[-1].sequence if history.records else 0
 
 
 def _gaps(findings: Sequence[Finding], history: History) -> list[str]:

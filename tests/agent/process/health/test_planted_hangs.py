@@ -63,9 +63,7 @@ async def test_a_stopped_rank_costs_no_more_time_than_one_that_answers(worlds: W
     assert outcome.collected_seconds < TOTAL_SECONDS + 1
 
 
-async def test_the_stack_of_a_rank_without_a_free_gil_comes_from_its_memory(
-    worlds: Worlds,
-) -> None:
+async def test_the_stack_of_a_rank_without_a_free_gil_comes_from_its_memory(worlds: Worlds) -> None:
     """The recorder answers, the dump does not; to read the memory needs no GIL and no signal."""
     odd = (await worlds.hang("gil", ranks=2, odd=1, step=2)).evidence[1]
     assert odd.server_answered

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -19,7 +21,6 @@ from holdfast_agent.zygote.protocol import (
     ScriptMode,
     Spawn,
     SpawnRank,
-    SpawnRound,
     WorkerExitedEvent,
 )
 from holdfast_wire.datagrams import DatagramError, encode
@@ -35,10 +36,7 @@ RANKS = st.builds(
     stdout=st.none() | TEXT,
     numa=st.none() | TEXT,
 )
-SPAWNS = st.builds(
-    Spawn,
-    st.builds(SpawnRound, round=st.integers(0, 2**63), ranks=st.lists(RANKS).map(tuple)),
-)
+SPAWNS = st.builds(Spawn, round=st.integers(0, 2**63), ranks=st.lists(RANKS).map(tuple))
 OTHERS = [kind for kind in typing.get_args(Command | Event) if kind is not Spawn]
 
 
@@ -56,9 +54,20 @@ def test_a_name_that_is_no_message_is_refused() -> None:
         protocol.decode(b'{"kind": "Channel", "sock": 1}')
 
 
-def test_messages_arrive_in_order_whatever_their_size() -> None:
-    """A body too long for a datagram travels beside the others, in its place."""
+Pair = tuple[protocol.Channel, protocol.Channel]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Two connected channels."""
     left, right = protocol.pair()
+    with closing(left), closing(right):
+        yield left, right
+
+
+def test_messages_arrive_in_order_whatever_their_size(pair: Pair) -> None:
+    """A body too long for a datagram travels beside the others, in its place."""
+    left, right = pair
     sent: list[protocol.Message] = [
         Failure("a" * size, size) for size in (10, 40_000, 0, 5_000_000, 1)
     ]
@@ -68,12 +77,11 @@ def test_messages_arrive_in_order_whatever_their_size() -> None:
     left.close()
     assert right.receive() == []
     assert right.closed
-    right.close()
 
 
-def test_a_side_that_does_not_read_holds_nobody_up() -> None:
+def test_a_side_that_does_not_read_holds_nobody_up(pair: Pair) -> None:
     """Messages without room wait in order. A flush sends them once there is room again."""
-    left, right = protocol.pair()
+    left, right = pair
     for number in range(2000):
         left.send(RoundDead(number))
     assert left.waiting > 0
@@ -82,31 +90,28 @@ def test_a_side_that_does_not_read_holds_nobody_up() -> None:
         received += right.receive()
         left.flush()
     assert received == [RoundDead(number) for number in range(2000)]
-    left.close()
-    right.close()
 
 
-def test_sending_to_nobody_is_noticed() -> None:
+def test_sending_to_nobody_is_noticed(pair: Pair) -> None:
     """A closed other end is a state, not an exception."""
-    left, right = protocol.pair()
+    left, right = pair
     right.close()
     left.send(EndZygote())
     assert left.broken
     assert left.waiting == 0
     assert left.receive() == []
     assert left.closed
-    left.close()
 
 
 @pytest.mark.parametrize("unread", [0, 2])
 @pytest.mark.parametrize("late", [0, 2])
-def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> None:
+def test_the_last_messages_of_one_that_ended_arrive(pair: Pair, unread: int, late: int) -> None:
     """Also after a send that failed, and if it had not read all that it was sent."""
-    left, right = protocol.pair()
+    left, right = pair
     for _ in range(unread):
         left.send(EndZygote())
     sent: list[protocol.Message] = [
-        WorkerExitedEvent(round=1, local_rank=0, pid=7, exit_code=0, signal=None, mono_ns=1),
+        WorkerExitedEvent(round=1, local_rank=0, pid=7, exit_code=0, mono_ns=1),
         RoundDead(1),
     ]
     for message in sent:
@@ -116,10 +121,9 @@ def test_the_last_messages_of_one_that_ended_arrive(unread: int, late: int) -> N
         left.send(EndZygote())
     assert left.receive() == sent
     assert left.closed
-    left.close()
 
 
 def test_only_messages_can_be_encoded() -> None:
     """A value without a form is refused where it is sent."""
     with pytest.raises(TypeError, match="has no place in a message"):
-        encode(Failure(b"bytes"))  # type: ignore[arg-type]
+        encode(Failure(b"bytes", 1))  # type: ignore[arg-type]

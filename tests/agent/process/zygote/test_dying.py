@@ -82,7 +82,7 @@ def test_the_end_of_a_dying_worker_is_known_before_the_zygote_tells(
         assert end_of_dying(started.pid, zygote) == code
         assert end_of_dying(started.pid, os.getpid()) is None, "another's child"
     exited = shared.wait(WorkerExitedEvent)
-    assert code == (-exited.signal if exited.signal is not None else exited.exit_code)
+    assert code == exited.exit_code
     shared.wait(RoundDead)
     assert end_of_dying(started.pid, zygote) is None, "gone"
 
@@ -105,7 +105,7 @@ def test_a_worker_that_becomes_another_program_does_not_die(shared: Driver, star
     shared.until((shared.folder / "lives").exists, "the new program")
     assert end_of_dying(started.pid, shared.zygote()) is None
     os.kill(started.pid, signal.SIGTERM)
-    assert shared.wait(WorkerExitedEvent).signal == signal.SIGTERM
+    assert shared.wait(WorkerExitedEvent).exit_code == -signal.SIGTERM
 
 
 def test_a_program_holds_no_mark(shared: Driver) -> None:
@@ -122,7 +122,7 @@ def test_a_child_that_a_worker_leaves_behind_does_not_hide_its_death(shared: Dri
     with stopped(shared.zygote()):
         _marked(shared, mark)
         assert end_of_dying(started.pid, shared.zygote()) == -9
-    assert shared.wait(WorkerExitedEvent).signal == signal.SIGKILL
+    assert shared.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
     shared.kill()
     shared.wait(RoundDead)
 

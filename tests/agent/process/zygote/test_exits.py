@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agents.zygote_driver import Driver
-from holdfast_agent.zygote.protocol import (
-    RoundDead,
-    ScriptMode,
-    Spawn,
-    SpawnRound,
-    WorkerExitedEvent,
-)
+from agents.plain_python import plain_python
+from agents.zygote_driver import Driver, Output
+from holdfast_agent.zygote.protocol import RoundDead, ScriptMode, Spawn, WorkerExitedEvent
 
 
 @pytest.mark.parametrize(
@@ -39,13 +33,7 @@ from holdfast_agent.zygote.protocol import (
 def test_exit_status_is_pythons(shared: Driver, code: str, status: int) -> None:
     """A forked script ends with the status that python gives it, and writes the same to stderr."""
     forked = shared.run(code)
-    plain = subprocess.run(
-        [sys.executable, str(shared.folder / "script.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-    )
+    plain = plain_python(str(shared.folder / "script.py"), check=False)
     assert forked.status == status == plain.returncode
     assert (forked.out, forked.err) == (plain.stdout, plain.stderr)
 
@@ -54,42 +42,52 @@ def test_exit_status_is_pythons(shared: Driver, code: str, status: int) -> None:
 def test_a_signal_is_reported_as_such(shared: Driver, sig: signal.Signals) -> None:
     """Not as an exit status."""
     ended = shared.run(f"import os; os.kill(os.getpid(), {int(sig)})")
-    assert (ended.exited.exit_code, ended.exited.signal) == (None, sig)
+    assert ended.status == -sig
 
 
 def test_an_interrupt_ends_by_signal(shared: Driver) -> None:
     """KeyboardInterrupt that nobody catches ends the process by SIGINT, as in python."""
     ended = shared.run("raise KeyboardInterrupt")
-    assert ended.exited.signal == signal.SIGINT
+    assert ended.status == -signal.SIGINT
     assert "KeyboardInterrupt" in ended.err
 
 
-def test_a_missing_script_is_named(shared: Driver) -> None:
-    """The message and status are python's own."""
-    ended = shared.run_rank(argv=("/nowhere/train.py",))
-    assert ended.status == 2
-    assert "can't open file '/nowhere/train.py': [Errno 2] No such file or directory" in ended.err
-
-
-def test_a_missing_module_is_named(shared: Driver) -> None:
-    """As `python -m` does."""
-    ended = shared.run_rank(argv=("no_such_module",), mode=ScriptMode.MODULE)
-    assert ended.status == 1
-    assert "No module named no_such_module" in ended.err
-
-
-def test_a_missing_program_is_named(shared: Driver) -> None:
-    """Status 127, as a shell gives it."""
-    ended = shared.run_rank(argv=("no-such-program",), mode=ScriptMode.BINARY)
-    assert ended.status == 127
-    assert "No such file or directory: 'no-such-program'" in ended.err
-
-
-def test_a_missing_folder_is_named(shared: Driver) -> None:
-    """A working directory that is not there fails the worker, not the zygote."""
-    ended = shared.run_rank(argv=("/bin/true",), mode=ScriptMode.BINARY, cwd="/nowhere")
-    assert ended.status == 127
-    assert "/nowhere" in ended.err
+@pytest.mark.parametrize(
+    ("rank", "status", "text"),
+    [
+        pytest.param(
+            {"argv": ("/nowhere/train.py",)},
+            2,
+            "can't open file '/nowhere/train.py': [Errno 2] No such file or directory",
+            id="script-as-by-python",
+        ),
+        pytest.param(
+            {"argv": ("no_such_module",), "mode": ScriptMode.MODULE},
+            1,
+            "No module named no_such_module",
+            id="module-as-by-python-m",
+        ),
+        pytest.param(
+            {"argv": ("no-such-program",), "mode": ScriptMode.BINARY},
+            127,
+            "No such file or directory: 'no-such-program'",
+            id="program-as-by-a-shell",
+        ),
+        pytest.param(
+            {"argv": ("/bin/true",), "mode": ScriptMode.BINARY, "cwd": "/nowhere"},
+            127,
+            "/nowhere",
+            id="working-directory",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(
+    shared: Driver, rank: dict[str, Any], status: int, text: str
+) -> None:
+    """It fails the worker, not the zygote."""
+    ended = shared.run_rank(**rank)
+    assert ended.status == status
+    assert text in ended.err
     assert shared.run("").status == 0
 
 
@@ -103,13 +101,15 @@ def test_any_program_can_be_a_worker(shared: Driver) -> None:
     assert (ended.status, ended.out) == (5, f"from the agent {shared.round} arg\n")
 
 
+def _with_error_file(driver: Driver, folder: Path, code: str) -> tuple[Output, Path]:
+    file = folder / "error.json"
+    return driver.run(code, env={"TORCHELASTIC_ERROR_FILE": str(file)}), file
+
+
 def test_an_exception_writes_the_error_file(shared: Driver, tmp_path: Path) -> None:
     """In torchelastic's format, without `@record` in the script."""
-    file = tmp_path / "error.json"
-    ended = shared.run(
-        "def inner():\n    raise RuntimeError('lost 3 samples')\ninner()",
-        env={"TORCHELASTIC_ERROR_FILE": str(file)},
-    )
+    code = "def inner():\n    raise RuntimeError('lost 3 samples')\ninner()"
+    ended, file = _with_error_file(shared, tmp_path, code)
     assert ended.status == 1
     message = json.loads(file.read_text())["message"]
     assert message["message"] == "RuntimeError: lost 3 samples"
@@ -144,8 +144,7 @@ def test_an_error_with_an_odd_text_is_told_like_any_other(
 ) -> None:
     """Exit code 1, a traceback, and an error file that names type and text."""
     script, text = ODD_ERRORS[odd]
-    file = tmp_path / "error.json"
-    ended = shared.run(script, env={"TORCHELASTIC_ERROR_FILE": str(file)})
+    ended, file = _with_error_file(shared, tmp_path, script)
     assert ended.status == 1
     assert "Traceback" in ended.err
     assert json.loads(file.read_text())["message"]["message"] == text
@@ -153,18 +152,16 @@ def test_an_error_with_an_odd_text_is_told_like_any_other(
 
 def test_an_error_file_of_the_script_itself_is_kept(shared: Driver, tmp_path: Path) -> None:
     """`@record` writes first and raises again; its file has more in it."""
-    file = tmp_path / "error.json"
-    shared.run(
-        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('mine')\nraise OSError",
-        env={"TORCHELASTIC_ERROR_FILE": str(file)},
+    code = (
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('mine')\nraise OSError"
     )
+    _, file = _with_error_file(shared, tmp_path, code)
     assert file.read_text() == "mine"
 
 
 def test_an_exit_status_writes_no_error_file(shared: Driver, tmp_path: Path) -> None:
     """As with torchrun: sys.exit is no exception."""
-    file = tmp_path / "error.json"
-    shared.run("import sys; sys.exit(4)", env={"TORCHELASTIC_ERROR_FILE": str(file)})
+    _, file = _with_error_file(shared, tmp_path, "import sys; sys.exit(4)")
     assert not file.exists()
 
 
@@ -272,7 +269,7 @@ def test_a_slot_that_was_not_reset_is_named(shared: Driver) -> None:
     rank = shared.rank(argv=(shared.script(""),))
     number = shared.round = shared.round + 1
     shared.page.reset(0, number + 5)
-    shared.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+    shared.send(Spawn(round=number, ranks=(rank,)))
     assert shared.wait(WorkerExitedEvent).exit_code == 1
     assert (
         f"slot 0: of round {number + 5}, this process of {number}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agents.daemons import STAY
+from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent, ready
 from holdfast.page import DEFAULT_LEASE_LIMIT_NS
 from holdfast_agent.zygote.protocol import (
@@ -21,7 +21,6 @@ from holdfast_agent.zygote.protocol import (
     LeaseExpired,
     RoundDead,
     Spawn,
-    SpawnRound,
     WorkerExitedEvent,
 )
 
@@ -44,94 +43,88 @@ def test_workers_of_a_frozen_agent_are_dead_after_the_lease(
 ) -> None:
     """SIGSTOP of the agent: all its workers and their daemons are dead 4.0 to 4.6 s later."""
     with agent(tmp_path, lease_limit_s=DEFAULT_LEASE_LIMIT_NS / 1e9) as driver:
-        ready(driver)
-        _freeze_and_wait(driver, workers_stopped=workers_stopped)
-
-
-def _freeze_and_wait(driver: Driver, *, workers_stopped: bool) -> None:
-    driver.start(STAY)
-    if workers_stopped:
-        for pid in driver.family():
-            os.kill(pid, signal.SIGSTOP)
-    os.kill(driver.process.pid, signal.SIGSTOP)
-    frozen = time.monotonic_ns()
-    renewed = frozen - (driver.page.lease_age_ns(frozen) or 0)
-    driver.until(lambda: not driver.family(), "the workers' death", 10.0)
-    assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.6
-    os.kill(driver.process.pid, signal.SIGCONT)
-    assert driver.wait(LeaseExpired).rounds == (1,)
-    assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
-    driver.wait(RoundDead)
-
-
-def test_a_woken_agent_starts_again_after_a_new_lease(tmp_path: Path) -> None:
-    """Until it begins a lease its spawns are refused with the reason; then the next round runs."""
-    with agent(tmp_path, lease_limit_s=2.0) as driver:
-        ready(driver)
-        driver.start(STAY)
+        ready(driver).start(STAY)
+        if workers_stopped:
+            for pid in driver.family():
+                os.kill(pid, signal.SIGSTOP)
         os.kill(driver.process.pid, signal.SIGSTOP)
-        driver.until(lambda: not driver.family(), "the workers' death", 5.0)
+        frozen = time.monotonic_ns()
+        renewed = frozen - (driver.page.lease_age_ns(frozen) or 0)
+        driver.until(lambda: not driver.family(), "the workers' death", 10.0)
+        assert 4.0 <= (time.monotonic_ns() - renewed) / 1e9 < 4.6
         os.kill(driver.process.pid, signal.SIGCONT)
-        driver.wait(LeaseExpired)
+        assert driver.wait(LeaseExpired).rounds == (1,)
+        assert driver.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
         driver.wait(RoundDead)
-        rank = driver.rank(argv=(driver.script("print('again')"),))
-        driver.send(Spawn(SpawnRound(round=2, ranks=(rank,))))
-        assert "lease has expired" in driver.wait(Failure).text
-        assert driver.wait(RoundDead).round == 2
-        driver.send("begin-lease")
-        driver.round = 2
-        assert driver.run("print('again')").out == "again\n"
 
 
-def test_a_silent_agent_is_as_good_as_frozen(tmp_path: Path) -> None:
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    """An agent whose lease is 2 s."""
+    with agent(tmp_path, lease_limit_s=2.0) as running:
+        yield ready(running)
+
+
+def test_a_woken_agent_starts_again_after_a_new_lease(driver: Driver) -> None:
+    """Until it begins a lease its spawns are refused with the reason; then the next round runs."""
+    driver.start(STAY)
+    os.kill(driver.process.pid, signal.SIGSTOP)
+    driver.until(lambda: not driver.family(), "the workers' death", 5.0)
+    os.kill(driver.process.pid, signal.SIGCONT)
+    driver.wait(LeaseExpired)
+    driver.wait(RoundDead)
+    rank = driver.rank(argv=(driver.script("print('again')"),))
+    driver.send(Spawn(round=2, ranks=(rank,)))
+    assert "lease has expired" in driver.wait(Failure).text
+    assert driver.wait(RoundDead).round == 2
+    driver.send("begin-lease")
+    driver.round = 2
+    assert driver.run("print('again')").out == "again\n"
+
+
+def test_a_silent_agent_is_as_good_as_frozen(driver: Driver) -> None:
     """An agent whose loop is stuck, so that it renews nothing, loses its workers as well."""
-    with agent(tmp_path, lease_limit_s=2.0) as driver:
-        ready(driver)
-        driver.start(STAY)
-        driver.send("stop-renewing")
-        assert driver.wait(LeaseExpired).age_s >= 2.0
-        driver.wait(RoundDead)
-        assert driver.family() == []
+    driver.start(STAY)
+    driver.send("stop-renewing")
+    assert driver.wait(LeaseExpired).age_s >= 2.0
+    driver.wait(RoundDead)
+    assert driver.family() == []
 
 
-def test_a_node_frozen_whole_wakes_up_without_its_workers(tmp_path: Path) -> None:
+def test_a_node_frozen_whole_wakes_up_without_its_workers(driver: Driver) -> None:
     """Agent, zygote and workers stopped, then continued: no worker completes many more steps.
 
     Nobody could kill anybody during the freeze. Whoever wakes first, the lease stays stale: the
     worker's next step or the zygote's next look ends it.
     """
-    with agent(tmp_path, lease_limit_s=2.0) as driver:
-        ready(driver)
-        for freeze in range(1, 4):
-            driver.start(STEPPING)
-            driver.until(lambda: driver.page.read(0).step > 0, "steps")
-            everybody = driver.alive()
-            for pid in everybody:
-                os.kill(pid, signal.SIGSTOP)
-            before = driver.page.read(0).step
-            time.sleep(2.2)  # the freeze itself
-            for pid in everybody:  # the agent first: it must not renew
-                with suppress(ProcessLookupError):  # the zygote woke, and was quicker
-                    os.kill(pid, signal.SIGCONT)
-            driver.wait(LeaseExpired)
-            driver.wait(RoundDead, round=freeze)
-            assert driver.page.read(0).step <= before + 1
-            driver.send("begin-lease")
-            driver.until(lambda: not driver.page.lease_is_stale(time.monotonic_ns()), "a new lease")
-
-
-def test_a_worker_kills_itself_when_its_zygote_cannot(tmp_path: Path) -> None:
-    """With the zygote stopped for good, the next step under a stale lease is the last."""
-    with agent(tmp_path, lease_limit_s=2.0) as driver:
-        ready(driver)
+    for freeze in range(1, 4):
         driver.start(STEPPING)
-        zygote = driver.zygote()
-        os.kill(zygote, signal.SIGSTOP)
-        driver.send("stop-renewing")
-        worker = driver.page.read(0).pid
-        driver.until(lambda: _state(worker) == "Z", "the worker's end", 5.0)
-        os.kill(zygote, signal.SIGCONT)
-        assert driver.wait(WorkerExitedEvent).signal == signal.SIGKILL
+        driver.until(lambda: driver.page.read(0).step > 0, "steps")
+        everybody = driver.alive()
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        before = driver.page.read(0).step
+        time.sleep(2.2)  # the freeze itself
+        for pid in everybody:  # the agent first: it must not renew
+            with suppress(ProcessLookupError):  # the zygote woke, and was quicker
+                os.kill(pid, signal.SIGCONT)
+        driver.wait(LeaseExpired)
+        driver.wait(RoundDead, round=freeze)
+        assert driver.page.read(0).step <= before + 1
+        driver.send("begin-lease")
+        driver.until(lambda: not driver.page.lease_is_stale(time.monotonic_ns()), "a new lease")
+
+
+def test_a_worker_kills_itself_when_its_zygote_cannot(driver: Driver) -> None:
+    """With the zygote stopped for good, the next step under a stale lease is the last."""
+    driver.start(STEPPING)
+    zygote = driver.zygote()
+    os.kill(zygote, signal.SIGSTOP)
+    driver.send("stop-renewing")
+    worker = driver.page.read(0).pid
+    driver.until(lambda: _state(worker) == "Z", "the worker's end", 5.0)
+    os.kill(zygote, signal.SIGCONT)
+    assert driver.wait(WorkerExitedEvent).exit_code == -signal.SIGKILL
 
 
 RENEWED_IN_BETWEEN = """
@@ -164,7 +157,7 @@ RENEWED_IN_BETWEEN = """
                 ours.send(protocol.ReleaseStore("none"))
             if isinstance(event, protocol.LeaseExpired):
                 page.reset(0, 1)
-                ours.send(protocol.Spawn(protocol.SpawnRound(round=1, ranks=(rank,))))
+                ours.send(protocol.Spawn(round=1, ranks=(rank,)))
                 page.begin_lease(time.monotonic_ns())
             ended |= isinstance(event, protocol.RoundDead)
 """
@@ -174,8 +167,7 @@ def test_a_round_that_is_ordered_under_a_new_lease_starts(tmp_path: Path) -> Non
     """The agent renewed the lease between the zygote's look at it and at the order."""
     script = tmp_path / "script.py"
     script.write_text("print('it ran', flush=True)")
-    command = [sys.executable, "-c", textwrap.dedent(RENEWED_IN_BETWEEN), str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = plain_python("-c", textwrap.dedent(RENEWED_IN_BETWEEN), str(script))
     seen = done.stdout.splitlines()
     assert seen[:2] == ["Ready", "LeaseExpired"], done.stderr
     assert "it ran" in done.stdout

@@ -7,12 +7,13 @@ the same name and signature; its refusal without an accelerator is tested with t
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agents.zygote_driver import agent, ready
-from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
+from agents.zygote_driver import Driver, agent, ready
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn
 
 BINDING = """
 import enum, os, dataclasses
@@ -45,27 +46,28 @@ def fake_torch(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_worker_is_bound_to_the_cpus_of_its_device(fake_torch: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def driver(fake_torch: Path, tmp_path: Path) -> Iterator[Driver]:
+    """An agent whose zygote asks that torch."""
+    with agent(tmp_path, environment={"PYTHONPATH": str(fake_torch.parents[1])}) as running:
+        yield ready(running)
+
+
+def test_a_worker_is_bound_to_the_cpus_of_its_device(driver: Driver, fake_torch: Path) -> None:
     """Asked once, in another process: neither zygote nor worker has touched the device."""
     cpu = min(os.sched_getaffinity(0))
-    environment = {"PYTHONPATH": str(fake_torch.parents[1])}
-    with agent(tmp_path, environment=environment) as driver:
-        ready(driver)
-        for _ in range(2):
-            assert driver.run(SHOW, numa="node").out == f"[{cpu}] False\n"
-        (line,) = (fake_torch / "asked").read_text().splitlines()
-        assert line.split()[0] == "0"
-        assert int(line.split()[1]) not in driver.alive()
+    for _ in range(2):
+        assert driver.run(SHOW, numa="node").out == f"[{cpu}] False\n"
+    (line,) = (fake_torch / "asked").read_text().splitlines()
+    assert line.split()[0] == "0"
+    assert int(line.split()[1]) not in driver.alive()
 
 
-def test_an_unknown_mode_is_refused(fake_torch: Path, tmp_path: Path) -> None:
+def test_an_unknown_mode_is_refused(driver: Driver) -> None:
     """The round fails with torch's own words, and the zygote goes on."""
-    environment = {"PYTHONPATH": str(fake_torch.parents[1])}
-    with agent(tmp_path, environment=environment) as driver:
-        ready(driver)
-        rank = driver.rank(argv=(driver.script(SHOW),), numa="sideways")
-        driver.send(Spawn(SpawnRound(round=1, ranks=(rank,))))
-        assert "'sideways' is not a valid AffinityMode" in driver.wait(Failure).text
-        driver.wait(RoundDead)
-        driver.round = 1
-        assert driver.run("print('on')").out == "on\n"
+    rank = driver.rank(argv=(driver.script(SHOW),), numa="sideways")
+    driver.send(Spawn(round=1, ranks=(rank,)))
+    assert "'sideways' is not a valid AffinityMode" in driver.wait(Failure).text
+    driver.wait(RoundDead)
+    driver.round = 1
+    assert driver.run("print('on')").out == "on\n"

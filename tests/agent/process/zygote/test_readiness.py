@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent
 from holdfast_agent.zygote.protocol import (
     ForkDisabled,
@@ -23,21 +23,22 @@ PRELOADS = {
         "import _thread, time\n_thread.start_new_thread(time.sleep, (60,))",
         "2 threads are running after the preload",
     ),
-    "a descriptor": (
-        "import os\nfd = os.open('/dev/zero', os.O_RDONLY)",
-        "descriptors open: ",
-    ),
+    "a descriptor": ("import os\nfd = os.open('/dev/zero', os.O_RDONLY)", "descriptors open: "),
     "a socket": ("import socket\ns = socket.socket()", "socket:["),
 }
+
+
+def _module(folder: Path, code: str) -> dict[str, Any]:
+    """Write the module `mine`; return what has an agent find it."""
+    (folder / "mine.py").write_text(code)
+    return {"environment": {"PYTHONPATH": str(folder)}}
 
 
 @pytest.mark.parametrize("kind", PRELOADS)
 def test_a_preload_that_is_not_forkable_ends_forking(tmp_path: Path, kind: str) -> None:
     """Threads and descriptors do not survive a fork: workers start fresh, with the reason."""
     code, reason = PRELOADS[kind]
-    (tmp_path / "unforkable.py").write_text(code)
-    environment = {"PYTHONPATH": str(tmp_path)}
-    with agent(tmp_path, environment=environment, preload=("unforkable",)) as driver:
+    with agent(tmp_path, **_module(tmp_path, code), preload=("mine",)) as driver:
         event = driver.wait(Ready)
         assert not event.fork_ok
         assert reason in event.reason
@@ -91,20 +92,16 @@ def test_a_preload_that_fails_is_skipped_and_named(tmp_path: Path) -> None:
 
 def test_a_deferred_module_is_imported_once_a_round_has_run_for_a_while(tmp_path: Path) -> None:
     """The first round does not wait for it; the next one's workers have it."""
-    (tmp_path / "heavy.py").write_text("from pathlib import Path\nPath(__file__ + '.in').touch()\n")
-    environment = {"PYTHONPATH": str(tmp_path)}
-    deferred: dict[str, Any] = {
-        "deferred_preload": ("json.tool", "heavy"),
-        "deferred_preload_s": 1.0,
-    }
+    module = _module(tmp_path, "from pathlib import Path\nPath(__file__ + '.in').touch()\n")
     asks = f"""
         import sys, time
         from pathlib import Path
-        print("heavy" in sys.modules, "json.tool" in sys.modules)
-        while not Path({str(tmp_path / "heavy.py.in")!r}).exists():
+        print("mine" in sys.modules, "json.tool" in sys.modules)
+        while not Path({str(tmp_path / "mine.py.in")!r}).exists():
             time.sleep(0.01)
         """
-    with agent(tmp_path, environment=environment, **deferred) as driver:
+    names = ("json.tool", "mine")
+    with agent(tmp_path, **module, deferred_preload=names, deferred_preload_s=1.0) as driver:
         assert driver.wait(Ready).fork_ok
         assert driver.run(asks).out == "False False\n"
         assert driver.run(asks).out == "True True\n"
@@ -112,10 +109,8 @@ def test_a_deferred_module_is_imported_once_a_round_has_run_for_a_while(tmp_path
 
 def test_a_deferred_module_that_starts_a_thread_ends_forking(tmp_path: Path) -> None:
     """The round that runs is left alone; the next one's workers start fresh, with the reason."""
-    (tmp_path / "unforkable.py").write_text(PRELOADS["a thread"][0])
-    environment = {"PYTHONPATH": str(tmp_path)}
-    deferred: dict[str, Any] = {"deferred_preload": ("unforkable",), "deferred_preload_s": 0.1}
-    with agent(tmp_path, environment=environment, **deferred) as driver:
+    module = _module(tmp_path, PRELOADS["a thread"][0])
+    with agent(tmp_path, **module, deferred_preload=("mine",), deferred_preload_s=0.1) as driver:
         assert driver.wait(Ready).fork_ok
         started = driver.start("import time; print('up', flush=True); time.sleep(600)")
         assert started.forked
@@ -164,9 +159,7 @@ thread.start(); thread.join()
 start(first); start(first)
 first.shutdown()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = plain_python("-c", code, check=False)
     assert done.stdout.splitlines() == [
         "start the zygote from the main thread: it dies with its thread",
         "the zygote has been started already",

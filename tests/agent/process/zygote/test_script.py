@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent
 from holdfast_agent.zygote.protocol import ScriptMode
 
@@ -58,15 +57,8 @@ def _look(driver: Driver, command: list[str], **fields: Any) -> tuple[Any, Any]:
     forked = driver.run_rank(cwd=str(driver.folder), **fields)
     assert forked.err == ""
     environment = {name: value for name, value in os.environ.items() if name != "HOLDFAST_PAGE"}
-    plain = subprocess.run(
-        [sys.executable, "-c", AS_FROM_A_SHELL, "-u", *command],
-        cwd=driver.folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
+    words = ("-c", AS_FROM_A_SHELL, "-u", *command)
+    plain = plain_python(*words, cwd=driver.folder, env=environment)
     return json.loads(forked.out), json.loads(plain.stdout)
 
 
@@ -96,10 +88,7 @@ def test_a_module_sees_what_python_m_shows_it(shared: Driver) -> None:
     (package / "__init__.py").touch()
     (package / "inner.py").write_text(LOOK)
     forked, plain = _look(
-        shared,
-        ["-m", "looking.inner", "x"],
-        argv=("looking.inner", "x"),
-        mode=ScriptMode.MODULE,
+        shared, ["-m", "looking.inner", "x"], argv=("looking.inner", "x"), mode=ScriptMode.MODULE
     )
     assert forked == plain
 
@@ -142,14 +131,7 @@ def test_a_module_of_the_scripts_folder_hides_one_that_is_imported_already(
     flag = ("-m",) if mode is ScriptMode.MODULE else ()
     with agent(tmp_path, fork=fork) as driver:
         ended = driver.run_rank(argv=(name,), mode=mode, cwd=str(folder))
-    plain = subprocess.run(
-        [sys.executable, *flag, name],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
+    plain = plain_python(*flag, name, cwd=folder)
     assert (ended.out, ended.err) == (plain.stdout, "")
     assert "json file\nlogging package\n" in ended.out
     assert "os python's\n" in ended.out

@@ -33,6 +33,17 @@ GLOO = """
 """
 
 
+def _store(driver: Driver, store_id: str, host: str = "127.0.0.1") -> int:
+    """Have a store started; return its port."""
+    driver.send(PrepareStoreCommand(store_id, host))
+    return driver.wait(StoreReady).port
+
+
+def _release(driver: Driver, store_id: str) -> None:
+    driver.send(ReleaseStore(store_id))
+    assert driver.wait(StoreExited).reason == ""
+
+
 def _gloo_ranks(driver: Driver, port: int) -> list[Path]:
     """Spawn two ranks that rendezvous at a store; return their outputs."""
     common = {
@@ -42,11 +53,7 @@ def _gloo_ranks(driver: Driver, port: int) -> list[Path]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     ranks = [
-        driver.rank(
-            rank,
-            argv=(driver.script(GLOO),),
-            env=common | {"RANK": str(rank)},
-        )
+        driver.rank(rank, argv=(driver.script(GLOO),), env=common | {"RANK": str(rank)})
         for rank in range(2)
     ]
     driver.spawn(*ranks)
@@ -55,14 +62,12 @@ def _gloo_ranks(driver: Driver, port: int) -> list[Path]:
 
 def test_ranks_meet_at_the_store_process(warm: Driver) -> None:
     """A world of two forms through the store that the zygote made, and reduces."""
-    warm.send(PrepareStoreCommand("meeting", "127.0.0.1"))
-    port = warm.wait(StoreReady).port
+    port = _store(warm, "meeting")
     outputs = _gloo_ranks(warm, port)
     assert [warm.wait(WorkerExitedEvent).exit_code for _ in range(2)] == [0, 0]
     warm.wait(RoundDead)
     assert [file.read_text() for file in outputs] == ["sum 3.0\nup\n"] * 2
-    warm.send(ReleaseStore("meeting"))
-    assert warm.wait(StoreExited).reason == ""
+    _release(warm, "meeting")
 
 
 CLIENT = """
@@ -77,8 +82,7 @@ for line in sys.stdin:
 
 def test_a_store_answers_while_the_agent_is_frozen(warm: Driver) -> None:
     """Its clients in other processes do not notice that the agent is stopped."""
-    warm.send(PrepareStoreCommand("steady", "127.0.0.1"))
-    port = warm.wait(StoreReady).port
+    port = _store(warm, "steady")
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT, "127.0.0.1", str(port)],
         stdin=subprocess.PIPE,
@@ -95,8 +99,7 @@ def test_a_store_answers_while_the_agent_is_frozen(warm: Driver) -> None:
         os.kill(warm.process.pid, signal.SIGCONT)
         client.stdin.close()
     assert answer == "2\n"
-    warm.send(ReleaseStore("steady"))
-    assert warm.wait(StoreExited).reason == ""
+    _release(warm, "steady")
 
 
 @pytest.mark.parametrize(
@@ -116,21 +119,17 @@ def test_a_store_on_a_wrong_host_says_why(warm: Driver, host: str, reason: str) 
 
 def test_a_store_listens_on_its_own_address_only(warm: Driver) -> None:
     """The store's traffic is plain: it must not be reachable by other addresses of the node."""
-    warm.send(PrepareStoreCommand("narrow", "127.0.0.3"))
-    port = warm.wait(StoreReady).port
+    port = _store(warm, "narrow", "127.0.0.3")
     listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     lines = [line.split()[1] for line in listening.splitlines() if f":{port:04X} " in line[:50]]
     assert "0300007F" in {line.split(":")[0] for line in lines}
     assert not {line.split(":")[0] for line in lines} & {"00000000", "0" * 32}
-    warm.send(ReleaseStore("narrow"))
-    warm.wait(StoreExited)
+    _release(warm, "narrow")
 
 
 def test_two_stores_of_one_name_are_refused(warm: Driver) -> None:
     """The first one goes on."""
-    warm.send(PrepareStoreCommand("twin", "127.0.0.1"))
-    warm.wait(StoreReady)
+    _store(warm, "twin")
     warm.send(PrepareStoreCommand("twin", "127.0.0.1"))
     assert warm.wait(StoreExited).reason == "store 'twin' exists already"
-    warm.send(ReleaseStore("twin"))
-    assert warm.wait(StoreExited).reason == ""
+    _release(warm, "twin")

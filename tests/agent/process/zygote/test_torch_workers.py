@@ -6,15 +6,14 @@ import gzip
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent, ready
-from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn, SpawnRound
+from holdfast_agent.zygote.protocol import Failure, RoundDead, Spawn
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -49,10 +48,7 @@ def test_random_numbers_differ_between_forks(warm: Driver) -> None:
 def test_a_seed_gives_what_it_always_gives(warm: Driver) -> None:
     """Reseeding leaves nothing behind that a script's own seed does not set."""
     code = "import torch; torch.manual_seed(7); print(torch.rand(3).tolist())"
-    plain = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert warm.run(code).out == plain.stdout
+    assert warm.run(code).out == plain_python("-c", code).stdout
 
 
 COMPUTE = """
@@ -97,14 +93,7 @@ def test_thread_counts_are_those_of_a_fresh_process(
     """Torch's and numpy's thread counts follow OMP_NUM_THREADS as at import."""
     forked = json.loads(warm.run(THREADS, env=variables).out)
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
-    plain = subprocess.run(
-        [sys.executable, warm.script(THREADS)],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    plain = plain_python(warm.script(THREADS), env=environment | variables)
     assert forked == json.loads(plain.stdout)
 
 
@@ -182,7 +171,7 @@ def test_a_binding_without_accelerator_is_refused_with_torchs_reason(warm: Drive
         pytest.skip("this machine has an accelerator")
     number = warm.round = warm.round + 1
     rank = warm.rank(argv=(warm.script(""),), numa="node")
-    warm.send(Spawn(SpawnRound(round=number, ranks=(rank,))))
+    warm.send(Spawn(round=number, ranks=(rank,)))
     assert "No accelerator available for NUMA binding" in warm.wait(Failure).text
     warm.wait(RoundDead, round=number)
 

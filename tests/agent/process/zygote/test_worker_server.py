@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from agents.zygote_driver import Driver, agent
+from holdfast_agent.health.worker_server import WorkerServer
 from holdfast_agent.zygote.protocol import Ready
-from holdfast_wire.datagrams import short_path
 
 pytestmark = pytest.mark.train
 
@@ -27,20 +26,6 @@ dist.destroy_process_group()
 """
 
 
-def _ask(path: Path) -> bytes:
-    with socket.socket(socket.AF_UNIX) as asked, short_path(path) as place:
-        asked.settimeout(20)
-        asked.connect(place)
-        asked.sendall(
-            b"POST /handler/fr_trace_json HTTP/1.1\r\nHost: x\r\n"
-            b"Content-Length: 0\r\nConnection: close\r\n\r\n"
-        )
-        answer = b""
-        while part := asked.recv(65536):
-            answer += part
-    return answer
-
-
 @pytest.mark.parametrize("fork", [True, False], ids=["forked", "fresh"])
 def test_a_scripts_collectives_are_served_and_nothing_is_printed(
     tmp_path: Path, *, fork: bool
@@ -55,7 +40,7 @@ def test_a_scripts_collectives_are_served_and_nothing_is_printed(
         driver.spawn(rank)
         out = Path(rank.stdout or "")
         driver.until(lambda: out.exists() and "up\n" in out.read_text(), "the script to say up")
-        assert _ask(path).count(b'"gloo:all_reduce"') == 3
+        assert WorkerServer(path).flight_trace(20).count(b'"gloo:all_reduce"') == 3
         end.touch()
         driver.settle()
     assert Path(rank.stderr or "").read_text() == ""

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.policies import schedule
-from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, ReplicaProgress, Turn
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, ReplicaProgress, Turn
 
 
 def edit(warmup: int, interval: int) -> LocalSGDConfig:
@@ -48,7 +48,7 @@ def test_the_first_sync_is_at_w_and_a_round_after_each_h(
 def test_atorch_bug_3_without_a_warm_up_the_anchors_are_those_before_the_first_step() -> None:
     """ATorch clones them after it, when the replicas have parted."""
     assert schedule.boundary(0, edit(0, 8)) is Boundary.ANCHORS
-    assert schedule.phase(0, edit(0, 8)) is Phase.LOCAL
+    assert not schedule.is_warm_up(0, edit(0, 8))
 
 
 def test_atorch_bug_4_anchors_are_those_of_the_end_of_the_warm_up() -> None:
@@ -63,8 +63,8 @@ def test_atorch_bug_8_each_step_reduces_gradients_or_is_followed_by_a_round(
     """ATorch compares the warm-up with the interval: 32/256 has neither in steps 32 to 255."""
     settings = edit(warmup, interval)
     last = warmup + 3 * interval
-    phases = [schedule.phase(at, settings) for at in range(last)]
-    assert phases == [Phase.WARM_UP] * warmup + [Phase.LOCAL] * 3 * interval
+    reduces = [schedule.is_warm_up(at, settings) for at in range(last)]
+    assert reduces == [True] * warmup + [False] * 3 * interval
     rounds = boundaries(settings, last, Boundary.ROUND)
     assert rounds == [warmup + interval, warmup + 2 * interval, last]
 

@@ -17,11 +17,10 @@ from holdfast.local_sgd.policies.switching import (
     Running,
     SwitchSettings,
     propose,
-    sync_seconds,
 )
 
 NOW = SwitchSettings(patience=1)
-STEP = Measurement(members=4, step_seconds=0.1)
+STEP = Measurement(members=4, step_seconds=0.1, sync_seconds=0.0)
 
 
 def after(sync: float, running: Running | None = None) -> Proposal:
@@ -127,20 +126,6 @@ def test_replicas_that_come_and_go_never_average_gradients(
     assert (alone.running, alone.changes) == (running, False)
 
 
-def test_what_nobody_has_measured_changes_nothing() -> None:
-    """Votes start again."""
-    proposal = propose(STEP, Running(Mode.LOCAL, 32, votes=2), SwitchSettings())
-    assert (proposal.running, proposal.changes) == (Running(Mode.LOCAL, 32), False)
-
-
-def test_bytes_and_bandwidth_stand_in_for_a_measurement() -> None:
-    """A ring sends 2(N - 1)/N of the bytes."""
-    measured = replace(STEP, bytes=4_000_000, bandwidth=12.5e6)
-    assert sync_seconds(measured) == pytest.approx(0.48)
-    assert propose(measured, Running(), NOW).running.interval == 64
-    assert sync_seconds(replace(measured, sync_seconds=0.3)) == 0.3
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -148,14 +133,12 @@ def test_bytes_and_bandwidth_stand_in_for_a_measurement() -> None:
         ("step_seconds", 0.0),
         ("step_seconds", math.nan),
         ("sync_seconds", -1.0),
-        ("bytes", -1),
-        ("bandwidth", 0.0),
     ],
 )
 def test_an_impossible_measurement_is_refused(field: str, value: Any) -> None:
     """The message names it."""
     with pytest.raises(ValueError, match=f"{field}={value}"):
-        propose(Measurement(**{"members": 4, "step_seconds": 0.1, field: value}), Running(), NOW)
+        propose(replace(STEP, **{field: value}), Running(), NOW)
 
 
 @pytest.mark.parametrize(

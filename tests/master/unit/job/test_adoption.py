@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from holdfast_master.instructions import Reply
 from holdfast_master.job.state.takeover_claims import Claims
-from holdfast_wire.messages import (
-    DrainNodeRequest,
-    Fence,
-    Hello,
-    ScaleRequest,
-    StateDigest,
-    WorldAssignment,
-)
-from simulation.steered.job import SteeredJob, job_spec
+from holdfast_wire import messages as wire
+from simulation.steered.job import SteeredJob, job_spec, started, training
 from simulation.steered.replicas import replicated, roster
-
-Start = Callable[..., SteeredJob]
 
 
 def lose_the_journal(job: SteeredJob, after: float = 1.0) -> None:
     """The master's pod is gone with its disk."""
-    job.kill_master()
-    job.run(after)
-    job.start_master(journal=False)
+    job.restart_master(after, journal=False)
 
 
-def test_a_whole_world_goes_on(training: Start) -> None:
+def test_a_whole_world_goes_on() -> None:
     """Nobody is restarted; charges, event numbers and the job's own time are continued."""
     job = training(3)
     job.agents[0].crash_worker()
@@ -43,7 +31,7 @@ def test_a_whole_world_goes_on(training: Start) -> None:
     lose_the_journal(job)
     job.run(5.0)
     assert job.is_in("TRAINING")
-    status = job.core.status(job.moment())
+    status = job.status
     assert (status.round, status.epoch) == (3, 2)
     assert job.step(3) > step
     assert job.charges() == charges
@@ -52,18 +40,18 @@ def test_a_whole_world_goes_on(training: Start) -> None:
     assert status.job_seconds > 12.0
     assert status.goodput > 0.5
     assert "WorldAdopted" in job.reasons()
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
-def test_the_goodput_of_nodes_that_are_gone_survives(training: Start) -> None:
+def test_the_goodput_of_nodes_that_are_gone_survives() -> None:
     """Nobody brings it but the digest: nodes that are there bring their own."""
     job = training(3)
     job.run(20.0)
-    job.ask(ScaleRequest(replicas=2))
+    job.ask(wire.ScaleRequest(replicas=2))
     job.run(10.0)
     job.agents[0].crash_worker()  # the digest is placed when something has changed
     job.run(12.0)
-    assert 2 not in job.core.inspect().membership.nodes
+    assert 2 not in job.context.membership.nodes
     before = {node.node_rank: node.classes for node in job.core.goodput(job.moment()).nodes}
     lose_the_journal(job)
     job.run(5.0)
@@ -72,10 +60,10 @@ def test_the_goodput_of_nodes_that_are_gone_survives(training: Start) -> None:
     assert after[2] == before[2]
     sums = [sum(entry.node_seconds for entry in classes) for classes in after.values()]
     assert sum(sums) == pytest.approx(found.node_seconds, abs=1e-6)
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
-def test_the_adopted_world_recovers_like_any_other(training: Start) -> None:
+def test_the_adopted_world_recovers_like_any_other() -> None:
     """The next round is newer, restart_count goes on."""
     job = training(2)
     job.agents[0].crash_worker()
@@ -89,10 +77,9 @@ def test_the_adopted_world_recovers_like_any_other(training: Start) -> None:
     assert job.assignments[-1][3].restart_count == 2
 
 
-def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round(training: Start) -> None:
+def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round() -> None:
     """Five seconds for the members to come back, then one new round without it."""
-    job = training(3)
-    job.replaces = False
+    job = training(3, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)
@@ -104,14 +91,13 @@ def test_a_world_with_a_missing_member_gives_way_to_a_fresh_round(training: Star
     job.run(8.0)
     assert job.members == [0, 1]
     assert "WorldNotAdopted" in job.reasons()
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     assert job.assignments[-1][3].restart_count == 1
 
 
-def test_a_member_whose_node_answers_nothing_is_not_waited_for(training: Start) -> None:
+def test_a_member_whose_node_answers_nothing_is_not_waited_for() -> None:
     """It was lost together with the master: the others train on at once, and it gets a new pod."""
-    job = training(3, join_window_seconds=30.0)
-    job.replaces = False
+    job = training(3, join_window_seconds=30.0, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)
@@ -123,16 +109,16 @@ def test_a_member_whose_node_answers_nothing_is_not_waited_for(training: Start) 
     assert job.time.now - began < 3.0, "the time that an agent takes to come back, and to start"
     assert job.members == [0, 1]
     assert "WorldNotAdopted" in job.reasons()
-    assert job.core.inspect().operator.replacing == {}, "its agent may still come"
+    assert job.context.operator.replacing == {}, "its agent may still come"
     job.run(5.0)
-    assert job.core.inspect().operator.replacing[2].reason == "its Kubernetes node does not answer"
+    assert job.context.operator.replacing[2].reason == "its Kubernetes node does not answer"
     job.replaces = True
-    job.replace(2)
+    job.operator.replace(2)
     job.run(12.0)
     assert job.members == [0, 1, 2]
 
 
-def test_a_node_that_only_seems_to_answer_nothing_loses_nothing(training: Start) -> None:
+def test_a_node_that_only_seems_to_answer_nothing_loses_nothing() -> None:
     """The operator may be wrong: who says hello in time is as good a member as any."""
     job = training(3)
     job.pods[2] = dataclasses.replace(job.pods[2], unreachable=True)
@@ -140,32 +126,27 @@ def test_a_node_that_only_seems_to_answer_nothing_loses_nothing(training: Start)
     lose_the_journal(job)
     job.run(5.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 1
-    assert job.core.inspect().operator.replacing == {}
+    assert job.status.round == 1
+    assert job.context.operator.replacing == {}
 
 
-def test_where_the_others_are_too_few_a_node_that_answers_nothing_is_waited_for(
-    training: Start,
-) -> None:
+def test_where_the_others_are_too_few_a_node_that_answers_nothing_is_waited_for() -> None:
     """Nothing is won by not waiting, and the operator may be wrong: its processes go on."""
     job = training(2, min_replicas=2)
     job.pods[1] = dataclasses.replace(job.pods[1], unreachable=True)
     job.agents[1].cut_off()
-    job.kill_master()
-    job.run(1.0)
-    job.start_master(journal=False)
+    job.restart_master(1.0, journal=False)
     job.run(2.0)
     job.agents[1].reachable()
     job.run(4.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
     assert "WorldAdopted" in job.reasons()
 
 
-def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing(training: Start) -> None:
+def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing() -> None:
     """A member of which nothing is known gets its time, as ever."""
-    job = training(4)
-    job.replaces = False
+    job = training(4, replaces=False)
     job.raises = 0.0
     job.kill_master()
     for rank in (2, 3):
@@ -179,7 +160,7 @@ def test_nobody_else_may_be_missing_beside_a_node_that_answers_nothing(training:
     assert job.members == [0, 1]
 
 
-def test_a_world_that_had_not_stepped_is_adopted_as_starting(training: Start) -> None:
+def test_a_world_that_had_not_stepped_is_adopted_as_starting() -> None:
     """Its first step comes with the heartbeats."""
     job = training(2)
     job.agents[0].crash_worker()
@@ -188,14 +169,12 @@ def test_a_world_that_had_not_stepped_is_adopted_as_starting(training: Start) ->
     lose_the_journal(job, after=0.01)
     job.run(4.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
 
 
 def test_without_an_operator_the_spec_comes_from_the_digest() -> None:
     """A standalone job whose master is started anew."""
-    job = SteeredJob(job_spec(replicas=2), operator_up=False)
-    job.add_agents(2, unmanaged=True)
-    job.run_until("TRAINING")
+    job = started(2, agents={"unmanaged": True}, operator_up=False)
     job.run(2.0)
     lose_the_journal(job)
     job.run(3.0)
@@ -207,21 +186,23 @@ def test_idle_agents_claim_nothing() -> None:
     """Nobody waits for members of a world that does not exist; digests are heeded all the same."""
     job = SteeredJob(job_spec(replicas=2, min_replicas=2))
     job.add_agents(1)
-    job.agents[0].digest = StateDigest(fence=Fence(epoch=1), sequence=5, excluded_nodes=("bad",))
+    job.agents[0].digest = wire.StateDigest(
+        fence=wire.Fence(epoch=1), sequence=5, excluded_nodes=("bad",)
+    )
     job.agents[0].blip()
     job.run(1.0)
     lose_the_journal(job)
     job.run(1.0)
-    status = job.core.status(job.moment())
+    status = job.status
     assert (status.phase.name, status.reason) == ("WAITING", "AwaitingEvidence")
     assert "waits up to 5 s for nodes that may still train under an earlier master" in status.text
     job.add_agent(1)
     job.run_until("TRAINING", limit=5.0)
-    assert job.core.status(job.moment()).excluded_nodes == ("bad",)
+    assert job.status.excluded_nodes == ("bad",)
 
 
-@pytest.mark.parametrize("said", [{"ended_round": 1}, {"fence": Fence(epoch=1, round=2)}])
-def test_a_round_that_was_ended_is_not_adopted(training: Start, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("said", [{"ended_round": 1}, {"fence": wire.Fence(epoch=1, round=2)}])
+def test_a_round_that_was_ended_is_not_adopted(said: dict[str, Any]) -> None:
     """A restart was granted and nobody was told: the digest knows, exactly one round follows."""
     job = training(3)
     for agent in job.agents.values():
@@ -234,11 +215,11 @@ def test_a_round_that_was_ended_is_not_adopted(training: Start, said: dict[str, 
     assert len(job.rounds) == 2
 
 
-def test_a_drain_that_was_granted_is_carried_out_without_a_journal(training: Start) -> None:
+def test_a_drain_that_was_granted_is_carried_out_without_a_journal() -> None:
     """The master dies before the barrier: the node leaves all the same."""
     job = training(3)
     before = job.agents[1].agent_id
-    assert isinstance(job.answers[job.ask(DrainNodeRequest(node_rank=1))], Reply)
+    assert isinstance(job.answers[job.ask(wire.DrainNodeRequest(node_rank=1))], Reply)
     job.run(0.02)  # its agents know
     lose_the_journal(job)
     # The barrier that the first master armed may have to run out.
@@ -247,10 +228,10 @@ def test_a_drain_that_was_granted_is_carried_out_without_a_journal(training: Sta
     assert before not in {agent.agent_id for agent in job.agents.values() if not agent.left}
 
 
-def hello(rank: int, number: int, world: str, size: int = 2) -> Hello:
+def hello(rank: int, number: int, world: str, size: int = 2) -> wire.Hello:
     """A claim."""
-    place = WorldAssignment(group_rank=rank, group_world_size=size, world_hash=world)
-    return Hello(node_rank=rank, round=number, assignment=place)
+    place = wire.WorldAssignment(group_rank=rank, group_world_size=size, world_hash=world)
+    return wire.Hello(node_rank=rank, round=number, assignment=place)
 
 
 def test_only_members_that_agree_make_a_world() -> None:
@@ -277,8 +258,10 @@ def test_only_members_that_agree_make_a_world() -> None:
 def test_of_two_worlds_the_newer_master_s_counts(newer: int, first: int) -> None:
     """Masters without a journal count rounds anew; a digest tells whose world it is."""
 
-    def of(epoch: int, rank: int, number: int, world: str) -> Hello:
-        digest = StateDigest(fence=Fence(epoch=epoch, round=number), world_members=(rank,))
+    def of(epoch: int, rank: int, number: int, world: str) -> wire.Hello:
+        digest = wire.StateDigest(
+            fence=wire.Fence(epoch=epoch, round=number), world_members=(rank,)
+        )
         return dataclasses.replace(hello(rank, number, world, size=1), digest=digest)
 
     both = [of(1, 7, 2, "old"), of(2, 0, newer, "new")]
@@ -295,7 +278,7 @@ def test_of_two_worlds_with_one_number_the_newer_master_s_counts(
 ) -> None:
     """Also before the newer one's agents have a digest: the older one's know no newer master."""
     old, new = (hello(7, 1, hashes[0], size=1), hello(3, 1, hashes[1], size=11))
-    digest = StateDigest(fence=Fence(epoch=1, round=1), world_members=(7,))
+    digest = wire.StateDigest(fence=wire.Fence(epoch=1, round=1), world_members=(7,))
     both = [dataclasses.replace(old, digest=digest), new]
     claims = Claims(followed={7: 1, 3: 2})
     for one in (both[first], both[1 - first]):
@@ -307,13 +290,16 @@ def test_of_two_worlds_with_one_number_the_newer_master_s_counts(
 def test_the_newest_digest_is_kept() -> None:
     """By epoch, then by sequence."""
     claims = Claims()
-    old, new = StateDigest(fence=Fence(epoch=1), sequence=9), StateDigest(fence=Fence(epoch=2))
-    for digest in (None, new, old, StateDigest()):
+    old, new = (
+        wire.StateDigest(fence=wire.Fence(epoch=1), sequence=9),
+        wire.StateDigest(fence=wire.Fence(epoch=2)),
+    )
+    for digest in (None, new, old, wire.StateDigest()):
         claims.keep_digest(digest)
     assert claims.digest == new
 
 
-def test_a_death_before_the_adoption_is_not_forgotten(training: Start) -> None:
+def test_a_death_before_the_adoption_is_not_forgotten() -> None:
     """A rank dies after its agent's hello, while another member is still on its way."""
     job = training(2)
     job.raises = 0.0
@@ -331,10 +317,9 @@ def test_a_death_before_the_adoption_is_not_forgotten(training: Start) -> None:
     assert job.assignments[-1][2] == 2
 
 
-def test_what_was_lost_with_the_master_is_not_waited_for_as_at_a_beginning(training: Start) -> None:
+def test_what_was_lost_with_the_master_is_not_waited_for_as_at_a_beginning() -> None:
     """The survivors' processes have ended as well: ten seconds, not the whole join window."""
-    job = training(3, min_replicas=1, join_window_seconds=60.0)
-    job.replaces = False
+    job = training(3, min_replicas=1, join_window_seconds=60.0, replaces=False)
     job.raises = 0.0
     job.kill_master()
     job.agents[2].crash(told=False)
@@ -372,7 +357,7 @@ def test_replicas_go_on_and_so_does_their_roster() -> None:
     assert roster(job).replicas == (3, 4, 5)
     assert roster(job).epoch > known.epoch
     assert [_rounds(job)[rank] for rank in (2, 3, 4, 5)] == [before[rank] for rank in (2, 3, 4, 5)]
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
 def test_a_replica_that_was_lost_with_the_journal_begins_anew() -> None:

@@ -28,9 +28,7 @@ def saving_job(
 
 def master_without_journal(job: SteeredJob, after: float) -> None:
     """SIGKILL, and its successor finds nothing."""
-    job.kill_master()
-    job.run(after)
-    job.start_master(journal=False)
+    job.restart_master(after, journal=False)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +50,7 @@ def test_who_saves_is_not_killed_and_no_step_is_lost(
     assert job.rounds[2].base == step
     assert job.charges() == []
     assert "WorldAdopted" in job.reasons()
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
 def test_who_never_heard_of_the_barrier_is_not_waited_for() -> None:
@@ -62,7 +60,7 @@ def test_who_never_heard_of_the_barrier_is_not_waited_for() -> None:
     """
     job = saving_job(0.3, 0.3)
     late = job.agents[1]
-    barrier = job.core.inspect().worlds.barrier
+    barrier = job.context.worlds.barrier
     assert barrier is not None
     late.forget_barrier()
     earlier = BarrierAck(barrier_id=barrier.number, seen_at_step=3)

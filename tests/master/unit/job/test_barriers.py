@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from holdfast_master.inputs import Received
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, started, training
 
 
-def test_a_failure_cancels_a_barrier_and_takes_the_newcomers_along(training: Start) -> None:
+def test_a_failure_cancels_a_barrier_and_takes_the_newcomers_along() -> None:
     """The recovery is the rescale; the incident is the failure's."""
     job = training(2)
     job.ask(wire.ScaleRequest(replicas=3))
@@ -20,20 +15,18 @@ def test_a_failure_cancels_a_barrier_and_takes_the_newcomers_along(training: Sta
     job.run(1.0)
     assert job.members == [0, 1, 2]
     job.run(12.0)
-    incidents = job.core.goodput(job.moment()).incidents
+    incidents = job.incidents
     assert [item.cause for item in incidents] == ["WorkerCrashed"]
     assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
 def test_a_script_without_the_sdk_is_restarted_and_says_so() -> None:
     """No barrier: its own checkpoint, an event, degraded progress in the status."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
-    assert job.core.status(job.moment()).degraded_progress
+    job = started(2, agents={"sdk": False})
+    assert job.status.degraded_progress
     assert "StepsUnknown" in job.reasons()
     job.run(2.0)
-    job.change(replicas=3)
+    job.operator.change(replicas=3)
     job.agents[2].sdk = False
     job.run(10.0)
     assert job.members == [0, 1, 2]
@@ -46,7 +39,7 @@ def deaf(job: SteeredJob, *ranks: int) -> None:
         job.agents[rank].ignores += (wire.SetBarrier,)
 
 
-def test_a_barrier_that_nobody_sees_is_given_up(training: Start) -> None:
+def test_a_barrier_that_nobody_sees_is_given_up() -> None:
     """Three tries, then a restart with a roll-back."""
     job = training(3)
     deaf(job, 0, 1, 2)
@@ -57,7 +50,7 @@ def test_a_barrier_that_nobody_sees_is_given_up(training: Start) -> None:
     assert job.members == [0, 2]
 
 
-def test_a_barrier_that_one_node_misses_ends_at_its_deadline(training: Start) -> None:
+def test_a_barrier_that_one_node_misses_ends_at_its_deadline() -> None:
     """Some have stopped; nobody waits for ever."""
     job = training(3)
     agent = job.agents[0]
@@ -73,55 +66,46 @@ def test_a_barrier_that_one_node_misses_ends_at_its_deadline(training: Start) ->
 
 def barrier_of(job: SteeredJob) -> tuple[int, int]:
     """Id and step of the barrier that is on its way."""
-    barrier = job.core.inspect().worlds.barrier
+    barrier = job.context.worlds.barrier
     assert barrier is not None
     return barrier.number, barrier.step
 
 
-def test_a_barrier_that_came_too_late_is_set_anew_with_a_larger_margin(training: Start) -> None:
+def test_a_barrier_that_came_too_late_is_set_anew_with_a_larger_margin() -> None:
     """A rank that saw it after its step: a new id, a later step."""
     job = training(2)
     deaf(job, 0, 1)
     job.ask(wire.DrainNodeRequest(node_rank=1))
     first, step = barrier_of(job)
-    session = job.agents[0].session
-    assert session is not None
-    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, wire.BarrierAck(barrier_id=first, seen_at_step=step + 5)))
+    job.say(0, wire.BarrierAck(barrier_id=first, seen_at_step=step + 5))
     second, later = barrier_of(job)
     assert second > first
     assert later > step + 5
-    job.take(Received(session, fence, wire.BarrierAck(barrier_id=first, seen_at_step=step + 9)))
+    job.say(0, wire.BarrierAck(barrier_id=first, seen_at_step=step + 9))
     assert barrier_of(job) == (second, later)
 
 
-def test_ranks_that_stop_at_different_steps_are_told(training: Start) -> None:
+def test_ranks_that_stop_at_different_steps_are_told() -> None:
     """The next world restores what is complete; people learn of it."""
     job = training(2)
     deaf(job, 0, 1)
     job.ask(wire.DrainNodeRequest(node_rank=1))
     barrier, step = barrier_of(job)
     for rank, at in ((0, step), (1, step + 1)):
-        session = job.agents[rank].session
-        assert session is not None
-        fence = wire.Fence(epoch=1, incarnation="m1", round=1)
-        job.take(Received(session, fence, wire.BarrierReached(barrier_id=barrier, step=at)))
+        job.say(rank, wire.BarrierReached(barrier_id=barrier, step=at))
     assert "BarrierMissed" in job.reasons()
 
 
-def test_a_barrier_that_nobody_asked_for_is_no_barrier(training: Start) -> None:
+def test_a_barrier_that_nobody_asked_for_is_no_barrier() -> None:
     """The node's processes are gone: after a second that is an incident."""
     job = training(2)
-    session = job.agents[0].session
-    assert session is not None
-    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, wire.BarrierReached(barrier_id=7, step=5)))
+    job.say(0, wire.BarrierReached(barrier_id=7, step=5))
     job.run(1.5)
-    causes = [item.cause for item in job.core.goodput(job.moment()).incidents]
+    causes = [item.cause for item in job.incidents]
     assert causes == ["WorkersMissing"]
 
 
-def test_a_barrier_that_was_lost_with_its_stream_is_no_failure(training: Start) -> None:
+def test_a_barrier_that_was_lost_with_its_stream_is_no_failure() -> None:
     """The node comes back without its processes and cannot say that it saved."""
     job = training(3)
     agent = job.agents[0]
@@ -135,14 +119,13 @@ def test_a_barrier_that_was_lost_with_its_stream_is_no_failure(training: Start) 
     assert job.charges() == []
 
 
-def test_a_saved_node_that_dies_does_not_disturb_the_barrier(training: Start) -> None:
+def test_a_saved_node_that_dies_does_not_disturb_the_barrier() -> None:
     """It had stopped already; the world that follows does without it."""
-    job = training(4)
-    job.replaces = False
+    job = training(4, replaces=False)
     slow = job.agents[3]
     slow.save_seconds = 2.0
     job.ask(wire.DrainNodeRequest(node_rank=1))
-    job.time.run(job.time.now + 10.0, lambda: len(job.core.inspect().worlds.newest.saved) == 3)  # type: ignore[union-attr]
+    job.time.run(job.time.now + 10.0, lambda: len(job.context.worlds.newest.saved) == 3)  # type: ignore[union-attr]
     job.agents[2].crash()
     job.run(0.5)
     assert job.is_in("SAVING")

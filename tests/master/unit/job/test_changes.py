@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from checkpoints.walks import RESTORE, SAVE, entered
-from holdfast_master.inputs import OperatorMessage, Received
+from holdfast_master.inputs import OperatorMessage
 from holdfast_master.job.state.changes import Change, PendingChanges
 from holdfast_wire import messages as wire
 from masters.checkpoint_words import Words
-from simulation.steered.job import SteeredJob
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, training
 
 
 def _beat(job: SteeredJob) -> None:
-    session = job.agents[0].session
-    assert session is not None
     ranks = (wire.RankProgress(round=1, step=5, step_seconds=0.1, has_sdk=True),)
-    job.take(
-        Received(
-            session, wire.Fence(epoch=1, incarnation="m1", round=1), wire.Heartbeat(ranks=ranks)
-        )
-    )
+    job.say(0, wire.Heartbeat(ranks=ranks))
 
 
-def test_a_batch_names_the_changes_that_led_to_another_look(training: Start) -> None:
+def test_a_batch_names_the_changes_that_led_to_another_look() -> None:
     """The end of a stream breaks no world; a lost pod does, and each cause is named."""
     job = training(2)
-    session = job.agents[1].session
-    assert session is not None
     job.agents[1].cut_off()
     job.time.run(job.time.now + 30.0, lambda: Change.NODE_GONE in job.core.reasons())
     assert list(job.core.reasons()) == [
@@ -37,27 +25,23 @@ def test_a_batch_names_the_changes_that_led_to_another_look(training: Start) -> 
         Change.WORLD_BROKEN,
         Change.INCIDENT_JUDGED,
     ]
-    assert job.core.inspect().worlds.broken
+    assert job.context.worlds.broken
 
 
-def test_a_heartbeat_of_a_world_that_trains_leads_to_no_look(training: Start) -> None:
+def test_a_heartbeat_of_a_world_that_trains_leads_to_no_look() -> None:
     """The reasons of the batch before are not shown for one that had none."""
     job = training(2)
-    job.change(checkpoint=wire.CheckpointPolicy(keep_last=9))
+    job.operator.change(checkpoint=wire.CheckpointPolicy(keep_last=9))
     assert "a spec arrived" in job.core.reasons()
     _beat(job)
     assert job.core.reasons() == ()
 
 
-def test_a_master_that_stepped_down_looks_no_more(training: Start) -> None:
+def test_a_master_that_stepped_down_looks_no_more() -> None:
     """A master that stepped down does not look at what it still hears."""
     job = training(2)
-    context = job.core.inspect()
-    session = job.agents[0].session
-    assert session is not None
-    job.core.handle(
-        Received(session, wire.Fence(epoch=9, incarnation="m9"), wire.Heartbeat()), job.moment()
-    )
+    context = job.context
+    job.core.handle(job.word(0, wire.Heartbeat(), epoch=9), job.moment())
     assert context.stepped_down
     job.core.handle(OperatorMessage(wire.MasterSpec(generation=50, replicas=1)), job.moment())
     assert job.core.reasons() == ()
@@ -91,19 +75,13 @@ _IDLE_AT_A_DEATH = {
 """Modules of the job that have nothing to do when a worker dies and its nodes stay."""
 
 
-def test_a_look_enters_no_policy_that_has_nothing_to_do(training: Start) -> None:
+def test_a_look_enters_no_policy_that_has_nothing_to_do() -> None:
     """From the end of a worker to the assignments of the next round only what acts is called."""
     job = training(2)
-    session = job.agents[1].session
-    assert session is not None
-    death = Received(
-        session,
-        wire.Fence(epoch=1, incarnation="m1", round=1),
-        wire.WorkerExited(rank=1, exit_code=-9),
-    )
+    death = job.word(1, wire.WorkerExited(rank=1, exit_code=-9))
     with entered("holdfast_master.job") as found:
         job.core.handle(death, job.moment())
-    world = job.core.inspect().worlds.newest
+    world = job.context.worlds.newest
     assert world is not None
     assert (world.round, world.assigned) == (2, True)
     assert {"incidents.incidents", "worlds.rounds", "worlds.assignment"} <= found
@@ -122,7 +100,7 @@ def _acting(found: set[str]) -> set[str]:
     return acting | (found & {"job.state.checkpoints"})
 
 
-def test_a_commit_enters_only_the_modules_of_its_walk(training: Start) -> None:
+def test_a_commit_enters_only_the_modules_of_its_walk() -> None:
     """From the parts of two nodes to the announcement nothing is asked in vain."""
     job = training(2)
     words = Words(job)
@@ -135,7 +113,7 @@ def test_a_commit_enters_only_the_modules_of_its_walk(training: Start) -> None:
     assert _acting(found) == SAVE.master | _ASKED_IN_EACH_LOOK
 
 
-def test_a_restore_enters_only_the_modules_of_its_walk(training: Start) -> None:
+def test_a_restore_enters_only_the_modules_of_its_walk() -> None:
     """From the requests of two nodes to the start of all nothing is asked in vain."""
     job = training(2)
     words = Words(job)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-from holdfast_master.inputs import Received
 from holdfast_master.instructions import Record, Send
 from holdfast_wire import messages as wire
 from messages.restores import restore_request
-from simulation.steered.job import SteeredJob
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, training
 
 
 def v(step: int, lineage: int = 1) -> wire.CheckpointVersion:
@@ -21,14 +17,9 @@ def v(step: int, lineage: int = 1) -> wire.CheckpointVersion:
 
 def say(job: SteeredJob, rank: int, message: object, number: int = 0) -> list[tuple[int, object]]:
     """An agent says something about a round (0: the newest); return (node, what it is sent)."""
-    session = job.agents[rank].session
-    assert session is not None
-    number = number or job.core.status(job.moment()).round
-    fence = wire.Fence(epoch=job.epoch, incarnation=f"m{job.epoch}", round=number)
-    batch = job.take(Received(session, fence, message))  # type: ignore[arg-type]
     return [
         (job.rank_of(item.session), item.response.message)
-        for item in batch
+        for item in job.say(rank, message, number or None)
         if isinstance(item, Send)
     ]
 
@@ -62,9 +53,7 @@ def done(grant: wire.CommitGrant, error: str = "") -> wire.CommitResult:
     return wire.CommitResult(version=grant.version, own=grant.own, error=error)
 
 
-def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committed_it(
-    training: Start,
-) -> None:
+def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committed_it() -> None:
     """The journal says so before any agent hears of it."""
     job = training(2)
     rank, grant = granted(job)
@@ -77,25 +66,22 @@ def test_a_step_is_announced_once_every_part_is_there_and_one_agent_has_committe
     }
     facts = [record.fact for record in job.records[before:]]
     assert facts[0] == wire.CheckpointCommitted(version=v(10), world_size=2, root="/r")
-    assert job.core.status(job.moment()).stored_step == 10
-    assert job.refold() == job.core.inspect().state
+    assert job.status.stored_step == 10
+    assert job.refold() == job.state
 
 
-def test_the_record_of_a_commit_is_durable(training: Start) -> None:
+def test_the_record_of_a_commit_is_durable() -> None:
     """A master that dies after the first announcement leaves a successor that knows."""
     job = training(2)
     rank, grant = granted(job)
-    session = job.agents[rank].session
-    assert session is not None
-    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
-    batch = job.take(Received(session, fence, done(grant)))
+    batch = job.say(rank, done(grant))
     kept = [item for item in batch if isinstance(item, Record)]
     assert [item.durable for item in kept if isinstance(item.fact, wire.CheckpointCommitted)] == [
         True
     ]
 
 
-def test_parts_that_are_told_twice_are_one_part(training: Start) -> None:
+def test_parts_that_are_told_twice_are_one_part() -> None:
     """And a node that did not hear of its grant, or of the end, is told again."""
     job = training(2)
     assert say(job, 0, shard(10, 0)) == []
@@ -107,7 +93,7 @@ def test_parts_that_are_told_twice_are_one_part(training: Start) -> None:
     assert announced(say(job, 1, shard(10, 1))) == {1: wire.CommitAnnounced(version=v(10))}
 
 
-def test_a_lost_coordinator_is_followed_by_another_with_a_name_of_its_own(training: Start) -> None:
+def test_a_lost_coordinator_is_followed_by_another_with_a_name_of_its_own() -> None:
     """So the first one, should it live, finds nothing to commit, and its answer counts no more."""
     job = training(3)
     for rank in (0, 1):
@@ -124,9 +110,7 @@ def test_a_lost_coordinator_is_followed_by_another_with_a_name_of_its_own(traini
     assert second in announced(say(job, second, done(anew)))
 
 
-def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason(
-    training: Start,
-) -> None:
+def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason() -> None:
     """Its ranks stop waiting; what was committed before is as it was."""
     job = training(2)
     rank, grant = granted(job)
@@ -135,7 +119,7 @@ def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason(
         0: True,
         1: True,
     }
-    assert job.core.status(job.moment()).stored_step == 0
+    assert job.status.stored_step == 0
     say(job, 0, shard(20, 0))
     failed = wire.ShardsPersisted(version=v(20), world_size=2, root="/r", attempt="a", error="EIO")
     sent = announced(say(job, 1, failed))
@@ -143,21 +127,17 @@ def test_a_step_that_cannot_be_written_or_committed_is_told_with_the_reason(
     assert job.reasons().count("CheckpointFailed") == 2
 
 
-def test_a_new_master_grants_what_its_predecessor_did_not_see_committed(training: Start) -> None:
+def test_a_new_master_grants_what_its_predecessor_did_not_see_committed() -> None:
     """The agents say again what lies on storage, and one of them gets the grant."""
     job = training(2)
     _, grant = granted(job)
-    job.kill_master()
-    job.run(0.5)
-    job.start_master()
+    job.restart_master(0.5)
     job.run(3.0)
     _, anew = granted(job)
     assert anew.own != grant.own
 
 
-def test_what_was_saved_while_no_master_was_there_ends_and_the_newest_is_not_lost(
-    training: Start,
-) -> None:
+def test_what_was_saved_while_no_master_was_there_ends_and_the_newest_is_not_lost() -> None:
     """Eight commits at a time; of more than 64 steps the oldest are told to be given up."""
     job = training(2)
     steps = range(5, 505, 5)
@@ -180,10 +160,10 @@ def test_what_was_saved_while_no_master_was_there_ends_and_the_newest_is_not_los
     assert sorted(told) == list(steps), "each step has an end"
     kept = [step for step, error in told.items() if not error]
     assert sorted(kept) == [*steps[:8], *steps[-56:]]
-    assert job.core.status(job.moment()).stored_step == steps[-1]
+    assert job.status.stored_step == steps[-1]
 
 
-def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) -> None:
+def test_nobody_starts_before_everybody_has_asked_and_looked() -> None:
     """Then all start from the same version: the newest that all have."""
     job = training(2)
     assert say(job, 0, restore_request(memory=(v(9), v(8)), storage=(v(5),))) == []
@@ -204,22 +184,22 @@ def test_nobody_starts_before_everybody_has_asked_and_looked(training: Start) ->
     assert "CheckpointRestored" in job.reasons()
 
 
-def test_a_world_that_starts_from_a_checkpoint_has_reached_its_step(training: Start) -> None:
+def test_a_world_that_starts_from_a_checkpoint_has_reached_its_step() -> None:
     """Its ranks have completed none themselves yet; the step shown does not fall to 0."""
     job = training(2)
-    before = job.core.status(job.moment()).step
+    before = job.status.step
     assert before > 9
     job.agents[0].crash_worker()
     job.run_until("STARTING")
     for rank in (0, 1):
         say(job, rank, wire.Heartbeat(ranks=(wire.RankProgress(round=2, has_sdk=True),)))
-    assert job.core.status(job.moment()).step > 9, "not decided yet: the best that was known"
+    assert job.status.step > 9, "not decided yet: the best that was known"
     say(job, 0, restore_request(memory=(v(9),)))
     sent = say(job, 1, restore_request(memory=(v(9),)))
     number = next(word for _, word in sent if isinstance(word, wire.RestorePlan)).plan_id
     for rank in (0, 1):
         say(job, rank, wire.RestorePlanVerified(plan_id=number))
-    status = job.core.status(job.moment())
+    status = job.status
     assert (status.phase.name, status.step) == ("STARTING", 9)
 
 
@@ -227,7 +207,7 @@ def _part(step: int, ranks: tuple[int, ...], *, whole: bool = False) -> wire.Hel
     return wire.HeldPart(version=v(step), world_size=2, ranks=ranks, whole=whole, world="w1")
 
 
-def test_nodes_are_told_whose_memory_has_what_they_lack(training: Start) -> None:
+def test_nodes_are_told_whose_memory_has_what_they_lack() -> None:
     """Each the address of the others' agents, to look and to go; who has all, nobody."""
     job = training(3)
     say(job, 0, restore_request(parts=(_part(9, (0,)),), storage=(v(5),)))
@@ -253,7 +233,7 @@ def _origins(sent: list[tuple[int, object]]) -> list[tuple[int, wire.RestorePlan
     return [(rank, word) for rank, word in sent if isinstance(word, wire.RestorePlan)]
 
 
-def test_a_part_that_cannot_be_read_leads_to_storage(training: Start) -> None:
+def test_a_part_that_cannot_be_read_leads_to_storage() -> None:
     """A source that does not answer is as bad as damage; the event names it."""
     job = training(2)
     say(job, 0, restore_request(parts=(_part(9, (0,), whole=True),), storage=(v(5),)))
@@ -264,7 +244,7 @@ def test_a_part_that_cannot_be_read_leads_to_storage(training: Start) -> None:
     assert "CheckpointDamaged" in job.reasons()
 
 
-def test_a_new_master_names_the_sources_again(training: Start) -> None:
+def test_a_new_master_names_the_sources_again() -> None:
     """Of what an earlier one has told some nodes, from what all say that they hold."""
     job = training(2)
     told = wire.RestorePlan(plan_id=77, version=v(6), tier=wire.Tier.MEMORY, go=True)
@@ -277,9 +257,7 @@ def test_a_new_master_names_the_sources_again(training: Start) -> None:
     }
 
 
-def test_what_a_world_started_from_is_not_passed_over_by_those_who_have_no_part(
-    training: Start,
-) -> None:
+def test_what_a_world_started_from_is_not_passed_over_by_those_who_have_no_part() -> None:
     """A slow node still reads it while others save already."""
     job = training(2)
     say(job, 0, restore_request(parts=(_part(9, (0,), whole=True),)))
@@ -287,7 +265,7 @@ def test_what_a_world_started_from_is_not_passed_over_by_those_who_have_no_part(
     _looked(job, sent)
     say(job, 0, wire.MemoryCheckpoints(versions=(v(9),), whole=True))
     say(job, 1, wire.MemoryCheckpoints(versions=(v(1, 3),)))
-    book = job.core.inspect().checkpoints.tracker
+    book = job.context.checkpoints.tracker
     assert book.passed_over == set()
     say(job, 0, wire.MemoryCheckpoints(versions=(v(2, 3), v(9))))
     assert book.passed_over == {v(1, 3)}, "that one can never be complete"
@@ -303,7 +281,7 @@ def _looked(job: SteeredJob, sent: list[tuple[int, object]], error: str = "") ->
     return following
 
 
-def test_damage_leads_to_the_other_tier_then_to_an_older_step(training: Start) -> None:
+def test_damage_leads_to_the_other_tier_then_to_an_older_step() -> None:
     """Each copy that is passed over is named, in an event and to the ranks."""
     job = training(2)
     question = restore_request(memory=(v(9),), storage=(v(9), v(5)))
@@ -319,21 +297,21 @@ def test_damage_leads_to_the_other_tier_then_to_an_older_step(training: Start) -
     assert job.reasons().count("CheckpointDamaged") == 3
 
 
-def test_something_older_than_was_announced_is_never_taken_in_silence(training: Start) -> None:
+def test_something_older_than_was_announced_is_never_taken_in_silence() -> None:
     """The directory may have been emptied behind everybody's back: an event names the step."""
     job = training(2)
     rank, grant = granted(job, 10)
     say(job, rank, done(grant))
     job.agents[0].crash_worker()
     job.run(8.0)
-    assert job.core.status(job.moment()).round == 2
-    job.core.inspect().checkpoints.tracker.done.clear()  # as after a change of the master
+    assert job.status.round == 2
+    job.context.checkpoints.tracker.done.clear()  # as after a change of the master
     say(job, 0, restore_request(storage=(v(4),)))
     say(job, 1, restore_request(storage=(v(4),)))
     assert "CheckpointLost" in job.reasons()
 
 
-def test_a_start_waits_for_a_commit_that_was_granted(training: Start) -> None:
+def test_a_start_waits_for_a_commit_that_was_granted() -> None:
     """A world starts from a step that becomes durable while its start waits."""
     job = training(2)
     rank, grant = granted(job, 10)
@@ -344,7 +322,7 @@ def test_a_start_waits_for_a_commit_that_was_granted(training: Start) -> None:
     assert {o.version for _, o in sent if isinstance(o, wire.RestorePlan)} == {v(10)}
 
 
-def test_what_an_earlier_master_has_told_some_is_told_to_all(training: Start) -> None:
+def test_what_an_earlier_master_has_told_some_is_told_to_all() -> None:
     """Its ranks have begun from it: another choice would mix two steps."""
     job = training(2)
     told = wire.RestorePlan(plan_id=77, version=v(6), tier=wire.Tier.MEMORY, go=True)
@@ -353,7 +331,7 @@ def test_what_an_earlier_master_has_told_some_is_told_to_all(training: Start) ->
     assert {(o.version, o.go) for _, o in sent if isinstance(o, wire.RestorePlan)} == {(v(6), True)}
 
 
-def test_questions_of_another_round_or_of_an_outsider_are_nobodys(training: Start) -> None:
+def test_questions_of_another_round_or_of_an_outsider_are_nobodys() -> None:
     """They begin nothing."""
     job = training(2)
     for number in (7, 3):
@@ -362,7 +340,7 @@ def test_questions_of_another_round_or_of_an_outsider_are_nobodys(training: Star
         assert say(job, 0, wire.MemoryCheckpoints(versions=(v(9),)), number) == []
 
 
-def test_memory_goes_only_when_all_nodes_have_something_newer(training: Start) -> None:
+def test_memory_goes_only_when_all_nodes_have_something_newer() -> None:
     """And what some node has left out is told, so that nobody keeps it for ever."""
     job = training(2)
     assert say(job, 0, wire.MemoryCheckpoints(versions=(v(3), v(2)))) == []
@@ -378,14 +356,14 @@ def test_memory_goes_only_when_all_nodes_have_something_newer(training: Start) -
     assert {m.complete for _, m in sent if isinstance(m, wire.ReleaseCheckpoints)} == {v(4)}
 
 
-def test_agents_keep_checkpoints_only_where_all_of_a_world_do(training: Start) -> None:
+def test_agents_keep_checkpoints_only_where_all_of_a_world_do() -> None:
     """A plain torchrun among them keeps none: then every rank sees for itself, as it does there."""
     job = training(2)
     assert [world.keeps_checkpoints for *_, world in job.assignments] == [True, True]
-    node = job.core.inspect().membership.nodes[1]
+    node = job.context.membership.nodes[1]
     assert node.hello is not None
     node.hello = dataclasses.replace(node.hello, keeps_checkpoints=False)
     job.agents[0].crash_worker()
     job.run(8.0)
     assert [world.keeps_checkpoints for *_, world in job.assignments[2:]] == [False, False]
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state

@@ -48,7 +48,7 @@ def test_the_join_window_lets_a_world_grow_before_it_starts() -> None:
     job.add_agents(3)
     job.run(4.0)
     assert job.is_in("WAITING")
-    assert job.core.status(job.moment()).reason == PhaseReason.JOIN_WINDOW
+    assert job.status.reason == PhaseReason.JOIN_WINDOW
     job.run_until("TRAINING", limit=3.0)
     assert job.members == [0, 1, 2]
 
@@ -78,7 +78,7 @@ def test_a_node_that_joined_in_the_window_and_is_not_ready_is_waited_for(
     assert job.is_in("WAITING")
     job.run_until("TRAINING", limit=2.0)
     assert job.members == [0, 1, 2]
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
 
 
 def test_a_node_that_never_gets_ready_is_not_waited_for_longer_than_two_windows(
@@ -97,7 +97,7 @@ def test_below_the_minimum_nothing_starts() -> None:
     job = SteeredJob(job_spec(below_min_timeout_seconds=20.0))
     job.add_agents(1)
     job.run(15.0)
-    status = job.core.status(job.moment())
+    status = job.status
     assert (status.phase.name, status.reason) == ("WAITING", "WaitingForNodes")
     told = re.search(r"the job fails in (\S+) s \(belowMinTimeoutSeconds\)", status.text)
     assert told is not None, status.text
@@ -106,7 +106,7 @@ def test_below_the_minimum_nothing_starts() -> None:
     assert job.is_in("WAITING")
     job.run(10.0)
     assert job.end == "BelowMinReplicas"
-    assert "of at least 2 nodes" in job.core.status(job.moment()).text
+    assert "of at least 2 nodes" in job.status.text
 
 
 def test_extra_nodes_stand_by() -> None:
@@ -118,7 +118,7 @@ def test_extra_nodes_stand_by() -> None:
     assert len(job.members) == 2
     states = [node.state for node in job.core.nodes(job.moment())]
     assert states.count(NodeState.STANDBY) == 1
-    assert job.core.status(job.moment()).standby_nodes == 1
+    assert job.status.standby_nodes == 1
 
 
 def test_a_first_node_without_a_store_gives_way() -> None:
@@ -145,7 +145,7 @@ def test_a_store_that_cannot_start_is_not_waited_for() -> None:
 def test_without_a_spec_nobody_is_assigned() -> None:
     """Agents are welcomed and wait."""
     job = SteeredJob(job_spec(generation=0, replicas=0))
-    job.core.inspect().state.spec = None
+    job.state.spec = None
     job.add_agents(2)
     job.run(2.0)
     assert job.is_in("WAITING")
@@ -169,7 +169,7 @@ def test_hellos_of_strangers_are_refused_with_the_field_and_its_value() -> None:
         )
     ):
         job.take(Connected(session, hello))
-    texts = [e.text for e in job.core.events_after(0, 100) if e.reason == "NodeRefused"]
+    texts = job.texts("NodeRefused")
     assert ["job_uid" in texts[0], "agent_id" in texts[1], "local_world_size" in texts[2]] == [
         True,
         True,
@@ -183,8 +183,7 @@ def test_a_job_that_no_agent_ever_joins_fails_in_time(before: str) -> None:
     """Also under a master that follows another and would wait for the nodes of a world before."""
     job = SteeredJob(job_spec(replicas=1, min_replicas=1, below_min_timeout_seconds=20.0))
     if before != "no master":
-        job.kill_master()
-        job.start_master(journal=before == "its journal")
+        job.restart_master(journal=before == "its journal")
     job.run(19.0)
     assert job.is_in("WAITING")
     job.run(2.0)
@@ -194,8 +193,7 @@ def test_a_job_that_no_agent_ever_joins_fails_in_time(before: str) -> None:
 def test_nodes_that_come_late_to_a_new_master_stop_the_time() -> None:
     """The timeout is for jobs that nobody joins, not for one whose nodes are back at last."""
     job = SteeredJob(job_spec(replicas=1, min_replicas=1, below_min_timeout_seconds=20.0))
-    job.kill_master()
-    job.start_master(journal=False)
+    job.restart_master(journal=False)
     job.run(18.0)
     job.add_agents(1)
     job.run(30.0)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, job_spec, started, training
 
 
-def test_a_journal_torn_between_a_fact_and_its_phase_is_mended(training: Start) -> None:
+def test_a_journal_torn_between_a_fact_and_its_phase_is_mended() -> None:
     """The world trains, the record of the phase is lost: the new master takes that step itself."""
     job = training(2)
     job.kill_master()
@@ -27,9 +24,7 @@ def test_a_journal_torn_between_a_fact_and_its_phase_is_mended(training: Start) 
 
 def test_the_ack_of_a_wanted_restart_is_nobodys_fault() -> None:
     """Ranks that raise because their peers were killed by order are not blamed."""
-    job = SteeredJob(job_spec(replicas=3))
-    job.add_agents(3, sdk=False)
-    job.run_until("TRAINING")
+    job = started(3, agents={"sdk": False})
     agent, number = job.agents[1], job.agents[1].round
     job.ask(wire.RestartWorkerRequest())
     exited = wire.WorkerExited(rank=1, exit_code=1, error_type="RuntimeError", step=5)
@@ -42,11 +37,8 @@ def test_the_ack_of_a_wanted_restart_is_nobodys_fault() -> None:
 
 def test_an_adopted_world_without_the_sdk_trains() -> None:
     """Nobody reports a first step: it counts as training after a while, as any such world."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
-    job.kill_master()
-    job.start_master(journal=False)
+    job = started(2, agents={"sdk": False})
+    job.restart_master(journal=False)
     job.run_until("TRAINING", limit=8.0)
     assert "WorldAdopted" in job.reasons()
 
@@ -77,8 +69,7 @@ def test_idle_nodes_of_a_lost_journal_do_not_wait_for_ever() -> None:
     """Others that may run a world have five seconds."""
     job = SteeredJob(job_spec(replicas=3, min_replicas=1, join_window_seconds=0.0))
     job.replaces = False
-    job.kill_master()
-    job.start_master(journal=False)
+    job.restart_master(journal=False)
     job.add_agent(0)
     job.run(4.0)
     assert job.is_in("WAITING")
@@ -105,7 +96,7 @@ def test_a_world_that_lacks_a_rank_is_not_adopted() -> None:
     job.run(10.0)
     assert "WorldAdopted" not in job.reasons()
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
 
 
 def test_a_restored_master_learns_that_a_barrier_is_in_vain() -> None:
@@ -116,8 +107,7 @@ def test_a_restored_master_learns_that_a_barrier_is_in_vain() -> None:
     job.add_agents(2, sdk=False)
     job.run_until("TRAINING")
     job.run(6.0)
-    job.kill_master()
-    job.start_master()
+    job.restart_master()
     job.run(0.6)
     job.add_agent(2, sdk=False)
     job.run(30.0)
@@ -125,13 +115,13 @@ def test_a_restored_master_learns_that_a_barrier_is_in_vain() -> None:
     assert job.members == [0, 1, 2]
 
 
-def test_a_dead_node_is_blamed_although_the_next_world_does_without_it(training: Start) -> None:
+def test_a_dead_node_is_blamed_although_the_next_world_does_without_it() -> None:
     """The survivors' exceptions came first, and a scale-down before the news of its death."""
     job = training(4)
     job.raises, job.store_failures = 0.0, 1.0
     for agent in job.agents.values():
         agent.waiting = None
-    for node in job.core.inspect().membership.nodes.values():
+    for node in job.context.membership.nodes.values():
         node.store = None
     dead = job.agents[3]
     exited = wire.WorkerExited(rank=0, exit_code=1, error_type="RuntimeError", step=5)
@@ -140,13 +130,13 @@ def test_a_dead_node_is_blamed_although_the_next_world_does_without_it(training:
     job.run(0.02)
     assert job.is_in("FORMING")
     spec: wire.MasterSpec = job.spec
-    job.change(replicas=spec.replicas - 1)
-    newest = job.core.inspect().worlds.newest
+    job.operator.change(replicas=spec.replicas - 1)
+    newest = job.context.worlds.newest
     assert newest is not None
     assert 3 not in newest.places
-    job.end_pod(dead, wire.PodPhase.FAILED, 137)
+    job.operator.ended(dead, wire.PodPhase.FAILED, 137)
     job.run(0.05)
-    case = job.core.inspect().incidents.current
+    case = job.context.incidents.current
     assert case is not None
     assert case.best.node_rank == 3
     job.store_failures = 0.0
@@ -162,11 +152,10 @@ def test_a_pod_that_never_joined_is_charged_once_over_two_masters() -> None:
     job.pods[1] = wire.PodObservation(
         node_rank=1, pod_uid="dead", name="job-worker-1", phase=wire.PodPhase.FAILED, exit_code=127
     )
-    job.tell_pod(1)
+    job.operator.observe(1)
     job.run(2.0)
     assert job.charges() == [wire.BudgetKind.NO_PROGRESS]
-    job.kill_master()
-    job.start_master()
+    job.restart_master()
     job.run(2.0)
     assert job.charges() == [wire.BudgetKind.NO_PROGRESS]
 

@@ -5,21 +5,16 @@ from __future__ import annotations
 import pytest
 
 from holdfast_master.policies.hang_response import HangKind
-from holdfast_wire.messages import (
-    CheckpointCommitted,
-    CheckpointVersion,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    RosterFailed,
-)
-from simulation.steered.job import SteeredJob, job_spec
+from holdfast_wire import messages as wire
+from simulation.steered.job import SteeredJob, started
 from simulation.steered.replicas import replicated, roster, rounds_of, say
 
 
 def test_a_replica_that_keeps_others_waiting_is_restarted() -> None:
     """Its steps stand still behind those of the others, which wait for it in a sync."""
-    job = replicated(3, health=HealthPolicy(hang=HangPolicy(mode=HealthMode.ACT, min_seconds=300)))
+    job = replicated(
+        3, health=wire.HealthPolicy(hang=wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=300))
+    )
     before = rounds_of(job)
     _stands(job, 1)
     job.run(3.0)
@@ -40,7 +35,7 @@ def test_a_replica_that_hangs_is_out_until_it_steps_again() -> None:
     for rank in (0, 2):
         _stands(job, rank)
     job.run(7.0)
-    text = job.core.status(job.moment()).text
+    text = job.status.text
     assert "no replica has completed a step for " in text
     assert "replica 2 not for the longest time: " in text
     job.run(28.0)
@@ -77,7 +72,7 @@ def test_a_replica_without_a_first_step_hides_no_frozen_one() -> None:
     _stands(job, 0)
     job.run(45.0)
     assert roster(job).replicas == (1, 4)
-    (text,) = [one.text for one in job.core.events_after(0, 999) if one.reason == "ReplicaFrozen"]
+    (text,) = job.texts("ReplicaFrozen")
     assert text.startswith("replica 2"), text
 
 
@@ -115,8 +110,8 @@ def test_a_replica_that_was_stopped_before_its_first_step_is_found_by_its_ranks(
 
 def test_a_replica_that_never_completes_a_first_step_is_restarted() -> None:
     """The others have waited for as long as a first step may take, and then go on."""
-    settings = HangPolicy(mode=HealthMode.ACT, min_seconds=40, first_step_seconds=120)
-    job = replicated(3, health=HealthPolicy(hang=settings))
+    settings = wire.HangPolicy(mode=wire.HealthMode.ACT, min_seconds=40, first_step_seconds=120)
+    job = replicated(3, health=wire.HealthPolicy(hang=settings))
     starting(job, 2)
     before = rounds_of(job)
     for rank in (0, 1):
@@ -144,8 +139,8 @@ def frozen_behind_the_end(*, saved: bool) -> SteeredJob:
     job.run(35.0)
     assert roster(job).replicas == (1, 3)
     if saved:
-        version = CheckpointVersion(lineage=1, step=50)
-        job.core.inspect().state.checkpoint = CheckpointCommitted(version=version, world_size=1)
+        version = wire.CheckpointVersion(lineage=1, step=50)
+        job.state.checkpoint = wire.CheckpointCommitted(version=version, world_size=1)
     for rank in (0, 2):
         job.agents[rank].workers.exit(0, 0)
     job.run(15.0)
@@ -161,11 +156,11 @@ def test_a_replica_that_goes_on_after_the_others_end_begins_anew(how: str) -> No
     if how == "steps":
         _stands(job, 1, stuck=False)
     else:
-        say(job, 1, RosterFailed(epoch=epoch - 1))
+        say(job, 1, wire.RosterFailed(epoch=epoch - 1))
     job.run(10.0)
     assert rounds_of(job)[1] > before, job.tale()
     assert job.charges() == [], "nothing has failed"
-    assert any("after the others have ended" in text for text in told(job)), told(job)
+    assert any("after the others have ended" in one.text for one in job.incidents)
     job.agents[1].workers.exit(0, 0)
     job.run_until("SUCCEEDED")
 
@@ -180,16 +175,9 @@ def test_without_a_checkpoint_it_goes_on_alone() -> None:
     assert roster(job).replicas == (2,)
 
 
-def told(job: SteeredJob) -> list[str]:
-    """Texts of all events."""
-    return [one.text for one in job.core.events_after(0, 9999)]
-
-
 def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
     """Its process is gone, as it should be; the others of its replica wait as all do."""
-    job = SteeredJob(job_spec(replicas=2, replica_nodes=1, min_replicas=1))
-    job.add_agents(2, local=2)
-    job.run_until("TRAINING")
+    job = started(2, agents={"local": 2}, replica_nodes=1, min_replicas=1)
     job.run(1.0)
     job.agents[1].workers.exit(0, 0)
     job.run(0.5)

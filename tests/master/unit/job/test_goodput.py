@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.inputs import Received
 from holdfast_master.job.state.goodput import GoodputLedger
 from holdfast_master.policies.goodput import CLASSES, summed
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import messages as wire
 from simulation.oracle.core_state import check_ledger
 from simulation.oracle.invariants import Broken
-from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.job import SteeredJob, started, training
 
 G = wire.GoodputClass
-Start = Callable[..., SteeredJob]
 
 
 def classes(job: SteeredJob) -> dict[wire.GoodputClass, float]:
@@ -26,7 +22,7 @@ def classes(job: SteeredJob) -> dict[wire.GoodputClass, float]:
     return {entry.kind: entry.node_seconds for entry in job.core.goodput(job.moment()).totals}
 
 
-def test_classes_sum_to_the_nodes_time(training: Start) -> None:
+def test_classes_sum_to_the_nodes_time() -> None:
     """Also over crashes, rescales and roll-backs; the sum over nodes is the whole."""
     job = training(2)
     job.agents[0].crash_worker()
@@ -38,29 +34,28 @@ def test_classes_sum_to_the_nodes_time(training: Start) -> None:
     assert sum(per_node) == pytest.approx(found.node_seconds, abs=1e-6)
     assert per_node[0] == pytest.approx(job.time.now, abs=0.1)
     assert {G.PRODUCTIVE, G.RESTART, G.RESCALE, G.ROLLED_BACK, G.WAITING} <= set(classes(job))
-    assert job.core.status(job.moment()).goodput == pytest.approx(found.goodput)
+    assert job.status.goodput == pytest.approx(found.goodput)
 
 
-def test_an_incident_says_what_it_cost(training: Start) -> None:
+def test_an_incident_says_what_it_cost() -> None:
     """Restart and rolled-back work of both nodes, nothing of the time after."""
     job = training(2)
     job.agents[0].crash_worker()
     job.run(20.0)
-    found = job.core.goodput(job.moment()).incidents[0]
+    found = job.incidents[0]
     cost = {entry.kind: entry.node_seconds for entry in found.cost}
     assert set(cost) == {G.RESTART, G.ROLLED_BACK}
     assert cost[G.RESTART] == pytest.approx(2 * found.first_step_seconds, rel=0.2)
     assert cost[G.ROLLED_BACK] == pytest.approx(2 * 0.1 * found.steps_redone, rel=0.1)
 
 
-def test_time_before_detection_is_not_productive(training: Start) -> None:
+def test_time_before_detection_is_not_productive() -> None:
     """Five seconds of silence were lost to all nodes."""
-    job = training(2, min_replicas=1)
-    job.replaces = False
+    job = training(2, min_replicas=1, replaces=False)
     job.raises = 0.0
     job.agents[1].freeze()
     job.run(20.0)
-    found = job.core.goodput(job.moment()).incidents[0]
+    found = job.incidents[0]
     cost = {entry.kind: entry.node_seconds for entry in found.cost}
     assert found.detection_seconds == pytest.approx(5.0, abs=0.6)
     assert cost[G.RESTART] > 4.0
@@ -68,44 +63,42 @@ def test_time_before_detection_is_not_productive(training: Start) -> None:
 
 def report(job: SteeredJob, **progress: object) -> None:
     """One heartbeat of node 0."""
-    session = job.agents[0].session
-    assert session is not None
     values = {"round": 1, "step": 5, "step_seconds": 0.1, "has_sdk": True, **progress}
     beat = wire.Heartbeat(ranks=(wire.RankProgress(**values),))  # type: ignore[arg-type]
-    job.take(Received(session, wire.Fence(epoch=1, incarnation="m1", round=1), beat))
+    job.say(0, beat)
 
 
-def test_checkpoints_and_hangs_are_seen(training: Start) -> None:
+def test_checkpoints_and_hangs_are_seen() -> None:
     """By the section and by the time without a step; a stall is told once."""
     job = training(2)
     report(job, section=wire.RankSection.CHECKPOINT)
-    assert job.core.inspect().ledger.kind(0) is G.CHECKPOINT
+    assert job.context.ledger.kind(0) is G.CHECKPOINT
     for _ in range(2):
         report(job, section=wire.RankSection.TRAIN, since_step_seconds=60.0)
-        assert job.core.inspect().ledger.kind(0) is G.HANG
+        assert job.context.ledger.kind(0) is G.HANG
     assert job.reasons().count("StepStalled") == 1
     report(job, section=wire.RankSection.TRAIN)
-    assert job.core.inspect().ledger.kind(0) is G.PRODUCTIVE
+    assert job.context.ledger.kind(0) is G.PRODUCTIVE
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_times_that_are_no_times_are_left_out(training: Start, value: float) -> None:
+def test_times_that_are_no_times_are_left_out(value: float) -> None:
     """A torn page does not spoil the job's figures."""
     job = training(2)
-    before = job.core.status(job.moment()).step_seconds
+    before = job.status.step_seconds
     report(job, step_seconds=value)
     report(job, since_step_seconds=value)
-    assert job.core.status(job.moment()).step_seconds == before
+    assert job.status.step_seconds == before
     job.agents[0].crash_worker()
     job.run(3.0)
     assert job.is_in("TRAINING")
 
 
-def test_progress_and_throughput_are_shown(training: Start) -> None:
+def test_progress_and_throughput_are_shown() -> None:
     """Steps, samples and loss of the whole world."""
     job = training(2)
     job.run(5.0)
-    status = job.core.status(job.moment())
+    status = job.status
     assert status.step >= 60
     assert status.step_seconds == pytest.approx(0.1)
     assert status.samples_per_second == pytest.approx(160, rel=0.3)
@@ -166,13 +159,11 @@ def test_an_account_that_does_not_add_up_is_found() -> None:
     assert ledger.kind(9) is G.UNSPECIFIED
 
 
-def test_steps_that_nobody_reports_are_no_figure(training: Start) -> None:
+def test_steps_that_nobody_reports_are_no_figure() -> None:
     """Without the SDK no time to the next step is told, and the goodput is marked as a guess."""
     seen = training(2)
-    assert not seen.core.status(seen.moment()).goodput_assumed
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
+    assert not seen.status.goodput_assumed
+    job = started(2, agents={"sdk": False})
     job.agents[0].crash_worker()
     job.run(20.0)
     answer = job.core.goodput(job.moment())
@@ -181,26 +172,23 @@ def test_steps_that_nobody_reports_are_no_figure(training: Start) -> None:
     assert found.first_step_unseen
     assert found.first_step_seconds == 0.0
     assert answer.goodput_assumed
-    assert job.core.status(job.moment()).goodput_assumed
-    [closed] = [e.text for e in job.core.events_after(0, 9999) if e.reason == "IncidentClosed"]
+    assert job.status.goodput_assumed
+    [closed] = job.texts("IncidentClosed")
     assert "no rank reports its next step" in closed
     assert "next step after" not in closed
-    job.kill_master()
-    job.start_master()
-    assert job.core.status(job.moment()).goodput_assumed
+    job.restart_master()
+    assert job.status.goodput_assumed
 
 
 def test_a_step_that_is_reported_late_is_the_incidents_first() -> None:
     """The script imports the SDK some seconds after its start: the real time is shown."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
+    job = started(2, agents={"sdk": False})
     job.agents[0].crash_worker()
     job.run(6.0)
     for agent in job.agents.values():
         agent.sdk = True
     job.run(20.0)
-    [found] = job.core.goodput(job.moment()).incidents
+    [found] = job.incidents
     assert not found.first_step_unseen
     assert found.first_step_seconds > 5.0
     [cost] = found.cost
@@ -217,27 +205,23 @@ def test_a_script_that_calls_the_sdk_late_has_had_a_long_start(
 
     After minutes nobody can tell a start from steps that were not reported.
     """
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
-    assert job.core.status(job.moment()).goodput_assumed
+    job = started(2, agents={"sdk": False})
+    before = job.status
     job.run(seconds)
     for agent in job.agents.values():
         agent.sdk = True
     job.run(5.0)
     assert "StepsReported" in job.reasons()
-    assert job.core.status(job.moment()).goodput_assumed is assumed
+    assert (before.goodput_assumed, job.status.goodput_assumed) == (True, assumed)
     productive = classes(job)[G.PRODUCTIVE]
     assert (productive > 2 * seconds) is assumed
     assert assumed or productive < 2 * 5.5
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
 def test_a_guess_of_an_earlier_world_stays_one() -> None:
     """A later start that is seen after all does not say what the first world did."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
+    job = started(2, agents={"sdk": False})
     job.agents[0].crash_worker()
     job.run(1.0)
     job.run_until("TRAINING")
@@ -246,7 +230,7 @@ def test_a_guess_of_an_earlier_world_stays_one() -> None:
         agent.sdk = True
     job.run(5.0)
     assert "StepsReported" in job.reasons()
-    assert job.core.status(job.moment()).goodput_assumed
+    assert job.status.goodput_assumed
 
 
 def test_a_crowd_that_is_heard_seldom_is_heard_before_its_steps_are_unknown(
@@ -255,8 +239,6 @@ def test_a_crowd_that_is_heard_seldom_is_heard_before_its_steps_are_unknown(
     """The SDK is seen by a heartbeat, and those of a large world come seldom."""
     monkeypatch.setattr("simulation.training.PACE", 3.0)
     settings = CoreSettings(crowd_nodes=1, crowd_messages_per_second=0.4, start_seconds=0.2)
-    job = SteeredJob(job_spec(replicas=2), settings=settings)
-    job.add_agents(2)
-    job.run_until("TRAINING")
+    job = started(2, settings=settings)
     assert {agent.beat_seconds for agent in job.agents.values()} == {2.0}
     assert "StepsUnknown" not in job.reasons()

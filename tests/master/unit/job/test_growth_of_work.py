@@ -68,13 +68,13 @@ def lose_half(job: MeteredJob, nodes: int) -> None:
 
 def shrink(job: MeteredJob, nodes: int) -> None:
     """Half of the nodes are not wanted any more."""
-    job.change(replicas=nodes // 2)
+    job.operator.change(replicas=nodes // 2)
     train(job, nodes // 2)
 
 
 def grow(job: MeteredJob, nodes: int) -> None:
     """They are wanted again."""
-    job.change(replicas=nodes)
+    job.operator.change(replicas=nodes)
     train(job, nodes)
 
 
@@ -96,18 +96,14 @@ def evict(job: MeteredJob, nodes: int) -> None:
 
 def restart(job: MeteredJob, nodes: int) -> None:
     """The master dies; its successor has the journal."""
-    job.kill_master()
-    job.run(1.0)
-    job.start_master()
+    job.restart_master(1.0)
     job.run(8.0)
     train(job, nodes)
 
 
 def adopt(job: MeteredJob, nodes: int) -> None:
     """The master dies; its successor has nothing."""
-    job.kill_master()
-    job.run(1.0)
-    job.start_master(journal=False)
+    job.restart_master(1.0, journal=False)
     job.run(8.0)
     train(job, nodes)
 

@@ -32,11 +32,11 @@ def guess(job: SteeredJob, after: float | None) -> None:
 def crash(job: SteeredJob, after: float) -> None:
     """Let the running world train for a while, then end a rank, and wait for the next world."""
     job.run(after)
-    before = job.core.status(job.moment()).round
+    before = job.status.round
     job.agents[0].crash_worker()
 
     def over() -> bool:
-        return job.core.status(job.moment()).round > before or job.is_in("FAILED")
+        return job.status.round > before or job.is_in("FAILED")
 
     job.time.run(job.time.now + 60.0, over)
     if not job.is_in("FAILED"):
@@ -45,7 +45,7 @@ def crash(job: SteeredJob, after: float) -> None:
 
 def closed(job: SteeredJob) -> str:
     """Text of the newest closed incident."""
-    return [e.text for e in job.core.events_after(0, 9999) if e.reason == "IncidentClosed"][-1]
+    return job.texts("IncidentClosed")[-1]
 
 
 def test_a_script_that_crashes_before_its_first_guessed_step_makes_no_progress() -> None:
@@ -55,7 +55,7 @@ def test_a_script_that_crashes_before_its_first_guessed_step_makes_no_progress()
         if not job.is_in("FAILED"):
             crash(job, 10.0)
     assert job.is_in("FAILED"), job.charges()
-    assert job.core.status(job.moment()).reason == "NoProgress"
+    assert job.status.reason == "NoProgress"
     assert job.charges()[0] is F
     assert set(job.charges()[1:]) == {N}
 
@@ -68,7 +68,7 @@ def test_a_script_with_guessed_steps_makes_progress_though_each_count_begins_at_
     job.run(20.0)
     assert job.is_in("TRAINING")
     assert set(job.charges()) == {F}
-    assert job.core.inspect().state.best_step == 0
+    assert job.state.best_step == 0
 
 
 def test_without_guesses_it_is_as_before() -> None:
@@ -122,13 +122,12 @@ def test_the_time_to_the_next_step_is_a_guess_and_its_start_is_no_training(
     guess(job, 30.0)
     crash(job, 0.1)
     job.run(20.0)
-    [found] = job.core.goodput(job.moment()).incidents
+    [found] = job.incidents
     assert (found.open, found.first_step_seconds) == (True, 0.0)
     if master_dies:
-        job.kill_master()
-        job.start_master()
+        job.restart_master()
     job.run(60.0)
-    [found] = job.core.goodput(job.moment()).incidents
+    [found] = job.incidents
     assert not found.open
     assert found.first_step_guessed
     assert not found.first_step_unseen
@@ -154,7 +153,7 @@ def test_a_guess_is_shown_as_one() -> None:
     """In the status, of each rank, and in one event a round."""
     job = plain(0.5)
     job.run(10.0)
-    status = job.core.status(job.moment())
+    status = job.status
     assert status.step_guessed
     assert 80 < status.step < 130
     ranks = [rank for node in job.core.nodes(job.moment()) for rank in node.ranks]
@@ -172,9 +171,9 @@ def test_a_lost_node_leaves_no_guess_behind_as_a_step() -> None:
     job.agents[1].freeze()
     job.run(30.0)
     job.run_until("TRAINING")
-    assert job.core.status(job.moment()).round > 1
-    assert job.core.inspect().state.best_step == 0
-    [case] = job.core.inspect().incidents.open()
+    assert job.status.round > 1
+    assert job.state.best_step == 0
+    [case] = job.context.incidents.open()
     assert case.reached == 0
 
 
@@ -183,8 +182,7 @@ def test_a_successor_knows_that_the_round_had_a_guessed_step() -> None:
     job = plain(0.5)
     crash(job, 5.0)
     job.run(20.0)
-    job.kill_master()
-    job.start_master()
+    job.restart_master()
     guess(job, None)
     crash(job, 1.0)
     job.run(150.0)

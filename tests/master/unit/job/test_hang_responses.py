@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -21,11 +20,8 @@ from simulation.steered.hangs import (
     answer,
     failures,
     stand_still,
-    told,
 )
-from simulation.steered.job import SteeredJob
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, training
 
 
 def _hosts(job: SteeredJob) -> None:
@@ -34,7 +30,7 @@ def _hosts(job: SteeredJob) -> None:
         job.take(OperatorMessage(job.pods[rank]))
 
 
-def test_odd_ranks_are_restarted_on_their_nodes(training: Start) -> None:
+def test_odd_ranks_are_restarted_on_their_nodes() -> None:
     """After the evidence, as one failure with its own cause."""
     job = training(3, health=ACT)
     order = stand_still(job)
@@ -43,30 +39,28 @@ def test_odd_ranks_are_restarted_on_their_nodes(training: Start) -> None:
     job.run(15.0)
     assert failures(job) == [("Hung", "1")]
     assert job.members == [0, 1, 2]
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     assert job.charges() == [wire.BudgetKind.FAILURES]
-    (text,) = told(job, EventReason.INCIDENT_OPENED)
+    (text,) = job.texts(EventReason.INCIDENT_OPENED)
     assert "hang: stopped: rank 1" in text
     assert job.reasons().count("NodeDraining") == 0
 
 
-def test_ranks_of_two_nodes_that_contradict_each_other_are_laid_to_no_node(
-    training: Start,
-) -> None:
+def test_ranks_of_two_nodes_that_contradict_each_other_are_laid_to_no_node() -> None:
     """One of the two left the path, and nothing tells which: no host gets a strike."""
     job = training(2, health=ACT)
     _hosts(job)
     answer(job, stand_still(job), {}, {1: "gloo:broadcast"})
     job.run(15.0)
-    (text,) = told(job, EventReason.HANG_FOUND)
+    (text,) = job.texts(EventReason.HANG_FOUND)
     assert text.startswith("mismatched collective: rank 0 ")
     assert "; rank 1 " in text
     assert failures(job) == [("Hung", "")]
-    assert job.core.status(job.moment()).round == 2
-    assert not job.core.inspect().state.strikes
+    assert job.status.round == 2
+    assert not job.state.strikes
 
 
-def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks(training: Start) -> None:
+def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks() -> None:
     """The hang was reported first, and is over with its world."""
     job = training(3, health=ACT)
     answer(job, stand_still(job), {1: STOPPED})
@@ -78,7 +72,7 @@ def test_the_incident_that_ended_the_world_names_the_one_with_the_stacks(trainin
     assert hang.decided_seconds > 0
 
 
-def test_a_world_is_not_ended_before_its_evidence_is_there(training: Start) -> None:
+def test_a_world_is_not_ended_before_its_evidence_is_there() -> None:
     """As long as one node may still answer."""
     job = training(3, health=ACT)
     order = stand_still(job)
@@ -92,7 +86,7 @@ def test_a_world_is_not_ended_before_its_evidence_is_there(training: Start) -> N
     assert failures(job) == [("Hung", "1")]
 
 
-def test_a_world_that_went_on_while_evidence_was_awaited_is_left_alone(training: Start) -> None:
+def test_a_world_that_went_on_while_evidence_was_awaited_is_left_alone() -> None:
     """Its ranks are at work again although the evidence names one of them."""
     job = training(3, health=ACT)
     order = stand_still(job)
@@ -100,10 +94,10 @@ def test_a_world_that_went_on_while_evidence_was_awaited_is_left_alone(training:
     answer(job, order, {1: STOPPED})
     job.run(30.0)
     assert not failures(job)
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
 
 
-def test_a_node_in_d_state_is_left_and_its_host_avoided(training: Start) -> None:
+def test_a_node_in_d_state_is_left_and_its_host_avoided() -> None:
     """Its process cannot be killed: the others go on, and another pod is asked for."""
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
@@ -113,15 +107,15 @@ def test_a_node_in_d_state_is_left_and_its_host_avoided(training: Start) -> None
     job.run(2.0)
     assert job.members == [0, 1]
     assert failures(job) == [("Hung", "2")]
-    assert "SIGKILL may not end it" in told(job, EventReason.INCIDENT_OPENED)[0]
-    assert job.core.status(job.moment()).excluded_nodes == ("gpu-2",)
+    assert "SIGKILL may not end it" in job.texts(EventReason.INCIDENT_OPENED)[0]
+    assert job.status.excluded_nodes == ("gpu-2",)
     job.run(40.0)
     assert job.agents[2].pod_uid != before
     assert sorted(job.members) == [0, 1, 2]
     assert job.charges() == [wire.BudgetKind.FAILURES]
 
 
-def test_an_agent_without_its_process_is_replaced(training: Start) -> None:
+def test_an_agent_without_its_process_is_replaced() -> None:
     """Its host is as good as any."""
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
@@ -130,10 +124,10 @@ def test_an_agent_without_its_process_is_replaced(training: Start) -> None:
     job.run(40.0)
     assert job.agents[2].pod_uid != before
     assert sorted(job.members) == [0, 1, 2]
-    assert not job.core.status(job.moment()).excluded_nodes
+    assert not job.status.excluded_nodes
 
 
-def test_a_hang_of_nobody_is_restarted_once(training: Start) -> None:
+def test_a_hang_of_nobody_is_restarted_once() -> None:
     """The second time at the same step the world is left alone, and people are told."""
     job = training(2, health=ACT)
     order = stand_still(job)
@@ -144,12 +138,12 @@ def test_a_hang_of_nobody_is_restarted_once(training: Start) -> None:
     answer(job, stand_still(job), {})
     job.run(60.0)
     assert failures(job) == [("Hung", "")]
-    (text,) = told(job, EventReason.HANG_LEFT)
+    (text,) = job.texts(EventReason.HANG_LEFT)
     assert "a restart has not helped" in text
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
 
 
-def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
+def test_hangs_that_come_back_spend_the_budget() -> None:
     """As failures do; then the job ends."""
     budgets = tuple(
         wire.Budget(kind=kind, limit=1 if kind is wire.BudgetKind.FAILURES else 1000)
@@ -170,26 +164,24 @@ def test_hangs_that_come_back_spend_the_budget(training: Start) -> None:
 
 
 @pytest.mark.parametrize("mode", [wire.HealthMode.REPORT, wire.HealthMode.DISABLED])
-def test_other_modes_end_nothing(training: Start, mode: wire.HealthMode) -> None:
+def test_other_modes_end_nothing(mode: wire.HealthMode) -> None:
     """Report says it; Disabled does not look."""
     policy = dataclasses.replace(ACT.hang, mode=mode)  # type: ignore[type-var]
     job = training(2, health=wire.HealthPolicy(hang=policy))
     job.agents[0].workers.pause(paused=True)
     job.run(60.0)
     assert not failures(job)
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
 
 
 @pytest.mark.parametrize("after", [0.0, 0.003, 0.3, 3.0])
-def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None:
+def test_a_new_master_answers_a_hang_once(after: float) -> None:
     """Killed before, in or after the answer: one incident, one charge."""
     job = training(3, min_replicas=2, health=ACT)
     _hosts(job)
     answer(job, stand_still(job), {2: STUCK})
     job.run(after)
-    job.kill_master()
-    job.run(0.5)
-    job.start_master()
+    job.restart_master(0.5)
     if not failures(job):
         answer(job, stand_still(job), {2: STUCK})
     job.run(60.0)
@@ -199,17 +191,17 @@ def test_a_new_master_answers_a_hang_once(training: Start, after: float) -> None
     assert sorted(job.members) == [0, 1, 2]
 
 
-def test_what_all_ranks_wait_for_is_left_alone(training: Start) -> None:
+def test_what_all_ranks_wait_for_is_left_alone() -> None:
     """Each begins an epoch slowly: a restart would have them wait again."""
     job = training(3, health=ACT)
     answer(job, stand_still(job), dict.fromkeys(range(3), LOADS))
     job.run(60.0)
     assert not failures(job)
-    assert "would meet the same" in told(job, EventReason.HANG_LEFT)[0]
-    assert job.core.status(job.moment()).round == 1
+    assert "would meet the same" in job.texts(EventReason.HANG_LEFT)[0]
+    assert job.status.round == 1
 
 
-def test_a_save_whose_bytes_move_is_never_cut(training: Start) -> None:
+def test_a_save_whose_bytes_move_is_never_cut() -> None:
     """It is not even told before a first step would be; then it is told, and left alone."""
     job = training(3, health=ACT)
     began = job.moment().unix
@@ -219,17 +211,17 @@ def test_a_save_whose_bytes_move_is_never_cut(training: Start) -> None:
     assert job.moment().unix - began > 60
     job.run(20.0)
     assert not failures(job)
-    assert len(told(job, EventReason.HANG_FOUND)) == 1
-    assert "makes progress" in told(job, EventReason.HANG_LEFT)[0]
+    assert len(job.texts(EventReason.HANG_FOUND)) == 1
+    assert "makes progress" in job.texts(EventReason.HANG_LEFT)[0]
 
 
-def test_what_an_answer_has_cost_is_waited_before_the_next(training: Start) -> None:
+def test_what_an_answer_has_cost_is_waited_before_the_next() -> None:
     """A wait of that length may end by itself, as each epoch's first batch does."""
     job = training(3, health=ACT)
     answer(job, stand_still(job), {1: LOADS})
     job.run(20.0)
     assert failures(job) == [("Hung", "1")]
-    (first,) = job.core.inspect().health.answered
+    (first,) = job.context.health.answered
     assert first.cost_seconds > 8.0
     answer(job, stand_still(job), {1: LOADS})
     job.run(first.cost_seconds - 4.0)
@@ -238,7 +230,7 @@ def test_what_an_answer_has_cost_is_waited_before_the_next(training: Start) -> N
     assert len(failures(job)) == 2
 
 
-def test_a_hang_that_comes_back_before_new_progress_is_answered_again(training: Start) -> None:
+def test_a_hang_that_comes_back_before_new_progress_is_answered_again() -> None:
     """Its first answer cost no more than until the second hang began: the budget decides."""
     job = training(3, health=ACT)
     order = stand_still(job)
@@ -249,11 +241,11 @@ def test_a_hang_that_comes_back_before_new_progress_is_answered_again(training: 
     answer(job, stand_still(job), {1: LOADS})
     job.run(40.0)
     assert failures(job) == [("Hung", "1")] * 2
-    first, _ = job.core.inspect().health.answered
+    first, _ = job.context.health.answered
     assert first.cost_seconds < 20.0
 
 
-def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start) -> None:
+def test_a_pause_that_ended_by_itself_is_known_in_the_next_world() -> None:
     """Its epochs begin as slowly."""
     policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
     job = training(3, health=wire.HealthPolicy(hang=policy))
@@ -261,13 +253,13 @@ def test_a_pause_that_ended_by_itself_is_known_in_the_next_world(training: Start
     job.run(6.0)
     job.agents[0].workers.pause(paused=False)
     job.run(5.0)
-    longest = job.core.inspect().health.hang_watch.learned.longest_pause
+    longest = job.context.health.hang_watch.learned.longest_pause
     assert longest > 12.0
-    job.core.inspect().health.begin(2)
-    assert job.core.inspect().health.hang_watch.learned.longest_pause == longest
+    job.context.health.begin(2)
+    assert job.context.health.hang_watch.learned.longest_pause == longest
 
 
-def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
+def test_a_hang_lasts_from_the_last_step_on() -> None:
     """It was seen seconds later."""
     job = training(3, health=ACT)
     job.run(5.0)
@@ -278,13 +270,13 @@ def test_a_hang_lasts_from_the_last_step_on(training: Start) -> None:
     assert hang.opened_unix == pytest.approx(stopped, abs=2.0)
 
 
-def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> None:
+def test_a_drain_during_a_reported_hang_tries_the_barrier() -> None:
     """The ranks may be at work that nobody has told, and then all save."""
     policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
     job = training(3, health=wire.HealthPolicy(hang=policy))
     answer(job, stand_still(job), {1: LOADS})
     job.run(3.0)
-    assert told(job, EventReason.HANG_FOUND)
+    assert job.texts(EventReason.HANG_FOUND)
     job.ask(wire.DrainNodeRequest(node_rank=1))
     assert "BarrierSet" in job.reasons()
     job.agents[0].workers.pause(paused=False)
@@ -293,7 +285,7 @@ def test_a_drain_during_a_reported_hang_tries_the_barrier(training: Start) -> No
     assert job.members == [0, 2]
 
 
-def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
+def test_a_job_that_hangs_is_stopped_without_a_barrier() -> None:
     """No rank comes to another step; and the hang is not over because the job stops."""
     policy = dataclasses.replace(ACT.hang, mode=wire.HealthMode.REPORT)  # type: ignore[type-var]
     job = training(3, health=wire.HealthPolicy(hang=policy))
@@ -302,5 +294,5 @@ def test_a_job_that_hangs_is_stopped_without_a_barrier(training: Start) -> None:
     job.ask(wire.StopJobRequest())
     job.run(8.0)
     assert "BarrierSet" not in job.reasons()
-    assert not told(job, EventReason.HANG_OVER)
+    assert not job.texts(EventReason.HANG_OVER)
     assert job.end == "StoppedByUser"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from holdfast_master.instructions import KeepEvidence
@@ -11,10 +9,9 @@ from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause, EventReason
 from messages.hang_evidence import REDUCES, SLEEPS, USER, rank, stack, tail
 from simulation.agent import Agent
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import SteeredJob, training
 from simulation.steered.without_sdk import without_sdk
 
-Start = Callable[..., SteeredJob]
 INFERS = stack(("/job/train.py", "infer"))
 
 HEALTH = wire.HealthPolicy(
@@ -24,41 +21,47 @@ HEALTH = wire.HealthPolicy(
 )
 
 
-def _told(job: SteeredJob, reason: str) -> list[str]:
-    return [event.text for event in job.core.events_after(0, 100_000) if event.reason == reason]
-
-
 def _asked(job: SteeredJob) -> list[tuple[int, wire.CollectEvidence]]:
     return [(node, sent) for node, sent in job.sent if isinstance(sent, wire.CollectEvidence)]
 
 
-def test_a_world_that_trains_does_not_hang(training: Start) -> None:
+def _hung(seconds: float = 20.0) -> SteeredJob:
+    """A job whose first rank stands still, and the others wait for it."""
+    job = training(3, health=HEALTH)
+    job.run(5.0)
+    job.agents[0].workers.pause(paused=True)
+    job.run(seconds)
+    return job
+
+
+def _go_on(job: SteeredJob) -> None:
+    job.agents[0].workers.pause(paused=False)
+    job.run(5.0)
+
+
+def test_a_world_that_trains_does_not_hang() -> None:
     """Nobody is asked, however long it trains."""
     job = training(3, health=HEALTH)
     job.run(120.0)
     assert not _asked(job)
 
 
-def test_a_world_without_progress_is_asked_once_and_named(training: Start) -> None:
+def test_a_world_without_progress_is_asked_once_and_named() -> None:
     """After the limit that its own pace has taught; every member gives its evidence."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(7.0)
+    job = _hung(7.0)
     assert not _asked(job)
     job.run(6.0)
     assert sorted(node for node, _ in _asked(job)) == [0, 1, 2]
-    (text,) = _told(job, EventReason.HANG_FOUND)
+    (text,) = job.texts(EventReason.HANG_FOUND)
     assert "no progress for" in text
-    assert job.core.inspect().state.phase is wire.JobPhase.TRAINING
+    assert job.state.phase is wire.JobPhase.TRAINING
     job.run(30.0)
-    assert len(_told(job, EventReason.HANG_FOUND)) == 1
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
-    assert len(_told(job, EventReason.HANG_OVER)) == 1
+    assert len(job.texts(EventReason.HANG_FOUND)) == 1
+    _go_on(job)
+    assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
-def test_the_hang_that_holds_is_in_the_health_of_the_job(training: Start) -> None:
+def test_the_hang_that_holds_is_in_the_health_of_the_job() -> None:
     """With the time since it was seen; it is gone once the ranks go on."""
     job = training(3, health=HEALTH)
     job.run(5.0)
@@ -72,8 +75,7 @@ def test_the_hang_that_holds_is_in_the_health_of_the_job(training: Start) -> Non
     assert hang is not None
     assert hang.cause
     assert hang.seconds == pytest.approx(first.seconds + 5.0, abs=0.1)
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert job.core.health(job.moment()).hang is None
 
 
@@ -86,92 +88,76 @@ def _kept(job: SteeredJob) -> list[wire.IncidentEvidence]:
     return [one.evidence for one in job.instructions if isinstance(one, KeepEvidence)]
 
 
-def test_a_hang_is_an_incident_that_keeps_its_evidence(training: Start) -> None:
+def test_a_hang_is_an_incident_that_keeps_its_evidence() -> None:
     """It is closed when the ranks go on, spends no budget, and has the stacks of all ranks."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     (hang,) = _hangs(job)
     assert (hang.open, hang.reported_only, hang.from_round) == (True, True, 1)
     (kept,) = _kept(job)
     assert kept.incident_id == hang.id
     assert [one.rank for one in kept.ranks] == [0, 1, 2]
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    _go_on(job)
     (over,) = _hangs(job)
     assert not over.open
     assert over.first_step_seconds > 0
     assert not job.charges()
 
 
-def test_a_successor_goes_on_with_the_hang_that_it_finds(training: Start) -> None:
+def test_a_successor_goes_on_with_the_hang_that_it_finds() -> None:
     """Neither the incident nor its event is doubled; the first progress closes it."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
-    job.kill_master()
-    job.start_master()
+    job = _hung()
+    job.restart_master()
     job.run(2.0)
     assert [one.open for one in _hangs(job)] == [True]
     job.run(70.0)
     assert len(_kept(job)) == 2
     assert {one.incident_id for one in _kept(job)} == {_hangs(job)[0].id}
-    assert len(_told(job, EventReason.HANG_FOUND)) == 1
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
+    assert len(job.texts(EventReason.HANG_FOUND)) == 1
+    _go_on(job)
     assert [one.open for one in _hangs(job)] == [False]
-    assert len(_told(job, EventReason.HANG_OVER)) == 1
+    assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
-def test_a_successor_closes_a_hang_that_ended_while_there_was_no_master(training: Start) -> None:
+def test_a_successor_closes_a_hang_that_ended_while_there_was_no_master() -> None:
     """It sees the ranks make progress."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     job.kill_master()
     job.agents[0].workers.pause(paused=False)
     job.start_master()
     job.run(5.0)
     assert [one.open for one in _hangs(job)] == [False]
-    assert len(_told(job, EventReason.HANG_OVER)) == 1
+    assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
-def test_the_status_sums_the_health_up(training: Start) -> None:
+def test_the_status_sums_the_health_up() -> None:
     """Not judged before a world runs; as expected, a hang, and as expected again."""
     job = training(3, health=HEALTH)
     job.run(5.0)
-    assert job.core.status(job.moment()).health is wire.HealthReason.AS_EXPECTED
+    found = [job.status]
     job.agents[0].workers.pause(paused=True)
     job.run(20.0)
-    status = job.core.status(job.moment())
-    assert status.health is wire.HealthReason.HANG
-    assert status.health_text == _hangs(job)[0].text
-    job.agents[0].workers.pause(paused=False)
-    job.run(5.0)
-    assert job.core.status(job.moment()).health is wire.HealthReason.AS_EXPECTED
+    found.append(job.status)
+    assert found[-1].health_text == _hangs(job)[0].text
+    _go_on(job)
+    found.append(job.status)
     job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
-    assert job.core.status(job.moment()).health is wire.HealthReason.NOT_JUDGED
+    health = [one.health.name for one in (*found, job.status)]
+    assert health == ["AS_EXPECTED", "HANG", "AS_EXPECTED", "NOT_JUDGED"]
 
 
-def test_a_hang_ends_with_its_world(training: Start) -> None:
+def test_a_hang_ends_with_its_world() -> None:
     """A person restarts the round: the hang is closed, and the ranks never went on."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    job.agents[0].workers.pause(paused=True)
-    job.run(20.0)
+    job = _hung()
     job.ask(wire.StopJobRequest(now=True))
     job.run(5.0)
     (hang,) = _hangs(job)
     assert (hang.open, hang.first_step_seconds) == (False, 0.0)
     assert hang.decided_seconds > 0
-    assert not job.core.inspect().health.open_incident
+    assert not job.context.health.open_incident
 
 
-def test_nobody_is_asked_where_hangs_are_not_looked_for(training: Start) -> None:
+def test_nobody_is_asked_where_hangs_are_not_looked_for() -> None:
     """Mode Disabled, or a spec of an older operator."""
     for health in (
         None,
@@ -183,13 +169,7 @@ def test_nobody_is_asked_where_hangs_are_not_looked_for(training: Start) -> None
         assert not _asked(job)
 
 
-def _pause(job: SteeredJob, *, paused: bool) -> None:
-    job.agents[0].workers.pause(paused=paused)
-
-
-def test_a_first_evaluation_without_the_sdk_is_no_hang(
-    training: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_evaluation_without_the_sdk_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks compute, are looked at once a minute, and are named when a first step would be."""
     without_sdk(monkeypatch)
     hang = wire.HangPolicy(
@@ -200,32 +180,31 @@ def test_a_first_evaluation_without_the_sdk_is_no_hang(
     )
     job = training(3, health=wire.HealthPolicy(hang=hang))
     job.run(10.0)
-    _pause(job, paused=True)
+    job.agents[0].workers.pause(paused=True)
     job.run(150.0)
-    assert not _told(job, EventReason.HANG_FOUND)
+    assert not job.texts(EventReason.HANG_FOUND)
     assert len(_asked(job)) == 3 * 3
     job.run(120.0)
-    (text,) = _told(job, EventReason.HANG_FOUND)
+    (text,) = job.texts(EventReason.HANG_FOUND)
     assert "linear.py" in text or "train.py" in text
-    _pause(job, paused=False)
-    job.run(5.0)
-    assert len(_told(job, EventReason.HANG_OVER)) == 1
+    _go_on(job)
+    assert len(job.texts(EventReason.HANG_OVER)) == 1
 
 
 def test_an_evaluation_that_ended_is_learned_without_a_word(
-    training: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next one of its length is not even asked about."""
     without_sdk(monkeypatch)
     job = training(3, health=HEALTH)
     job.run(10.0)
     for _ in range(2):
-        _pause(job, paused=True)
+        job.agents[0].workers.pause(paused=True)
         job.run(30.0)
-        _pause(job, paused=False)
+        job.agents[0].workers.pause(paused=False)
         job.run(10.0)
-    assert not _told(job, EventReason.HANG_FOUND)
-    assert not _told(job, EventReason.HANG_OVER)
+    assert not job.texts(EventReason.HANG_FOUND)
+    assert not job.texts(EventReason.HANG_OVER)
     assert len(_asked(job)) == 3
 
 
@@ -235,15 +214,15 @@ def _hanging_seconds(job: SteeredJob) -> float:
 
 
 def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
-    training: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A script that spins in its own code does not evaluate."""
     without_sdk(monkeypatch, '  File "/job/train.py", line 9 in spin\n')
     job = training(3, health=HEALTH)
     job.run(10.0)
-    _pause(job, paused=True)
+    job.agents[0].workers.pause(paused=True)
     job.run(20.0)
-    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    assert len(job.texts(EventReason.HANG_FOUND)) == 1
     before = _hanging_seconds(job)
     job.run(10.0)
     assert _hanging_seconds(job) == pytest.approx(before + 30.0, abs=4.0), "three nodes"
@@ -253,7 +232,7 @@ def test_a_loop_of_the_script_is_a_hang_at_its_learned_limit(
     ("shown", "age", "found"), [(REDUCES, 61.0, 1), (REDUCES, 1.0, 0), (INFERS, 61.0, 0)]
 )
 def test_a_world_without_known_steps_is_judged_by_its_evidence(
-    training: Start, monkeypatch: pytest.MonkeyPatch, shown: str, age: float, found: int
+    monkeypatch: pytest.MonkeyPatch, shown: str, age: float, found: int
 ) -> None:
     """As a first step: where ranks wait for others, and no collective was issued for so long."""
     report = Agent.report
@@ -272,62 +251,52 @@ def test_a_world_without_known_steps_is_judged_by_its_evidence(
         message = wire.EvidenceCollected(command_id=order.command_id, ranks=(kept,))
         report(agent, message, agent.accepted.round)
     job.run(3.0)
-    assert len(_told(job, EventReason.HANG_FOUND)) == found
+    assert len(job.texts(EventReason.HANG_FOUND)) == found
 
 
-def test_the_pace_is_known_seconds_after_the_first_step(training: Start) -> None:
+def test_the_pace_is_known_seconds_after_the_first_step() -> None:
     """Steps count, not looks: a hang then need not wait for as long as a first step may take."""
     job = training(3, health=HEALTH)
     job.run(1.5)
     job.agents[0].workers.pause(paused=True)
     job.run(15.0)
-    assert len(_told(job, EventReason.HANG_FOUND)) == 1
+    assert len(job.texts(EventReason.HANG_FOUND)) == 1
 
 
 def _learned_pause(job: SteeredJob) -> float:
-    return job.core.inspect().health.hang_watch.learned.longest_pause
+    return job.context.health.hang_watch.learned.longest_pause
 
 
 @pytest.mark.parametrize(
     ("node", "section"), [(0, wire.RankSection.EVAL), (2, wire.RankSection.CHECKPOINT)]
 )
-def test_a_section_is_no_pause_of_training(
-    training: Start, node: int, section: wire.RankSection
-) -> None:
+def test_a_section_is_no_pause_of_training(node: int, section: wire.RankSection) -> None:
     """Of any rank: the others wait for it. The next hang is found as early as the first."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    _pause(job, paused=True)
-    job.run(1.0)
+    job = _hung(1.0)
     current = job.agents[node].workers.current
     assert current is not None
     usual, current.slot.section = current.slot.section, section - 1
     job.run(30.0)
     current.slot.section = usual
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert _learned_pause(job) == 0.0
 
 
-def test_the_start_of_a_world_is_no_pause_of_training(training: Start) -> None:
+def test_the_start_of_a_world_is_no_pause_of_training() -> None:
     """A first step compiles; that it was slow says nothing of later ones."""
     job = training(3, health=HEALTH)
     job.agents[0].workers.paused = True  # and so are the processes of the next round
     job.agents[1].crash_worker()
     job.run(35.0)
-    assert job.core.status(job.moment()).round == 2
-    _pause(job, paused=False)
-    job.run(5.0)
-    assert job.core.inspect().worlds.running().reached  # type: ignore[union-attr]
+    assert job.status.round == 2
+    _go_on(job)
+    assert job.context.worlds.running().reached  # type: ignore[union-attr]
     assert _learned_pause(job) == 0.0
 
 
-def test_a_pause_that_no_step_has_ended_is_not_learned(training: Start) -> None:
+def test_a_pause_that_no_step_has_ended_is_not_learned() -> None:
     """The rank went on into an evaluation, which has a limit of its own."""
-    job = training(3, health=HEALTH)
-    job.run(5.0)
-    _pause(job, paused=True)
-    job.run(7.0)
+    job = _hung(7.0)
     current = job.agents[0].workers.current
     assert current is not None
     usual, current.slot.section = current.slot.section, wire.RankSection.EVAL - 1
@@ -335,6 +304,5 @@ def test_a_pause_that_no_step_has_ended_is_not_learned(training: Start) -> None:
     assert _learned_pause(job) == 0.0
     current.slot.section = usual
     job.run(7.0)
-    _pause(job, paused=False)
-    job.run(5.0)
+    _go_on(job)
     assert _learned_pause(job) == pytest.approx(7.0, abs=2.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from holdfast_master.inputs import OperatorMessage
 from holdfast_master.job.requests.operator_messages import ineffective
 from holdfast_wire.messages import HangPolicy, HealthMode, HealthPolicy, StragglerPolicy
 from holdfast_wire.reasons import EventReason
-from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.job import job_spec, training
 
 _HANG = HangPolicy(
     mode=HealthMode.REPORT, step_time_factor=10.0, min_seconds=60.0, first_step_seconds=1800.0
@@ -23,14 +22,14 @@ _SLOW = StragglerPolicy(
 
 
 def _said(hang: HangPolicy = _HANG, slow: StragglerPolicy = _SLOW, **changes: Any) -> list[str]:
-    found = ineffective(job_spec(health=HealthPolicy(hang=hang, straggler=slow), **changes))
+    found = [*ineffective(job_spec(health=HealthPolicy(hang=hang, straggler=slow), **changes))]
     return [text.partition(" ")[0] for text in found]
 
 
 def test_nothing_is_said_of_settings_that_fit() -> None:
     """Neither of a job without any."""
     assert _said() == []
-    assert ineffective(job_spec()) == ()
+    assert list(ineffective(job_spec())) == []
 
 
 def test_a_first_step_that_is_to_be_quicker_than_any_other_is_named() -> None:
@@ -62,9 +61,7 @@ def test_act_without_room_is_named(spec: dict[str, Any], said: bool) -> None:  #
     assert _said(slow=report, **spec) == []
 
 
-def test_people_are_told_once_and_training_goes_on(
-    training: Callable[..., SteeredJob],
-) -> None:
+def test_people_are_told_once_and_training_goes_on() -> None:
     """Later specs with the same contradiction say nothing; a new one is told."""
     job = training(3, min_replicas=3, health=HealthPolicy(hang=_HANG, straggler=_SLOW))
     for generation in (2, 3):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, job_spec, training
 
 
-def test_a_second_agent_of_a_rank_takes_it_over(training: Start) -> None:
+def test_a_second_agent_of_a_rank_takes_it_over() -> None:
     """The newer pod wins; the older agent is told that it was replaced."""
     job = training(3)
     old = job.agents[1]
@@ -20,10 +16,10 @@ def test_a_second_agent_of_a_rank_takes_it_over(training: Start) -> None:
     assert (1, wire.LeaveOutcome.REPLACED) in job.outcomes
     assert old.left
     assert sorted(job.members) == [0, 1, 2]
-    assert job.core.goodput(job.moment()).incidents[0].cause == "AgentReplaced"
+    assert job.incidents[0].cause == "AgentReplaced"
 
 
-def test_an_agent_of_an_older_pod_is_sent_away(training: Start) -> None:
+def test_an_agent_of_an_older_pod_is_sent_away() -> None:
     """It cannot take its rank back."""
     job = training(3)
     old = job.agents[1]
@@ -38,7 +34,7 @@ def test_an_agent_of_an_older_pod_is_sent_away(training: Start) -> None:
     assert sorted(job.members) == [0, 1, 2]
 
 
-def test_a_hello_twice_on_two_streams_is_one_agent(training: Start) -> None:
+def test_a_hello_twice_on_two_streams_is_one_agent() -> None:
     """The older stream is closed, the training goes on."""
     job = training(2)
     agent = job.agents[1]
@@ -49,10 +45,10 @@ def test_a_hello_twice_on_two_streams_is_one_agent(training: Start) -> None:
     job.run(2.0)
     assert first not in job.master.streams
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
 
 
-def test_an_agent_that_lost_its_round_leads_to_one_fresh_round(training: Start) -> None:
+def test_an_agent_that_lost_its_round_leads_to_one_fresh_round() -> None:
     """It says hello in an older round although it had started the newest."""
     job = training(2)
     job.raises = 0.0
@@ -62,12 +58,12 @@ def test_an_agent_that_lost_its_round_leads_to_one_fresh_round(training: Start) 
     agent.blip()
     job.run(3.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     job.run(15.0)
     assert job.charges() == []
 
 
-def test_an_assignment_that_was_lost_with_its_stream_is_sent_again(training: Start) -> None:
+def test_an_assignment_that_was_lost_with_its_stream_is_sent_again() -> None:
     """A blip at the worst moment: the others wait in their start, no new round is needed."""
     job = training(2)
     job.agents[0].crash_worker()
@@ -77,7 +73,7 @@ def test_an_assignment_that_was_lost_with_its_stream_is_sent_again(training: Sta
     agent.stream.end_at_agent(0.0)
     job.run(1.5)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
 
 
 def test_rounds_are_newer_than_any_that_an_agent_names() -> None:
@@ -86,7 +82,7 @@ def test_rounds_are_newer_than_any_that_an_agent_names() -> None:
     job.add_agent(0)
     job.add_agent(1, newest_round=41)
     job.run_until("TRAINING")
-    assert job.core.status(job.moment()).round == 42
+    assert job.status.round == 42
 
 
 def test_a_crowd_is_given_a_longer_interval() -> None:
@@ -99,10 +95,9 @@ def test_a_crowd_is_given_a_longer_interval() -> None:
     assert {agent.beat_seconds for agent in job.agents.values()} == {1.5}
 
 
-def test_node_states_for_people(training: Start) -> None:
+def test_node_states_for_people() -> None:
     """Active, draining, disconnected, missing, lost."""
-    job = training(3, standbys=2)
-    job.replaces = False
+    job = training(3, standbys=2, replaces=False)
     job.agents[1].cut_off()
     job.add_agent(3)
     job.run(0.4)
@@ -117,12 +112,12 @@ def test_node_states_for_people(training: Start) -> None:
     assert states[3] is wire.NodeState.LOST
 
 
-def test_a_hello_can_say_that_processes_run_in_a_newer_round(training: Start) -> None:
+def test_a_hello_can_say_that_processes_run_in_a_newer_round() -> None:
     """The agent knows more than this master: one fresh round, newer than both."""
     job = training(2)
     agent = job.agents[1]
     agent.newest_round = 9
     agent.blip()
     job.run(3.0)
-    assert job.core.status(job.moment()).round == 10
+    assert job.status.round == 10
     assert isinstance(agent.hello(), wire.Hello)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from holdfast_master.core import Core
@@ -12,26 +10,22 @@ from holdfast_master.instructions import Finished, Record, Send, StepDown
 from holdfast_master.job.state.outgoing_batch import EPOCH_BITS
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, job_spec, training
 
 
 def restart(job: SteeredJob, after: float = 1.0) -> None:
     """The master dies and another starts a while later."""
-    job.kill_master()
-    job.run(after)
-    job.start_master()
+    job.restart_master(after)
 
 
-def test_a_running_world_is_adopted(training: Start) -> None:
+def test_a_running_world_is_adopted() -> None:
     """The same round goes on; goodput and events too."""
     job = training(3)
     events, step = job.core.newest_event(), job.step(1)
     restart(job, after=3.0)
     job.run(5.0)
     assert job.is_in("TRAINING")
-    status = job.core.status(job.moment())
+    status = job.status
     assert (status.round, status.epoch) == (1, 2)
     assert job.core.newest_event() > events
     assert job.step(1) > step + 60
@@ -39,7 +33,7 @@ def test_a_running_world_is_adopted(training: Start) -> None:
 
 
 @pytest.mark.parametrize("journal", [True, False])
-def test_no_two_masters_give_out_the_same_number(training: Start, *, journal: bool) -> None:
+def test_no_two_masters_give_out_the_same_number(*, journal: bool) -> None:
     """Agents, ranks and operators remember numbers, also those of masters that nobody else does."""
     job = training(2)
     job.kill_master()
@@ -59,22 +53,21 @@ def test_no_two_masters_give_out_the_same_number(training: Start, *, journal: bo
     assert {number >> EPOCH_BITS for number in new} == {2}
 
 
-def test_a_member_that_does_not_come_back_is_lost_after_the_limit(training: Start) -> None:
+def test_a_member_that_does_not_come_back_is_lost_after_the_limit() -> None:
     """Five seconds, then the others go on."""
-    job = training(3, min_replicas=1)
-    job.replaces = False
+    job = training(3, min_replicas=1, replaces=False)
     job.kill_master()
     job.agents[1].crash(told=False)
     job.run(1.0)
     job.pods[1] = job.pods[1]
     job.start_master()
     job.run(4.0)
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
     job.run(4.0)
     assert job.members == [0, 2]
 
 
-def test_a_failure_that_nobody_heard_is_found(training: Start) -> None:
+def test_a_failure_that_nobody_heard_is_found() -> None:
     """A worker died while no master was there."""
     job = training(2)
     job.kill_master()
@@ -84,10 +77,10 @@ def test_a_failure_that_nobody_heard_is_found(training: Start) -> None:
     job.run(15.0)
     assert job.is_in("TRAINING")
     assert job.charges() == [wire.BudgetKind.FAILURES]
-    assert job.core.goodput(job.moment()).incidents[0].culprit_node == "1"
+    assert job.incidents[0].culprit_node == "1"
 
 
-def test_an_open_incident_is_closed_and_charged_once(training: Start) -> None:
+def test_an_open_incident_is_closed_and_charged_once() -> None:
     """Opened by one master, closed by the next."""
     job = training(2)
     job.agents[1].crash_worker()
@@ -95,11 +88,11 @@ def test_an_open_incident_is_closed_and_charged_once(training: Start) -> None:
     restart(job)
     job.run(15.0)
     assert job.charges() == [wire.BudgetKind.FAILURES]
-    assert [item.open for item in job.core.goodput(job.moment()).incidents] == [False]
+    assert [item.open for item in job.incidents] == [False]
 
 
 @pytest.mark.parametrize("phase", ["FORMING", "STARTING", "SAVING", "WAITING"])
-def test_restart_in_any_phase(training: Start, phase: str) -> None:
+def test_restart_in_any_phase(phase: str) -> None:
     """Whatever was on its way, the job trains again, whole."""
     job = training(3)
     if phase == "FORMING":
@@ -122,14 +115,12 @@ def test_restart_in_any_phase(training: Start, phase: str) -> None:
     job.store_failures = 0.0
     job.run(20.0)
     assert job.is_in("TRAINING")
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
 @pytest.mark.parametrize("away", [0.1, 0.5, 3.0])
 @pytest.mark.parametrize(("lived", "armed"), [(0.2, 1), (0.0, 2)], ids=["all-told", "none-told"])
-def test_a_barrier_goes_on_under_the_next_master(
-    training: Start, lived: float, armed: int, away: float
-) -> None:
+def test_a_barrier_goes_on_under_the_next_master(lived: float, armed: int, away: float) -> None:
     """All save and stop at the first master's step, or at a later one where nobody knew it."""
     job = training(3)
     job.ask(wire.DrainNodeRequest(node_rank=2))
@@ -138,9 +129,9 @@ def test_a_barrier_goes_on_under_the_next_master(
     restart(job, after=away)
     job.run_until("TRAINING", limit=20.0)
     assert job.members == [0, 1]
-    [incident] = job.core.goodput(job.moment()).incidents
+    [incident] = job.incidents
     assert incident.steps_redone == 0
-    reasons = [event.reason for event in job.core.events_after(0, 1_000)]
+    reasons = job.reasons()
     assert (reasons.count("BarrierReached"), reasons.count("BarrierSet")) == (1, armed)
 
 
@@ -152,7 +143,7 @@ def test_restart_before_the_first_world() -> None:
     restart(job)
     job.add_agent(2)
     job.run_until("TRAINING", limit=10.0)
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
 
 
 def test_restart_while_the_first_world_waits_for_its_store() -> None:
@@ -166,7 +157,7 @@ def test_restart_while_the_first_world_waits_for_its_store() -> None:
     job.run_until("TRAINING", limit=10.0)
 
 
-def test_restart_while_stopping(training: Start) -> None:
+def test_restart_while_stopping() -> None:
     """The agents are told again, the end is the same."""
     job = training(2)
     job.agents[0].freeze()
@@ -176,10 +167,10 @@ def test_restart_while_stopping(training: Start) -> None:
     job.agents[0].thaw()
     job.run(10.0)
     assert job.end == "StoppedByUser"
-    assert "enough" in job.core.status(job.moment()).text
+    assert "enough" in job.status.text
 
 
-def test_restart_after_the_end_says_so_at_once(training: Start) -> None:
+def test_restart_after_the_end_says_so_at_once() -> None:
     """The shell may exit again."""
     job = training(2)
     job.ask(wire.StopJobRequest(now=True))
@@ -189,21 +180,21 @@ def test_restart_after_the_end_says_so_at_once(training: Start) -> None:
     assert job.finished == Finished(succeeded=False, reason="StoppedByUser")
 
 
-def test_replacements_that_were_asked_for_are_asked_for_again(training: Start) -> None:
+def test_replacements_that_were_asked_for_are_asked_for_again() -> None:
     """The operator was away when the first master asked."""
     job = training(3)
-    job.operator_leaves()
+    job.operator.leave()
     job.agents[1].freeze()
     job.run(7.0)
     assert "ReplaceRequested" in job.reasons()
     restart(job)
     job.agents[1].crash(told=False)
-    job.operator_returns()
+    job.operator.come_back()
     job.run(15.0)
     assert sorted(job.members) == [0, 1, 2]
 
 
-def test_the_journal_alone_gives_the_same_state(training: Start) -> None:
+def test_the_journal_alone_gives_the_same_state() -> None:
     """Every durable change goes through a fact."""
     job = training(3)
     job.agents[0].crash_worker()
@@ -211,10 +202,10 @@ def test_the_journal_alone_gives_the_same_state(training: Start) -> None:
     job.run(20.0)
     job.ask(wire.DrainNodeRequest(node_rank=1))
     job.run(20.0)
-    assert job.refold() == job.core.inspect().state
+    assert job.refold() == job.state
 
 
-def test_records_count_up_and_say_the_jobs_own_time(training: Start) -> None:
+def test_records_count_up_and_say_the_jobs_own_time() -> None:
     """No gap, and the time stands still while no master runs.
 
     What ran since the last record before its end is forgotten.
@@ -224,10 +215,10 @@ def test_records_count_up_and_say_the_jobs_own_time(training: Start) -> None:
     job.run(2.0)
     sequences = [record.sequence for record in job.records]
     assert sequences == list(range(1, len(sequences) + 1))
-    assert 2.0 < job.core.status(job.moment()).job_seconds < job.time.now - 50.0
+    assert 2.0 < job.status.job_seconds < job.time.now - 50.0
 
 
-def test_a_master_that_stood_still_expires_nobody(training: Start) -> None:
+def test_a_master_that_stood_still_expires_nobody() -> None:
     """Twenty seconds of SIGSTOP: no node is lost, no deadline has passed."""
     job = training(3)
     job.master.freeze()
@@ -235,7 +226,7 @@ def test_a_master_that_stood_still_expires_nobody(training: Start) -> None:
     job.master.thaw()
     job.run(3.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 1
+    assert job.status.round == 1
     assert "NodeLost" not in job.reasons()
 
 
@@ -276,12 +267,10 @@ def test_a_newer_fence_makes_this_master_step_down(
         assert core.next_deadline() is None
 
 
-def test_a_zombie_learns_of_it_by_any_message(training: Start) -> None:
+def test_a_zombie_learns_of_it_by_any_message() -> None:
     """Not only by a hello."""
     job = training(2)
-    session = job.agents[0].session
-    assert session is not None
-    job.take(Received(session, wire.Fence(epoch=9, incarnation="m9"), wire.Heartbeat()))
+    job.say(0, wire.Heartbeat(), epoch=9)
     assert job.stepped_down
 
 
@@ -297,7 +286,7 @@ def test_the_first_batch_opens_the_segment_on_disk() -> None:
     assert core.spec() is None
 
 
-def test_no_second_is_lost_with_the_master(training: Start) -> None:
+def test_no_second_is_lost_with_the_master() -> None:
     """Classes stay what they were, and the time without a master is counted as what was done."""
     job = training(2)
     job.run(5.45)
@@ -306,9 +295,7 @@ def test_no_second_is_lost_with_the_master(training: Start) -> None:
     before = goodput_of(job)
     assert before[wire.GoodputClass.ROLLED_BACK] > 0
     job.run(20.0)
-    job.kill_master()
-    job.run(2.0)
-    job.start_master()
+    job.restart_master(2.0)
     job.run(3.0)
     after = goodput_of(job)
     for kind in (
@@ -334,7 +321,7 @@ def test_nodes_that_wait_for_their_turn_to_come_back_are_not_lost() -> None:
     for rank in range(4):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), CoreSettings())
+    core = Core(identity(4), CoreSettings(), records)
     core.open(Moment(now, now))
     for rank in range(3):
         now += 4.0
@@ -358,7 +345,7 @@ def test_a_crowd_has_time_until_its_first_is_back() -> None:
     for rank in range(crowd):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(now, now))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), CoreSettings())
+    core = Core(identity(4), CoreSettings(), records)
     core.open(Moment(now, now))
     run_until(core, now + 19.9)
     assert len(core.nodes(Moment(now + 19.9, now))) == crowd
@@ -374,7 +361,7 @@ def test_a_crowd_that_comes_back_keeps_its_long_interval() -> None:
     for rank in range(4):
         batch += old.handle(Connected(rank + 1, said_hello(rank), None), Moment(1.0, 1.0))
     records = [item.journal() for item in batch if isinstance(item, Record)]
-    core = Core.restore(records, identity(4), settings)
+    core = Core(identity(4), settings, records)
     core.open(Moment(2.0, 2.0))
     batch = core.handle(Connected(1, said_hello(0), None), Moment(2.1, 2.1))
     (welcome,) = [

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from holdfast_wire.messages import MemoryShortage, MemoryUse
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import training
 
-Start = Callable[..., SteeredJob]
 GIB = 2**30
 
 
-def test_the_operator_hears_of_the_limit_that_was_too_small(training: Start) -> None:
+def test_the_operator_hears_of_the_limit_that_was_too_small() -> None:
     """Of each node the largest, also from the next master; a signal from elsewhere says nothing."""
     job = training(2)
     job.agents[0].crash_worker()
@@ -21,7 +18,6 @@ def test_the_operator_hears_of_the_limit_that_was_too_small(training: Start) -> 
         job.agents[1].crash_worker()
         job.run(12.0)
     told = (MemoryShortage(node_rank=1, limit_bytes=20 * GIB),)
-    assert job.core.status(job.moment()).memory_shortages == told
-    job.kill_master()
-    job.start_master()
-    assert job.core.status(job.moment()).memory_shortages == told
+    assert job.status.memory_shortages == told
+    job.restart_master()
+    assert job.status.memory_shortages == told

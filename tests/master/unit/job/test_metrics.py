@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,9 +11,8 @@ from holdfast_master.instructions import Record
 from holdfast_master.metrics.exporter import HighWater, MetricsExporter
 from holdfast_wire import messages as wire
 from holdfast_wire.messages import GoodputClass
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import SteeredJob, training
 
-Start = Callable[..., SteeredJob]
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -45,7 +42,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-def test_a_training_job_shows_its_step_world_and_budgets(training: Start) -> None:
+def test_a_training_job_shows_its_step_world_and_budgets() -> None:
     """The numbers are those of the status, which `holdfast status` prints."""
     job = training(3)
     samples = scraped(exporter(job).registry)
@@ -58,7 +55,7 @@ def test_a_training_job_shows_its_step_world_and_budgets(training: Start) -> Non
     assert info == [{"phase": "training", "reason": status.reason, "uid": status.uid}]
 
 
-def test_a_recovery_counts_its_incident_and_the_seconds_of_each_phase(training: Start) -> None:
+def test_a_recovery_counts_its_incident_and_the_seconds_of_each_phase() -> None:
     """The phases are seconds since the fault was seen, as `holdfast incidents` has them."""
     job = training(2)
     job.agents[1].crash(-9)
@@ -75,7 +72,7 @@ def test_a_recovery_counts_its_incident_and_the_seconds_of_each_phase(training: 
     assert value(samples, "budget_used", budget="failures") == len(job.charges())
 
 
-def test_an_incident_that_is_written_twice_counts_once(training: Start) -> None:
+def test_an_incident_that_is_written_twice_counts_once() -> None:
     """Its fact is written again with its cost."""
     job = training(2)
     found = exporter(job)
@@ -85,7 +82,7 @@ def test_an_incident_that_is_written_twice_counts_once(training: Start) -> None:
     assert value(scraped(found.registry), "incidents_total", cause="Rescaled") == 1
 
 
-def test_saves_commits_failures_and_restores_count_by_tier(training: Start) -> None:
+def test_saves_commits_failures_and_restores_count_by_tier() -> None:
     """What agents report about checkpoints is counted once for the whole world."""
     job = training(2)
     found = exporter(job)
@@ -133,7 +130,7 @@ def test_goodput_counters_never_go_back_and_begin_with_their_master() -> None:
     assert counters.take([(good, 650), (lost, 30)]) == {good: 150, lost: 30}
 
 
-def test_series_do_not_grow_with_the_ranks_of_a_job(training: Start) -> None:
+def test_series_do_not_grow_with_the_ranks_of_a_job() -> None:
     """A Prometheus has as many of a job of 8 nodes as of one of 2."""
     counts = [len(scraped(exporter(training(nodes)).registry)) for nodes in (2, 8)]
     assert counts[0] == counts[1] < 150

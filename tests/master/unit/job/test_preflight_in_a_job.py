@@ -38,14 +38,9 @@ def ordered(job: SteeredJob) -> list[tuple[int, wire.CheckRole]]:
     return [(node, one.role) for node, one in job.sent if isinstance(one, wire.CheckNode)]
 
 
-def told(job: SteeredJob, reason: str) -> list[str]:
-    """Texts of the events with a reason."""
-    return [event.text for event in job.core.events_after(0, 100_000) if event.reason == reason]
-
-
 def worlds(job: SteeredJob) -> list[list[int]]:
     """Node ranks of each world so far that was assigned."""
-    texts = told(job, EventReason.WORLD_DECIDED)
+    texts = job.texts(EventReason.WORLD_DECIDED)
     return [[int(rank) for rank in re.findall(r"\d+", text.split(";")[0])[1:]] for text in texts]
 
 
@@ -76,10 +71,10 @@ def test_a_slow_node_is_named_and_joins_under_report(nodes: int) -> None:
     job.run_until("TRAINING")
     assert sorted(job.members) == list(range(nodes))
     assert [node for node, verdict in verdicts(job).items() if verdict == "slow"] == [1]
-    (text,) = told(job, EventReason.PREFLIGHT_FAILED)
+    (text,) = job.texts(EventReason.PREFLIGHT_FAILED)
     assert text.startswith("node 1 is slow: cpu matmul is 0.3 TFLOP/s, 30% of")
     assert (0, wire.CheckRole.ALONE) in ordered(job)
-    status = job.core.status(job.moment())
+    status = job.status
     assert status.health is wire.HealthReason.PREFLIGHT_FAILED
     assert status.health_text.startswith("node 1 is slow")
 
@@ -94,7 +89,7 @@ def test_a_node_with_a_slow_link_is_named_after_pairs() -> None:
     joining = {node for node, role in ordered(job) if role is wire.CheckRole.JOIN}
     assert serving
     assert joining
-    (text,) = told(job, EventReason.PREFLIGHT_FAILED)
+    (text,) = job.texts(EventReason.PREFLIGHT_FAILED)
     assert text.startswith("node 3 is slow: link bandwidth")
 
 
@@ -110,10 +105,10 @@ def test_under_act_a_bad_node_is_replaced_and_its_host_avoided() -> None:
     assert job.agents[2].agent_id != bad
     assert verdicts(job) == {0: "healthy", 1: "healthy", 2: "healthy"}
     assert [pod for _, pod, _, _ in job.assignments].count(2) == 1
-    assert "k8s-2" in job.core.inspect().state.excluded
+    assert "k8s-2" in job.state.excluded
     (host,) = job.core.history(job.moment())
     assert (host.host, host.avoided) == ("k8s-2", "node 2 failed the check there")
-    assert told(job, EventReason.REPLACE_REQUESTED)
+    assert job.texts(EventReason.REPLACE_REQUESTED)
 
 
 def test_under_act_too_few_nodes_are_worse_than_a_slow_one() -> None:
@@ -123,7 +118,7 @@ def test_under_act_too_few_nodes_are_worse_than_a_slow_one() -> None:
     job.agents[1].checked = dict(SLOW)
     job.run_until("TRAINING")
     assert sorted(job.members) == [0, 1]
-    (text,) = told(job, EventReason.PREFLIGHT_FAILED)
+    (text,) = job.texts(EventReason.PREFLIGHT_FAILED)
     assert "it joins all the same" in text
 
 
@@ -136,7 +131,7 @@ def test_a_silent_node_is_faulty_and_holds_nobody_up_for_longer_than_the_time() 
     assert sorted(job.members) == [0, 2]
     assert verdicts(job)[1] == "faulty"
     assert [node.unfit for node in job.core.nodes(job.moment())] == [False, True, False]
-    assert "no answer" in told(job, EventReason.PREFLIGHT_FAILED)[0]
+    assert "no answer" in job.texts(EventReason.PREFLIGHT_FAILED)[0]
 
 
 def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
@@ -147,9 +142,9 @@ def test_a_node_that_refuses_leaves_its_partner_without_blame_or_wait() -> None:
         agent.refuses = wire.CheckRole.SERVE
     job.run_until("TRAINING", limit=30.0)
     assert sorted(job.members) == [0, 1]
-    assert not told(job, EventReason.PREFLIGHT_FAILED)
+    assert not job.texts(EventReason.PREFLIGHT_FAILED)
     assert {wire.CheckRole.JOIN} & {role for _, role in ordered(job)} == set()
-    undecided = [text for text in told(job, EventReason.PREFLIGHT_PASSED) if "undecided" in text]
+    undecided = [text for text in job.texts(EventReason.PREFLIGHT_PASSED) if "undecided" in text]
     assert len(undecided) == 2
     assert len([text for text in undecided if "ranks run on this node" in text]) == 1
     assert len([text for text in undecided if "its partner could not measure" in text]) == 1
@@ -183,7 +178,7 @@ def test_where_no_node_answers_nobody_is_accused() -> None:
         agent.checked = {}
     job.run_until("TRAINING", limit=40.0)
     assert set(verdicts(job).values()) == {"undecided"}
-    assert not told(job, EventReason.PREFLIGHT_FAILED)
+    assert not job.texts(EventReason.PREFLIGHT_FAILED)
 
 
 def test_nodes_of_the_running_world_are_never_checked() -> None:
@@ -192,7 +187,7 @@ def test_nodes_of_the_running_world_are_never_checked() -> None:
     job.add_agents(3)
     job.run_until("TRAINING")
     job.sent.clear()
-    job.change(replicas=4)
+    job.operator.change(replicas=4)
     job.run(60.0)
     assert sorted(job.members) == [0, 1, 2, 3]
     assert {node for node, _ in ordered(job)} == {3}
@@ -204,10 +199,10 @@ def test_members_stay_when_checks_begin_to_be_wanted() -> None:
     job = started(2, health=None)
     job.add_agents(2)
     job.run_until("TRAINING")
-    job.change(health=health(wire.HealthMode.ACT))
+    job.operator.change(health=health(wire.HealthMode.ACT))
     job.run(30.0)
     assert not ordered(job)
-    assert job.core.inspect().state.round == 1
+    assert job.state.round == 1
     job.agents[1].crash_worker()
     job.run(20.0)
     assert sorted(job.members) == [0, 1]
@@ -237,7 +232,7 @@ def test_verdicts_and_references_outlive_the_master() -> None:
     job.sent.clear()
     assert verdicts(job) == dict.fromkeys(range(3), "healthy")
     job.add_agent(3, checked=dict(SLOW))
-    job.change(replicas=4)
+    job.operator.change(replicas=4)
     job.run(60.0)
     assert {node for node, _ in ordered(job)} == {3}
     assert verdicts(job)[3] == "slow"
@@ -280,10 +275,9 @@ def slowed(least: int, mode: wire.HealthMode = wire.HealthMode.REPORT) -> Steere
     job.run_until("TRAINING")
     job.run(1.0)
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.05})
-    assert told(job, EventReason.STRAGGLER_FOUND)
+    assert job.texts(EventReason.STRAGGLER_FOUND)
     job.sent.clear()
     return job
 
@@ -297,7 +291,7 @@ def test_a_straggler_is_checked_again_before_the_next_world() -> None:
     job.run(30.0)
     assert sorted(job.members) == [0, 1, 2]
     assert ordered(job) == [(1, wire.CheckRole.ALONE)]
-    text = told(job, EventReason.PREFLIGHT_BEGUN)[-1]
+    text = job.texts(EventReason.PREFLIGHT_BEGUN)[-1]
     assert "node 1 is checked before it joins" in text
     assert "node 1 again: straggler since its last check" in text
     assert verdicts(job)[1] == "healthy"
@@ -351,7 +345,7 @@ def test_under_act_a_straggler_whose_hardware_is_slow_is_replaced() -> None:
     job.run(60.0)
     assert sorted(job.members) == [0, 1, 2]
     assert job.agents[1].agent_id != bad
-    assert "k8s-1" in job.core.inspect().state.excluded
+    assert "k8s-1" in job.state.excluded
 
 
 def test_a_second_check_survives_the_master() -> None:

@@ -99,7 +99,7 @@ def test_what_to_start_from_is_asked_only_while_a_replica_waits_for_it(
     job.run(1.0)
     asked: list[float] = []
     monkeypatch.setattr(restore, "choose", lambda _: asked.append(job.time.now))
-    job.change(replicas=2)
+    job.operator.change(replicas=2)
     job.run(10.0)
     assert asked == []
     say(job, 0, wire.RestoreRequest())

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast_master.instructions import Reply
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.job import SteeredJob, job_spec, started
 from simulation.steered.replicas import (
     hold_store,
     newest_told,
@@ -162,10 +162,10 @@ def test_replicas_come_and_go_with_the_wanted_number() -> None:
     """4 to 2 to 6: nobody who stays is restarted."""
     job = replicated(4, max_replicas=8)
     before = rounds_of(job)
-    job.change(replicas=2)
+    job.operator.change(replicas=2)
     job.run(20.0)
     assert roster(job).replicas == (1, 2)
-    job.change(replicas=6)
+    job.operator.change(replicas=6)
     job.run(40.0)
     assert len(roster(job).replicas) == 6
     assert [rounds_of(job)[rank] for rank in (0, 1)] == [before[0], before[1]]
@@ -242,7 +242,7 @@ def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
     for agent in job.add_agents(2):
         agent.follows_rosters = False
     job.run_until("TRAINING")
-    (text,) = [one.text for one in job.core.events_after(0, 999) if one.reason == "ReplicaAlone"]
+    (text,) = job.texts("ReplicaAlone")
     assert "1, 2; spec.localSGD needs a script" in text
     assert "ReplicaAlone" not in replicated(2).reasons()
 
@@ -250,9 +250,7 @@ def test_a_script_that_asks_for_no_roster_is_told_of() -> None:
 @pytest.mark.parametrize("replica_nodes", [0, 1])
 def test_no_roster_is_told_where_there_are_no_replicas(replica_nodes: int) -> None:
     """A job without replicas has one world, as ever."""
-    job = SteeredJob(job_spec(replicas=2, replica_nodes=replica_nodes, min_replicas=1))
-    job.add_agents(2)
-    job.run_until("TRAINING")
+    job = started(2, replica_nodes=replica_nodes, min_replicas=1)
     job.run(2.0)
     modes = [m.mode for _, m in job.sent if isinstance(m, wire.WorldAssignment)]
     assert (wire.AssignmentMode.RECONFIGURE in modes) is (replica_nodes > 0)
@@ -295,7 +293,7 @@ def test_a_finished_replica_that_reconnects_is_not_started_again() -> None:
     job.agents[0].blip()
     job.run(20.0)
     assert set(seats(job)) == {1, 2, 4}
-    assert job.core.inspect().state.finished == {0}, "the journal knows of it in the next world"
+    assert job.state.finished == {0}, "the journal knows of it in the next world"
 
 
 def test_two_of_three_that_train_on_are_what_people_read() -> None:
@@ -307,13 +305,13 @@ def test_two_of_three_that_train_on_are_what_people_read() -> None:
     for _ in range(40):
         job.run(0.01)
         if job.phase.name in {"FORMING", "STARTING"}:
-            seen.append(job.core.status(job.moment()))
+            seen.append(job.status)
     assert {one.phase.name for one in seen} == {"TRAINING"}, job.tale()
     assert {one.text.split(";")[0] for one in seen} == {"2 of 3 replicas train on"}
     steps = [one.step for one in seen]
     assert steps == sorted(steps)
     assert steps[0] > 50
-    assert job.core.status(job.moment()).step >= steps[-1]
+    assert job.status.step >= steps[-1]
 
 
 def test_failures_that_come_before_a_new_replica_trains_count_too() -> None:
@@ -324,5 +322,5 @@ def test_failures_that_come_before_a_new_replica_trains_count_too() -> None:
         job.agents[rank].crash_worker()
         job.run_until("STARTING")
     job.run(60.0)
-    state = job.core.inspect().state
+    state = job.state
     assert len(state.incidents) == sum(state.tier_failures.values()) > 1, job.tale()

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from holdfast_master.inputs import OperatorMessage, PeerRefused, Received
+from holdfast_master.inputs import OperatorMessage, PeerRefused
 from holdfast_master.instructions import RefusalCode, Refuse, Reply
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
-
-Start = Callable[..., SteeredJob]
+from simulation.steered.job import SteeredJob, job_spec, started, training
 
 
-def told(job: SteeredJob, reason: str) -> str:
-    """Text of the newest event of this reason."""
-    found = [e.text for e in job.core.events_after(0, 10_000) if e.reason == reason]
-    return found[-1]
-
-
-def test_restart_of_all_ranks_saves_first_and_is_free(training: Start) -> None:
+def test_restart_of_all_ranks_saves_first_and_is_free() -> None:
     """All ranks save and stop after the same step; a new round begins there, on no budget."""
     job = training(2)
     number = job.ask(wire.RestartWorkerRequest(reason="new code"))
     assert job.answers[number] == Reply(number, wire.RestartWorkerResponse(round=1))
     assert job.is_in("SAVING")
     job.run(3.0)
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     job.run(12.0)
     assert job.charges() == []
-    incidents = job.core.goodput(job.moment()).incidents
+    incidents = job.incidents
     assert [(item.cause, item.steps_redone) for item in incidents] == [("RestartAsked", 0)]
     assert job.training.redone == 0
 
 
-def test_a_restart_during_a_barrier_ends_in_one_new_round(training: Start) -> None:
+def test_a_restart_during_a_barrier_ends_in_one_new_round() -> None:
     """The ranks are on their way to save: nobody kills them before."""
     job = training(3)
     job.ask(wire.DrainNodeRequest(node_rank=2))
@@ -42,51 +32,45 @@ def test_a_restart_during_a_barrier_ends_in_one_new_round(training: Start) -> No
     number = job.ask(wire.RestartWorkerRequest())
     assert isinstance(job.answers[number], Reply)
     job.run(5.0)
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     assert job.members == [0, 1]
     assert job.training.redone == 0
 
 
 def test_a_restart_without_the_sdk_is_at_once_and_says_so() -> None:
     """Nobody could ask those ranks to save: they go on from the script's own checkpoint."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2, sdk=False)
-    job.run_until("TRAINING")
+    job = started(2, agents={"sdk": False})
     job.ask(wire.RestartWorkerRequest())
     job.run(1.0)
-    assert job.core.status(job.moment()).round == 2
-    assert "no rank reports steps" in told(job, "RestartRequested")
+    assert job.status.round == 2
+    assert "no rank reports steps" in job.texts("RestartRequested")[-1]
 
 
-def test_a_restart_of_a_job_that_hangs_is_at_once(training: Start) -> None:
+def test_a_restart_of_a_job_that_hangs_is_at_once() -> None:
     """Ranks that complete no step never come to the step at which they would save."""
     job = training(2)
     hung = wire.RankProgress(
         round=1, step=5, step_seconds=0.1, has_sdk=True, since_step_seconds=60.0
     )
-    session = job.agents[0].session
-    assert session is not None
-    fence = wire.Fence(epoch=1, incarnation="m1", round=1)
-    job.take(Received(session, fence, wire.Heartbeat(ranks=(hung,))))
+    job.say(0, wire.Heartbeat(ranks=(hung,)))
     job.ask(wire.RestartWorkerRequest())
     job.run(1.0)
-    assert job.core.status(job.moment()).round == 2
-    assert "completes no step" in told(job, "RestartRequested")
+    assert job.status.round == 2
+    assert "completes no step" in job.texts("RestartRequested")[-1]
 
 
-def test_a_new_master_finishes_the_restart_that_was_granted(training: Start) -> None:
+def test_a_new_master_finishes_the_restart_that_was_granted() -> None:
     """The barrier was torn off with its master: its successor saves and begins the new round."""
     job = training(2)
     job.ask(wire.RestartWorkerRequest())
-    job.kill_master()
-    job.start_master()
+    job.restart_master()
     job.run(10.0)
     assert job.is_in("TRAINING")
-    assert job.core.status(job.moment()).round == 2
+    assert job.status.round == 2
     assert job.training.redone == 0
 
 
-def test_restart_of_one_node_replaces_its_agent(training: Start) -> None:
+def test_restart_of_one_node_replaces_its_agent() -> None:
     """Drained at a barrier; the operator makes a new one."""
     job = training(3)
     before = job.agents[1].agent_id
@@ -98,9 +82,7 @@ def test_restart_of_one_node_replaces_its_agent(training: Start) -> None:
     assert job.charges() == []
 
 
-def test_a_node_whose_restart_was_granted_is_replaced_although_it_falls_silent(
-    training: Start,
-) -> None:
+def test_a_node_whose_restart_was_granted_is_replaced_although_it_falls_silent() -> None:
     """It is lost before the barrier: the operator makes a new one all the same."""
     job = training(3)
     before = job.agents[1].agent_id
@@ -112,19 +94,18 @@ def test_a_node_whose_restart_was_granted_is_replaced_although_it_falls_silent(
     assert job.charges() == []
 
 
-def test_the_next_master_replaces_a_node_whose_restart_was_granted(training: Start) -> None:
+def test_the_next_master_replaces_a_node_whose_restart_was_granted() -> None:
     """The next master carries out the whole of a restart that its predecessor granted."""
     job = training(3)
     before = job.agents[1].agent_id
     job.ask(wire.RestartWorkerRequest(node_rank=1))
-    job.kill_master()
-    job.start_master()
+    job.restart_master()
     job.run(40.0)
     assert job.agents[1].agent_id != before
     assert sorted(job.members) == [0, 1, 2]
 
 
-def test_restart_needs_a_round_an_operator_a_node(training: Start) -> None:
+def test_restart_needs_a_round_an_operator_a_node() -> None:
     """Each refusal says what is missing."""
     waiting = SteeredJob(job_spec())
     nothing = waiting.answers[waiting.ask(wire.RestartWorkerRequest())]
@@ -135,13 +116,13 @@ def test_restart_needs_a_round_an_operator_a_node(training: Start) -> None:
     assert isinstance(nobody, Refuse)
     assert (nobody.code, nobody.reason) == (RefusalCode.NOT_FOUND, "NO_SUCH_NODE")
     assert "present are: 0, 1" in nobody.text
-    job.operator_leaves()
+    job.operator.leave()
     alone = job.answers[job.ask(wire.RestartWorkerRequest(node_rank=1))]
     assert isinstance(alone, Refuse)
     assert alone.reason == "NO_OPERATOR"
 
 
-def test_draining_an_unknown_node_is_refused(training: Start) -> None:
+def test_draining_an_unknown_node_is_refused() -> None:
     """With the nodes that there are."""
     job = training(2)
     refused = job.answers[job.ask(wire.DrainNodeRequest(node_rank=5))]
@@ -149,7 +130,7 @@ def test_draining_an_unknown_node_is_refused(training: Start) -> None:
     assert refused.reason == "NO_SUCH_NODE"
 
 
-def test_stacks_of_all_nodes(training: Start) -> None:
+def test_stacks_of_all_nodes() -> None:
     """One answer when all have answered; who is away is named."""
     job = training(3)
     job.agents[2].cut_off()
@@ -166,7 +147,7 @@ def test_stacks_of_all_nodes(training: Start) -> None:
     )
 
 
-def test_stacks_of_a_node_that_does_not_answer(training: Start) -> None:
+def test_stacks_of_a_node_that_does_not_answer() -> None:
     """Ten seconds, then what there is."""
     job = training(2)
     job.agents[1].freeze()
@@ -182,7 +163,7 @@ def test_stacks_of_a_node_that_does_not_answer(training: Start) -> None:
     assert isinstance(unknown, Refuse)
 
 
-def test_scale_that_the_operator_refuses_or_forgets(training: Start) -> None:
+def test_scale_that_the_operator_refuses_or_forgets() -> None:
     """Its error is the user's; after thirty seconds nobody waits."""
     job = training(2)
 
@@ -203,14 +184,14 @@ def test_scale_that_the_operator_refuses_or_forgets(training: Start) -> None:
     assert late.code is RefusalCode.DEADLINE_EXCEEDED
 
 
-def test_scale_whose_spec_comes_before_the_answer(training: Start) -> None:
+def test_scale_whose_spec_comes_before_the_answer() -> None:
     """Both are needed, in either order."""
     job = training(2)
     answers: list[int] = []
     job.operator._scale = lambda message: answers.append(message.decision_id)  # type: ignore[method-assign, assignment]
     number = job.ask(wire.ScaleRequest(replicas=3))
     job.run(0.2)
-    job.change(replicas=3)
+    job.operator.change(replicas=3)
     assert number not in job.answers
     job.take(OperatorMessage(wire.ScaleResult(decision_id=99, ok=True)))
     assert number not in job.answers
@@ -218,19 +199,19 @@ def test_scale_whose_spec_comes_before_the_answer(training: Start) -> None:
     assert isinstance(job.answers[number], Reply)
 
 
-def test_scale_of_an_operator_that_goes(training: Start) -> None:
+def test_scale_of_an_operator_that_goes() -> None:
     """Unavailable, at once."""
     job = training(2)
     job.operator._scale = lambda message: None  # type: ignore[method-assign, assignment]
     number = job.ask(wire.ScaleRequest(replicas=3))
-    job.operator_leaves()
+    job.operator.leave()
     refused = job.answers[number]
     assert isinstance(refused, Refuse)
     assert refused.code is RefusalCode.UNAVAILABLE
-    job.operator_leaves()
+    job.operator.leave()
 
 
-def test_a_known_peer_in_the_wrong_role_is_an_event(training: Start) -> None:
+def test_a_known_peer_in_the_wrong_role_is_an_event() -> None:
     """Named for people."""
     job = training(2)
     job.take(PeerRefused("user called AgentService/Session"))

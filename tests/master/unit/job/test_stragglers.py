@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -12,10 +11,8 @@ from holdfast_master.job.health import stragglers
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import training
 from simulation.steered.samples import Sampler
-
-Start = Callable[..., SteeredJob]
 
 POLICY = wire.StragglerPolicy(
     mode=wire.HealthMode.REPORT, slowdown_percent=10, window_steps=5, votes=3, votes_out_of=5
@@ -32,39 +29,35 @@ def _health(**changes: object) -> wire.HealthPolicy:
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
-def test_a_node_that_becomes_slow_is_named_and_later_cleared(training: Start, nodes: int) -> None:
+def test_a_node_that_becomes_slow_is_named_and_later_cleared(nodes: int) -> None:
     """Within 20 steps at these thresholds; clocks that differ by minutes do not matter."""
     sampled = Sampler(training(nodes, health=_health()))
     sampled.offsets = {1: 200.0, 0: -55.0}
-    for _ in range(10):
-        sampled.steps(20)
-    assert not sampled.told(EventReason.STRAGGLER_FOUND)
+    sampled.repeat(10)
+    assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
     sampled.steps(20, {1: 0.03})
-    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     assert "1" in text
-    for _ in range(6):
-        sampled.steps(20)
-    assert len(sampled.told(EventReason.STRAGGLER_GONE)) == 1
+    sampled.repeat(6)
+    assert len(sampled.job.texts(EventReason.STRAGGLER_GONE)) == 1
 
 
-def test_a_verdict_counts_steps_as_the_script_does(training: Start) -> None:
+def test_a_verdict_counts_steps_as_the_script_does() -> None:
     """A run that went on from a checkpoint is slow since the step that its script names."""
     sampled = Sampler(training(2, health=_health()))
     sampled.before = 5000
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.03})
-    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     step = int(text.partition("since step ")[2].partition(",")[0])
     assert abs(step - 5201) < POLICY.window_steps
 
 
-def test_a_verdict_holds_while_ranks_evaluate_or_save(training: Start) -> None:
+def test_a_verdict_holds_while_ranks_evaluate_or_save() -> None:
     """Such a window says nothing of anybody: the verdict is neither over nor found again."""
     job = training(2, health=_health())
     sampled = Sampler(job)
-    for _ in range(10):
-        sampled.steps(20)
+    sampled.repeat(10)
     sampled.steps(20, {1: 0.03})
     for section in (Section.EVAL, Section.TRAIN):
         for agent in job.agents.values():
@@ -72,31 +65,29 @@ def test_a_verdict_holds_while_ranks_evaluate_or_save(training: Start) -> None:
             agent.workers.current.slot.section = int(section)
         job.run(1.5)
         sampled.steps(20, {1: 0.03})
-    assert len(sampled.told(EventReason.STRAGGLER_FOUND)) == 1
-    assert not sampled.told(EventReason.STRAGGLER_GONE)
+    assert len(sampled.job.texts(EventReason.STRAGGLER_FOUND)) == 1
+    assert not sampled.job.texts(EventReason.STRAGGLER_GONE)
 
 
-def test_a_node_that_its_check_found_slow_is_named_from_the_first_step(training: Start) -> None:
+def test_a_node_that_its_check_found_slow_is_named_from_the_first_step() -> None:
     """It has no faster past in this world; beside its peers it is as slow as in its check."""
     job = training(3, health=_health())
-    state = job.core.inspect().state
+    state = job.state
     for rank in range(3):
         verdict = "SLOW" if rank == 1 else "HEALTHY"
         agent = job.agents[rank].agent_id
         state.judged[rank] = wire.NodeJudged(node_rank=rank, agent_id=agent, verdict=verdict)
     sampled = Sampler(job)
-    for _ in range(4):
-        sampled.steps(20, {1: 0.03})
-    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    sampled.repeat(4, slow={1: 0.03})
+    (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     assert text.startswith("node 1 ")
 
 
-def test_a_longer_period_of_the_same_collectives_is_judged_anew(training: Start) -> None:
+def test_a_longer_period_of_the_same_collectives_is_judged_anew() -> None:
     """Parts of a step were taken for steps at first: nothing of them counts any more."""
     sampled = Sampler(training(2, health=_health()))
-    for _ in range(3):
-        sampled.steps(20)
-    group = sampled.job.core.inspect().health.groups["0"]
+    sampled.repeat(3)
+    group = sampled.job.context.health.groups["0"]
     assert group.record.windows > 0
     group.repeat(1, 4)
     assert (group.period, group.record.windows, group.waiting) == (4, 0, [])
@@ -107,25 +98,24 @@ def test_a_longer_period_of_the_same_collectives_is_judged_anew(training: Start)
 
 
 def test_a_large_world_is_judged_in_slices_with_the_same_result(
-    training: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Samples that come between two slices change nothing of the look that is under way."""
     monkeypatch.setattr(stragglers, "AT_ONCE_RANKS", 1)
     sampled = Sampler(training(4, health=_health()))
-    for _ in range(10):
-        sampled.steps(20, wait=0.015)
-    assert sampled.job.core.inspect().health.groups["0"].judgement is not None
+    sampled.repeat(10, wait=0.015)
+    assert sampled.job.context.health.groups["0"].judgement is not None
     sampled.job.run(3.0)
-    assert not sampled.told(EventReason.STRAGGLER_FOUND)
+    assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
     sampled.steps(20, {1: 0.03}, wait=3.0)
-    (text,) = sampled.told(EventReason.STRAGGLER_FOUND)
+    (text,) = sampled.job.texts(EventReason.STRAGGLER_FOUND)
     assert "node 1" in text
-    group = sampled.job.core.inspect().health.groups["0"]
+    group = sampled.job.context.health.groups["0"]
     assert group.record.windows == 215 // POLICY.window_steps
 
 
 def test_a_group_that_is_made_anew_ends_the_look_at_the_old_one(
-    training: Start, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its numbers begin again, and steps of both are never one window."""
     monkeypatch.setattr(stragglers, "AT_ONCE_RANKS", 1)
@@ -133,12 +123,12 @@ def test_a_group_that_is_made_anew_ends_the_look_at_the_old_one(
     sampled.steps(20, wait=0.015)
     sampled.first = 1
     sampled.steps(20, wait=3.0)
-    group = sampled.job.core.inspect().health.groups["0"]
+    group = sampled.job.context.health.groups["0"]
     assert group.judgement is None
     assert 0 < group.aligned <= 20
 
 
-def test_a_look_waits_for_all_ranks_of_the_world(training: Start) -> None:
+def test_a_look_waits_for_all_ranks_of_the_world() -> None:
     """Two of four ranks are no group; a rank that never samples is waited for for a minute."""
     sampled = Sampler(training(4, health=_health()))
     assert not _judged(sampled.only(0, 1))
@@ -150,7 +140,7 @@ def test_a_look_waits_for_all_ranks_of_the_world(training: Start) -> None:
     assert _judged(late.only(0, 1, 2)) == {0, 1, 2}
 
 
-def test_a_rank_that_samples_no_more_is_left_out_after_a_while(training: Start) -> None:
+def test_a_rank_that_samples_no_more_is_left_out_after_a_while() -> None:
     """The others are judged without it, and with it once it is back."""
     sampled = Sampler(training(3, health=_health()))
     sampled.steps(20)
@@ -161,19 +151,16 @@ def test_a_rank_that_samples_no_more_is_left_out_after_a_while(training: Start) 
     assert _judged(sampled.only(0, 1, 2)) == {0, 1, 2}
 
 
-def test_nobody_is_judged_where_the_mode_says_so(training: Start) -> None:
+def test_nobody_is_judged_where_the_mode_says_so() -> None:
     """Nor where a spec of an older operator has no health at all."""
     for health in (_health(mode=wire.HealthMode.DISABLED), None):
         sampled = Sampler(training(2, health=health))
-        for _ in range(10):
-            sampled.steps(20)
+        sampled.repeat(10)
         sampled.steps(40, {1: 0.05})
-        assert not sampled.told(EventReason.STRAGGLER_FOUND)
+        assert not sampled.job.texts(EventReason.STRAGGLER_FOUND)
 
 
-def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped(
-    training: Start,
-) -> None:
+def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped() -> None:
     """A stream may deliver late, and a peer may say anything."""
     job = training(2, health=_health())
     agent = job.agents[1]
@@ -185,10 +172,10 @@ def test_samples_of_another_round_and_of_ranks_that_are_not_there_are_dropped(
     broken = dataclasses.replace(own, clock_offset_seconds=float("nan"))
     agent.report(broken, agent.accepted.round)
     job.run(0.5)
-    assert not job.core.inspect().health.groups
+    assert not job.context.health.groups
 
 
-def test_a_clock_probe_is_answered_with_the_masters_time(training: Start) -> None:
+def test_a_clock_probe_is_answered_with_the_masters_time() -> None:
     """So that agents can place their moments on one clock."""
     job = training(2)
     job.agents[0].report(wire.ClockProbe(probe_id=4), 0)
@@ -198,7 +185,7 @@ def test_a_clock_probe_is_answered_with_the_masters_time(training: Start) -> Non
     assert abs(reply.master_unix - job.moment().unix) < 0.2
 
 
-def test_a_master_whose_clock_is_set_goes_on_with_the_old_time(training: Start) -> None:
+def test_a_master_whose_clock_is_set_goes_on_with_the_old_time() -> None:
     """Else nodes that heard before and after would seem to be apart by that much."""
     job = training(2)
     job.agents[0].report(wire.ClockProbe(probe_id=4), 0)

@@ -9,14 +9,12 @@ import pytest
 from holdfast_master.inputs import OperatorMessage
 from holdfast_master.instructions import SendToOperator
 from holdfast_wire import messages as wire
-from simulation.steered.job import SteeredJob, job_spec
+from simulation.steered.job import SteeredJob, started
 
 
 def crashed() -> SteeredJob:
     """A job of two nodes that trains again after a crash on the second one."""
-    job = SteeredJob(job_spec(replicas=2))
-    job.add_agents(2)
-    job.run_until("TRAINING")
+    job = started(2)
     job.agents[1].crash_worker()
     job.run(20.0)
     return job
@@ -41,8 +39,8 @@ def test_each_strike_is_reported_and_all_of_them_to_a_new_stream() -> None:
     job = crashed()
     (first,) = reported(job)
     assert [(one.host, one.cause, one.job) for one in first.strikes] == [("k8s-1", "Failure", "")]
-    job.operator_leaves()
-    job.operator_returns()
+    job.operator.leave()
+    job.operator.come_back()
     job.run(1.0)
     assert reported(job) == [first] * 2
     job.kill_master(1.0)
@@ -53,9 +51,7 @@ def test_each_strike_is_reported_and_all_of_them_to_a_new_stream() -> None:
 def test_the_strikes_of_one_moment_are_one_report() -> None:
     """Before the end of the job, after which nobody listens."""
     budget = wire.Budget(kind=wire.BudgetKind.FAILURES, limit=0, window_seconds=0)
-    job = SteeredJob(job_spec(replicas=2, budgets=(budget,)))
-    job.add_agents(2)
-    job.run_until("TRAINING")
+    job = started(2, budgets=(budget,))
     job.agents[1].crash_worker()
     job.run(20.0)
     told = [one.response.message for one in job.instructions if isinstance(one, SendToOperator)]
@@ -90,8 +86,8 @@ def test_strikes_of_other_jobs_count_until_the_operator_says_otherwise() -> None
     assert worst.points == pytest.approx(2.5, abs=0.01), "two of one job count once"
     assert "(3 of team/other, team/third)" in worst.reason
     assert [one.job for one in job.refold().strikes] == [""]
-    job.operator_leaves()
-    job.operator_returns()
+    job.operator.leave()
+    job.operator.come_back()
     job.run(1.0)
     (worst,) = job.core.history(job.moment())
     assert [one.job for one in worst.strikes] == [""]

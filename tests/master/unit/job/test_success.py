@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from holdfast_wire.messages import CheckpointVersion, FlushToStorage, Leave, ShardsPersisted
 from masters.checkpoint_words import Words
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import SteeredJob, training
 
-Start = Callable[..., SteeredJob]
 V9 = CheckpointVersion(lineage=1, step=9)
 
 
@@ -18,7 +15,7 @@ def succeed(job: SteeredJob) -> None:
     job.run(3.0)
 
 
-def test_a_job_that_succeeds_has_its_newest_steps_written_too(training: Start) -> None:
+def test_a_job_that_succeeds_has_its_newest_steps_written_too() -> None:
     """The script ended off its schedule: what is in memory is saved, what is nowhere is said."""
     job = training(2)
     words = Words(job)
@@ -29,7 +26,7 @@ def test_a_job_that_succeeds_has_its_newest_steps_written_too(training: Start) -
         words.write(rank, words.told(FlushToStorage, rank)[0])
     words.commit()
     job.run_until("SUCCEEDED")
-    status = job.core.status(job.moment())
+    status = job.status
     assert status.stored_step == 9
     done = job.training.target
     [text] = words.events("StepsNotSaved")
@@ -37,7 +34,7 @@ def test_a_job_that_succeeds_has_its_newest_steps_written_too(training: Start) -
     assert "on storage is step 9" in text
 
 
-def test_a_success_whose_last_step_is_on_storage_ends_at_once(training: Start) -> None:
+def test_a_success_whose_last_step_is_on_storage_ends_at_once() -> None:
     """Nothing is waited for, and nothing is said."""
     job = training(2)
     words = Words(job)
@@ -53,7 +50,7 @@ def test_a_success_whose_last_step_is_on_storage_ends_at_once(training: Start) -
     assert words.events("StepsNotSaved") == words.events("CheckpointNotRescued") == []
 
 
-def test_a_success_does_not_wait_for_ever_for_memory(training: Start) -> None:
+def test_a_success_does_not_wait_for_ever_for_memory() -> None:
     """A disk that hangs makes the success late and says what is lost; it remains a success."""
     job = training(2)
     words = Words(job)

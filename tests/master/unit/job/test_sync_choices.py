@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from holdfast_wire.messages import JobEvent, RestartWorkerRequest, SyncChosen
-from simulation.steered.job import SteeredJob
+from simulation.steered.job import SteeredJob, training
 from simulation.steered.replicas import replicated, rounds_of
 
-Start = Callable[..., SteeredJob]
 SLOW = SyncChosen(step=24, interval=4, interval_before=1, made=True, reason="it costs 40 %")
 FAST = SyncChosen(step=90, interval=1, interval_before=4, made=True, reason="it costs 2 %")
 
@@ -31,10 +29,10 @@ def told(job: SteeredJob) -> list[JobEvent]:
 
 def now(job: SteeredJob) -> SyncChosen | None:
     """How replicas agree by the job's status."""
-    return job.core.status(job.moment()).sync
+    return job.status.sync
 
 
-def test_a_switch_is_an_event_with_its_reason(training: Start) -> None:
+def test_a_switch_is_an_event_with_its_reason() -> None:
     """It names the step, both intervals and what was measured, and the status has the newest."""
     job = training(2)
     assert now(job) is None
@@ -55,7 +53,7 @@ def test_a_switch_is_an_event_with_its_reason(training: Start) -> None:
     assert (found.step, found.interval) == (90, 1)
 
 
-def test_a_proposal_is_told_as_one(training: Start) -> None:
+def test_a_proposal_is_told_as_one() -> None:
     """Nothing runs otherwise for it."""
     job = training(2)
     say(job, SyncChosen(step=8, interval=16, interval_before=4, reason="it costs 40 %"))
@@ -67,7 +65,7 @@ def test_a_proposal_is_told_as_one(training: Start) -> None:
     )
 
 
-def test_a_choice_is_told_once_though_agents_repeat_it_to_a_new_master(training: Start) -> None:
+def test_a_choice_is_told_once_though_agents_repeat_it_to_a_new_master() -> None:
     """The next master has it from the journal."""
     job = training(2)
     say(job, SLOW)
@@ -81,7 +79,7 @@ def test_a_choice_is_told_once_though_agents_repeat_it_to_a_new_master(training:
     assert found.step == SLOW.step
 
 
-def test_ranks_of_an_ended_world_say_nothing_of_the_next(training: Start) -> None:
+def test_ranks_of_an_ended_world_say_nothing_of_the_next() -> None:
     """A restart begins without a choice until its ranks tell theirs; an old report is dropped."""
     job = training(2)
     before = job.agents[0].round
@@ -97,7 +95,7 @@ def test_ranks_of_an_ended_world_say_nothing_of_the_next(training: Start) -> Non
     assert len(told(job)) == 2
 
 
-def test_a_choice_after_a_rollback_counts_though_its_step_is_lower(training: Start) -> None:
+def test_a_choice_after_a_rollback_counts_though_its_step_is_lower() -> None:
     """A script may load an older checkpoint in its processes."""
     job = training(2)
     say(job, FAST)

@@ -37,9 +37,7 @@ class Keeping:
         self.state = JobState(event_limit=10, incident_limit=10)
         self.journal = Journal(directory, 1, "m1", lambda: self.now)
         habits = CompactionPolicy(
-            directory=directory,
-            segment_bytes=4096,
-            retention=Retention(seconds=0.0, limit_bytes=0),
+            directory=directory, segment_bytes=4096, retention=Retention(seconds=0.0, limit_bytes=0)
         )
         self.keeper = Housekeeper(habits, HEAD, (), tail_bytes, lambda: self.now)
         self.write(HEAD)

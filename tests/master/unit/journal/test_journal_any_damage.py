@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,20 +15,15 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.job_state import JobState
-from holdfast_master.journal.compaction import Retention, compact
-from holdfast_master.journal.reader import History, read_history
+from holdfast_master.journal.compaction import compact
 from holdfast_master.journal.segments import JournalError, listing, segment_path
 from holdfast_master.journal.writer import Journal
 from holdfast_master.replay.inspect import show, verify
 from holdfast_master.replay.inspect.verify import JournalVerdict
-from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, SegmentOpened
-from simulation.steered.job import JOB_UID, SteeredJob, job_spec
-
-KEEP = Retention(seconds=1e9, limit_bytes=1 << 30)
-NOW = 1_800_000_000.0
+from masters.journals import KEEP_ALL, NOW, fold, head, read, write
+from simulation.steered.job import SteeredJob, job_spec
 
 
 @functools.cache
@@ -44,14 +40,6 @@ def story() -> tuple[JournalRecord, ...]:
     job.agents[0].crash()
     job.run(20)
     return tuple(job.records)
-
-
-def fold(records: tuple[JournalRecord, ...]) -> JobState:
-    """Return what records come to."""
-    state = JobState(event_limit=10_000, incident_limit=1_000)
-    for record in records:
-        apply(state, record)
-    return state
 
 
 @functools.cache
@@ -76,11 +64,10 @@ def whole() -> Path:
     for epoch, pieces in parts.items():
         journal = Journal(directory, epoch, f"m{epoch}")
         for piece in pieces:
-            journal.commit([codec.encode(record) for record in piece], durable=True)
+            write(journal, list(piece))
             done += len(piece)
-            head = SegmentOpened(format=4, epoch=epoch, incarnation=f"m{epoch}", job_uid=JOB_UID)
             if done < len(records):
-                compact(directory, head, fold(records[:done]), (), KEEP, NOW)
+                compact(directory, head(epoch), fold(records[:done]), (), KEEP_ALL, NOW)
                 journal.ask_rotation()
         journal.close()
     return directory
@@ -127,8 +114,13 @@ class Wound:
             data[min(at, len(data) - 1)] ^= 1 << self.length % 8
         elif self.kind == "zero":
             data[at : at + self.length] = bytes(len(data[at : at + self.length]))
+        elif self.kind == "noise":
+            noise = random.Random(self.length).randbytes(self.length)
+            data[at : at + self.length] = noise[: len(data) - at]
         elif self.kind == "hole":
             del data[at : at + self.length]
+        elif self.kind == "repeat":
+            data[at:at] = data[at : at + self.length]
         elif self.kind == "foreign":
             data = bytearray(b"not a journal\n" * self.length)
         path.write_bytes(bytes(data))
@@ -137,15 +129,10 @@ class Wound:
 WOUNDS = st.builds(
     Wound,
     file=st.integers(0, 4),
-    kind=st.sampled_from(["remove", "cut", "flip", "zero", "hole", "foreign"]),
+    kind=st.sampled_from(["remove", "cut", "flip", "zero", "noise", "hole", "repeat", "foreign"]),
     place=st.floats(0.0, 1.0, exclude_max=True),
     length=st.integers(1, 600),
 )
-
-
-def read(directory: Path) -> History:
-    """Read as a successor does."""
-    return read_history(directory, JOB_UID)
 
 
 def test_an_undamaged_journal_is_read_from_its_newest_base() -> None:

@@ -37,6 +37,7 @@ from masters.journals import (
     read,
     troubled_story,
     write,
+    written,
 )
 from simulation.steered.job import JOB_UID, SteeredJob, job_spec
 
@@ -47,14 +48,19 @@ def story() -> list[JournalRecord]:
     return troubled_story()
 
 
+def only_base(directory: Path) -> Path:
+    """Return the journal's base."""
+    (base,) = [name.path for name in listing(directory) if name.kind is SegmentKind.BASE]
+    return base
+
+
 def test_a_base_folds_to_the_state_of_the_records_that_it_stands_for(
     tmp_path: Path, story: list[JournalRecord]
 ) -> None:
     """At every tenth point of a job's life; what follows the base leads to the same end."""
     for at in range(1, len(story), 10):
         directory = tmp_path / str(at)
-        journal = Journal(directory, 1, "m1")
-        write(journal, story[:at])
+        journal = written(directory, story[:at])
         journal.ask_rotation()
         write(journal, story[at:])
         compacted(directory, fold(story[:at]))
@@ -82,11 +88,9 @@ def test_a_damaged_base_is_left_out_and_the_facts_are_used(
     tmp_path: Path, story: list[JournalRecord]
 ) -> None:
     """While the facts are kept, a bad base costs time only; it is said."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    written(tmp_path, story).close()
     compacted(tmp_path, fold(story), KEEP_ALL)
-    journal.close()
-    (base,) = [path for path in tmp_path.iterdir() if path.name.startswith("base")]
+    base = only_base(tmp_path)
     data = bytearray(base.read_bytes())
     data[len(data) // 2] ^= 4
     base.write_bytes(bytes(data))
@@ -99,11 +103,9 @@ def test_a_damaged_base_is_left_out_and_the_facts_are_used(
 
 def test_a_base_that_is_cut_short_is_left_out(tmp_path: Path, story: list[JournalRecord]) -> None:
     """Every part of it must be there."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    written(tmp_path, story).close()
     compacted(tmp_path, fold(story), KEEP_ALL)
-    journal.close()
-    base = next(name.path for name in listing(tmp_path) if name.kind is SegmentKind.BASE)
+    base = only_base(tmp_path)
     frames = framing.scan(base.read_bytes()).records
     for keep in range(1, len(frames)):
         base.write_bytes(b"".join(map(framing.frame, frames[:keep])))
@@ -114,10 +116,8 @@ def test_a_base_that_is_cut_short_is_left_out(tmp_path: Path, story: list[Journa
 
 def test_the_base_of_a_zombie_is_left_out(tmp_path: Path, story: list[JournalRecord]) -> None:
     """Its records after the successor had begun are in nobody's state, so not in a base either."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    written(tmp_path, story).close()
     compacted(tmp_path, fold(story), KEEP_ALL)
-    journal.close()
     begun = JournalRecord(sequence=101, fact=head(2))
     successor = Journal(tmp_path, 2, "m2")
     write(successor, [begun])
@@ -134,11 +134,9 @@ def test_a_base_of_another_format_is_refused(
     tmp_path: Path, story: list[JournalRecord], number: int
 ) -> None:
     """Its facts would be read wrong, be they older or newer; the text says what reads them."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    compact(tmp_path, head(), fold(story), (), KEEP_ALL, NOW)
-    journal.close()
-    base = next(n.path for n in listing(tmp_path) if n.kind is SegmentKind.BASE)
+    written(tmp_path, story).close()
+    compacted(tmp_path, fold(story), KEEP_ALL)
+    base = only_base(tmp_path)
     other = dataclasses.replace(head(), format=number, base=True, version="9.0")
     newer = JournalRecord(sequence=len(story), fact=other)
     base.write_bytes(framing.frame(codec.encode(newer)))
@@ -150,16 +148,14 @@ def test_the_master_goes_on_after_a_base_as_after_the_records(
     tmp_path: Path, story: list[JournalRecord]
 ) -> None:
     """A core that is restored from a base and one that is restored from all facts do the same."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
+    written(tmp_path, story).close()
     compacted(tmp_path, fold(story))
-    journal.close()
     identity = CoreIdentity(
         job_name="job", job_uid=JOB_UID, epoch=2, incarnation="m2", version="0.1.0"
     )
     job = SteeredJob(job_spec(), seed=1)
     opened = [
-        Core.restore(records, identity, CoreSettings()).open(job.moment())
+        Core(identity, CoreSettings(), records).open(job.moment())
         for records in (story, read(tmp_path).records)
     ]
     assert opened[0] == opened[1]
@@ -169,8 +165,7 @@ def test_watch_tokens_of_masters_before_the_base_stay_good(
     tmp_path: Path, story: list[JournalRecord]
 ) -> None:
     """A base names the masters whose events it holds; the newest event moves on with the tail."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story[:50])
+    journal = written(tmp_path, story[:50])
     journal.ask_rotation()
     write(journal, story[50:])
     masters = (PastMaster(epoch=0, incarnation="m0", newest_event=2), *EVERY_MASTER)
@@ -252,9 +247,7 @@ def test_an_epochs_second_file_belongs_to_the_same_master(
     tmp_path: Path, story: list[JournalRecord]
 ) -> None:
     """Two files of one epoch by different masters: the first one counts; it is said."""
-    journal = Journal(tmp_path, 1, "m1")
-    write(journal, story)
-    journal.close()
+    written(tmp_path, story).close()
     foreign = JournalRecord(
         sequence=len(story), fact=dataclasses.replace(head(), part=1, incarnation="other")
     )

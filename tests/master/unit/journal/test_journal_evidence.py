@@ -10,51 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_master.core import Core
 from holdfast_master.journal.segments import read_segment, segment_path
-from holdfast_master.journal.writer import Journal
-from holdfast_master.replay.files import FORMAT
 from holdfast_master.replay.inspect import replay, show, verify
 from holdfast_master.replay.inspect.verify import JournalVerdict
-from holdfast_master.replay.recorder import InputRecorder, RecordedCore
-from holdfast_wire.messages import JournalRecord, RecordingOpened
-from masters.journals import KEEP_ALL, compacted, fold, head, write
-from simulation.steered.job import JOB_UID, SteeredJob, job_spec
+from holdfast_master.replay.recorder import InputRecorder
+from holdfast_wire.messages import JournalRecord
+from masters.journals import KEEP_ALL, RECORDING, RecordedJob, compacted, fold, head, write, written
 
-HEAD = RecordingOpened(
-    format=FORMAT, epoch=1, incarnation="m1", job_name="job", job_uid=JOB_UID, version="0.1.0"
-)
 LAST = "journal-1-1.log"
-
-
-class _Watched(RecordedCore):
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._core, name)
-
-
-class _RecordedJob(SteeredJob):
-    def __init__(self, recorder: InputRecorder) -> None:
-        self.recorder = recorder
-        super().__init__(job_spec(replicas=3), seed=6)
-
-    def wrap(self, core: Core) -> Core:
-        return _Watched(core, self.recorder)  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal of two files of facts, the base between them, and the inputs of it all."""
     directory = tmp_path_factory.mktemp("whole")
-    recorder = InputRecorder(directory, HEAD, 10_000_000)
-    job = _RecordedJob(recorder)
+    recorder = InputRecorder(directory, RECORDING, 10_000_000)
+    job = RecordedJob(recorder, replicas=3, seed=6)
     agents = job.add_agents(3)
     job.run_until("TRAINING")
     cut = len(job.records)
     agents[1].crash()
     job.run(60)
     recorder.close()
-    journal = Journal(directory, 1, "m1")
-    write(journal, job.records[:cut])
+    journal = written(directory, job.records[:cut])
     journal.ask_rotation()
     write(journal, job.records[cut:])
     journal.close()
@@ -155,10 +133,8 @@ def test_another_job_s_file_is_named_and_not_shown(copy: Path) -> None:
     """A base covers for it, so a master would not look; a person must not be told its facts."""
     path = segment_path(copy, 1)
     path.unlink()
-    other = Journal(copy / "other", 1, "m1")
     opened = dataclasses.replace(head(), job_uid="another")
-    write(other, [JournalRecord(sequence=1, fact=opened)])
-    other.close()
+    written(copy / "other", [JournalRecord(sequence=1, fact=opened)]).close()
     segment_path(copy / "other", 1).rename(path)
     report = verify.verify(copy)
     assert report.verdict is JournalVerdict.HURT
@@ -177,30 +153,20 @@ def test_a_recording_that_was_killed_before_its_first_write_is_no_damage(copy: P
     assert any("is empty" in line for line in said)
 
 
-def _pipe(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def _directory(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.mkdir()
-
-
-def _dangling(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.symlink_to("nothing")
-
-
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", [_pipe, _directory, _dangling])
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nothing")],
+    ids=["pipe", "directory", "dangling link"],
+)
 @pytest.mark.parametrize("name", ["journal-2.log", "inputs-2.rec"])
 def test_what_is_no_file_is_said_and_the_rest_is_read(
-    copy: Path, kind: Callable[[Path], None], name: str
+    copy: Path, make: Callable[[Path], None], name: str
 ) -> None:
     """A pipe would be waited for, for ever; a link to nothing is no file that was removed."""
     newest = verify.verify(copy).newest
-    kind(copy / name)
+    (copy / name).unlink(missing_ok=True)
+    make(copy / name)
     report = verify.verify(copy)
     assert report.newest == newest
     assert report.verdict is not JournalVerdict.INTACT

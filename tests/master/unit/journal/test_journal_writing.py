@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from holdfast_master.journal.segments import (
 from holdfast_master.journal.writer import RETRY_SECONDS, Journal
 from holdfast_wire import codec
 from holdfast_wire.messages import JournalRecord, NodeJoined, SegmentOpened
+from masters.journals import on_own_disk
 
 
 class Clock:
@@ -181,8 +179,7 @@ def test_a_disk_that_stays_full_costs_bounded_memory(
     journal.commit([opened(1, "m1"), record(2)], durable=True)
     for sequence in range(3, 40):
         journal.commit([record(sequence, 1_000)], durable=True)
-    assert journal.abandoned
-    assert "given up" in journal.trouble
+    assert journal.trouble.endswith("given up")
     lift_limit()
     journal.commit([record(40)], durable=True)
     journal.close()
@@ -250,21 +247,7 @@ print("read-only", late.trouble)
 
 def test_a_real_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
     """On a tiny file system: full is said, room is used, read-only is said and survived."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(IN_NAMESPACE))
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    done = subprocess.run(
-        ["unshare", "-Urm", sys.executable, str(script), str(mount)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if done.returncode == 77 or "unshare" in done.stderr:
-        pytest.skip(f"no private mounts here: {done.stderr.strip()}")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stderr
+    lines = on_own_disk(tmp_path, IN_NAMESPACE)
     assert "No space left on device" in lines[0]
     assert lines[1:3] == ["while full True True", "after True True"]
     assert "Read-only file system" in lines[3]

@@ -5,26 +5,20 @@ from __future__ import annotations
 import dataclasses
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast_master.core import Core
 from holdfast_master.inputs import Moment, Received
 from holdfast_master.journal import filesystem, framing
 from holdfast_master.journal.segments import JournalError
 from holdfast_master.replay import recorder, replayer
 from holdfast_master.replay.codec import from_message
-from holdfast_master.replay.files import FORMAT, read_recording, recording_path, recording_paths
-from holdfast_master.replay.recorder import InputRecorder, RecordedCore, encode
+from holdfast_master.replay.files import read_recording, recording_path, recording_paths
+from holdfast_master.replay.recorder import InputRecorder, encode
 from holdfast_master.replay.replayer import ReplayedInput, redecide
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
-from simulation.steered.job import JOB_UID, SteeredJob, job_spec
-
-HEAD = wire.RecordingOpened(
-    format=FORMAT, epoch=1, incarnation="m1", job_name="job", job_uid=JOB_UID, version="0.1.0"
-)
+from masters.journals import RECORDING, RecordedJob, differences
 
 
 @pytest.fixture(autouse=True)
@@ -33,32 +27,23 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "FLUSH_SECONDS", 3600.0)
 
 
-class Watched(RecordedCore):
-    """A recorded core at which a simulated job looks also where the loop would not."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-
-class RecordedJob(SteeredJob):
-    """A job whose master is recorded."""
-
-    def __init__(self, recorder: InputRecorder) -> None:
-        self.recorder = recorder
-        super().__init__(job_spec(replicas=4), seed=1)
-
-    def wrap(self, core: Core) -> Core:
-        """Record what the core is told."""
-        return Watched(core, self.recorder)  # type: ignore[return-value]
-
-
 class Recorded:
     """A core in a job whose inputs a recorder writes."""
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    def __init__(self, directory: Path, limit: int = 10_000_000) -> None:
         directory.mkdir()
-        self.recorder = InputRecorder(directory, HEAD, limit)
-        self.job = RecordedJob(self.recorder)
+        self.recorder = InputRecorder(directory, RECORDING, limit)
+        self.job = RecordedJob(self.recorder, replicas=4, seed=1)
+
+    def write(self, directory: Path) -> Path:
+        """Run the job, write what it did block by block, and return the file."""
+        self.job.add_agents(4)
+        for _ in range(10):
+            self.job.run(5.0)
+            self.recorder._write_waiting()
+        self.recorder.close()
+        (path,) = recording_paths(directory)
+        return path
 
     def replay(self, directory: Path) -> list[ReplayedInput]:
         """Decide the recording again."""
@@ -68,11 +53,6 @@ class Recorded:
         opened = recording.opened
         before, facts = replayer.split(self.job.records, opened.sequence, opened.epoch)
         return list(redecide(opened, recording.inputs(), before, facts))
-
-
-def differences(steps: list[ReplayedInput]) -> list[str]:
-    """Return where today's code decides otherwise."""
-    return [step.difference for step in steps if step.difference]
 
 
 def test_a_recording_ends_at_its_bound_and_can_be_decided_again(tmp_path: Path) -> None:
@@ -97,7 +77,7 @@ def test_a_recording_ends_at_its_bound_and_can_be_decided_again(tmp_path: Path) 
 def test_the_oldest_recordings_go_when_a_successor_begins(tmp_path: Path) -> None:
     """Half of the bound is free for each new master; all of them together keep to the bound."""
     for epoch in range(1, 9):
-        recorder = InputRecorder(tmp_path, dataclasses.replace(HEAD, epoch=epoch), 40_000)
+        recorder = InputRecorder(tmp_path, dataclasses.replace(RECORDING, epoch=epoch), 40_000)
         recorder.begin(Moment(1.0, 2.0), 0)
         fence, beat = wire.Fence(epoch=1, round=1), wire.Heartbeat(sequence=3)
         for at in range(300):
@@ -112,26 +92,31 @@ def test_the_oldest_recordings_go_when_a_successor_begins(tmp_path: Path) -> Non
     assert sum(path.stat().st_size for path in paths) <= 40_000
 
 
-def test_a_torn_recording_is_decided_as_far_as_it_goes(tmp_path: Path) -> None:
+def _flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+@pytest.mark.parametrize("tears", [True, False], ids=["torn", "flipped bit"])
+def test_a_damaged_recording_is_decided_as_far_as_it_goes(tmp_path: Path, *, tears: bool) -> None:
     """A master that was killed leaves half a block; a flipped bit ends what can be read."""
     directory = tmp_path / "journal"
-    recorded = Recorded(directory, limit=10_000_000)
-    recorded.job.add_agents(4)
-    for _ in range(10):
-        recorded.job.run(5.0)
-        recorded.recorder._write_waiting()
-    recorded.recorder.close()
-    (path,) = recording_paths(directory)
+    recorded = Recorded(directory)
+    path = recorded.write(directory)
     whole = len(recorded.replay(directory))
     data = path.read_bytes()
-    for cut in range(len(data) - 400, len(data), 37):
-        path.write_bytes(data[:cut])
+    torn = {f"cut at {cut}": data[:cut] for cut in range(len(data) - 400, len(data), 37)}
+    bits = random.Random(0).sample(range(len(data) * 8), 40)
+    flipped = {f"bit {bit}": _flipped(data, bit) for bit in bits}
+    for where, damaged in (torn if tears else flipped).items():
+        path.write_bytes(damaged)
         recording = read_recording(path)
-        assert recording is not None
-        assert recording.broken
+        if recording is None:
+            assert not tears, where
+            continue
+        assert recording.broken, where
         steps = recorded.replay(directory)
-        assert differences(steps) == []
-        assert 0 < len(steps) < whole
+        assert differences(steps) == [], where
+        assert (0 if tears else -1) < len(steps) < whole, where
 
 
 def test_a_disk_that_refuses_ends_the_recording_and_nothing_else(
@@ -142,7 +127,7 @@ def test_a_disk_that_refuses_ends_the_recording_and_nothing_else(
     def refuse(_file: int, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    recorded = Recorded(tmp_path / "journal", limit=10_000_000)
+    recorded = Recorded(tmp_path / "journal")
     monkeypatch.setattr(filesystem, "write", refuse)
     recorded.job.add_agents(4)
     recorded.job.run(5.0)
@@ -159,7 +144,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
     """Memory is bounded; with a hole in it nothing behind could be decided again."""
     monkeypatch.setattr(recorder, "QUEUE_LIMIT", 20)
     directory = tmp_path / "journal"
-    recorded = Recorded(directory, limit=10_000_000)
+    recorded = Recorded(directory)
     recorded.recorder._write_waiting()
     recorded.job.add_agents(4)
     recorded.job.run(60.0)
@@ -192,31 +177,7 @@ def test_a_recording_of_another_format_is_refused_with_the_remedy(
 ) -> None:
     """A reader does not guess, neither of what is newer nor of what is older."""
     path = recording_path(tmp_path, 1)
-    other = dataclasses.replace(HEAD, format=number, version="9.0")
+    other = dataclasses.replace(RECORDING, format=number, version="9.0")
     path.write_bytes(framing.frame(codec.encode(other)))
     with pytest.raises(JournalError, match=rf"has format {number}, written by holdfast 9\.0"):
         read_recording(path)
-
-
-def test_any_flipped_bit_of_a_recording_is_found(tmp_path: Path) -> None:
-    """Entries before a flipped bit replay alike. The recording counts as broken from there on."""
-    directory = tmp_path / "journal"
-    recorded = Recorded(directory, limit=10_000_000)
-    recorded.job.add_agents(4)
-    for _ in range(5):
-        recorded.job.run(5.0)
-        recorded.recorder._write_waiting()
-    recorded.recorder.close()
-    (path,) = recording_paths(directory)
-    data = path.read_bytes()
-    whole = len(recorded.replay(directory))
-    for bit in random.Random(0).sample(range(len(data) * 8), 40):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(bytes(damaged))
-        recording = read_recording(path)
-        assert recording is None or recording.broken, f"bit {bit}"
-        if recording is not None:
-            steps = recorded.replay(directory)
-            assert len(steps) < whole, f"bit {bit}"
-            assert differences(steps) == [], f"bit {bit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,20 +15,12 @@ from holdfast_master.instructions import Instruction, Record
 from holdfast_master.job.worlds import rounds
 from holdfast_master.replay import replayer
 from holdfast_master.replay.codec import to_message
-from holdfast_master.replay.files import FORMAT
-from holdfast_master.replay.replayer import ReplayError, redecide
+from holdfast_master.replay.replayer import ReplayedInput, ReplayError, redecide
 from holdfast_wire import messages as wire
-from simulation.steered.job import JOB_UID, SteeredJob, job_spec
+from masters.journals import RECORDING, differences
+from simulation.steered.job import SteeredJob, job_spec
 
-HEAD = wire.RecordingOpened(
-    format=FORMAT,
-    epoch=1,
-    incarnation="m1",
-    job_name="job",
-    job_uid=JOB_UID,
-    version="0.1.0",
-    settings="{}",
-)
+HEAD = dataclasses.replace(RECORDING, settings="{}")
 
 
 class RecordedJob(SteeredJob):
@@ -53,11 +45,13 @@ class RecordedJob(SteeredJob):
         )
         return batch
 
-    def facts(
-        self, sequence: int
-    ) -> tuple[list[wire.JournalRecord], Mapping[int, wire.JournalRecord]]:
-        """Return the journal up to a record and after it."""
-        return replayer.split(self.records, sequence, HEAD.epoch + bool(sequence))
+    def again(
+        self, opened: wire.RecordingOpened | None = None, told: Sequence[wire.InputRecorded] = ()
+    ) -> list[ReplayedInput]:
+        """Decide again what it was told, or `told` behind another head."""
+        opened = opened or self.head
+        before, facts = replayer.split(self.records, opened.sequence, opened.epoch)
+        return list(redecide(opened, told or self.told, before, facts))
 
 
 def troubled(seed: int, **more: Any) -> RecordedJob:
@@ -68,14 +62,14 @@ def troubled(seed: int, **more: Any) -> RecordedJob:
     kinds: tuple[Callable[[], object], ...] = (
         lambda: job.agents[chance.randrange(3)].crash(-9),
         lambda: job.evict(chance.randrange(3)),
-        lambda: job.change(replicas=chance.randrange(2, 5)),
+        lambda: job.operator.change(replicas=chance.randrange(2, 5)),
         lambda: job.ask(wire.DrainNodeRequest(node_rank=chance.randrange(3), reason="test")),
         lambda: job.ask(wire.RestartWorkerRequest(reason="test")),
         lambda: job.ask(wire.DumpStacksRequest()),
         lambda: job.ask(wire.ScaleRequest(replicas=3)),
         lambda: job.stall_master(2.0),
-        job.operator_leaves,
-        job.operator_returns,
+        job.operator.leave,
+        job.operator.come_back,
     )
     for _ in range(12):
         job.run(chance.uniform(0.5, 12.0))
@@ -88,9 +82,8 @@ def troubled(seed: int, **more: Any) -> RecordedJob:
 def test_the_same_code_decides_the_same(seed: int) -> None:
     """Every fact and the number of instructions of a whole job with faults."""
     job = troubled(seed)
-    before, facts = job.facts(0)
-    steps = list(redecide(job.head, job.told, before, facts))
-    assert [step.difference for step in steps if step.difference] == [], f"seed {seed}"
+    steps = job.again()
+    assert differences(steps) == [], f"seed {seed}"
     assert len(steps) == len(job.told) + 1, f"seed {seed}"
     again = [record for step in steps for record in step.records]
     assert again == job.records, f"seed {seed}"
@@ -107,11 +100,10 @@ def test_a_departure_that_was_announced_is_decided_the_same() -> None:
     job.agents[1].report(spot)
     job.run(15.0)
     job.pods[2] = dataclasses.replace(job.pods[2], notice=dataclasses.replace(spot, source="node"))
-    job.tell_pod(2)
+    job.operator.observe(2)
     job.run(30.0)
-    before, facts = job.facts(0)
-    steps = list(redecide(job.head, job.told, before, facts))
-    assert [step.difference for step in steps if step.difference] == []
+    steps = job.again()
+    assert differences(steps) == []
     assert [record for step in steps for record in step.records] == job.records
     assert job.reasons().count("NodeDraining") == 2
 
@@ -134,9 +126,8 @@ def test_a_successor_s_recording_is_decided_the_same(seed: int) -> None:
         sequence=begun,
     )
     job.run(30.0)
-    before, facts = job.facts(begun)
-    steps = list(redecide(opened, job.told[first:], before, facts))
-    assert [step.difference for step in steps if step.difference] == [], f"seed {seed}"
+    steps = job.again(opened, job.told[first:])
+    assert differences(steps) == [], f"seed {seed}"
     assert [record for step in steps for record in step.records] == job.records[begun:]
 
 
@@ -157,25 +148,24 @@ def test_facts_that_a_killed_master_did_not_write_are_not_compared_with_its_succ
     assert len(journal) > written
     before, facts = replayer.split(journal, 0, HEAD.epoch)
     steps = list(redecide(job.head, recorded, before, facts))
-    assert [step.difference for step in steps if step.difference] == []
+    assert differences(steps) == []
     assert sum(len(step.recorded) for step in steps) == written
 
 
 def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference names the record; nothing is decided after it."""
     job = troubled(3)
-    before, facts = job.facts(0)
     real = wire.WorldDecided
 
     def other(**fields: Any) -> object:
         return real(**{**fields, "reason": "for another reason"})
 
     monkeypatch.setattr(rounds, "WorldDecided", other)
-    steps = list(redecide(job.head, job.told, before, facts))
+    steps = job.again()
     last = steps[-1]
     first = next(r for r in job.records if type(r.fact).__name__ == "WorldDecided")
     assert last.difference == f"record {first.sequence} is another one today"
-    assert [step for step in steps[:-1] if step.difference] == []
+    assert differences(steps[:-1]) == []
     assert first in last.recorded
     assert len(steps) < len(job.told)
 
@@ -192,9 +182,8 @@ def test_changed_code_shows_at_its_first_other_decision(monkeypatch: pytest.Monk
 def test_what_followed_is_compared_as_well(change: dict[str, Any], text: str) -> None:
     """More or fewer facts, more or fewer instructions, a fault of the core."""
     job = troubled(1)
-    before, facts = job.facts(0)
     told = [*job.told[:20], dataclasses.replace(job.told[20], **change), *job.told[21:]]
-    steps = list(redecide(job.head, told, before, facts))
+    steps = job.again(told=told)
     assert len(steps) == 22
     assert text in steps[-1].difference
 

@@ -191,9 +191,7 @@ def test_a_node_reads_what_it_lacks_and_no_more() -> None:
 
 VERSIONS = st.builds(v, st.integers(1, 4), st.integers(1, 2))
 OFFERS = st.builds(
-    holding,
-    memory=st.frozensets(VERSIONS, max_size=3),
-    stored=st.frozensets(VERSIONS, max_size=3),
+    holding, memory=st.frozensets(VERSIONS, max_size=3), stored=st.frozensets(VERSIONS, max_size=3)
 )
 
 

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.straggler.collectives import Issued, Step, align, step_error
+from holdfast_master.policies.straggler.collectives import IssuedRun, Step, aligning, step_error
+from holdfast_master.policies.straggler.slices import finished
 
 TRANSFER = 0.01
 """s: until all ranks leave a collective after the last one entered it."""
+
+
+class Issued(NamedTuple):
+    """One collective, as one rank issued it."""
+
+    sequence: int
+    signature: int
+    at: float
+
+
+def align(samples: Mapping[int, Sequence[Issued]], period: int) -> list[Step]:
+    """The steps that all ranks have, found from single collectives."""
+    return finished(aligning({rank: runs_of(one) for rank, one in samples.items()}, period))
+
+
+def runs_of(issued: Sequence[Issued]) -> list[IssuedRun]:
+    """Single collectives as runs without gaps."""
+    runs: list[IssuedRun] = []
+    for one in issued:
+        if not runs or one.sequence != runs[-1].first + len(runs[-1].at):
+            runs.append(IssuedRun(one.sequence, array.array("I"), array.array("d")))
+        runs[-1].signatures.append(one.signature)
+        runs[-1].at.append(one.at)
+    return runs
 
 
 def synchronous(

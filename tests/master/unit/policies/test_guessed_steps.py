@@ -11,10 +11,7 @@ from holdfast_wire.messages import RankProgress, StepSource
 def guess(step: int, since: float = 0.0) -> RankProgress:
     """One rank's report."""
     return RankProgress(
-        step=step,
-        step_seconds=0.5,
-        since_step_seconds=since,
-        step_source=StepSource.COLLECTIVES,
+        step=step, step_seconds=0.5, since_step_seconds=since, step_source=StepSource.COLLECTIVES
     )
 
 

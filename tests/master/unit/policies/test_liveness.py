@@ -24,10 +24,7 @@ LIMITS = LivenessLimits(lease=4.0, reconnect=0.3)
 def pulse(heard: float, *, gone: float | None = None, heartbeat: float = 0.5) -> Pulse:
     """A node that was heard at a time, and whose stream ended at another."""
     return Pulse(
-        connected=gone is None,
-        last_heard=heard,
-        disconnected_at=gone or 0.0,
-        heartbeat=heartbeat,
+        connected=gone is None, last_heard=heard, disconnected_at=gone or 0.0, heartbeat=heartbeat
     )
 
 
@@ -90,11 +87,7 @@ def test_a_node_with_a_long_interval_is_looked_at_when_its_limit_ends() -> None:
     assert (look.health, look.until) == (NodeHealth.ALIVE, 114.0)
 
 
-@given(
-    until=st.floats(0.1, 1e6),
-    heartbeat=st.floats(0.05, 5.0),
-    ahead=st.floats(0.001, 20.0),
-)
+@given(until=st.floats(0.1, 1e6), heartbeat=st.floats(0.05, 5.0), ahead=st.floats(0.001, 20.0))
 @example(until=9.0, heartbeat=0.05, ahead=1.0)
 def test_the_next_look_is_never_late_and_lies_ahead(
     until: float, heartbeat: float, ahead: float

@@ -8,13 +8,7 @@ import pytest
 
 from holdfast_master.policies.failure import Evidence, EvidenceKind, charge, respond
 from holdfast_master.policies.pod_ends import ENDERS, Ender, ended_by, exit_code, pod_kind
-from holdfast_wire.messages import (
-    BudgetKind,
-    FailureAction,
-    FailureRule,
-    PodObservation,
-    PodPhase,
-)
+from holdfast_wire.messages import BudgetKind, FailureAction, FailureRule, PodObservation, PodPhase
 from house.repository import ROOT
 
 PAGE = ROOT / "docs/reference/conditions.md"
@@ -81,11 +75,7 @@ KINDS = {
     LIMIT: EvidenceKind.POD_FAILED,
     NODE: EvidenceKind.PREEMPTED,
 }
-BUDGETS = {
-    PROGRAM: BudgetKind.FAILURES,
-    LIMIT: BudgetKind.FAILURES,
-    NODE: BudgetKind.PREEMPTIONS,
-}
+BUDGETS = {PROGRAM: BudgetKind.FAILURES, LIMIT: BudgetKind.FAILURES, NODE: BudgetKind.PREEMPTIONS}
 
 
 def _pod(reason: str, conditions: tuple[str, ...] = (), code: int = 0) -> PodObservation:

@@ -29,15 +29,7 @@ from holdfast_master.policies.preflight.rounds import (
 )
 from holdfast_master.policies.preflight.verdicts import BAD, NodeVerdict
 from holdfast_wire.resources import Resource
-from nodes.simulated_nodes import (
-    COMPUTE,
-    DEAD,
-    DISK,
-    NETWORK,
-    Cluster,
-    Fault,
-    trusted,
-)
+from nodes.simulated_nodes import COMPUTE, DEAD, DISK, NETWORK, Cluster, Fault, trusted
 
 SLOW_COMPUTE = Fault(COMPUTE, 0.5)
 SLOW_LINK = Fault(NETWORK, 0.1)

@@ -17,7 +17,7 @@ from holdfast_master.policies.straggler.verdict import (
     StragglerVerdict,
     Subject,
     change_point,
-    judge,
+    judge_slices,
 )
 from holdfast_master.policies.straggler.votes import VoteRecord
 from holdfast_master.policies.straggler.window import RankTime, Window, middle_mean, window_slices
@@ -41,9 +41,7 @@ def windows(
     waits = transfers or [TRANSFER] * len(times)
     return [
         Window(
-            first_step=50 * i,
-            step=max(one.local for one in ranks.values()) + waits[i],
-            ranks=ranks,
+            first_step=50 * i, step=max(one.local for one in ranks.values()) + waits[i], ranks=ranks
         )
         for i, ranks in enumerate(times)
     ]
@@ -84,7 +82,7 @@ def run(
     """The verdicts after each window."""
     record, found = VoteRecord(), []
     for window in seen:
-        record, verdicts = judge(record, window, policy, references)
+        record, verdicts = finished(judge_slices(record, window, policy, references))
         found.append(verdicts)
     return found
 
@@ -251,25 +249,16 @@ def _work(one: RankTime, work: float, fixed: float = 0.0) -> RankTime:
     return dataclasses.replace(one, local=one.local * (fixed + (1 - fixed) * work), work=work)
 
 
-def _with_work(seen: Sequence[Window]) -> list[Window]:
+def _mapped(seen: Sequence[Window], change: Change) -> list[Window]:
+    """The windows with each rank's times changed."""
     return [
-        dataclasses.replace(
-            window,
-            ranks={
-                rank: dataclasses.replace(one, work=one.work or 1.0)
-                for rank, one in window.ranks.items()
-            },
-        )
-        for window in seen
+        dataclasses.replace(one, ranks={rank: change(rank, it) for rank, it in one.ranks.items()})
+        for one in seen
     ]
 
 
-def _changed(times: Sequence[Mapping[int, RankTime]], **more: object) -> list[Window]:
-    changed = [
-        {rank: dataclasses.replace(one, **more) for rank, one in ranks.items()}  # type: ignore[arg-type]
-        for ranks in times
-    ]
-    return windows(changed)
+def _with_work(seen: Sequence[Window]) -> list[Window]:
+    return _mapped(seen, lambda _, one: dataclasses.replace(one, work=one.work or 1.0))
 
 
 def _slow_from_the_start() -> list[Mapping[int, RankTime]]:
@@ -279,7 +268,8 @@ def _slow_from_the_start() -> list[Mapping[int, RankTime]]:
 def test_slow_from_the_start_is_found_beside_peers_of_the_same_work() -> None:
     """Ranks that do the same by design need no past; where that is not known, nobody is named."""
     times = _slow_from_the_start()
-    assert [one.ranks for one in run(_changed(times, peers=0))[-1]] == [(3,)]
+    peers = _mapped(windows(times), lambda _, one: dataclasses.replace(one, peers=0))
+    assert [one.ranks for one in run(peers)[-1]] == [(3,)]
     assert not run(windows(times))[-1]
 
 
@@ -295,18 +285,12 @@ def test_slow_from_the_start_is_found_with_preflights_figures() -> None:
 
 def test_communication_makes_a_link_of_a_node() -> None:
     """Most of the excess must be communication."""
-    times = job(4, 1, slower([2], 1.5))
     for transfer, subject in ((0.45, Subject.LINK), (0.1, Subject.NODE)):
-        seen = [
-            dataclasses.replace(
-                window,
-                ranks={
-                    rank: dataclasses.replace(one, transfer=0.02 + (transfer if rank == 2 else 0))
-                    for rank, one in window.ranks.items()
-                },
-            )
-            for window in windows(times)
-        ]
+        more = {2: 0.02 + transfer}
+        seen = _mapped(
+            windows(job(4, 1, slower([2], 1.5))),
+            lambda rank, one: dataclasses.replace(one, transfer=more.get(rank, 0.02)),  # noqa: B023
+        )
         (verdict,) = run(seen)[-1]
         assert verdict.subject is subject
         assert "of the excess is communication" in verdict.considered[0]
@@ -315,16 +299,11 @@ def test_communication_makes_a_link_of_a_node() -> None:
 def test_an_excess_in_one_place_of_the_step_is_likely_a_data_loader() -> None:
     """One that is spread over the step as the work is, is not."""
     for places, says in (((0.7, 0.4, 0.4), "likely"), ((0.3, 0.6, 0.6), "unlikely")):
-        seen = [
-            dataclasses.replace(
-                window,
-                ranks={
-                    rank: dataclasses.replace(one, places=places if rank == 2 else (0.2, 0.4, 0.4))
-                    for rank, one in window.ranks.items()
-                },
-            )
-            for window in windows(job(4, 1, slower([2], 1.5)))
-        ]
+        own = {2: places}
+        seen = _mapped(
+            windows(job(4, 1, slower([2], 1.5))),
+            lambda rank, one: dataclasses.replace(one, places=own.get(rank, (0.2, 0.4, 0.4))),  # noqa: B023
+        )
         (verdict,) = run(seen)[-1]
         assert any(f": {says}, " in text for text in verdict.considered)
 
@@ -447,11 +426,7 @@ def test_any_window_is_judged(
     seed=st.integers(0, 10**6),
 )
 def test_slow_ones_of_unequal_ranks_are_found_and_no_other(
-    shared: Sequence[float],
-    slow: set[int],
-    percent: float,
-    design: Sequence[float],
-    seed: int,
+    shared: Sequence[float], slow: set[int], percent: float, design: Sequence[float], seed: int
 ) -> None:
     """Whatever the stages' lengths and a change that all share: each by its own past."""
     rng = random.Random(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_master.job.requests.job_end import Tally, judge_success
+from holdfast_master.job.requests.job_end import judge_success
 from holdfast_wire.messages import SuccessPolicy
 
 ALL, ANY, FIRST = SuccessPolicy.ALL_WORKERS, SuccessPolicy.ANY_WORKER, SuccessPolicy.RANK0
@@ -25,6 +25,6 @@ TABLE = [
 @pytest.mark.parametrize(("policy", "size", "done", "rank0", "met"), TABLE)
 def test_policies(*, policy: SuccessPolicy, size: int, done: int, rank0: bool, met: bool) -> None:
     """The policy decides whose exit code 0 counts."""
-    verdict = judge_success(policy, Tally(world_size=size, ranks_done=done, rank0_done=rank0))
-    assert verdict.met is met
-    assert "finished" in verdict.reason
+    met_now, reason = judge_success(policy, size, done, rank0=rank0)
+    assert met_now is met
+    assert "finished" in reason

@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from holdfast_master.inputs import Connected, DisconnectCause, Disconnected, Received
-from holdfast_master.instructions import CloseSession, Instruction, RefusalCode, Send
+from holdfast_master.instructions import CloseSession, RefusalCode, Send
 from holdfast_master.server import sessions
-from holdfast_master.server.sessions import Outbox
+from holdfast_master.server.sessions import PeerStream
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
-from masters.scripted_core import ScriptedCore
+from masters.scripted_core import ScriptedCore, on
 from masters.served import JOB, USER, AgentStream, agent, eventually, refusal_of, serve
 
 
@@ -96,7 +96,6 @@ async def test_a_wrong_message_ends_only_its_own_stream(tmp_path: Path, data: by
         await other.send(wire.Warmed())
         (heard,) = await served.told(Received)
         assert isinstance(heard, Received)
-        assert served.master is not None
         assert served.master.counters.refused == {"MALFORMED_MESSAGE": 1}
 
 
@@ -118,7 +117,6 @@ async def test_what_only_a_newer_agent_says_is_passed_over(tmp_path: Path, data:
         (heard,) = await served.told(Received)
         assert isinstance(heard, Received)
         assert heard.message == wire.Warmed()
-        assert served.master is not None
         assert (served.master.counters.newer, served.master.counters.refused) == (1, {})
 
 
@@ -159,36 +157,21 @@ async def test_a_reconnect_gets_a_new_session_number(tmp_path: Path) -> None:
             await stream.channel.close()
 
 
-def on_warmed(*messages: Any) -> Any:
-    """Return a script that sends these to every agent that is warm."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if not (isinstance(event, Received) and isinstance(event.message, wire.Warmed)):
-            return []
-        return [Send(event.session, wire.SessionResponse(message=message)) for message in messages]
-
-    return react
-
-
 async def test_stale_settings_are_replaced_by_their_successors(tmp_path: Path) -> None:
     """Of heartbeat intervals and digests in one queue only the newest is sent."""
-    script = on_warmed(
+    told: list[Any] = [
         wire.HeartbeatInterval(heartbeat_seconds=1),
         wire.StateDigest(sequence=1),
         wire.DumpStacks(command_id=1),
         wire.HeartbeatInterval(heartbeat_seconds=2),
         wire.StateDigest(sequence=2),
-    )
-    async with serve(tmp_path, ScriptedCore(script)) as served:
+    ]
+    tell_all = [Send(1, wire.SessionResponse(message=message)) for message in told]
+    async with serve(tmp_path, ScriptedCore(on(wire.Warmed, lambda _: [*tell_all]))) as served:
         stream = served.agent_stream(0)
         await stream.hello()
         await stream.send(wire.Warmed())
-        sent = [(await stream.receive()).message for _ in range(3)]
-        assert sent == [
-            wire.DumpStacks(command_id=1),
-            wire.HeartbeatInterval(heartbeat_seconds=2),
-            wire.StateDigest(sequence=2),
-        ]
+        assert [(await stream.receive()).message for _ in range(3)] == told[2:]
 
 
 async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
@@ -197,37 +180,32 @@ async def test_an_agent_that_does_not_read_is_cut_off_and_nobody_else_notices(
     """The queue is bounded; the slow agent's stream ends, the other's goes on."""
     large = wire.SessionResponse(message=wire.StateDigest(excluded_nodes=("x" * 1_000,) * 300))
     filler = wire.SessionResponse(message=wire.DumpStacks(command_id=1))
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if isinstance(event, Received) and isinstance(event.message, wire.Warmed):
-            return [Send(1, large), Send(1, filler), Send(2, filler)]
-        return []
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    script = on(wire.Warmed, lambda _: [Send(1, large), Send(1, filler), Send(2, filler)])
+    async with serve(tmp_path, ScriptedCore(script)) as served:
         slow, other = served.agent_stream(0), served.agent_stream(1)
         await slow.hello()
         await other.hello()
-        assert served.master is not None
-        queue = served.master.sessions._sessions[1].outbox
+
+        async def ask() -> None:
+            await other.send(wire.Warmed())
+            assert isinstance((await other.receive()).message, wire.DumpStacks)
+
+        queue = served.master.sessions._sessions[1]
         # gRPC itself takes a few MiB before it lets a write wait.
         while await emptied(queue):
-            await other.send(wire.Warmed())
-            assert isinstance((await other.receive()).message, wire.DumpStacks)
+            await ask()
         for _ in range(sessions.OUTBOX_LIMIT):
-            await other.send(wire.Warmed())
-            assert isinstance((await other.receive()).message, wire.DumpStacks)
+            await ask()
         (gone,) = await served.told(Disconnected)
         assert gone == Disconnected(1, DisconnectCause.REFUSED)
-        await other.send(wire.Warmed())
-        assert isinstance((await other.receive()).message, wire.DumpStacks)
+        await ask()
         # The status where the transport takes it after all, else the end of the connection.
         refusal = await refusal_of(slow.drain())
         assert refusal.code.name in {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
-        await other.send(wire.Warmed())
-        assert isinstance((await other.receive()).message, wire.DumpStacks)
+        await ask()
 
 
-async def emptied(queue: Outbox[wire.SessionResponse]) -> bool:
+async def emptied(queue: PeerStream[wire.SessionResponse]) -> bool:
     """Return whether the queue is empty within a second."""
     try:
         async with asyncio.timeout(1.0):
@@ -240,15 +218,9 @@ async def emptied(queue: Outbox[wire.SessionResponse]) -> bool:
 
 async def test_a_session_that_the_core_closes_gets_what_was_queued_first(tmp_path: Path) -> None:
     """The agent reads its last message, then the status with its reason."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if isinstance(event, Received):
-            bye = wire.SessionResponse(message=wire.DumpStacks(command_id=9))
-            close = CloseSession(event.session, RefusalCode.ABORTED, "REPLACED", "a newer agent")
-            return [Send(event.session, bye), close, Send(event.session, bye)]
-        return []
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    bye = Send(1, wire.SessionResponse(message=wire.DumpStacks(command_id=9)))
+    close = CloseSession(1, RefusalCode.ABORTED, "REPLACED", "a newer agent")
+    async with serve(tmp_path, ScriptedCore(on(Received, lambda _: [bye, close, bye]))) as served:
         stream = served.agent_stream(0)
         await stream.hello()
         await stream.send(wire.Warmed())
@@ -261,15 +233,8 @@ async def test_a_session_that_the_core_closes_gets_what_was_queued_first(tmp_pat
 
 async def test_what_is_sent_to_a_session_that_has_ended_is_dropped(tmp_path: Path) -> None:
     """The core may not know yet; nothing breaks."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if isinstance(event, Disconnected):
-            return [
-                Send(event.session, wire.SessionResponse(message=wire.DumpStacks(command_id=1)))
-            ]
-        return []
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    late = Send(1, wire.SessionResponse(message=wire.DumpStacks(command_id=1)))
+    async with serve(tmp_path, ScriptedCore(on(Disconnected, lambda _: [late]))) as served:
         stream = served.agent_stream(0)
         await stream.hello()
         await stream.channel.close()
@@ -284,10 +249,7 @@ async def test_only_agents_open_sessions(tmp_path: Path) -> None:
         stream = AgentStream(served.channel(USER), 0)
         refusal = await refusal_of(stream.read())
         assert (refusal.code.name, refusal.reason) == ("PERMISSION_DENIED", "WRONG_ROLE")
-        assert refusal.metadata == {
-            "method": "/holdfast.v1.AgentService/Session",
-            "role": "user",
-        }
+        assert refusal.metadata == {"method": "/holdfast.v1.AgentService/Session", "role": "user"}
         told = await eventually(lambda: served.core.inputs, lambda found: len(found) == 1)
         assert told[0].text.startswith("user: role 'user' may not call")
 

@@ -15,7 +15,7 @@ from holdfast_master.process import evidence_store
 from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_wire import evidence_file
 from holdfast_wire import messages as wire
-from masters.scripted_core import ScriptedCore
+from masters.scripted_core import ScriptedCore, on
 from masters.served import refusal_of, serve
 
 
@@ -48,14 +48,8 @@ def settled() -> Iterator[Settled]:
 async def test_an_incident_is_served_with_the_evidence_of_its_ranks(tmp_path: Path) -> None:
     """In several answers where one message has no room for all stacks."""
     many = _evidence("i1.2", os.urandom(30_000).hex(), ranks=120)
-    core = ScriptedCore(
-        lambda event, _: (
-            [many, Reply(event.request_id, wire.StopJobResponse())]
-            if isinstance(event, UserCall)
-            else []
-        )
-    )
-    async with serve(tmp_path, core) as served:
+    script = on(UserCall, lambda event: [many, Reply(event.request_id, wire.StopJobResponse())])
+    async with serve(tmp_path, ScriptedCore(script)) as served:
         assert (await served.ask("ListIncidents", wire.ListIncidentsRequest())).with_evidence == ()
         await served.ask("StopJob", wire.StopJobRequest())
         listed = await served.ask("ListIncidents", wire.ListIncidentsRequest())

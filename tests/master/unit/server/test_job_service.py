@@ -14,14 +14,12 @@ from holdfast_master.instructions import Instruction, RefusalCode, Refuse, Reply
 from holdfast_master.server import pending_requests
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
-from masters.scripted_core import ScriptedCore
+from masters.scripted_core import ScriptedCore, on
 from masters.served import OPERATOR, USER, Served, refusal_of, serve
 
 
-def answer_all(event: Any, _now: Any) -> list[Instruction]:
-    """Answer every request with something that tells which request it was."""
-    if not isinstance(event, UserCall):
-        return []
+def answer(event: UserCall) -> Reply:
+    """Answer a request with something that tells which request it was."""
     request: Any = event.request
     response: Any = {
         wire.ScaleRequest: lambda: wire.ScaleResponse(generation=request.replicas),
@@ -30,14 +28,16 @@ def answer_all(event: Any, _now: Any) -> list[Instruction]:
         wire.DrainNodeRequest: lambda: wire.DrainNodeResponse(text=f"node {request.node_rank}"),
         wire.StopJobRequest: wire.StopJobResponse,
     }[type(request)]()
-    return [Reply(event.request_id, response)]
+    return Reply(event.request_id, response)
+
+
+ANSWER_ALL = on(UserCall, lambda event: [answer(event)])
 
 
 async def test_questions_and_watches_wait_for_the_disk(tmp_path: Path) -> None:
     """Answers and a watch's first message wait until their facts are on disk."""
     core = ScriptedCore()
     async with serve(tmp_path, core) as served:
-        assert served.master is not None
         written = served.master._loop._on_disk
         written.clear()
         asked = asyncio.create_task(served.ask("GetJob", wire.GetJobRequest()))
@@ -93,7 +93,7 @@ async def test_a_wish_is_put_to_the_core_under_the_callers_name(
     tmp_path: Path, method: str, request_: Any, response: Any, who: Any
 ) -> None:
     """The core hears the request as it was sent, and who sent it."""
-    async with serve(tmp_path, ScriptedCore(answer_all)) as served:
+    async with serve(tmp_path, ScriptedCore(ANSWER_ALL)) as served:
         assert await served.ask(method, request_, who) == response
         (asked,) = await served.told(UserCall)
         assert isinstance(asked, UserCall)
@@ -104,15 +104,11 @@ async def test_answers_find_their_callers(tmp_path: Path) -> None:
     """Fifty requests at once, answered in the wrong order."""
     waiting: list[UserCall] = []
 
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(event, UserCall):
-            return []
+    def react(event: UserCall) -> list[Instruction]:
         waiting.append(event)
-        if len(waiting) < 50:
-            return []
-        return [item for asked in reversed(waiting) for item in answer_all(asked, None)]
+        return [answer(asked) for asked in reversed(waiting)] if len(waiting) == 50 else []
 
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    async with serve(tmp_path, ScriptedCore(on(UserCall, react))) as served:
         stub: Any = served.channel(USER).unary_unary("/holdfast.v1.JobService/Scale")
         calls = [
             stub(codec.encode(wire.ScaleRequest(replicas=at)), timeout=10) for at in range(1, 51)
@@ -124,16 +120,12 @@ async def test_answers_find_their_callers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", RefusalCode)
 async def test_a_refusal_carries_its_reason(tmp_path: Path, code: RefusalCode) -> None:
     """Status, ErrorInfo and text are the core's."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if isinstance(event, UserCall):
-            return [Refuse(event.request_id, code, "NO_OPERATOR", "nobody can scale")]
-        return []
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    text = "nobody can scale"
+    script = on(UserCall, lambda event: [Refuse(event.request_id, code, "NO_OPERATOR", text)])
+    async with serve(tmp_path, ScriptedCore(script)) as served:
         refusal = await refusal_of(served.ask("Scale", wire.ScaleRequest()))
         assert refusal.code.name == code.value
-        assert (refusal.reason, refusal.text) == ("NO_OPERATOR", "nobody can scale")
+        assert (refusal.reason, refusal.text) == ("NO_OPERATOR", text)
 
 
 async def _unanswered(served: Served, timeout: float | None) -> Any:
@@ -148,19 +140,16 @@ async def test_a_caller_never_waits_for_ever(
     monkeypatch.setattr("holdfast_master.server.job_service.ANSWER_SECONDS", 0.05)
     async with serve(tmp_path, ScriptedCore()) as served:
         without = await _unanswered(served, None)
-        assert (without.code, without.reason) == (
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "NO_ANSWER",
-        )
+        assert (without.code, without.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "NO_ANSWER")
         assert (await _unanswered(served, 0.05)).code is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 async def test_an_answer_that_comes_too_late_hurts_nobody(tmp_path: Path) -> None:
     """The caller has gone; the next one gets its own answer."""
 
-    def react(event: Any, now: Any) -> list[Instruction]:
+    def react(*_: object) -> list[Instruction]:
         late = [item for item in core.inputs if isinstance(item, UserCall)]
-        return [item for asked in late for item in answer_all(asked, now)] if len(late) > 1 else []
+        return [answer(asked) for asked in late] if len(late) > 1 else []
 
     core = ScriptedCore(react)
     async with serve(tmp_path, core) as served:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -38,8 +38,8 @@ from holdfast_master.loop.loop import (
     MasterLoop,
     Watchdog,
 )
-from holdfast_wire.messages import Heartbeat, StopJobRequest, SyncResponse
-from masters.scripted_core import ScriptedCore
+from holdfast_wire.messages import Heartbeat, NodeJoined, StopJobRequest, SyncResponse
+from masters.scripted_core import ScriptedCore, on
 from masters.served import eventually
 
 TELL = SendToOperator(SyncResponse())
@@ -87,11 +87,6 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(look: Callable[[], Any]) -> None:
-    """Wait until `look()` is true."""
-    await eventually(look, bool)
-
-
 def refused(text: str) -> PeerRefused:
     """Return some input."""
     return PeerRefused(text)
@@ -100,19 +95,16 @@ def refused(text: str) -> PeerRefused:
 async def test_effects_wait_for_the_records_of_their_batch() -> None:
     """Nothing is sent while the disk is still writing what it depends on."""
     story: list[str] = []
-
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        return [TELL, core.event("x")] if isinstance(event, PeerRefused) else []
-
-    core, disk = ScriptedCore(react), Disk(story)
+    core = ScriptedCore(on(PeerRefused, lambda _: [TELL, core.event("x")]))
+    disk = Disk(story)
     async with running(core, disk, story) as loop:
         disk.gate.clear()
         loop.push(refused("a"))
-        await until(lambda: disk.attempts)
+        await eventually(lambda: disk.attempts)
         await asyncio.sleep(0.05)
         assert story == []
         disk.gate.set()
-        await until(lambda: "shown 1" in story)
+        await eventually(lambda: "shown 1" in story)
         assert story == ["1 records, durable False", "effect", "shown 1"]
 
 
@@ -120,17 +112,14 @@ async def test_effects_wait_for_the_records_of_their_batch() -> None:
 async def test_who_asks_waits_for_what_is_durable(*, durable: bool) -> None:
     """An answer waits until durable facts are on disk. A hung disk delays it for a bounded time."""
     story: list[str] = []
-
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        fact = core.event("x").fact
-        return [core.record(fact, durable=durable)] if isinstance(event, PeerRefused) else []
-
-    core, disk = ScriptedCore(react), Disk(story)
+    fact = NodeJoined()
+    core = ScriptedCore(on(PeerRefused, lambda _: [core.record(fact, durable=durable)]))
+    disk = Disk(story)
     async with running(core, disk, story) as loop:
         await loop.on_disk()
         disk.gate.clear()
         loop.push(refused("a"))
-        await until(lambda: disk.attempts)
+        await eventually(lambda: disk.attempts)
         asked = asyncio.create_task(loop.on_disk())
         await asyncio.sleep(0.05)
         assert asked.done() is not durable
@@ -160,17 +149,15 @@ async def test_what_is_decided_is_written_though_the_loop_ends(
                 super().submit(gate.wait, 10)
             return super().submit(fn, *args, **kwargs)
 
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        if not isinstance(event, PeerRefused):
-            return []
+    def decide(_: PeerRefused) -> list[Instruction]:
         story.append("decided")
         return [TELL, core.event("x")]
 
     monkeypatch.setattr(loop_module, "ThreadPoolExecutor", Busy)
-    core = ScriptedCore(react)
+    core = ScriptedCore(on(PeerRefused, decide))
     async with running(core, Disk(story), story) as loop:
         loop.push(refused("a"))
-        await until(lambda: story)
+        await eventually(lambda: story)
         threading.Timer(0.1, gate.set).start()
     assert story == ["decided", "1 records, durable False"]
 
@@ -179,21 +166,18 @@ async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
     """A hundred inputs, two commits: the group commit."""
     story: list[str] = []
 
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        if not isinstance(event, PeerRefused):
-            return []
-        fact = core.event(event.text).fact
-        return [core.record(fact, durable=event.text == "50")]
+    def note(event: PeerRefused) -> list[Instruction]:
+        return [core.record(core.event(event.text).fact, durable=event.text == "50")]
 
-    core, disk = ScriptedCore(react), Disk(story)
+    core, disk = ScriptedCore(on(PeerRefused, note)), Disk(story)
     async with running(core, disk, story) as loop:
         disk.gate.clear()
         loop.push(refused("first"))
-        await until(lambda: disk.attempts)
+        await eventually(lambda: disk.attempts)
         for at in range(100):
             loop.push(refused(str(at)))
         disk.gate.set()
-        await until(lambda: "shown 100" in story)
+        await eventually(lambda: "shown 100" in story)
         assert story == [
             "1 records, durable False",
             "shown 1",
@@ -214,7 +198,7 @@ async def test_many_effects_let_the_streams_have_a_turn() -> None:
             while len(story) < many:
                 seen.add(len(story))
                 await asyncio.sleep(0)
-        await until(lambda: story[-1] == "shown 0")
+        await eventually(lambda: story[-1] == "shown 0")
     assert story == ["effect"] * many + ["shown 0"]
     assert seen >= {at * loop_module.EFFECTS_AT_ONCE for at in range(1, 5)}
 
@@ -229,7 +213,7 @@ async def test_a_deadline_waits_for_what_had_arrived_before_it() -> None:
         core.deadline = time.monotonic() - 1.0
         for at in range(3 * loop_module.BATCH_LIMIT):
             loop.push(refused(str(at)))
-        await until(lambda: any(isinstance(item, Ticked) for item in core_events))
+        await eventually(lambda: any(isinstance(item, Ticked) for item in core_events))
         core.deadline = None
         first = next(at for at, item in enumerate(core_events) if isinstance(item, Ticked))
         assert first == 3 * loop_module.BATCH_LIMIT
@@ -238,16 +222,15 @@ async def test_a_deadline_waits_for_what_had_arrived_before_it() -> None:
 async def test_a_deadline_comes_also_under_a_load_that_never_ends() -> None:
     """Every input begets another one; the timer still fires."""
 
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        if isinstance(event, PeerRefused):
-            loop.push(event)
+    def again(event: PeerRefused) -> list[Instruction]:
+        loop.push(event)
         return []
 
-    core = ScriptedCore(react)
+    core = ScriptedCore(on(PeerRefused, again))
     core.deadline = time.monotonic() + 0.05
     async with running(core, None, []) as loop:
         loop.push(refused("again"))
-        await until(lambda: any(isinstance(item, Ticked) for item in core.inputs))
+        await eventually(lambda: any(isinstance(item, Ticked) for item in core.inputs))
         core.deadline = None
 
 
@@ -257,7 +240,7 @@ async def test_a_deadline_wakes_the_loop_in_time() -> None:
     async with running(core, None, []) as loop:
         core.deadline = time.monotonic() + 0.2
         loop.push(refused("look at the deadline"))
-        await until(lambda: any(isinstance(item, Ticked) for item in core.inputs))
+        await eventually(lambda: any(isinstance(item, Ticked) for item in core.inputs))
         assert core.deadline <= time.monotonic() < core.deadline + 0.3
         core.deadline = None
 
@@ -270,7 +253,7 @@ async def test_a_stall_is_told_before_what_arrived_and_before_deadlines() -> Non
         core.deadline = time.monotonic() + 1.0
         asyncio.get_running_loop().call_later(0.02, loop.push, refused("late"))
         time.sleep(LATE_SECONDS + PERIOD_SECONDS + 0.3)  # noqa: ASYNC251 - the stall itself
-        await until(lambda: any(isinstance(item, Ticked) for item in core.inputs))
+        await eventually(lambda: any(isinstance(item, Ticked) for item in core.inputs))
         core.deadline = None
         kinds = [type(item) for item in core.inputs]
         assert kinds[:3] == [Stalled, PeerRefused, Ticked]
@@ -294,7 +277,7 @@ async def test_an_input_that_the_core_cannot_take_costs_only_itself(
     async with running(core, None, story) as loop:
         loop.push(refused("bad"))
         loop.push(refused("good"))
-        await until(lambda: story)
+        await eventually(lambda: story)
         assert loop.counters.core_errors == 1
         assert "the core failed" in caplog.text
 
@@ -316,7 +299,7 @@ async def test_the_debug_log_says_why_decisions_were_looked_at_again(
     async with running(core, None, story) as loop:
         loop.push(refused("look"))
         loop.push(refused("quiet"))
-        await until(lambda: story.count("effect") == 2)
+        await eventually(lambda: story.count("effect") == 2)
     found = [one for one in caplog.records if one.message == "decisions were looked at again"]
     assert [(vars(one)["input"], vars(one)["reasons"]) for one in found] == [
         ("PeerRefused", ("a node joined",))
@@ -333,7 +316,7 @@ async def test_a_request_that_the_core_cannot_take_is_answered() -> None:
     async with running(ScriptedCore(react), None, []) as loop:
         loop.effects = {Refuse: refusals.append}
         loop.push(UserCall(7, StopJobRequest(), "user"))
-        await until(lambda: refusals)
+        await eventually(lambda: refusals)
         [refusal] = refusals
         assert (refusal.request_id, refusal.code) == (7, RefusalCode.INTERNAL)
         assert "StopJobRequest" in refusal.text
@@ -342,24 +325,17 @@ async def test_a_request_that_the_core_cannot_take_is_answered() -> None:
 async def test_an_effect_that_fails_costs_only_itself() -> None:
     """The rest of the batch is carried out."""
     story: list[str] = []
-
-    def react(_event: Input, _now: Any) -> list[Instruction]:
-        return [Finished(succeeded=True, reason="x"), TELL]
-
-    async with running(ScriptedCore(react), None, story) as loop:
+    core = ScriptedCore(lambda *_: [Finished(succeeded=True, reason="x"), TELL])
+    async with running(core, None, story) as loop:
         loop.push(refused("a"))
-        await until(lambda: "effect" in story)
+        await eventually(lambda: "effect" in story)
         assert loop.counters.effect_errors == 1
 
 
 async def test_nothing_happens_after_stepping_down() -> None:
     """The loop skips the instructions behind StepDown and hears nothing more."""
     story: list[str] = []
-
-    def react(_event: Input, _now: Any) -> list[Instruction]:
-        return [TELL, StepDown("newer"), TELL]
-
-    core = ScriptedCore(react)
+    core = ScriptedCore(lambda *_: [TELL, StepDown("newer"), TELL])
     loop = MasterLoop(core, None, lambda _records: story.append("shown"))
     loop.effects = {SendToOperator: lambda _: story.append("effect"), StepDown: lambda _: None}
     task = asyncio.create_task(loop.run())
@@ -372,15 +348,11 @@ async def test_senders_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPa
     """Back-pressure instead of memory; what must not be lost gets in all the same."""
     monkeypatch.setattr(loop_module, "INPUT_LIMIT", 5)
     story: list[str] = []
-
-    def react(_event: Input, _now: Any) -> list[Instruction]:
-        return [core.event("x")]
-
-    core, disk = ScriptedCore(react), Disk(story)
+    core, disk = ScriptedCore(lambda *_: [core.event("x")]), Disk(story)
     async with running(core, disk, story) as loop:
         disk.gate.clear()
         loop.push(refused("0"))
-        await until(lambda: disk.attempts)
+        await eventually(lambda: disk.attempts)
         for at in range(5):
             await loop.put(refused(str(at)))
         waiting = asyncio.create_task(loop.put(refused("too many")))
@@ -389,7 +361,7 @@ async def test_senders_wait_while_the_queue_is_full(monkeypatch: pytest.MonkeyPa
         assert not waiting.done()
         disk.gate.set()
         await asyncio.wait_for(waiting, 5)
-        await until(lambda: len(core.inputs) == 8)
+        await eventually(lambda: len(core.inputs) == 8)
 
 
 async def test_trouble_of_the_journal_becomes_an_input_and_is_tried_again() -> None:
@@ -401,13 +373,11 @@ async def test_trouble_of_the_journal_becomes_an_input_and_is_tried_again() -> N
             super().commit(records, durable=durable)
             self.trouble = "" if self.attempts == 3 else "disk full"
 
-    def react(event: Input, _now: Any) -> list[Instruction]:
-        return [core.event("x")] if isinstance(event, PeerRefused) else []
-
-    core, disk = ScriptedCore(react), FullDisk(story)
+    core = ScriptedCore(on(PeerRefused, lambda _: [core.event("x")]))
+    disk = FullDisk(story)
     async with running(core, disk, story) as loop:
         loop.push(refused("a"))
-        await until(lambda: len([x for x in core.inputs if isinstance(x, JournalNoted)]) == 2)
+        await eventually(lambda: len([x for x in core.inputs if isinstance(x, JournalNoted)]) == 2)
         noted = [item.reason for item in core.inputs if isinstance(item, JournalNoted)]
         assert noted == ["JournalTroubled", "JournalMended"]
         assert disk.attempts == 3
@@ -451,4 +421,4 @@ async def test_what_is_later_waits_and_anything_else_takes_it_along() -> None:
             await asyncio.sleep(0)
         assert seen[before:] == ["made", "Received", "made", "Received", "PeerRefused"]
         loop.push(DeferredInput(heartbeat))
-        await until(lambda: seen[before + 5 :] == ["made", "Received"])
+        await eventually(lambda: seen[before + 5 :] == ["made", "Received"])

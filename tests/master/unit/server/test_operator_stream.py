@@ -12,20 +12,19 @@ from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, Oper
 from holdfast_master.instructions import Instruction, SendToOperator
 from holdfast_master.server import operator_service
 from holdfast_wire import messages as wire
-from masters.scripted_core import ScriptedCore
+from masters.scripted_core import React, ScriptedCore, on
 from masters.served import eventually, refusal_of, serve
 
 SPEC = wire.MasterSpec(generation=1, replicas=2, min_replicas=1, max_replicas=2, node_unit=1)
 
 
-def _said(event: Any) -> Any:
-    """Return what the operator said with this input; None: it is another one."""
-    return event.message if isinstance(event, OperatorMessage) else None
+def telling(kind: type, *messages: Any) -> React:
+    """A script that tells the operator these when it says something of `kind`."""
+    told = [SendToOperator(wire.SyncResponse(message=message)) for message in messages]
+    return on(kind, lambda _: [*told])
 
 
-async def test_everything_that_the_operator_says_reaches_the_core_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_everything_that_the_operator_says_reaches_the_core_in_order(tmp_path: Path) -> None:
     """A spec first, then pods, answers and wishes."""
     sent: list[Any] = [
         SPEC,
@@ -39,14 +38,7 @@ async def test_everything_that_the_operator_says_reaches_the_core_in_order(
         for message in sent:
             await stream.send(message)
         await served.told(wire.StopRequest)
-        assert served.core.inputs == [
-            OperatorConnected(),
-            OperatorMessage(SPEC),
-            OperatorMessage(sent[1]),
-            OperatorMessage(wire.PodListDone()),
-            OperatorMessage(sent[3]),
-            OperatorMessage(sent[4]),
-        ]
+        assert served.core.inputs == [OperatorConnected(), *map(OperatorMessage, sent)]
         await stream.call.done_writing()
         assert await stream.read() is grpc.aio.EOF
         await served.told(OperatorDisconnected)
@@ -67,64 +59,48 @@ async def test_a_later_stream_takes_the_place_of_an_earlier_one(tmp_path: Path) 
         await served.told(OperatorDisconnected)
 
 
-def _with(intervals: tuple[wire.TierInterval, ...]) -> wire.MasterSpec:
+def _spec(*intervals: wire.TierInterval, **changes: Any) -> wire.MasterSpec:
     policy = wire.CheckpointPolicy(intervals=intervals)
-    return wire.MasterSpec(min_replicas=1, max_replicas=2, node_unit=1, checkpoint=policy)
+    fields: dict[str, Any] = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "node_unit": 1,
+        "checkpoint": policy,
+    }
+    return wire.MasterSpec(**fields | changes)
 
 
+NO_TIER = wire.TierInterval(every=3)
 OFTEN = wire.TierInterval(tier=wire.Tier.MEMORY, every=3)
-WRONG_INTERVALS = (
-    (
-        (wire.TierInterval(every=3),),
+RARE = wire.TierInterval(tier=wire.Tier.STORAGE, every=2**31)
+WRONG = {
+    "a wish": (wire.StopRequest(), "must carry a spec"),
+    "nothing": (None, "must carry a spec"),
+    "min above max": (_spec(min_replicas=3), "min_replicas is 3"),
+    "no unit": (_spec(node_unit=0), "node_unit is 0"),
+    "unit": (_spec(min_replicas=2, max_replicas=5, node_unit=2), "must be multiples of it"),
+    "replicas": (_spec(replicas=3), "replicas is 3"),
+    "nan": (_spec(join_window_seconds=float("nan")), "join_window_seconds is nan"),
+    "no tier": (
+        _spec(NO_TIER),
         "checkpoint.intervals[0] has no tier; it must be memory or storage",
     ),
-    ((OFTEN, OFTEN), "checkpoint.intervals[1] names memory again"),
-    (
-        (OFTEN, wire.TierInterval(tier=wire.Tier.STORAGE, every=2**31)),
+    "tier twice": (_spec(OFTEN, OFTEN), "checkpoint.intervals[1] names memory again"),
+    "rare": (
+        _spec(OFTEN, RARE),
         "checkpoint.intervals[1], storage, is every 2147483648; it must be 0 (computed) to",
     ),
-)
+}
 
 
-@pytest.mark.parametrize(
-    ("first", "reason", "text"),
-    [
-        (wire.StopRequest(), "MALFORMED_MESSAGE", "must carry a spec"),
-        (None, "MALFORMED_MESSAGE", "must carry a spec"),
-        (wire.MasterSpec(min_replicas=3, max_replicas=2), "WRONG_SPEC", "min_replicas is 3"),
-        (wire.MasterSpec(min_replicas=1, max_replicas=2), "WRONG_SPEC", "node_unit is 0"),
-        (
-            wire.MasterSpec(min_replicas=2, max_replicas=5, node_unit=2),
-            "WRONG_SPEC",
-            "must be multiples of it",
-        ),
-        (
-            wire.MasterSpec(min_replicas=1, max_replicas=2, replicas=3, node_unit=1),
-            "WRONG_SPEC",
-            "replicas is 3",
-        ),
-        (
-            wire.MasterSpec(
-                min_replicas=1, max_replicas=2, node_unit=1, join_window_seconds=float("nan")
-            ),
-            "WRONG_SPEC",
-            "join_window_seconds is nan",
-        ),
-        *((_with(intervals), "WRONG_SPEC", words) for intervals, words in WRONG_INTERVALS),
-    ],
-    ids=[
-        *("a wish", "nothing", "min above max", "no unit", "unit", "replicas", "nan"),
-        *("no tier", "tier twice", "rare"),
-    ],
-)
-async def test_a_stream_that_begins_wrong_is_refused(
-    tmp_path: Path, first: Any, reason: str, text: str
-) -> None:
+@pytest.mark.parametrize(("first", "text"), WRONG.values(), ids=WRONG)
+async def test_a_stream_that_begins_wrong_is_refused(tmp_path: Path, first: Any, text: str) -> None:
     """Field, value and remedy come back; the core hears nothing."""
     async with serve(tmp_path, ScriptedCore()) as served:
         stream = served.sync_stream()
         await stream.send(first)
         refusal = await refusal_of(stream.read())
+        reason = "WRONG_SPEC" if isinstance(first, wire.MasterSpec) else "MALFORMED_MESSAGE"
         assert (refusal.code, refusal.reason) == (grpc.StatusCode.INVALID_ARGUMENT, reason)
         assert text in refusal.text
         assert served.core.inputs == []
@@ -151,10 +127,8 @@ async def test_what_only_a_newer_operator_says_is_passed_over(tmp_path: Path, da
         await stream.write(data)
         await stream.send(wire.PodListDone())
         await served.told(wire.PodListDone)
-        assert not [
-            item for item in served.core.inputs if isinstance(_said(item), wire.PodObservation)
-        ]
-        assert served.master is not None
+        said = [one.message for one in served.core.inputs if isinstance(one, OperatorMessage)]
+        assert said == [SPEC, wire.PodListDone()]
         assert served.master.counters.newer == 1
 
 
@@ -175,33 +149,19 @@ async def test_an_operator_that_brings_no_spec_is_let_go(
 
 async def test_decisions_come_in_order_and_only_the_newest_status(tmp_path: Path) -> None:
     """A status that waits is replaced; a decision never is."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), wire.PodListDone):
-            return []
-        told: list[Any] = [
-            wire.JobStatus(step=1),
-            wire.ReplaceDecision(decision_id=1),
-            wire.JobStatus(step=2),
-            wire.ReplaceDecision(decision_id=2),
-        ]
-        return [SendToOperator(wire.SyncResponse(message=message)) for message in told]
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    first, second = (wire.ReplaceDecision(decision_id=number) for number in (1, 2))
+    script = telling(
+        wire.PodListDone, wire.JobStatus(step=1), first, wire.JobStatus(step=2), second
+    )
+    async with serve(tmp_path, ScriptedCore(script)) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
         await stream.send(wire.PodListDone())
         got = [(await stream.receive()).message for _ in range(3)]
-        assert got == [
-            wire.ReplaceDecision(decision_id=1),
-            wire.JobStatus(step=2),
-            wire.ReplaceDecision(decision_id=2),
-        ]
+        assert got == [first, wire.JobStatus(step=2), second]
 
 
-async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
-    tmp_path: Path,
-) -> None:
+async def test_the_operator_is_told_the_status_while_the_core_says_nothing(tmp_path: Path) -> None:
     """Once at the beginning, then at every change; never again while it stays the same."""
     core = ScriptedCore()
     async with serve(tmp_path, core) as served:
@@ -219,10 +179,10 @@ async def test_the_operator_is_told_the_status_while_the_core_says_nothing(
 async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) -> None:
     """The core repeats what is still wanted; nothing piles up here."""
 
-    def react(event: Any, _now: Any) -> list[Instruction]:
+    def tell(*_: object) -> list[Instruction]:
         return [SendToOperator(wire.SyncResponse(message=wire.JobStatus(step=len(core.inputs))))]
 
-    core = ScriptedCore(react)
+    core = ScriptedCore(tell)
     async with serve(tmp_path, core) as served:
         agent = served.agent_stream(0)
         await agent.hello()
@@ -238,16 +198,8 @@ async def test_an_operator_that_does_not_read_is_cut_off(
 ) -> None:
     """Decisions are bounded too; the core repeats what is still wanted to the next stream."""
     monkeypatch.setattr(operator_service, "OUTBOX_LIMIT", 5)
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), wire.PodListDone):
-            return []
-        return [
-            SendToOperator(wire.SyncResponse(message=wire.ReplaceDecision(decision_id=at)))
-            for at in range(6)
-        ]
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    many = (wire.ReplaceDecision(decision_id=at) for at in range(6))
+    async with serve(tmp_path, ScriptedCore(telling(wire.PodListDone, *many))) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
         await stream.send(wire.PodListDone())
@@ -258,25 +210,16 @@ async def test_an_operator_that_does_not_read_is_cut_off(
 
 async def test_the_operator_reads_the_finish_before_the_master_goes(tmp_path: Path) -> None:
     """The operator reads all messages queued at a stop. Then the stream ends in order."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        if not isinstance(_said(event), wire.StopRequest):
-            return []
-        decisions: list[Any] = [wire.ReplaceDecision(decision_id=at) for at in range(200)]
-        return [
-            SendToOperator(wire.SyncResponse(message=message))
-            for message in (*decisions, wire.FinishDecision(decision_id=200, reason="Stopped"))
-        ]
-
-    async with serve(tmp_path, ScriptedCore(react)) as served:
+    finish = wire.FinishDecision(decision_id=200, reason="Stopped")
+    many = (wire.ReplaceDecision(decision_id=at) for at in range(200))
+    async with serve(tmp_path, ScriptedCore(telling(wire.StopRequest, *many, finish))) as served:
         stream = served.sync_stream()
         await stream.send(SPEC)
         await stream.send(wire.StopRequest())
         await served.told(wire.StopRequest)
-        assert served.master is not None
         served.master.stop()
         got = [(await stream.receive()).message for _ in range(202)]
         assert isinstance(got[-2], wire.JobStatus)
-        assert got[-1] == wire.FinishDecision(decision_id=200, reason="Stopped")
+        assert got[-1] == finish
         assert await stream.read() is grpc.aio.EOF
-        await eventually(stream.call.done, bool)
+        await eventually(stream.call.done)

@@ -10,12 +10,11 @@ import grpc
 import pytest
 
 from holdfast_master.inputs import Connected
-from holdfast_master.instructions import Instruction
 from holdfast_master.journal.reader import History
 from holdfast_master.server import watch_service
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
-from masters.scripted_core import ScriptedCore
+from masters.scripted_core import ScriptedCore, on
 from masters.served import DEADLINE, USER, Served, refusal_of, serve
 
 
@@ -44,7 +43,6 @@ class Watcher:
 
 def say(served: Served, *texts: str) -> None:
     """Let these events happen, each in a batch of its own."""
-    assert served.master is not None
     for text in texts:
         served.master.after_batch([served.core.event(text)])
 
@@ -65,11 +63,7 @@ async def test_a_snapshot_comes_first_then_every_event(tmp_path: Path) -> None:
 
 async def test_events_of_a_batch_come_once_they_are_written(tmp_path: Path) -> None:
     """The loop publishes what the core recorded."""
-
-    def react(event: Any, _now: Any) -> list[Instruction]:
-        return [core.event("hello")] if isinstance(event, Connected) else []
-
-    core = ScriptedCore(react)
+    core = ScriptedCore(on(Connected, lambda _: [core.event("hello")]))
     async with serve(tmp_path, core) as served:
         watcher = Watcher(served)
         await watcher.next()
@@ -98,7 +92,6 @@ async def test_incidents_are_deltas_too(tmp_path: Path) -> None:
     async with serve(tmp_path, ScriptedCore()) as served:
         watcher = Watcher(served)
         await watcher.next()
-        assert served.master is not None
         incident = wire.Incident(id="i1", open=True)
         served.master.after_batch([served.core.event("x"), served.core.record(incident)])
         assert await watcher.texts(1) == ["x"]
@@ -107,9 +100,7 @@ async def test_incidents_are_deltas_too(tmp_path: Path) -> None:
         assert await again.next() == incident, "it may come twice, it is never missed"
 
 
-async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(
-    tmp_path: Path,
-) -> None:
+async def test_a_status_comes_when_it_changed_and_not_more_often_than_asked(tmp_path: Path) -> None:
     """A hundred changes make few messages; the last one is among them; the job's clock is none."""
     core = ScriptedCore()
     async with serve(tmp_path, core) as served:
@@ -214,7 +205,6 @@ async def test_a_watcher_that_does_not_read_is_cut_off(
         slow, good = Watcher(served), Watcher(served)
         await slow.next()
         await good.next()
-        assert served.master is not None
         at = 0
         while len(served.master.watch.watchers) == 2:
             say(served, f"{at} " + "x" * 50_000)
@@ -234,7 +224,6 @@ async def test_a_master_that_goes_ends_its_watchers_in_order(tmp_path: Path) -> 
         await watcher.next()
         core.step = 42
         say(served, "last")
-        assert served.master is not None
         served.master.stop()
         assert await watcher.texts(1) == ["last"]
         status = await watcher.next()

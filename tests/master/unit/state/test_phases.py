@@ -54,12 +54,7 @@ def test_the_page_is_drawn_from_the_table() -> None:
 
 def test_reasons_are_camel_case_and_closed() -> None:
     """Each list has no repeats and reads as Kubernetes' reasons do."""
-    for group in (
-        reasons.EventReason,
-        reasons.Cause,
-        reasons.PhaseReason,
-        reasons.EndReason,
-    ):
+    for group in (reasons.EventReason, reasons.Cause, reasons.PhaseReason, reasons.EndReason):
         values = [value for name, value in vars(group).items() if name.isupper()]
         assert len(values) == len(set(values)) > 0
         assert all(value.isalnum() and value[0].isupper() for value in values)

@@ -12,14 +12,7 @@ from typing import Any
 from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.job_state import JobState
 from holdfast_wire import codec
-from holdfast_wire.messages import (
-    BudgetCharge,
-    JobFolded,
-    JournalRecord,
-    NodeJoined,
-    PastMaster,
-    StateDigest,
-)
+from holdfast_wire import messages as wire
 
 _SCALARS: dict[Any, Any] = {bool: True, int: 7, float: 7.5, str: "x"}
 
@@ -66,8 +59,8 @@ def through_the_disk(state: JobState) -> JobState:
     again = full()  # the first part replaces whatever was there
     again.charges *= 2
     for part in snapshot.parts_of(state, ()):
-        record = codec.decode(JournalRecord, codec.encode(JournalRecord(fact=part)))
-        assert isinstance(record.fact, JobFolded)
+        record = codec.decode(wire.JournalRecord, codec.encode(wire.JournalRecord(fact=part)))
+        assert isinstance(record.fact, wire.JobFolded)
         snapshot.load(again, record.fact)
     again.sequence, again.job_seconds = state.sequence, state.job_seconds
     return again
@@ -81,16 +74,20 @@ def test_every_durable_field_is_in_a_snapshot() -> None:
 
 def test_a_snapshot_has_no_field_that_the_state_lacks() -> None:
     """Beside its own three: what nobody fills would be read as empty."""
-    its = {field.name for field in dataclasses.fields(JobFolded)} - {"first", "last", "masters"}
+    its = {field.name for field in dataclasses.fields(wire.JobFolded)} - {
+        "first",
+        "last",
+        "masters",
+    }
     assert its == set(snapshot._FORMS)
 
 
 def test_long_lists_are_spread_over_parts_in_their_order() -> None:
     """Each record stays far below the longest that is read; the last part says so."""
     state = blank()
-    state.nodes = {rank: NodeJoined(node_rank=rank) for rank in range(2_500)}
-    state.charges = [BudgetCharge(incident_id=f"i{at}") for at in range(1_001)]
-    masters = (PastMaster(epoch=1), PastMaster(epoch=2))
+    state.nodes = {rank: wire.NodeJoined(node_rank=rank) for rank in range(2_500)}
+    state.charges = [wire.BudgetCharge(incident_id=f"i{at}") for at in range(1_001)]
+    masters = (wire.PastMaster(epoch=1), wire.PastMaster(epoch=2))
     parts = list(snapshot.parts_of(state, masters))
     assert [len(part.nodes) + len(part.charges) for part in parts] == [0, 1000, 1000, 500, 1000, 1]
     assert [part.first for part in parts] == [True, *[False] * 5]
@@ -112,6 +109,6 @@ def test_a_copy_does_not_follow_the_state() -> None:
 
 def test_a_projection_has_the_fields_that_both_have() -> None:
     """A field that agents keep of the state bears the state's name."""
-    shared = snapshot.project(full(), StateDigest)
+    shared = snapshot.project(full(), wire.StateDigest)
     assert {"sequence", "spec", "charges", "event_sequence"} <= set(shared)
     assert all(value == getattr(full(), name) for name, value in shared.items())

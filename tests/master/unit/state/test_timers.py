@@ -33,8 +33,7 @@ def test_cancelling_forgets() -> None:
     """Also what was never set."""
     timers = Timers()
     timers.set(Timer.STORE, 5.0)
-    timers.cancel(Timer.STORE)
-    timers.cancel(Timer.END)
+    timers.cancel(Timer.STORE, Timer.END)
     assert timers.next() is None
     assert not list(timers.pop_due(100.0))
 

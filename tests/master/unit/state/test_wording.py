@@ -56,8 +56,7 @@ def test_one_thing_is_no_plural() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
-    [("Killed", ""), ("", ""), ("OOMKilled", " (OOMKilled)")],
+    ("reason", "told"), [("Killed", ""), ("", ""), ("OOMKilled", " (OOMKilled)")]
 )
 def test_a_reason_that_the_signal_tells_is_not_said_again(reason: str, told: str) -> None:
     """What says more stays."""

@@ -13,10 +13,7 @@ from cluster.nodes import Nodes
 from cluster.release import Release
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, needs_pods]
 _CRD = ("get", "crd", "elasticjobs.holdfast.dev")
 _JOB = {
     "apiVersion": "holdfast.dev/v1alpha1",

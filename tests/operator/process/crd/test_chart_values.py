@@ -138,11 +138,7 @@ def test_one_namespace_needs_no_right_beyond_it() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [
-        ((), "on"),
-        (("nodeNotices=false",), "off"),
-        (("watchNamespace=team",), "off"),
-    ],
+    [((), "on"), (("nodeNotices=false",), "off"), (("watchNamespace=team",), "off")],
 )
 def test_the_operator_watches_nodes_where_it_has_the_right(
     values: tuple[str, ...], expected: str

@@ -12,11 +12,7 @@ from cluster.jobs import Make, looping
 from cluster.kubectl import Kubectl
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(240),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(240), needs_pods]
 
 
 def _row(kubectl: Kubectl, *more: str) -> dict[str, str]:

@@ -14,11 +14,7 @@ from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _TRAIN = '''
     """Fills a model with the number of the step; says what it starts from, and what is saved."""
     import json, os, pathlib, sys, time

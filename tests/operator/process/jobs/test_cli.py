@@ -22,11 +22,7 @@ from holdfast_wire.channel import master_channel_options
 from holdfast_wire.v1.job_pb2 import GetJobRequest
 from holdfast_wire.v1.job_pb2_grpc import JobServiceStub
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(240),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(240), needs_pods]
 
 
 @pytest.fixture
@@ -160,7 +156,6 @@ def test_a_checkpoint_on_request_is_on_storage_when_the_command_ends(
     assert (tmp_path / "kept" / f"step_{answer['step']}" / "holdfast.json").is_file()
     job.until_steps(5)
     assert job.world["round"] == before["round"]
-    job.delete()
 
 
 @pytest.mark.extended(

@@ -75,4 +75,3 @@ def test_an_orphaned_job_trains_on_and_its_name_stays_taken(
     kubectl.run("delete", "pods,services,secrets,controllerrevisions,pdb", chosen, "--timeout=40s")
     job.until_training(1)
     assert not kept & {pod["metadata"]["uid"] for pod in job.pods() + job.pods("master")}
-    job.delete()

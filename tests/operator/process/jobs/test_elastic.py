@@ -1,16 +1,14 @@
-"""Members of a world over time: standbys, late or too few workers, plain torchrun."""
+"""Members of a world over time: standbys, too few workers, plain torchrun."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.jobs import SHARED, Job, Make, container, looping, manifest, share, training
+from cluster.jobs import SHARED, Make, container, manifest, share, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
-from cluster.release import Release
 from cluster.rights import needs_pods
 
 pytestmark = [
@@ -20,7 +18,6 @@ pytestmark = [
     needs_pods,
 ]
 _SLOW_SECONDS = 60.0
-_PORTS = (7001, 7002)
 
 
 def _take(kubectl: Kubectl, pod: str) -> None:
@@ -50,7 +47,6 @@ def test_a_standby_takes_part_before_a_new_pod_runs(
         assert "standby-worker-0-1" not in job.live(), "its successor had no time to start"
     finally:
         nodes.tell("delay", seconds=0.0)
-    job.delete()
 
 
 def test_a_job_with_too_few_workers_waits_so_long_as_it_says(
@@ -73,7 +69,6 @@ def test_a_job_with_too_few_workers_waits_so_long_as_it_says(
         assert job.condition("Failed")["reason"] == "BelowMinReplicas"
     finally:
         nodes.tell("delay", seconds=0.0)
-    job.delete()
 
 
 def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_path: Path) -> None:
@@ -100,52 +95,6 @@ def test_plain_torchrun_finds_its_world(make_job: Make, kubectl: Kubectl, tmp_pa
     assert job.holds("Complete"), job.seen()
     said = "".join(kubectl.run("logs", one["metadata"]["name"]) for one in job.pods())
     assert said.count("4 ranks 2") == 4
-    job.delete()
-
-
-def _waiting(folder: Path, port: int, window_s: int) -> dict[str, Any]:
-    """A job of two whose pods must have a node each: they want the same port of it."""
-    flags = ("--steps=100000", "--steps-per-round=1000")
-    sizes = {"replicas": 2, "minReplicas": 1, "elasticPolicy__joinWindowSeconds": window_s}
-    body = looping(folder, *flags, **sizes)
-    container(body)["ports"] = [{"containerPort": port, "hostPort": port}]
-    return body
-
-
-def _scheduled(job: Job) -> int:
-    return sum("nodeName" in pod["spec"] for pod in job.pods())
-
-
-@pytest.mark.extended(
-    "the master's window is the same on one machine, and the simulation's",
-    held_by=[
-        "simulation/test_seeds.py::test_a_job_survives_whatever_happens",
-        "operator/process/jobs/test_elastic.py::test_a_job_with_too_few_workers_waits_so_long_as_it_says",
-    ],
-)
-def test_a_late_worker_is_waited_for_so_long_as_the_join_window_says(
-    make_job: Make, kubectl: Kubectl, tmp_path: Path
-) -> None:
-    """After a short one the smaller world trains, and grows later; in a long one both begin."""
-    jobs = {"short": make_job("short"), "long": make_job("long")}
-    kubectl.run("cordon", "n2")
-    try:
-        for job, port, window_s in zip(jobs.values(), _PORTS, (2, 600), strict=True):
-            job.create(_waiting(tmp_path, port, window_s))
-        jobs["short"].until_training(1)
-        jobs["short"].until_steps()
-        waits = jobs["long"]
-        waits.until("its first node", lambda: waits.status.get("readyReplicas") == 1)
-        assert (_scheduled(waits), waits.world["round"]) == (1, 0), waits.seen()
-        assert waits.condition("QuorumReady")["reason"] == "Unschedulable"
-    finally:
-        kubectl.run("uncordon", "n2")
-    for job in jobs.values():
-        job.until_training(2)
-    assert jobs["long"].world["round"] == 1, "its first world is the whole one"
-    assert jobs["short"].world["round"] > 1
-    for job in jobs.values():
-        assert "failures" not in {one["name"] for one in job.status["budgets"]}
 
 
 def test_a_script_that_breaks_before_its_first_step_is_never_said_to_train(
@@ -170,26 +119,3 @@ def test_a_script_that_breaks_before_its_first_step_is_never_said_to_train(
     failed = job.condition("Failed")
     assert failed["reason"] == "NoProgress", job.seen()
     assert "raised ModuleNotFoundError: No module named 'nonesuch'" in failed["message"]
-    job.delete()
-
-
-@pytest.mark.extended(
-    "a job follows its size, and an operator goes on, in tests of their own",
-    held_by=[
-        "operator/process/jobs/test_life.py::test_a_job_follows_its_size_and_pauses_when_it_is_told",
-        "operator/process/jobs/test_events.py::test_an_operator_goes_on_where_its_predecessor_stopped",
-    ],
-)
-def test_a_job_whose_size_is_changed_while_nobody_looks_is_scaling_until_it_trains(
-    make_job: Make, kubectl: Kubectl, release: Release, tmp_path: Path
-) -> None:
-    """The operator that comes back says so, and kubectl wait ends with the new size."""
-    job = make_job("grown")
-    job.create(training(tmp_path, replicas=1, maxReplicas=2))
-    job.until_training(1)
-    with job.awaited("Scaling"), release.away():
-        kubectl.run("scale", "ej", "grown", "--replicas=2")
-    assert job.condition("Scaling")["reason"] == "ScaleUp"
-    kubectl.run("wait", "ej/grown", "--for=condition=Scaling=False", "--timeout=50s")
-    assert (job.world["activeReplicas"], job.status["phase"]) == (2, "Running")
-    job.delete()

@@ -13,11 +13,7 @@ from cluster.release import Release
 from cluster.rights import needs_pods
 from holdfast_wire import keys
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _SAVES = {"path": "/work-files", "onDelete": True, "onDeleteTimeoutSeconds": 60}
 
 
@@ -40,8 +36,6 @@ def test_what_is_left_of_a_job_is_what_its_cleanup_says(
     assert [pod["status"]["phase"] for pod in jobs["Running"].pods()] == ["Succeeded"]
     assert [pod["status"]["phase"] for pod in jobs["None"].pods()] == ["Succeeded"]
     assert len(jobs["None"].pods("master")) == 1
-    for job in jobs.values():
-        job.delete()
 
 
 def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: Path) -> None:
@@ -86,8 +80,6 @@ def test_a_job_ends_by_its_policies(make_job: Make, kubectl: Kubectl, tmp_path: 
         assert jobs[name].ended() == expected, jobs[name].seen()
     kubectl.run("wait", "ej/rule", "--for=condition=Failed", "--timeout=5s")
     jobs["late"].until("no pods", lambda: not jobs["late"].live() + jobs["late"].live("master"))
-    for job in jobs.values():
-        job.delete()
 
 
 def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
@@ -109,7 +101,6 @@ def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
         assert told.startswith(where)
         assert "must be between 1 and 65535" in told or "image: Required value" in told
         assert job.pods() + job.pods("master") == []
-        job.delete()
 
 
 def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make) -> None:
@@ -148,8 +139,6 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make
         assert job.pods() + job.pods("master") == []
         if name == "gang":
             assert 'spec.scheduling.queue: "q"' in told
-    for job in jobs.values():
-        job.delete()
 
 
 def test_an_edit_that_asks_for_what_is_not_there_ends_no_training(
@@ -169,7 +158,6 @@ def test_an_edit_that_asks_for_what_is_not_there_ends_no_training(
     assert "leave it out, and change the templates themselves" in event["note"]
     job.until_steps()
     assert (job.world["round"], {pod["metadata"]["uid"] for pod in job.pods()}) == before
-    job.delete()
 
 
 def test_a_deleted_job_saves_first_where_it_is_told_to(

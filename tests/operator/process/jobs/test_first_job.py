@@ -13,11 +13,7 @@ from cluster.kubectl import Kubectl
 from cluster.release import ACCOUNT
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _SCRIPT = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")

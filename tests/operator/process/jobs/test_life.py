@@ -80,7 +80,6 @@ def test_a_job_follows_its_size_and_pauses_when_it_is_told(
     assert _environment(job.pods()[0])["EDITED"] == "while suspended"
     assert job.condition("Suspended")["reason"] == "Resumed"
     assert "failures" not in {one["name"] for one in job.status["budgets"]}
-    job.delete()
 
 
 def _scale(job: Job, kubectl: Kubectl) -> None:
@@ -192,7 +191,6 @@ def test_a_job_that_is_applied_again_changes_only_where_it_was_edited(
         kubectl.run("apply", *flags, "-f", "-", stdin=body)
         job.until("one pod", lambda job=job: len(job.pods()) == 1)  # type: ignore[misc]
         assert "maxReplicas" not in job.body["spec"]
-        job.delete()
 
 
 def test_a_namespace_goes_with_its_jobs(

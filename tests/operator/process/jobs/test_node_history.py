@@ -70,7 +70,6 @@ def test_a_later_job_knows_what_an_earlier_one_met_on_its_nodes(
     second.until("the first job's strike", lambda: bool(told()))
     assert [one["cause"] for one in told()] == ["Failure"]
     assert f"{namespace}/first" in holdfast.run("nodes", "second", "--history")
-    second.delete()
 
 
 def _remember(release: Release, host: str, *jobs: str) -> None:
@@ -124,8 +123,6 @@ def test_a_job_keeps_away_from_a_node_on_which_two_jobs_had_trouble(
     whole.until_training(2)
     avoided = {name: avoided_by(pod["spec"]) for name, pod in _workers(careful, whole)}
     assert avoided == {"careful-worker-0-0": (bad,), "whole-worker-0-0": (), "whole-worker-1-0": ()}
-    for job in (careful, whole):
-        job.delete()
 
 
 def _set_condition(kubectl: Kubectl, node: str, status: str, began: str) -> None:

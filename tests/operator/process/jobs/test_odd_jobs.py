@@ -45,7 +45,6 @@ def test_a_job_of_700_kib_trains(make_job: Make, kubectl: Kubectl, tmp_path: Pat
     job = make_job("large")
     job.create(body)
     assert job.until_over()["phase"] == "Succeeded", job.seen()
-    job.delete()
 
 
 def test_a_quota_on_limits_takes_the_master(
@@ -60,7 +59,6 @@ def test_a_quota_on_limits_takes_the_master(
     job = make_job("quota")
     job.create(body)
     assert job.until_over()["phase"] == "Succeeded", job.seen()
-    job.delete()
 
 
 def test_a_job_beside_its_operator_is_a_job_like_any_other(
@@ -79,12 +77,7 @@ def test_a_job_beside_its_operator_is_a_job_like_any_other(
 def _peering(plural: str, kind: str, scope: str) -> dict[str, Any]:
     """The CRD of kopf's peering, as its documentation has it."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": "v1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-    }
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -133,4 +126,3 @@ def test_the_peering_of_another_kopf_operator_pauses_nobody(
     job = make_job("beside")
     job.create(looping(tmp_path, *_SHORT))
     assert job.until_over()["phase"] == "Succeeded", job.seen()
-    job.delete()

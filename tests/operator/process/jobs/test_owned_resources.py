@@ -37,9 +37,7 @@ def test_what_people_take_or_break_comes_back(
     world = job.world
     kubectl.run("delete", "service", "breaks", "breaks-master")
     _patch(
-        kubectl,
-        "secret breaks-worker-tls-0",
-        [{"op": "remove", "path": "/data/worker-0.cert.pem"}],
+        kubectl, "secret breaks-worker-tls-0", [{"op": "remove", "path": "/data/worker-0.cert.pem"}]
     )
     kubectl.run(
         "annotate", "secret", "breaks-user-tls", "--overwrite", "holdfast.dev/renew-after=x"
@@ -54,7 +52,6 @@ def test_what_people_take_or_break_comes_back(
     job.until_steps()
     assert job.world["round"] == world["round"]
     release.upgrade("settings.resyncS=600")
-    job.delete()
 
 
 def _renew_after(kubectl: Kubectl, name: str) -> str:
@@ -73,7 +70,6 @@ def test_a_name_that_is_taken_is_told_and_waited_for(make_job: Make, kubectl: Ku
     job.until("its pod", lambda: job.live() == ["taken-worker-0-0"])
     # Before its interpreter runs a master hears no SIGTERM, as the first process of its pod: 30 s.
     job.until("its master", lambda: job.holds("MasterReady"))
-    job.delete()
 
 
 def test_a_disruption_budget_of_a_person_stays_as_it_is(make_job: Make, kubectl: Kubectl) -> None:
@@ -103,7 +99,6 @@ def test_a_template_of_the_wrong_shape_fails_in_the_api_servers_words(make_job: 
     assert failed["reason"] == "InvalidTemplate"
     assert failed["message"].startswith("spec.worker.template: ")
     assert "env" in failed["message"]
-    job.delete()
 
 
 @pytest.fixture
@@ -156,4 +151,3 @@ def test_a_pod_that_is_given_another_jobs_labels_belongs_to_neither(
     gone = ("wait", "pod/mine-worker-0-0", "--for=delete", "--timeout=30s")
     kubectl.run(*gone)
     assert other.live() == ["other-worker-0-0"]
-    other.delete()

@@ -49,8 +49,6 @@ def test_a_worker_that_ends_without_ever_having_joined_is_judged(
         assert jobs[name].ended() == ("Failed", reason), jobs[name].seen()
         assert "before its agent joined" in jobs[name].condition("Failed")["message"]
         _until_nothing_runs(jobs[name])
-    for job in jobs.values():
-        job.delete()
 
 
 def test_a_job_that_no_agent_ever_joins_fails_when_its_time_for_that_is_over(
@@ -61,7 +59,6 @@ def test_a_job_that_no_agent_ever_joins_fails_when_its_time_for_that_is_over(
     job.create(manifest("sleep", "600", grace_s=1, elasticPolicy__belowMinTimeoutSeconds=8))
     assert job.ended() == ("Failed", "BelowMinReplicas"), job.seen()
     _until_nothing_runs(job)
-    job.delete()
 
 
 def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path) -> None:
@@ -80,33 +77,6 @@ def test_a_job_ends_as_its_training_containers_do(make_job: Make, tmp_path: Path
         assert "PodFailed" not in job.events()
     for job in jobs.values():
         _until_nothing_runs(job)
-        job.delete()
-
-
-@pytest.mark.extended(
-    "what holds up an end is decided by the plan, whose properties are tested",
-    held_by=[
-        "operator/process/jobs/test_pod_ends.py::test_a_job_ends_as_its_training_containers_do",
-    ],
-)
-def test_a_pod_that_has_no_room_does_not_hold_up_the_success_of_the_others(
-    make_job: Make, tmp_path: Path
-) -> None:
-    """Three workers, of which two fit; the third goes with the end."""
-    sizes = {"replicas": 3, "minReplicas": 2, "elasticPolicy__joinWindowSeconds": 1}
-    body = looping(tmp_path, *_SHORT, cleanup__pods="Running", **sizes)
-    labels = {"matchLabels": {"holdfast.dev/job": "room", "holdfast.dev/role": "worker"}}
-    apart = {"labelSelector": labels, "topologyKey": "kubernetes.io/hostname"}
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    pod_spec(body)["affinity"] = {"podAntiAffinity": affinity}
-    job = make_job("room")
-    job.create(body)
-    assert job.ended() == ("Complete", "Succeeded"), job.seen()
-    # The third finds room where another has ended by itself; then it is told to leave, too.
-    phases = [pod["status"]["phase"] for pod in job.pods()]
-    assert set(phases) == {"Succeeded"}
-    assert len(phases) >= 2
-    job.delete()
 
 
 @pytest.mark.parametrize("code", [1, 143])
@@ -127,7 +97,6 @@ def test_ranks_that_are_scaled_away_may_end_as_they_like(
     assert job.status.get("budgets", []) == [], job.seen()
     job.patch(replicas=2)
     job.until_training(2)
-    job.delete()
 
 
 _LEAVES = """
@@ -155,7 +124,6 @@ def test_a_deadline_holds_though_no_master_can_start(make_job: Make) -> None:
     assert job.ended() == ("Failed", "DeadlineExceeded")
     assert "Unschedulable: nomaster-master-0-0" in job.condition("Failed")["message"]
     assert job.live() == []
-    job.delete()
 
 
 def test_the_status_says_which_container_a_job_waits_for(make_job: Make, tmp_path: Path) -> None:
@@ -179,4 +147,3 @@ def test_the_status_says_which_container_a_job_waits_for(make_job: Make, tmp_pat
     (tmp_path / "go").touch()
     job.until("its word", lambda: says("1 pods run, and 0 of their agents are ready"))
     assert job.status["readyReplicas"] == 0
-    job.delete()

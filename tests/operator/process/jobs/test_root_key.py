@@ -161,4 +161,3 @@ def test_a_job_outlives_the_deletion_of_the_root_key(
     job.until_training(1)
     assert job.world["epoch"] == world["epoch"]
     assert job.status["masterPods"] == 1
-    job.delete()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.jobs import SHARED, Job, Make, looping, manifest, share
+from cluster.jobs import SHARED, Job, Make, looping, share
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 
@@ -81,59 +81,6 @@ def test_each_rule_leads_to_what_it_says(make_job: Make, tmp_path: Path) -> None
         job = jobs[name]
         job.until("its charge", lambda job=job: job.used() == {"failures": 1})  # type: ignore[misc]
     assert jobs["quiet"].used() == {}
-    for job in jobs.values():
-        job.delete()
-
-
-@pytest.mark.extended(
-    "nodes that failed are avoided in other tests",
-    held_by=[
-        "operator/process/jobs/test_rules.py::test_each_rule_leads_to_what_it_says",
-        "operator/process/jobs/test_node_history.py::test_a_job_keeps_away_from_a_node_on_which_two_jobs_had_trouble",
-    ],
-)
-def test_of_the_nodes_that_failed_only_the_newest_are_avoided(
-    make_job: Make, tmp_path: Path
-) -> None:
-    """With room for one, the second that fails has the first forgotten: its pod goes back there."""
-    job = make_job("forgets")
-    folder = f"{SHARED}/ends"
-    (tmp_path / "ends").mkdir()
-    script = (
-        "import holdfast, os, time\n"
-        "job = holdfast.init()\n"
-        "for step in range(1, 100000):\n"
-        "    time.sleep(0.05)\n"
-        f"    if step == 5 and len(os.listdir({folder!r})) < 2:\n"
-        f"        open({folder!r} + f'/{{job.round}}', 'x')\n"
-        "        raise SystemExit(7)\n"
-        "    job.step(step + 100 * job.round)\n"
-    )
-    (tmp_path / "ends.py").write_text(script)
-    body = manifest("holdfast-run", "--nproc-per-node=1", f"{SHARED}/ends.py")
-    body["spec"]["failurePolicy"] = {"rules": [_rule("ReplaceOnOtherNode", 7)]}
-    body["spec"]["scheduling"] = {"maxExcludedNodes": 1}
-    job.create(share(body, tmp_path))
-    nodes: dict[str, str] = {}
-
-    def moved(pod: str) -> bool:
-        nodes.update((_named(one), one["spec"].get("nodeName", "")) for one in job.pods())
-        return bool(nodes.get(pod))
-
-    for number in range(3):
-        pod = f"forgets-worker-0-{number}"
-        job.until(pod, lambda pod=pod: moved(pod))  # type: ignore[misc]
-    first, second, third = (nodes[f"forgets-worker-0-{number}"] for number in range(3))
-    assert (first != second, third) == (True, first)
-    job.until_training(1)
-    job.until("its word", lambda: job.status.get("excludedNodes") == [second])
-    job.until("the reason", lambda: second in job.condition("Degraded")["message"])
-    assert first not in job.condition("Degraded")["message"]
-    job.delete()
-
-
-def _named(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["name"])
 
 
 def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> None:
@@ -151,7 +98,6 @@ def test_a_budget_that_is_spent_ends_the_job(make_job: Make, tmp_path: Path) -> 
         failed = jobs[name].condition("Failed")
         assert (failed["status"], failed["reason"]) == ("True", reason), jobs[name].seen()
         assert "no luck" in failed["message"]
-        jobs[name].delete()
 
 
 def test_a_rule_on_a_pod_s_condition_decides(
@@ -167,4 +113,3 @@ def test_a_rule_on_a_pod_s_condition_decides(
     job.until_over()
     failed = job.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "FailJobRule"), job.seen()
-    job.delete()

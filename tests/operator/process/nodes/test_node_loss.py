@@ -24,11 +24,7 @@ Told = Callable[[str, float], None]
 
 
 def test_a_lost_node_is_replaced_on_one_that_is_there(
-    make_job: Make,
-    nodes: RealNodes,
-    kubectl: Kubectl,
-    folder: Path,
-    told: Told,
+    make_job: Make, nodes: RealNodes, kubectl: Kubectl, folder: Path, told: Told
 ) -> None:
     """Under Kubernetes' own 40 s and 300 s, and with the master on the only node that is left."""
     job = make_job("lost")

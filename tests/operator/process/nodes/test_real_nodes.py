@@ -38,12 +38,7 @@ def holdfast(plane: ControlPlane, namespace: str, tmp_path: Path) -> Commands:
 
 
 def test_a_job_trains_through_the_end_of_containers_and_pods(
-    make_job: Make,
-    nodes: RealNodes,
-    kubectl: Kubectl,
-    holdfast: Commands,
-    folder: Path,
-    told: Told,
+    make_job: Make, nodes: RealNodes, kubectl: Kubectl, holdfast: Commands, folder: Path, told: Told
 ) -> None:
     """A container, a pod and the master's pod are ended; kubectl and holdfast see it train."""
     job, since = make_job("real"), time.time()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.control_plane import ControlPlane
-from cluster.jobs import Job, Make, container, manifest, training, until_stands
+from cluster.jobs import Job, Make, container, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -71,37 +71,6 @@ def _node_of(job: Job, release: Release) -> tuple[str, str]:
     return free[0]["metadata"]["name"], free[0]["spec"]["nodeName"]
 
 
-@pytest.mark.extended(
-    "a node with a worker and the master is lost in another test",
-    held_by=[
-        "operator/process/outages/test_losses.py::test_the_node_of_the_master_and_of_a_worker_is_lost",
-        "operator/process/outages/test_losses.py::test_a_node_that_is_started_anew_spends_no_failure",
-    ],
-)
-def test_a_lost_node_costs_seconds_and_the_job_grows_again(
-    make_job: Make, nodes: Nodes, kubectl: Kubectl, release: Release, tmp_path: Path
-) -> None:
-    """Silent: the smaller world trains within 6 s; its pod moves; back, nothing is doubled."""
-    job = make_job("lost")
-    job.create(_spread(tmp_path))
-    job.until_training(2)
-    file = tmp_path / "state.pt"
-    pod, node = _node_of(job, release)
-    nodes.tell("lose", node=node)
-    lost = time.monotonic()
-    stood = until_stands(file)
-    job.until("the smaller world", lambda: file.stat().st_mtime_ns > stood)
-    assert time.monotonic() - lost < 7.5  # the bar is measured on a quiet machine
-    job.until("its successor", lambda: pod not in job.live() and len(job.live()) == 2)
-    job.until_training(2)
-    assert node not in {one["spec"]["nodeName"] for one in job.pods() if _stays(one)}
-    nodes.tell("return", node=node)
-    job.until("the lost pod's end", lambda: pod not in kubectl.run("get", "pods", "-o", "name"))
-    assert len(job.live()) == 2
-    kubectl.run("wait", f"node/{node}", "--for=condition=Ready", "--timeout=30s")
-    job.delete()
-
-
 def _stays(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"]
 
@@ -139,7 +108,6 @@ def test_pods_that_others_take_away_never_spend_the_failure_budget(
     job.until_training(2)
     assert "failures" not in job.used(), job.seen()
     assert job.status["masterPods"] == 1, f"its master was well all the time\n{job.seen()}"
-    job.delete()
 
 
 def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
@@ -166,7 +134,6 @@ def test_a_taint_that_announces_a_node_s_end_has_its_worker_save_and_leave(
     assert "BarrierReached" in told, job.seen()
     assert pod not in job.live()
     assert "failures" not in job.used(), job.seen()
-    job.delete()
 
 
 @pytest.mark.extended(
@@ -212,7 +179,6 @@ def test_a_node_that_comes_back_and_an_eviction_cost_no_failure(
     nodes.tell("evict", namespace=kubectl.namespace, pod=limited, limit=True)
     job.until("its account", lambda: job.used().get("failures") == 1)
     job.until_training(2)
-    job.delete()
 
 
 def _unheard(job: Job) -> list[str]:
@@ -274,7 +240,6 @@ def test_pods_that_die_hang_or_lose_their_secret_are_made_anew(
     kubectl.run("get", "secret", "dies-worker-tls-0", "dies-user-tls", "dies-master-tls")
     assert job.used()["failures"] == 1
     job.until("no old pod", lambda: len([p for p in job.pods() if _stays(p)]) == 2)
-    job.delete()
 
 
 def test_a_pod_whose_shell_keeps_sigterm_to_itself_saves_all_the_same(
@@ -294,7 +259,6 @@ def test_a_pod_whose_shell_keeps_sigterm_to_itself_saves_all_the_same(
     said = kubectl.run("logs", "deaf-worker-0-0")
     assert "rank 0 saves and stops after step" in said
     assert not job.used().get("failures")
-    job.delete()
 
 
 def _restarts(job: Job, name: str) -> int:
@@ -341,8 +305,6 @@ def test_what_keeps_pods_away_is_told_and_waited_for(
     made["quota"].until("all pods", lambda: len(made["quota"].pods()) == 12)
     names = [pod["metadata"]["name"] for pod in made["quota"].pods()]
     assert sorted(names) == sorted(f"quota-worker-{rank}-0" for rank in range(12))
-    for job in made.values():
-        job.delete()
 
 
 def _until_reason(job: Job, reason: str) -> None:
@@ -364,7 +326,6 @@ def test_a_job_outlives_its_certificates(make_job: Make, kubectl: Kubectl, tmp_p
     job.until("the next master", lambda: job.world["epoch"] > epoch)
     job.until_steps()
     assert job.world["round"] == round_
-    job.delete()
 
 
 def _certificate(kubectl: Kubectl) -> str:

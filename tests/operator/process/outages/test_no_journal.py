@@ -29,4 +29,3 @@ def test_a_master_without_a_journal_is_started_again_in_its_pod(
     assert job.world["round"] == first["world"]["round"]
     assert (job.live("master"), job.status["masterPods"]) == ([master], 1)
     assert job.live() == ["forgets-worker-0-0", "forgets-worker-1-0"]
-    job.delete()

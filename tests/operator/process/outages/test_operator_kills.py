@@ -16,11 +16,7 @@ from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(420),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(420), needs_pods]
 _KILLS = 30
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cluster.churn import Witness
 from cluster.control_plane import ControlPlane
 from cluster.jobs import Job, Make, manifest, training
 from cluster.kubectl import Kubectl
@@ -21,11 +20,7 @@ from cluster.rights import needs_pods
 from cluster.rough_api import RoughApi
 from cluster.watched import watched
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +58,9 @@ def _until_exactly(job: Job, replicas: int) -> None:
     job.until("the count", lambda: job.status.get("replicas") == replicas)
 
 
+@pytest.mark.usefixtures("witness")
 def test_a_storm_of_refusals_delays_and_doubles_nothing(
-    make_job: Make, rough: RoughApi, kubectl: Kubectl, witness: Witness
+    make_job: Make, rough: RoughApi, kubectl: Kubectl
 ) -> None:
     """Every third request is answered with 429 or 500 while a job begins, grows and shrinks."""
     rough.refused_share = 0.33
@@ -81,12 +77,11 @@ def test_a_storm_of_refusals_delays_and_doubles_nothing(
     finally:
         rough.refused_share = 0.0
     assert rough.refused > 5
-    job.delete()
-    assert witness.faults == []
 
 
+@pytest.mark.usefixtures("witness")
 def test_what_went_while_nobody_could_watch_is_made_anew(
-    make_job: Make, rough: RoughApi, kubectl: Kubectl, witness: Witness
+    make_job: Make, rough: RoughApi, kubectl: Kubectl
 ) -> None:
     """Watches broke, their version is gone (410), and two pods with it."""
     job = make_job("gap")
@@ -99,40 +94,11 @@ def test_what_went_while_nobody_could_watch_is_made_anew(
     rough.close_gap()
     expected = ["gap-worker-0-1", "gap-worker-1-0", "gap-worker-2-1"]
     job.until("their successors", lambda: job.live() == expected)
-    job.delete()
-    assert witness.faults == []
 
 
-@pytest.mark.extended(
-    "waits for 90 seconds of silence",
-    held_by=[
-        "operator/unit/shell/test_client.py::test_a_watch_that_falls_silent_is_given_up",
-        "operator/unit/shell/test_reflector.py::test_an_api_server_that_is_away_is_asked_again",
-        "operator/process/outages/test_outages.py::test_what_went_while_nobody_could_watch_is_made_anew",
-    ],
-)
-def test_watches_that_bring_nothing_any_more_are_opened_anew(
-    make_job: Make, rough: RoughApi, kubectl: Kubectl, release: Release
-) -> None:
-    """Nothing resets them. After 90 s without a bookmark they are dead: all is seen again soon."""
-    job = make_job("silent")
-    job.create(_sleeping(2))
-    _until_exactly(job, 2)
-    (operator,) = release.kubectl.json("get", "pods")["items"]
-    rough.silence_watches()
-    job.patch(replicas=3)
-    kubectl.run("delete", "pod", "silent-worker-0-0", "--wait=false")
-    expected = ["silent-worker-0-1", "silent-worker-1-0", "silent-worker-2-0"]
-    job.until("pods as wanted", lambda: job.live() == expected)
-    assert rough.swallowed > 0
-    (later,) = release.kubectl.json("get", "pods")["items"]
-    restarts = [one["status"]["containerStatuses"][0]["restartCount"] for one in (operator, later)]
-    assert restarts[0] == restarts[1], "it went on by itself"
-    job.delete()
-
-
+@pytest.mark.usefixtures("witness")
 def test_a_slow_watch_makes_nobody_ask_twice(
-    make_job: Make, plane: ControlPlane, rough: RoughApi, kubectl: Kubectl, witness: Witness
+    make_job: Make, plane: ControlPlane, rough: RoughApi, kubectl: Kubectl
 ) -> None:
     """The copy of the cluster lags seconds behind: one pod a place, one request for each."""
     begin = len(plane.audit_log.read_text().splitlines())
@@ -150,7 +116,6 @@ def test_a_slow_watch_makes_nobody_ask_twice(
         rough.open_gap()
         rough.close_gap()
     job.delete()
-    assert witness.faults == []
     lines = plane.audit_log.read_text().splitlines()[begin:]
     made = [one for one in lines if '"verb":"create"' in one and '"resource":"pods"' in one]
     tried = [one for one in made if "dryRun" not in one and f"/{kubectl.namespace}/" in one]
@@ -165,10 +130,7 @@ def test_the_control_plane_comes_back_under_a_job_that_trains(
     job.create(training(tmp_path, replicas=1, maxReplicas=2))
     job.until_training(1)
     world = job.world
-    for name, start in (
-        ("kube-apiserver", plane.start_api_server),
-        ("etcd", plane.start_etcd),
-    ):
+    for name, start in (("kube-apiserver", plane.start_api_server), ("etcd", plane.start_etcd)):
         stood = (tmp_path / "state.pt").stat().st_mtime_ns
         plane.kill(name)
         job.plane.until("a step", lambda stood=stood: _wrote(tmp_path, stood))  # type: ignore[misc]
@@ -178,15 +140,15 @@ def test_the_control_plane_comes_back_under_a_job_that_trains(
     assert job.world["round"] == world["round"]
     kubectl.run("scale", "ej", "plane", "--replicas=2")
     job.until_training(2)
-    job.delete()
 
 
 def _wrote(folder: Path, since: int) -> bool:
     return (folder / "state.pt").stat().st_mtime_ns > since
 
 
+@pytest.mark.usefixtures("witness")
 def test_another_replica_takes_over_from_a_leader_that_is_gone(
-    make_job: Make, release: Release, kubectl: Kubectl, witness: Witness
+    make_job: Make, release: Release, kubectl: Kubectl
 ) -> None:
     """Its Lease runs out; the other one goes on where it stopped, and the job's pods stay."""
     # The test before has kept the API server away for longer than a Lease may last here.
@@ -203,8 +165,6 @@ def test_another_replica_takes_over_from_a_leader_that_is_gone(
     job.until("its successor", lambda: len(job.live()) == 2)
     assert len(job.uids() & before) == 1
     assert release.kubectl.json(*lease)["spec"]["holderIdentity"] != leader
-    job.delete()
-    assert witness.faults == []
 
 
 def test_a_leader_that_wakes_from_a_freeze_ends_without_a_write(

@@ -11,11 +11,7 @@ from cluster.kubectl import Kubectl
 from cluster.release import Release
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    pytest.mark.timeout(300),
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _NEXT = str(Path(__file__).resolve().parents[3] / "support" / "next_release")
 _DEPLOYMENT = "deploy/holdfast-operator"
 
@@ -60,7 +56,6 @@ def test_a_master_of_the_next_release_serves_its_job(
     job.create(body)
     _up_and_down(job)
     assert _news(kubectl, "ahead-master-0-0") == {"field", "message", "phase"}
-    job.delete()
 
 
 def test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run(
@@ -82,4 +77,3 @@ def test_an_operator_of_the_next_release_goes_on_with_the_jobs_that_run(
     finally:
         release.kubectl.run("set", "env", _DEPLOYMENT, "PYTHONPATH-", "SAYS_NEW-")
         release.until_rolled_out()
-    job.delete()

@@ -39,7 +39,6 @@ def test_probes_and_metrics_of_the_operator_say_how_it_is(make_job: Make, releas
     assert float(metrics['holdfast_operator_looks_total{outcome="done"}']) > 0
     assert float(metrics["holdfast_operator_link_errors_total"]) == 0
     assert float(metrics["holdfast_operator_queue_depth"]) >= 0
-    job.delete()
 
 
 def _policy(namespace: str) -> list[dict[str, Any]]:
@@ -102,7 +101,6 @@ def test_a_policy_against_its_pods_is_told_and_waited_for(make_job: Make, kubect
     for kind in ("validatingadmissionpolicybinding", "validatingadmissionpolicy"):
         kubectl.run("delete", kind, "no-workers")
     job.until("both pods", lambda: len(job.live()) == 2)
-    job.delete()
 
 
 def test_under_restricted_pod_security_only_the_template_is_refused(
@@ -119,7 +117,6 @@ def test_under_restricted_pod_security_only_the_template_is_refused(
     assert job.pods() == []
     kubectl.run("label", "namespace", kubectl.namespace, f"{_ENFORCED}-")
     job.until("its pod", lambda: job.live() == ["strict-worker-0-0"])
-    job.delete()
 
 
 def test_a_limit_below_the_masters_own_request_is_told_with_the_remedy(
@@ -140,4 +137,3 @@ def test_a_limit_below_the_masters_own_request_is_told_with_the_remedy(
     told = job.condition("MasterReady")["message"]
     assert "maximum cpu usage per Container is 50m, but limit is 2" in told
     assert "the job gives no spec.master.template" in told
-    job.delete()

@@ -19,10 +19,7 @@ from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, needs_pods]
 
 
 def _until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -116,8 +113,7 @@ def test_a_container_is_started_again_as_its_policy_says(kubectl: Kubectl, nodes
     mounts = {"volumeMounts": [{"name": "e", "mountPath": "/e"}]}
     script = "test -f /e/x && exit 0; touch /e/x; exit 1"
     _make(
-        kubectl,
-        _pod("again", script, container=mounts, volumes=volumes, restartPolicy="OnFailure"),
+        kubectl, _pod("again", script, container=mounts, volumes=volumes, restartPolicy="OnFailure")
     )
     (container,) = _over(kubectl, "again")["containerStatuses"]
     assert container["restartCount"] == 1

@@ -15,10 +15,7 @@ from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.rights import needs_pods
 
-pytestmark = [
-    pytest.mark.kube,
-    needs_pods,
-]
+pytestmark = [pytest.mark.kube, needs_pods]
 _ACK = """
 import socket, threading
 def serve(connection):

@@ -223,10 +223,7 @@ async def test_nodes_with_trouble_in_several_jobs_are_excluded(server: ConfigMap
     ]
     history.add(heavy)
     (one,) = history.excluded(2)
-    assert (one.host, one.reason) == (
-        "n1",
-        "Straggler 1 in team/u-1; Straggler 1 in team/u-2",
-    )
+    assert (one.host, one.reason) == ("n1", "Straggler 1 in team/u-1; Straggler 1 in team/u-2")
     assert history.excluded(10) == ()
     off = dataclasses.replace(SETTINGS, avoided_nodes_percent=0.0)
     without = NodeHistory(server, off, nodes=lambda: names)

@@ -87,12 +87,7 @@ def test_an_extra_pod_learns_only_whose_it_is() -> None:
     spec = read(job(extraRoles=[role])).spec
     process = build_process(spec, _who(PodSlot("eval", 0)))
     assert process.argv == ("e",)
-    assert set(process.env) == {
-        keys.ENV_MASTER,
-        keys.ENV_JOB,
-        keys.ENV_JOB_UID,
-        keys.ENV_POD_UID,
-    }
+    assert set(process.env) == {keys.ENV_MASTER, keys.ENV_JOB, keys.ENV_JOB_UID, keys.ENV_POD_UID}
 
 
 def test_command_arguments_and_environment_are_put_together() -> None:

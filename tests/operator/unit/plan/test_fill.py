@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +18,7 @@ from holdfast_operator.plan.actions import (
     ScaleJob,
     in_steps,
 )
-from holdfast_operator.plan.history import (
-    EXTRA_ATTEMPTS,
-    SETTLED_SECONDS,
-    SlotHistory,
-)
+from holdfast_operator.plan.history import EXTRA_ATTEMPTS, SETTLED_SECONDS, SlotHistory
 from holdfast_operator.plan.pods import MASTER_SLOT, OVERDUE_SECONDS, WORKER, PodSlot, Role
 from holdfast_wire.messages import ExcludeDecision, PodPhase, ReplaceDecision, ScaleDecision
 from jobs.job_files import TEMPLATE
@@ -60,30 +57,32 @@ def test_a_running_job_is_left_alone() -> None:
     assert running(replicas=3).look().actions == ()
 
 
-def test_a_failed_worker_gets_a_successor_of_the_next_incarnation() -> None:
-    """The reason says how the last pod ended."""
+@pytest.mark.parametrize(
+    ("pod", "happens", "how"),
+    [
+        (
+            "t-worker-1",
+            lambda world, name: world.end(name, 137, reason="OOMKilled"),
+            "ended with exit code 137 (OOMKilled)",
+        ),
+        ("t-worker-0", lambda world, name: world.pods.pop(name), "is gone"),
+        # As a runner passes it on: it is as if it were not there.
+        ("t-worker-0", lambda world, name: world.change(name, phase=PodPhase.GONE), "is gone"),
+        # A job without a master cannot end.
+        ("t-master-0", lambda world, name: world.end(name, 0), "ended with exit code 0"),
+    ],
+    ids=["failed", "vanished", "said to be gone", "a master that ended"],
+)
+def test_a_pod_that_ended_gets_a_successor_of_the_next_incarnation(
+    pod: str, happens: Callable[[World, str], object], how: str
+) -> None:
+    """A number is not used again; the reason says how the last pod ended."""
     world = running(replicas=2)
-    world.end("t-worker-1-0", 137, reason="OOMKilled")
+    happens(world, f"{pod}-0")
     (action,) = world.look().actions
     assert isinstance(action, CreatePod)
-    assert (action.slot, action.incarnation) == (worker(1), 1)
-    assert action.reason == "t-worker-1-0 ended with exit code 137 (OOMKilled)"
-
-
-def test_a_vanished_worker_gets_a_successor() -> None:
-    """A pod that was there and is missing is as good as failed; its number is not used again."""
-    world = running(replicas=2)
-    del world.pods["t-worker-0-0"]
-    (action,) = world.look().actions
-    assert isinstance(action, CreatePod)
-    assert (action.name, action.reason) == ("t-worker-0-1", "t-worker-0-0 is gone")
-
-
-def test_a_master_that_ended_is_made_again_whatever_its_exit_code() -> None:
-    """A job without a master cannot end."""
-    world = running(replicas=1)
-    world.end("t-master-0-0", 0)
-    assert creates(world.look()) == ["t-master-0-1"]
+    assert (action.name, action.incarnation) == (f"{pod}-1", 1)
+    assert action.reason == f"{pod}-0 {how}"
 
 
 def test_a_worker_that_succeeded_is_not_made_again() -> None:
@@ -201,13 +200,6 @@ def test_only_the_last_dead_pod_of_a_place_is_kept() -> None:
         world.end(f"t-worker-0-{incarnation}")
         world.make(worker(0), incarnation + 1)
     assert deletes(world.look()) == {"t-worker-0-0": "Superseded", "t-worker-0-1": "Superseded"}
-
-
-def test_pods_that_are_said_to_be_gone_do_not_exist() -> None:
-    """A runner may pass on a pod with the phase GONE: it is as if it were not there."""
-    world = running(replicas=1)
-    world.change("t-worker-0-0", phase=PodPhase.GONE)
-    assert creates(world.look()) == ["t-worker-0-1"]
 
 
 def test_nothing_is_made_for_a_job_that_somebody_stops() -> None:

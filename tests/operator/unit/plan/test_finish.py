@@ -193,15 +193,16 @@ def _master_that_cannot_start(times: int) -> World:
     return world
 
 
-def test_a_master_that_cannot_be_started_fails_the_job() -> None:
-    """A wrong image or port would otherwise be tried for ever, and nobody would say so."""
+@pytest.mark.parametrize(("vanishes", "code"), [(False, " (exit code 3)"), (True, "")])
+def test_a_master_that_cannot_be_started_fails_the_job(code: str, *, vanishes: bool) -> None:
+    """A wrong image or port would otherwise be tried again and again, and nobody would say so."""
     world = _master_that_cannot_start(MASTER_ATTEMPTS)
+    if vanishes:
+        world.pods.clear()
     made = world.look()
     (finish,) = [action for action in made.actions if isinstance(action, FinishJob)]
     assert finish.reason == MASTER_LOST
-    assert finish.text == (
-        "the job master ended at once 6 times in a row (exit code 3); see its log"
-    )
+    assert finish.text == f"the job master ended at once 6 times in a row{code}; see its log"
     assert creates(made) == []
 
 
@@ -221,16 +222,6 @@ def test_a_master_is_tried_again_before_that() -> None:
     assert creates(world.look()) == ["t-master-0-5", "t-worker-0-0"]
     world.make(MASTER_SLOT, 5)
     assert not any(isinstance(action, FinishJob) for action in world.look().actions)
-
-
-def test_the_reason_is_told_without_an_exit_code_where_there_is_none() -> None:
-    """Masters that vanish fail the job as well."""
-    world = _master_that_cannot_start(MASTER_ATTEMPTS)
-    world.pods.clear()
-    finish = [action for action in world.look().actions if isinstance(action, FinishJob)]
-    assert [action.text for action in finish] == [
-        "the job master ended at once 6 times in a row; see its log"
-    ]
 
 
 def test_a_suspension_that_comes_with_the_end_does_not_hold_it_up() -> None:

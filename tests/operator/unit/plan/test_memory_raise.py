@@ -170,10 +170,7 @@ def test_people_are_told_once_what_was_raised_and_once_that_no_more_is_allowed()
     entry = {"nodeRank": 1, "tooSmall": "1024Mi", "limit": "1280Mi", "exhausted": False}
     one: dict[str, Any] = {"raisedMemory": [entry]}
     assert _told({}, one) == [
-        (
-            "MemoryRaised",
-            "node 1 ran out of memory with a limit of 1024Mi: its next pod has 1280Mi",
-        )
+        ("MemoryRaised", "node 1 ran out of memory with a limit of 1024Mi: its next pod has 1280Mi")
     ]
     spent: dict[str, Any] = {"raisedMemory": [{**entry, "exhausted": True}]}
     [(reason, text)] = _told(one, spent)

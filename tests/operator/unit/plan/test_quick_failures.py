@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.events.news import transitions
-from holdfast_operator.plan.history import (
-    LONGEST_WAIT_SECONDS,
-    SETTLED_SECONDS,
-    wait_after,
-)
+from holdfast_operator.plan.history import LONGEST_WAIT_SECONDS, SETTLED_SECONDS, wait_after
 from holdfast_operator.plan.pods import PodSlot, Role
 from holdfast_wire.messages import JobStatus, PodPhase
 from jobs.planned import World, creates, made_by, running, worker

@@ -126,10 +126,7 @@ def test_surplus_pods_of_an_extra_role_go_at_once() -> None:
     body = {**world.job.body, "spec": {**world.job.body["spec"]}}
     body["spec"]["extraRoles"] = [{**body["spec"]["extraRoles"][0], "replicas": 1}]
     world.job = type(world.job)(
-        name="t",
-        namespace="default",
-        spec=type(world.job.spec).from_object(body),
-        body=body,
+        name="t", namespace="default", spec=type(world.job.spec).from_object(body), body=body
     )
     assert deletes(world.look()) == {"t-eval-1-0": "ScaledDown"}
 
@@ -218,12 +215,7 @@ def test_a_resumed_job_gets_all_its_pods_again() -> None:
     world.now += 120
     world.settle()
     world.suspend(False)
-    assert creates(world.look()) == [
-        "t-master-0-1",
-        "t-worker-0-1",
-        "t-worker-1-1",
-        "t-eval-0-1",
-    ]
+    assert creates(world.look()) == ["t-master-0-1", "t-worker-0-1", "t-worker-1-1", "t-eval-0-1"]
 
 
 @pytest.mark.parametrize("graceful", [True, False])

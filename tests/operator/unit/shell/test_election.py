@@ -79,23 +79,20 @@ async def test_a_lease_that_is_not_renewed_is_taken_over() -> None:
     assert server.lease["holderIdentity"] == "b"
 
 
-async def test_a_holder_whose_lease_was_taken_stops() -> None:
-    """It does so at its next renewal."""
+@pytest.mark.parametrize(
+    ("away", "holder", "why"),
+    [(False, "b", "another replica"), (True, "a", "could not be renewed")],
+    ids=["taken", "not renewed"],
+)
+async def test_a_holder_that_loses_its_lease_stops_before_another_begins(
+    holder: str, why: str, *, away: bool
+) -> None:
+    """At its next renewal, or once the API server is away for longer than that may take."""
     server = Leases()
     first = Election(server, "ns", "lease", "a")
     await first.win()
-    server.lease["holderIdentity"] = "b"
-    with pytest.raises(LeaseLostError, match="another replica"):
-        await first.keep()
-
-
-async def test_a_holder_that_cannot_renew_stops_before_another_begins() -> None:
-    """The API server is away for longer than the renewal may take."""
-    server = Leases()
-    first = Election(server, "ns", "lease", "a")
-    await first.win()
-    server.away = True
-    with pytest.raises(LeaseLostError, match="could not be renewed"):
+    server.lease["holderIdentity"], server.away = holder, away
+    with pytest.raises(LeaseLostError, match=why):
         await first.keep()
 
 

@@ -262,10 +262,7 @@ def test_a_master_of_the_operators_own_has_limits_and_a_quota_can_take_it() -> N
         assert (
             set(main["resources"]["limits"])
             == set(main["resources"]["requests"])
-            == {
-                "cpu",
-                "memory",
-            }
+            == {"cpu", "memory"}
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
-from holdfast_operator.pods.record import not_started, read_pod
+from holdfast_operator.pods.record import PodRecord, not_started, read_pod
 from holdfast_wire.messages import PodPhase
 from jobs.pod_objects import pod_object
 
@@ -33,6 +33,12 @@ def _pod(phase: str = "Running", **status: Any) -> dict[str, Any]:
     return pod
 
 
+def _read(body: dict[str, Any]) -> PodRecord:
+    record = read_pod(body)
+    assert record is not None
+    return record
+
+
 def _ended(name: str, code: int, reason: str = "Error") -> dict[str, Any]:
     ended = {"exitCode": code, "reason": reason, "finishedAt": "2026-01-01T00:01:00Z"}
     return {"name": name, "state": {"terminated": ended}}
@@ -40,8 +46,7 @@ def _ended(name: str, code: int, reason: str = "Error") -> dict[str, Any]:
 
 def test_a_running_pod_is_read() -> None:
     """Its place, its owner and its node come from labels and fields."""
-    record = read_pod(_pod(conditions=[{"type": "Ready", "status": "True"}]))
-    assert record is not None
+    record = _read(_pod(conditions=[{"type": "Ready", "status": "True"}]))
     assert (record.slot, record.incarnation, record.owner) == (PodSlot(WORKER, 3), 2, "u-1")
     assert (record.phase, record.exit_code, record.ready) == (PodPhase.RUNNING, None, True)
     assert record.key == ("team", "gpt")
@@ -61,8 +66,7 @@ def test_an_exit_code_is_that_of_the_training_container(
 ) -> None:
     """A side container's end says nothing; codes above 128 are signals."""
     statuses = [_ended("logs", 7), _ended("worker", code, reason)]
-    record = read_pod(_pod(phase, containerStatuses=statuses))
-    assert record is not None
+    record = _read(_pod(phase, containerStatuses=statuses))
     assert (record.exit_code, record.reason) == (expected, reason)
     assert record.ended_at == pytest.approx(1_767_225_660)
 
@@ -72,13 +76,11 @@ def test_a_container_that_a_webhook_puts_first_is_not_taken_for_the_training() -
     pod = _pod("Failed", containerStatuses=[_ended("mesh", 7), _ended("trainer", 3)])
     ours = {"name": "trainer", "env": [{"name": "HOLDFAST_JOB_UID", "value": "u-1"}]}
     pod["spec"]["containers"] = [{"name": "mesh"}, ours]
-    record = read_pod(pod)
-    assert record is not None
+    record = _read(pod)
     assert record.exit_code == 3
     waits = {"containerStatuses": [{"name": "mesh", "state": {"running": {}}}]}
     pod["status"] = {"phase": "Pending", **waits}
-    record = read_pod(pod)
-    assert record is not None
+    record = _read(pod)
     assert record.not_started == "container trainer waits"
 
 
@@ -87,8 +89,7 @@ def test_a_sidecar_with_a_variable_of_ours_is_not_taken_for_the_training() -> No
     pod = _pod("Failed", containerStatuses=[_ended("upload", 0), _ended("worker", 3)])
     upload = {"name": "upload", "env": [{"name": "HOLDFAST_JOB_UID", "value": "u-1"}]}
     pod["spec"]["containers"] = [upload, {"name": "worker"}]
-    record = read_pod(pod)
-    assert record is not None
+    record = _read(pod)
     assert record.exit_code == 3
 
 
@@ -97,10 +98,9 @@ def test_a_master_is_read_with_an_index_and_without() -> None:
     pod = _pod()
     labels = pod["metadata"]["labels"]
     labels |= {"holdfast.dev/role": "master", "holdfast.dev/index": "0"}
-    before = read_pod(pod)
+    before = _read(pod)
     del labels["holdfast.dev/index"]
-    assert before is not None
-    assert before == read_pod(pod)
+    assert before == _read(pod)
     assert before.slot == MASTER_SLOT
 
 
@@ -108,18 +108,15 @@ def test_lack_of_memory_is_read_with_the_limit_that_was_too_small() -> None:
     """Of the training container only."""
     pod = _pod("Failed", containerStatuses=[_ended("worker", 137, "OOMKilled")])
     pod["spec"]["containers"][1]["resources"] = {"limits": {"memory": "2Gi"}}
-    record = read_pod(pod)
-    assert record is not None
+    record = _read(pod)
     assert (record.ran_out_of_memory, record.memory_limit) == (True, 2 * 2**30)
-    other = read_pod(_pod("Failed", containerStatuses=[_ended("worker", 1)]))
-    assert other is not None
+    other = _read(_pod("Failed", containerStatuses=[_ended("worker", 1)]))
     assert (other.ran_out_of_memory, other.memory_limit) == (False, 0)
 
 
 def test_a_pod_that_was_evicted_before_it_ran_has_failed() -> None:
     """There is no container status then; the pod's own reason and message count."""
-    record = read_pod(_pod("Failed", reason="Evicted", message="out of disk"))
-    assert record is not None
+    record = _read(_pod("Failed", reason="Evicted", message="out of disk"))
     assert (record.exit_code, record.reason, record.text) == (1, "Evicted", "out of disk")
 
 
@@ -128,77 +125,45 @@ def test_a_pod_on_a_node_that_does_not_answer_is_lost() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     body = _pod(conditions=[target, {"type": "Ready", "status": "False"}])
     body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"
-    record = read_pod(body)
-    assert record is not None
+    record = _read(body)
     assert record.lost
     assert record.gone_by == pytest.approx(1_767_225_630)
     assert "DisruptionTarget=True" in record.conditions
+
+
+def _waits(name: str, image: str, **waiting: str) -> list[dict[str, Any]]:
+    return [{"name": name, "image": image, "state": {"waiting": waiting}}]
+
+
+_UNPLACED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 
 @pytest.mark.parametrize(
     ("status", "reason", "words"),
     [
         (
-            {
-                "conditions": [
-                    {
-                        "type": "PodScheduled",
-                        "status": "False",
-                        "reason": "Unschedulable",
-                        "message": "0/2 nodes are available",
-                    }
-                ]
-            },
+            {"conditions": [{**_UNPLACED, "message": "0/2 nodes are available"}]},
             "Unschedulable",
             "0/2 nodes are available",
         ),
         (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "worker",
-                        "image": "gone:1",
-                        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no"}},
-                    }
-                ]
-            },
+            {"containerStatuses": _waits("worker", "gone:1", reason="ErrImagePull", message="no")},
             "ImagePullFailed",
             "container worker, image gone:1: no",
         ),
         (
-            {
-                "initContainerStatuses": [
-                    {
-                        "name": "prepare",
-                        "image": "i",
-                        "state": {"waiting": {"reason": "CreateContainerConfigError"}},
-                    }
-                ]
-            },
+            {"initContainerStatuses": _waits("prepare", "i", reason="CreateContainerConfigError")},
             "ContainerNotStarted",
             "container prepare, image i: CreateContainerConfigError",
         ),
-        (
-            {
-                "containerStatuses": [
-                    {
-                        "name": "worker",
-                        "image": "i",
-                        "state": {"waiting": {"reason": "ContainerCreating"}},
-                    }
-                ]
-            },
-            "",
-            "",
-        ),
+        ({"containerStatuses": _waits("worker", "i", reason="ContainerCreating")}, "", ""),
     ],
 )
 def test_what_keeps_a_pod_from_beginning_is_read(
     status: dict[str, Any], reason: str, words: str
 ) -> None:
     """The scheduler's words, or the node's; that a container is being made is no news."""
-    record = read_pod(_pod("Pending", **status))
-    assert record is not None
+    record = _read(_pod("Pending", **status))
     assert (record.waiting, record.waiting_text) == (reason, words)
 
 
@@ -236,8 +201,7 @@ def test_an_end_counts_once_from_the_moment_it_is_seen(main: dict[str, Any], end
     """Not from the next start, which a kubelet may put off; and the master hears how it ended."""
     body = _pod(containerStatuses=[{"name": "worker", **main}])
     body["spec"]["containers"][1]["restartPolicyRules"] = _RULES
-    record = read_pod(body)
-    assert record is not None
+    record = _read(body)
     told = record.observation(wanted=False)
     assert (told.phase, told.ends) == (PodPhase.RUNNING, ends)
     said = (told.exit_code, told.reason, told.text)
@@ -258,8 +222,7 @@ def test_a_pod_is_over_with_its_training_container(
 ) -> None:
     """A side container goes on, or never began: the pod runs, and its worker does not come back."""
     statuses = [_SIDE if said == "Running" else _WAITS, _ended("worker", code)]
-    record = read_pod(_pod(said, containerStatuses=statuses))
-    assert record is not None
+    record = _read(_pod(said, containerStatuses=statuses))
     assert (record.phase, record.lingers) == (phase, True)
     told = record.observation(wanted=False)
     assert (told.phase, told.exit_code, told.ends) == (phase, expected, 0)
@@ -273,8 +236,7 @@ def test_a_side_container_that_fails_takes_nothing_from_the_training() -> None:
     """Kubernetes calls the whole pod Failed; before and after that it has succeeded."""
     statuses = [_ended("logs", 1), _ended("worker", 0, "Completed")]
     for said in ("Running", "Failed"):
-        record = read_pod(_pod(said, containerStatuses=statuses))
-        assert record is not None
+        record = _read(_pod(said, containerStatuses=statuses))
         assert (record.phase, record.exit_code) == (PodPhase.SUCCEEDED, 0)
         assert not record.lingers
 
@@ -282,23 +244,18 @@ def test_a_side_container_that_fails_takes_nothing_from_the_training() -> None:
 def test_a_side_container_that_ends_first_ends_nothing() -> None:
     """However it ended, the training goes on."""
     statuses = [_ended("logs", 1), {"name": "worker", "state": {"running": {}}}]
-    record = read_pod(_pod(containerStatuses=statuses))
-    assert record is not None
+    record = _read(_pod(containerStatuses=statuses))
     assert (record.phase, record.exit_code, record.lingers) == (PodPhase.RUNNING, None, False)
 
 
 @pytest.mark.parametrize(
     "stated",
-    [
-        {"reason": "Evicted"},
-        {"conditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    ],
+    [{"reason": "Evicted"}, {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}],
 )
 def test_what_a_node_did_to_a_pod_stands_beside_an_exit_code_of_0(stated: dict[str, Any]) -> None:
     """A training that is told to leave may well end with 0: it is not done for that."""
     statuses = [_ended("logs", 143), _ended("worker", 0, "Completed")]
-    record = read_pod(_pod("Failed", containerStatuses=statuses, **stated))
-    assert record is not None
+    record = _read(_pod("Failed", containerStatuses=statuses, **stated))
     assert (record.phase, record.exit_code) == (PodPhase.FAILED, 1)
 
 
@@ -307,8 +264,7 @@ def test_restartable_init_containers_keep_no_pod_from_its_end() -> None:
     body = _pod(containerStatuses=[_ended("logs", 0), _ended("worker", 0)])
     body["spec"]["initContainers"] = [{"name": "mesh", "restartPolicy": "Always"}]
     body["status"]["initContainerStatuses"] = [{"name": "mesh", "state": {"running": {}}}]
-    record = read_pod(body)
-    assert record is not None
+    record = _read(body)
     assert (record.phase, record.lingers) == (PodPhase.SUCCEEDED, False)
 
 
@@ -316,8 +272,7 @@ def test_a_master_that_has_ended_is_started_again_in_its_pod() -> None:
     """Its pod restarts it always; only workers and extra roles are over with their container."""
     body = _pod(containerStatuses=[_ended("worker", 1)])
     body["spec"]["restartPolicy"] = "Always"
-    record = read_pod(body)
-    assert record is not None
+    record = _read(body)
     assert (record.phase, record.lingers) == (PodPhase.RUNNING, False)
 
 
@@ -339,8 +294,7 @@ def test_a_container_that_starts_itself_again_ends_no_pod(
     for code in (0, 1, 42):
         body = _pod(containerStatuses=[_SIDE, _ended("worker", code)])
         body["spec"]["containers"][1].update(given)
-        record = read_pod(body)
-        assert record is not None
+        record = _read(body)
         if record.phase is PodPhase.RUNNING:
             assert record.ends == 1
             again.add(code)
@@ -359,8 +313,7 @@ def test_an_init_containers_exit_code_is_not_the_trainings() -> None:
     body = _pod("Failed", initContainerStatuses=inits, containerStatuses=[waits])
     sidecar = {"name": "mesh", "restartPolicy": "Always"}
     body["spec"]["initContainers"] = [sidecar, {"name": "fetch"}, {"name": "prepare"}]
-    record = read_pod(body)
-    assert record is not None
+    record = _read(body)
     assert (record.phase, record.exit_code) == (PodPhase.FAILED, None)
     told = record.observation(wanted=False)
     assert (told.exit_code, told.reason) == (0, "InitContainerFailed")
@@ -381,8 +334,7 @@ def test_a_pod_whose_node_is_not_heard_of_is_told_from_one_that_is_not_ready(
 ) -> None:
     """The node controller takes Ready away, without a reason and without its containers' word."""
     stated = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
-    record = read_pod(_pod(conditions=stated))
-    assert record is not None
+    record = _read(_pod(conditions=stated))
     assert (record.unheard, record.serving) == (unheard, serving)
 
 
@@ -401,14 +353,8 @@ def _status(mesh: Any, fetch: Any, worker: Any, *, started: bool = True) -> dict
     [
         (_status(_RUNS, _DONE, {"state": _RUNS}), ""),
         (_status(_RUNS, _DONE, {"state": _DONE}), ""),
-        (
-            _status(_RUNS, _DONE, {"state": _CREATES}),
-            "container worker waits: ContainerCreating",
-        ),
-        (
-            _status(_RUNS, _RUNS, {"state": _INITIALIZES}),
-            "init container fetch runs",
-        ),
+        (_status(_RUNS, _DONE, {"state": _CREATES}), "container worker waits: ContainerCreating"),
+        (_status(_RUNS, _RUNS, {"state": _INITIALIZES}), "init container fetch runs"),
         (
             _status(_RUNS, {"terminated": {"exitCode": 3}}, {"state": _INITIALIZES}),
             "init container fetch ended with exit code 3",

@@ -21,7 +21,7 @@ from holdfast_operator.plan.inputs import avoided_by
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.reconcile import Reconciler
-from holdfast_operator.settings import OperatorSettings, read_settings
+from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.job_state import Key
 from holdfast_wire.messages import (
     AvoidedHost,
@@ -39,11 +39,6 @@ from jobs.job_files import job, read
 from jobs.pod_objects import pod_object, recorded
 
 KEY = ("team", "t")
-NEEDED = {
-    "HOLDFAST_OPERATOR_NAMESPACE": "holdfast",
-    "HOLDFAST_OPERATOR_IDENTITY": "a",
-    "HOLDFAST_OPERATOR_IMAGE": "holdfast:1",
-}
 
 
 def _body(uid: str = "u-1", created: str = "2026-01-01T00:00:00Z", **fields: Any) -> dict[str, Any]:
@@ -175,7 +170,7 @@ async def shell(
     monkeypatch.setattr(reconcile, "MasterLink", Link)
     server, woken = Server(), list[Key]()
     settings = {"status_period_s": 0.0, **getattr(request, "param", {})}
-    chosen = dataclasses.replace(read_settings(NEEDED), **settings)
+    chosen = OperatorSettings(namespace="holdfast", identity="a", image="holdfast:1", **settings)
     reconciler = Reconciler(
         chosen,
         server,
@@ -274,27 +269,22 @@ async def test_a_conflict_does_not_end_the_care_for_a_job_that_is_there(shell: S
     assert shell.open_links() == 1
 
 
-async def test_no_write_of_a_status_reaches_the_next_job_of_the_name(shell: Shell) -> None:
-    """Neither an epoch nor an end: the watch may tell of the next job after its first look."""
+@pytest.mark.parametrize("ends", [True, False])
+async def test_no_write_of_a_status_reaches_the_next_job_of_the_name(
+    shell: Shell, *, ends: bool
+) -> None:
+    """Neither an epoch nor an end: the watch may tell of the next job after its first look.
+
+    Its count begins anew: the epoch would be one that a master of the old job had.
+    """
     link = await _kept(shell, _body())
     successor = _body("u-2", "2026-01-01T00:00:05Z")
-    successor["metadata"]["resourceVersion"] = "40"
     shell.server.job = successor
     masters = _masters_made(shell)
     shell.reconciler.pod_changed(_pod("m-0", role="master", index=0), True)
-    link.heard(FinishDecision(succeeded=True, reason="Finished", text="done"))
-    assert await shell.reconciler.look(KEY) is None
-    assert shell.server.job == successor
-    assert _masters_made(shell) == masters
-
-
-async def test_no_epoch_is_taken_from_the_next_job_of_the_name(shell: Shell) -> None:
-    """Its count begins anew: the epoch would be one that a master of the old job had."""
-    await _kept(shell, _body())
-    successor = _body("u-2", "2026-01-01T00:00:05Z")
-    shell.server.job = successor
-    masters = _masters_made(shell)
-    shell.reconciler.pod_changed(_pod("m-0", role="master", index=0), True)
+    if ends:
+        successor["metadata"]["resourceVersion"] = "40"
+        link.heard(FinishDecision(succeeded=True, reason="Finished", text="done"))
     assert await shell.reconciler.look(KEY) is None
     assert shell.server.job == successor
     assert _masters_made(shell) == masters

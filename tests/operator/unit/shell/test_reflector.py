@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
-from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.kube.reflector import PodReflector, Reflector
 from holdfast_operator.nodes.reflector import NodeReflector
 from holdfast_operator.nodes.strikes import NodeStrike
 from holdfast_operator.pods.record import PodRecord
@@ -64,6 +63,13 @@ class ScriptedServer(KubeClient):
         return self.script.pop(0)
 
 
+async def _until_used_up(reflector: Reflector, server: ScriptedServer) -> None:
+    task = asyncio.create_task(reflector.run())
+    await asyncio.wait_for(server.exhausted.wait(), 20.0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _follow(*script: Any) -> tuple[PodReflector, list[tuple[str, bool]], ScriptedServer]:
     """Run a reflector until the script is used up."""
     server = ScriptedServer(*script)
@@ -73,11 +79,7 @@ async def _follow(*script: Any) -> tuple[PodReflector, list[tuple[str, bool]], S
         heard.append((pod.name, gone))
 
     reflector = PodReflector(server, "", note)
-    task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(server.exhausted.wait(), 20.0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await _until_used_up(reflector, server)
     return reflector, heard, server
 
 
@@ -131,10 +133,7 @@ async def test_a_watch_of_a_cluster_in_which_nothing_happens_is_no_dead_one(
     reflector = PodReflector(server, "", lambda *_: None)
     lives: list[float] = []
     reflector._alive = lambda: lives.append(1.0)  # type: ignore[method-assign]
-    task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(server.exhausted.wait(), 20.0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await _until_used_up(reflector, server)
     given = int(server.paths[-1].partition("timeoutSeconds=")[2].partition("&")[0])
     assert 20 <= given <= min(server.patience_s) - 20
     assert len(lives) == 1 + 3, "the list, and each end of a watch"
@@ -184,11 +183,7 @@ async def _nodes(*script: Any) -> tuple[NodeReflector, list[str], ScriptedServer
     server = ScriptedServer(*script)
     heard: list[str] = []
     reflector = NodeReflector(server, heard.append)
-    task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(server.exhausted.wait(), 20.0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await _until_used_up(reflector, server)
     return reflector, heard, server
 
 
@@ -275,10 +270,6 @@ async def test_what_speaks_against_a_node_is_reported_when_it_comes() -> None:
     listed = [_shown("a", GpuMemWatch="True"), _shown("b", cordoned=True)]
     server = ScriptedServer(listed, events)
     reflector = NodeReflector(server, lambda _: None, note)
-    task = asyncio.create_task(reflector.run())
-    await asyncio.wait_for(server.exhausted.wait(), 20.0)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await _until_used_up(reflector, server)
     assert struck == [("a", "Condition"), ("a", "Cordon"), ("a", "Condition"), ("b", "Cordon")]
     assert reflector.names() == {"a"}

@@ -117,11 +117,20 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     await reconciler.close()
 
 
+async def _why_refused(server: KubeClient) -> str:
+    """Have a server refuse the pod of a job's master; return the text that the job keeps of it."""
+    reconciler, _, _ = _reconciler()
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    state = reconciler._keep(_object(job()))
+    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
+    assert await applier.create(state, (action,)) == {"master"}
+    await reconciler.close()
+    return state.refused[MASTER_SLOT].text
+
+
 class Quota(KubeClient):
     """An API server with a quota on limits that a pod does not name."""
-
-    def __init__(self) -> None:
-        super().__init__(1000.0, 1000)
 
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
@@ -135,49 +144,27 @@ class Quota(KubeClient):
 
 async def test_a_refused_master_of_the_operators_own_names_what_can_be_changed() -> None:
     """The job's person cannot see that pod's template: the condition says whose it is."""
-    reconciler, _, _ = _reconciler()
-    server = Quota()
-    settings = OperatorSettings(namespace="ns", identity="me", image="i")
-    applier = Applier(server, OwnedResources(server, 1.0), settings)
-    state = reconciler._keep(_object(job()))
-    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
-    assert await applier.create(state, (action,)) == {"master"}
-    text = state.refused[MASTER_SLOT].text
+    text = await _why_refused(Quota(1000.0, 1000))
     assert "must specify limits.cpu" in text
     assert "`master` among the chart's values" in text
-    await reconciler.close()
 
 
 class OlderCrd(KubeClient):
     """An API server whose CRD lacks a field: it takes a write of it, and keeps nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(1000.0, 1000)
-        self.made: list[str] = []
-
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
     ) -> Any:
         """Return the job as it was, whatever is written."""
-        if method == "POST":
-            self.made.append(path)
+        assert method != "POST", "nothing may be made"
         return _object(job())
 
 
 async def test_no_master_is_made_where_its_epoch_would_be_forgotten() -> None:
     """A second master with the first one's epoch would be taken for it: the older CRD is named."""
-    reconciler, _, _ = _reconciler()
-    server = OlderCrd()
-    settings = OperatorSettings(namespace="ns", identity="me", image="i")
-    applier = Applier(server, OwnedResources(server, 1.0), settings)
-    state = reconciler._keep(_object(job()))
-    action = CreatePod(slot=MASTER_SLOT, incarnation=0, name="t-master-0-0", reason="a test")
-    assert await applier.create(state, (action,)) == {"master"}
-    text = state.refused[MASTER_SLOT].text
+    text = await _why_refused(OlderCrd(1000.0, 1000))
     assert "drops status.masterPods" in text
     assert "the CRD elasticjobs.holdfast.dev is older than this operator" in text
-    assert server.made == []
-    await reconciler.close()
 
 
 async def test_the_status_of_a_job_that_is_over_is_written_once() -> None:

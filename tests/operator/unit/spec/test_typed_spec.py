@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_operator.spec.job import (
-    CleanPods,
-    ExtraRole,
-    FailureRuleSpec,
-    RestartPolicy,
-    Size,
-)
+from holdfast_operator.spec.job import CleanPods, ExtraRole, FailureRuleSpec, RestartPolicy, Size
 from holdfast_wire.messages import Budget, BudgetKind, FailureAction, FailureRule, SuccessPolicy
 from jobs.job_files import TEMPLATE, job, read
 
@@ -90,9 +84,7 @@ def test_every_part_of_a_full_job_is_read() -> None:
     assert spec.rules == (
         FailureRuleSpec(
             rule=FailureRule(
-                action=FailureAction.RESTART_IN_PLACE,
-                exit_codes=(3, 4),
-                exit_codes_not_in=True,
+                action=FailureAction.RESTART_IN_PLACE, exit_codes=(3, 4), exit_codes_not_in=True
             ),
             container="worker",
         ),

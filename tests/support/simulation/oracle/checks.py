@@ -9,13 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from holdfast_wire.messages import (
-    ScheduleConfirmed,
-    SessionResponse,
-    SuccessPolicy,
-    WorldAssignment,
-    WorldDecided,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle import invariants
 from simulation.oracle.accounts import Accounts
 from simulation.oracle.health import HealthTruth
@@ -67,11 +61,11 @@ class Checks:
 
     # --------------------------------------------------------------------------------------- agents
 
-    def obeyed(self, agent: Agent, response: SessionResponse) -> None:
+    def obeyed(self, agent: Agent, response: wire.SessionResponse) -> None:
         """An agent acts on a message."""
         invariants.fence_obeyed(agent.agent_id, agent.accepted, response)
 
-    def started(self, agent: Agent, number: int, _: WorldAssignment) -> None:
+    def started(self, agent: Agent, number: int, _: wire.WorldAssignment) -> None:
         """An agent starts a round."""
         before = self.newest_start.get(agent.agent_id, 0)
         text = f"{agent.agent_id} starts round {number} after {before}"
@@ -97,7 +91,7 @@ class Checks:
             limit = settings.lease_seconds + 2 * settings.heartbeat_seconds
             invariants.lost_rightly(f"node {rank} ({agent_id})", watch.now - at, limit)
 
-    def roster_told(self, agent: Agent, message: WorldAssignment) -> None:
+    def roster_told(self, agent: Agent, message: wire.WorldAssignment) -> None:
         """A node hears of a roster that follows the one that its processes were told before.
 
         Two masters of one epoch may each tell a node of theirs, as with `two_rounds`.
@@ -109,7 +103,9 @@ class Checks:
         if known and known[-1] is not None and message.roster is not None:
             invariants.roster_follows(known[-1], message.roster)
 
-    def schedule_confirmed(self, fact: ScheduleConfirmed, world: WorldDecided | None) -> None:
+    def schedule_confirmed(
+        self, fact: wire.ScheduleConfirmed, world: wire.WorldDecided | None
+    ) -> None:
         """A master confirms a schedule: it was offered to the ranks of every node that saves."""
         savers = (world.replicas or (world,))[0].world_hash if world is not None else ""
         for agent in self.job.agents.values():
@@ -126,7 +122,7 @@ class Checks:
         """A training process ended well."""
         self.done.setdefault(world, set()).add(rank)
 
-    def succeeded(self, world: WorldDecided, policy: SuccessPolicy) -> None:
+    def succeeded(self, world: wire.WorldDecided, policy: wire.SuccessPolicy) -> None:
         """A master decides that the job has succeeded."""
         size = sum(member.local_world_size for member in world.members)
         done = set(self.done.get(world.world_hash, set()))
@@ -150,11 +146,7 @@ class Checks:
         assigned = self.job.master.core.inspect().state.assigned
         newest = (assigned.round, assigned.world_hash) if assigned is not None else None
         rounds.sort(
-            key=lambda found: (
-                (found.number, found.world) == newest,
-                found.follows,
-                found.number,
-            )
+            key=lambda found: ((found.number, found.world) == newest, found.follows, found.number)
         )
         if any(found.master[1].startswith("twin") for found in rounds):
             return

@@ -47,7 +47,7 @@ def check_ledger(ledger: GoodputLedger) -> None:
         Broken: they do not.
     """
     for rank, account in ledger._open.items():
-        wall = account.brought + account.since - account.opened
+        wall = account.since - account.begun
         spent = account.totals.values()
         total, least = sum(spent), min(spent, default=0)
         if total == wall and least >= 0 and rank not in ledger._closed:

@@ -14,32 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast_master.instructions import Record
 from holdfast_master.job.state.job_state import DRAINING, RELEASED, RENEW, REPLACED
-from holdfast_wire.messages import (
-    AssignmentMode,
-    CheckpointCommitted,
-    CommandIssued,
-    CommitAnnounced,
-    DrainNodeResponse,
-    ExcludeDecision,
-    FinishDecision,
-    Incident,
-    Leave,
-    NodeExcluded,
-    NodeMarked,
-    OuterRoster,
-    ReleaseDecision,
-    RestartWorkerResponse,
-    ScaleResponse,
-    ScheduleConfirmed,
-    SetSchedule,
-    SpecAccepted,
-    StopJobResponse,
-    StopRequested,
-    StopRound,
-    WorldAssignment,
-    WorldDecided,
-    WorldEnded,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause
 from simulation.oracle.invariants import require
 
@@ -47,24 +22,24 @@ Key = tuple[type, str]
 _KINDS = ("mark", "kind", "cause")
 """Fields that tell records of one type apart."""
 
-_STOP, _ENDED = (StopRequested, ""), (WorldEnded, "")
-_RESTART = (Incident, Cause.RESTART_ASKED)
+_STOP, _ENDED = (wire.StopRequested, ""), (wire.WorldEnded, "")
+_RESTART = (wire.Incident, Cause.RESTART_ASKED)
 """Another one's incident may follow: a node's own loss is no part of what was granted."""
-_DRAINING, _RELEASED = (NodeMarked, DRAINING), (NodeMarked, RELEASED)
-_ROSTER = ((OuterRoster, ""),)
+_DRAINING, _RELEASED = (wire.NodeMarked, DRAINING), (wire.NodeMarked, RELEASED)
+_ROSTER = ((wire.OuterRoster, ""),)
 NEEDED: Mapping[type, tuple[Key, ...]] = {
-    WorldAssignment: ((WorldDecided, ""),),
-    StopRound: (_ENDED,),
-    Leave: (_RELEASED, (NodeMarked, REPLACED), _STOP),
-    CommitAnnounced: ((CheckpointCommitted, ""),),
-    SetSchedule: ((ScheduleConfirmed, ""),),
-    ReleaseDecision: (_RELEASED,),
-    ExcludeDecision: ((NodeExcluded, ""),),
-    FinishDecision: (_STOP,),
-    RestartWorkerResponse: (_ENDED, _RESTART, _DRAINING, (CommandIssued, RENEW)),
-    DrainNodeResponse: (_DRAINING,),
-    StopJobResponse: (_STOP,),
-    ScaleResponse: ((SpecAccepted, ""),),
+    wire.WorldAssignment: ((wire.WorldDecided, ""),),
+    wire.StopRound: (_ENDED,),
+    wire.Leave: (_RELEASED, (wire.NodeMarked, REPLACED), _STOP),
+    wire.CommitAnnounced: ((wire.CheckpointCommitted, ""),),
+    wire.SetSchedule: ((wire.ScheduleConfirmed, ""),),
+    wire.ReleaseDecision: (_RELEASED,),
+    wire.ExcludeDecision: ((wire.NodeExcluded, ""),),
+    wire.FinishDecision: (_STOP,),
+    wire.RestartWorkerResponse: (_ENDED, _RESTART, _DRAINING, (wire.CommandIssued, RENEW)),
+    wire.DrainNodeResponse: (_DRAINING,),
+    wire.StopJobResponse: (_STOP,),
+    wire.ScaleResponse: ((wire.SpecAccepted, ""),),
 }
 """What a master says, to the records that a successor must have once that was heard."""
 
@@ -88,7 +63,10 @@ class Unsynced:
     def said(self, message: object) -> None:
         """A message, an answer or a decision goes out."""
         needed = NEEDED.get(type(message), ())
-        if isinstance(message, WorldAssignment) and message.mode is AssignmentMode.RECONFIGURE:
+        if (
+            isinstance(message, wire.WorldAssignment)
+            and message.mode is wire.AssignmentMode.RECONFIGURE
+        ):
             needed = _ROSTER  # the next world may be on its way to the disk
         early = self._keys.intersection(needed)
         text = f"{type(message).__name__} went out before {sorted(map(str, early))} was durable"

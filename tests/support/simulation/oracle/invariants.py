@@ -20,21 +20,7 @@ from holdfast_agent.policies.master_messages import Accepted
 from holdfast_master.instructions import Instruction, Send, SendToOperator, StepDown
 from holdfast_master.job.state.job_state import JobState
 from holdfast_operator.plan.view import KnownMaster
-from holdfast_wire.messages import (
-    BudgetCharge,
-    BudgetKind,
-    Fence,
-    MasterSpec,
-    OuterRoster,
-    SessionResponse,
-    SetBarrier,
-    StopRound,
-    SuccessPolicy,
-    SyncResponse,
-    WorldAssignment,
-    WorldDecided,
-    WorldMember,
-)
+from holdfast_wire import messages as wire
 
 
 class Broken(AssertionError):  # noqa: N818 - named as a test says it
@@ -61,7 +47,7 @@ def opened(agent_id: str, first: object) -> None:
     require(master_messages.may_open(first), "stream_opened", text)
 
 
-def world_bounds(fact: WorldDecided, spec: MasterSpec | None) -> None:
+def world_bounds(fact: wire.WorldDecided, spec: wire.MasterSpec | None) -> None:
     """A world is within [min, max], not above replicas, and a multiple of the unit."""
     name, size = "world_bounds", len(fact.members)
     if spec is None:
@@ -74,7 +60,7 @@ def world_bounds(fact: WorldDecided, spec: MasterSpec | None) -> None:
 
 
 def world_alive(
-    fact: WorldDecided, heard: Mapping[tuple[int, str], float], now: float, limit: float
+    fact: wire.WorldDecided, heard: Mapping[tuple[int, str], float], now: float, limit: float
 ) -> None:
     """Every member has a stream, was heard within the silence limit and is not known to be dead.
 
@@ -91,8 +77,8 @@ def world_alive(
 
 
 def evidence_first(
-    before: Sequence[WorldMember],
-    fact: WorldDecided,
+    before: Sequence[wire.WorldMember],
+    fact: wire.WorldDecided,
     known: Mapping[int, str],
     connected: Collection[tuple[int, str]],
 ) -> None:
@@ -108,7 +94,7 @@ def evidence_first(
         require(not away, "evidence_first", text)
 
 
-def ranks_stable(before: Sequence[WorldMember], fact: WorldDecided) -> None:
+def ranks_stable(before: Sequence[wire.WorldMember], fact: wire.WorldDecided) -> None:
     """Ranks are unique; survivors keep their order; at the same size only vacant places change.
 
     The first place may go to another member because the first node serves the store.
@@ -134,7 +120,7 @@ def one_round(number: int, newest: int) -> None:
     require(number > newest, "one_round", f"round {number} was decided after round {newest}")
 
 
-def assignments_agree(round_number: int, sent: Sequence[WorldAssignment]) -> None:
+def assignments_agree(round_number: int, sent: Sequence[wire.WorldAssignment]) -> None:
     """All members of a round are told the same world, and each a place of its own."""
     name = "assignments_agree"
     worlds = {(a.world_hash, a.world_size, a.group_world_size, a.store_port) for a in sent}
@@ -150,9 +136,9 @@ class Rosters:
     """What masters told replicas of each other."""
 
     def __init__(self) -> None:
-        self._known: dict[int, OuterRoster] = {}
+        self._known: dict[int, wire.OuterRoster] = {}
 
-    def told(self, message: WorldAssignment) -> None:
+    def told(self, message: wire.WorldAssignment) -> None:
         """A replica is told a roster: it is in it, and all hear the same of an epoch."""
         roster = message.roster
         text = f"replica {message.replica} is told {roster}"
@@ -166,7 +152,7 @@ class Rosters:
         require(ordered and roster.store_port, "rosters_agree", text)
 
 
-def roster_follows(before: OuterRoster, roster: OuterRoster) -> None:
+def roster_follows(before: wire.OuterRoster, roster: wire.OuterRoster) -> None:
     """Processes that were told a roster are told a newer one, whichever master it is of."""
     name, text = "roster_follows", f"{roster} follows {before}"
     require(roster.epoch > before.epoch or roster == before, name, text)
@@ -174,7 +160,7 @@ def roster_follows(before: OuterRoster, roster: OuterRoster) -> None:
         require(since > before.epoch or number in before.replicas, name, text)
 
 
-def replicas_stable(before: WorldDecided | None, fact: WorldDecided) -> None:
+def replicas_stable(before: wire.WorldDecided | None, fact: wire.WorldDecided) -> None:
     """Who goes on goes on as it was; a new replica has a new number and begins with the round."""
     name, known = "replicas_stable", _by_replica(before) if before is not None else {}
     for number, (members, began) in _by_replica(fact).items():
@@ -188,7 +174,7 @@ def replicas_stable(before: WorldDecided | None, fact: WorldDecided) -> None:
             require(fresh or same, name, f"{text}; before there were {sorted(known)}")
 
 
-def _by_replica(fact: WorldDecided) -> dict[int, tuple[tuple[WorldMember, ...], int]]:
+def _by_replica(fact: wire.WorldDecided) -> dict[int, tuple[tuple[wire.WorldMember, ...], int]]:
     members = iter(fact.members)
     return {
         one.number: (tuple(itertools.islice(members, one.nodes)), one.round)
@@ -196,7 +182,7 @@ def _by_replica(fact: WorldDecided) -> dict[int, tuple[tuple[WorldMember, ...], 
     }
 
 
-def starting(fact: WorldDecided) -> WorldDecided:
+def starting(fact: wire.WorldDecided) -> wire.WorldDecided:
     """Return a decision with the members alone whose processes start: others may be away."""
     members = iter(fact.members)
     found = [
@@ -209,7 +195,7 @@ def starting(fact: WorldDecided) -> WorldDecided:
 
 
 def superseded_steps_down(
-    own: tuple[int, str], fence: Fence | None, batch: Sequence[Instruction]
+    own: tuple[int, str], fence: wire.Fence | None, batch: Sequence[Instruction]
 ) -> None:
     """A master that hears of a newer one, or of a twin, does nothing but step down."""
     if fence is None or fence.epoch < own[0]:
@@ -229,7 +215,7 @@ def old_news_without_effect(about: int, before: int, after: int, *, ending: bool
         require(after == before, "old_news_without_effect", text)
 
 
-def fence_obeyed(who: str, known: Accepted, response: SessionResponse) -> None:
+def fence_obeyed(who: str, known: Accepted, response: wire.SessionResponse) -> None:
     """An agent acts on nothing of an older master, of a twin, or about an older round."""
     got, what = response.fence, type(response.message).__name__
     if got is None:
@@ -238,12 +224,12 @@ def fence_obeyed(who: str, known: Accepted, response: SessionResponse) -> None:
     require(got.epoch >= known.epoch, "fence_obeyed", text)
     twin = got.epoch == known.epoch and got.incarnation != known.incarnation
     require(not twin, "fence_obeyed", text)
-    if isinstance(response.message, WorldAssignment | StopRound | SetBarrier):
+    if isinstance(response.message, wire.WorldAssignment | wire.StopRound | wire.SetBarrier):
         text = f"{who} is in round {known.round} and obeyed {what} of round {got.round}"
         require(got.round >= known.round, "fence_obeyed", text)
 
 
-def operator_obeys_newest(known: KnownMaster, response: SyncResponse) -> None:
+def operator_obeys_newest(known: KnownMaster, response: wire.SyncResponse) -> None:
     """The operator acts on nothing of a master older than one that it knows, or of a twin."""
     got, what = response.fence, type(response.message).__name__
     if got is None:
@@ -254,9 +240,9 @@ def operator_obeys_newest(known: KnownMaster, response: SyncResponse) -> None:
     require(not twin, "operator_obeys_newest", text)
 
 
-def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) -> None:
+def charges_grow(before: Sequence[wire.BudgetCharge], after: Sequence[wire.BudgetCharge]) -> None:
     """No charge is ever forgotten, but those of no progress; no incident is charged twice."""
-    lasting = BudgetKind.NO_PROGRESS
+    lasting = wire.BudgetKind.NO_PROGRESS
     kept = [charge for charge in before if charge.kind is not lasting]
     now = [charge for charge in after if charge.kind is not lasting]
     text = f"{len(kept)} charges became {len(now)}"
@@ -266,10 +252,10 @@ def charges_grow(before: Sequence[BudgetCharge], after: Sequence[BudgetCharge]) 
 
 
 def charges_survive(
-    keeper: str, kept: Iterable[BudgetCharge], charges: Collection[BudgetCharge]
+    keeper: str, kept: Iterable[wire.BudgetCharge], charges: Collection[wire.BudgetCharge]
 ) -> None:
     """Require that a new master has all charges that are kept, except those for no progress."""
-    lost = [c for c in kept if c.kind is not BudgetKind.NO_PROGRESS and c not in charges]
+    lost = [c for c in kept if c.kind is not wire.BudgetKind.NO_PROGRESS and c not in charges]
     require(not lost, "charges_survive", f"a new master does not have {lost}, which {keeper} keeps")
 
 
@@ -306,7 +292,7 @@ def goodput_survives(rank: int, counted: int, before: int, gap: int) -> None:
     require(before - slack <= counted <= before + gap + slack, "goodput_survives", text)
 
 
-def window_kept(fact: WorldDecided, enough_for: float, window: float) -> None:
+def window_kept(fact: wire.WorldDecided, enough_for: float, window: float) -> None:
     """A first world that could still grow waits until there were enough nodes for the window."""
     text = f"round {fact.round} was decided after {enough_for:.2f} s of a window of {window:g} s"
     require(enough_for >= window - 1e-3, "window_kept", text)
@@ -333,11 +319,11 @@ def lease_kills(who: str, stood: float, limit: float, living: int) -> None:
     require(not living or stood <= limit, "lease_kills", text)
 
 
-def success_earned(policy: SuccessPolicy, size: int, done: Collection[int]) -> None:
+def success_earned(policy: wire.SuccessPolicy, size: int, done: Collection[int]) -> None:
     """The job succeeds only when its policy is met by ranks that really ended well."""
     met = {
-        SuccessPolicy.ANY_WORKER: bool(done),
-        SuccessPolicy.RANK0: 0 in done,
+        wire.SuccessPolicy.ANY_WORKER: bool(done),
+        wire.SuccessPolicy.RANK0: 0 in done,
     }.get(policy, len(done) == size)
     text = f"{policy.name} is not met: {len(done)} of {size} ranks ended well"
     require(met, "success_earned", text)

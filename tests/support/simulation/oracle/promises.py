@@ -10,16 +10,7 @@ import dataclasses
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from holdfast_wire.messages import (
-    DrainNodeResponse,
-    DumpStacksRequest,
-    JobPhase,
-    RestartWorkerResponse,
-    ScaleRequest,
-    ScaleResponse,
-    TriggerCheckpointRequest,
-    WorldDecided,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle.invariants import require
 
 if TYPE_CHECKING:
@@ -99,13 +90,13 @@ class Promises:
         busy |= bool(context.operator.replacing)  # a pod is about to go that was asked for
         agents = [job.agents[rank] for rank in world.places]
         running = all(_sound(agent, master, world.round) for agent in agents)
-        return running and not busy and state.phase is JobPhase.TRAINING
+        return running and not busy and state.phase is wire.JobPhase.TRAINING
 
     def takes_over(self) -> None:
         """A master begins after another."""
         self.began_at = self.job.time.now if self._inherits else None
 
-    def decided(self, world: WorldDecided) -> None:
+    def decided(self, world: wire.WorldDecided) -> None:
         """The newest master decides a round, or gives it out."""
         now = self.job.time.now
         if not world.store_port:
@@ -126,7 +117,7 @@ class Promises:
 
     def asked(self, request: UserRequest) -> None:
         """Somebody is about to ask for something."""
-        if not isinstance(request, DumpStacksRequest | TriggerCheckpointRequest):
+        if not isinstance(request, wire.DumpStacksRequest | wire.TriggerCheckpointRequest):
             calm = self._calm(self.job.master)
             self.disturb()
             self._alone = calm
@@ -134,11 +125,11 @@ class Promises:
     def answered(self, request: UserRequest, response: object) -> None:
         """A request was granted."""
         spec, context = self.job.operator.spec, self.job.master.core.inspect()
-        if isinstance(request, ScaleRequest) and isinstance(response, ScaleResponse):
+        if isinstance(request, wire.ScaleRequest) and isinstance(response, wire.ScaleResponse):
             same = response.generation != spec.generation or spec.replicas == request.replicas
             text = f"{request.replicas} replicas are granted, the spec has {spec.replicas}"
             require(same, "granted_is_done", text)
-        if isinstance(response, RestartWorkerResponse | DrainNodeResponse):
+        if isinstance(response, wire.RestartWorkerResponse | wire.DrainNodeResponse):
             asked = getattr(request, "node_rank", None)
             rank = -1 if asked is None else asked
             node = context.membership.nodes.get(rank)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from holdfast_master.core import Core
 from holdfast_master.inputs import (
     Connected,
     Disconnected,
@@ -17,38 +18,12 @@ from holdfast_master.inputs import (
     Received,
     Stalled,
 )
-from holdfast_master.instructions import (
-    CloseSession,
-    Instruction,
-    Record,
-    Refuse,
-    Reply,
-    Send,
-)
-from holdfast_master.job.state.apply import apply
+from holdfast_master.instructions import CloseSession, Instruction, Record, Refuse, Reply, Send
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.operator_view import is_over
-from holdfast_master.job.state.phases import ENDED
+from holdfast_master.job.state.phases import OVER
 from holdfast_master.policies.goodput import from_entries
-from holdfast_wire.messages import (
-    AssignmentMode,
-    BudgetCharge,
-    Goodbye,
-    GoodputMarked,
-    Incident,
-    JobPhase,
-    NodeGone,
-    NodeJoined,
-    NoticeReceived,
-    PodObservation,
-    ScheduleConfirmed,
-    StopRequested,
-    StorePrepared,
-    WorldAssignment,
-    WorldDecided,
-    WorldMember,
-)
+from holdfast_wire import messages as wire
 from simulation.oracle import core_state, invariants, memory
 from simulation.oracle.durability import Unsynced
 from simulation.oracle.handover import Handover
@@ -60,12 +35,17 @@ if TYPE_CHECKING:
     from simulation.master import Master
     from simulation.oracle.checks import Checks
 
-_ENDING = ENDED | {JobPhase.STOPPING, JobPhase.SUSPENDED}
-
+_ENDING = OVER | {wire.JobPhase.SUSPENDED}
 
 NODES_PER_LOOK = 8
 """With up to this many nodes the master's own invariants are checked after every event that led to
 something, with twice as many after every second, and so on."""
+
+
+def _standing(context: JobContext) -> int:
+    """The newest decided world that is not given up; 0: none."""
+    newest = context.worlds.newest
+    return newest.round if newest is not None and not context.worlds.broken else 0
 
 
 class Watch:
@@ -73,7 +53,7 @@ class Watch:
 
     def __init__(self, checks: Checks, master: Master) -> None:
         self.checks, self.master = checks, master
-        state = master.core.inspect().state
+        state = self.context.state
         self.sessions: dict[int, tuple[int, str, str]] = {}
         """Open streams as the master was told: node rank, agent id, pod uid."""
         self.heard: dict[int, float] = {}
@@ -92,16 +72,21 @@ class Watch:
         """Its node ranks."""
         self.patience = 0.0
         self.decided = state.round
-        self.members: tuple[WorldMember, ...] = state.assigned.members if state.assigned else ()
+        self.members = state.assigned.members if state.assigned else ()
         self.unsynced = Unsynced()
         self.charges = list(state.charges)
         self.running = 0
         self.rosters = invariants.Rosters()
-        self.fact = self.master.core.inspect().state.assigned
+        self.fact = state.assigned
         """The newest assigned world."""
         self.asked: dict[int, UserRequest] = {}
         self.presence = Presence(master)
         self.handover = Handover(checks, master)
+
+    @property
+    def context(self) -> JobContext:
+        """The master's state."""
+        return self.master.core.inspect()
 
     @property
     def now(self) -> float:
@@ -119,7 +104,7 @@ class Watch:
         """An input that led to something: every invariant is looked at."""
         if event is not None:
             self._note(event)
-        context = self.master.core.inspect()
+        context = self.context
         self._validate(len(context.membership.nodes))
         memory.grants_answered(context)
         if isinstance(event, Received | Connected):
@@ -136,7 +121,7 @@ class Watch:
         self._look(context)
 
     def _instructions(self, event: Input | None, batch: list[Instruction]) -> None:
-        told: dict[tuple[int, int], list[WorldAssignment]] = {}
+        told: dict[tuple[int, int], list[wire.WorldAssignment]] = {}
         for item in batch:
             if isinstance(item, Record):
                 self._record(event, item, batch)
@@ -153,25 +138,16 @@ class Watch:
         if self.unlooked * NODES_PER_LOOK < nodes:
             return
         self.unlooked = 0
-        core_state.check(self.master.core.inspect())
+        core_state.check(self.context)
 
     def _look(self, context: JobContext) -> None:
         """Record the job's state before the next input."""
         world = context.worlds.running()
         self.running = world.round if world is not None else 0
-        self.newest = (
-            context.worlds.newest.round
-            if context.worlds.newest is not None and not context.worlds.broken
-            else 0
-        )
-        self.fetching = (
-            bool(self.newest)
-            and context.worlds.newest is not None
-            and not context.worlds.newest.training
-        )
-        self.places = (
-            context.worlds.newest.places.keys() if context.worlds.newest is not None else ()
-        )
+        newest = context.worlds.newest
+        self.newest = _standing(context)
+        self.fetching = bool(self.newest) and newest is not None and not newest.training
+        self.places = newest.places.keys() if newest is not None else ()
         self.recovering = context.worlds.recovering
         if context.bounds.fit(len(context.membership.candidates)) == 0 or world is not None:
             self.enough_since = None
@@ -179,23 +155,13 @@ class Watch:
             self.enough_since = self.now
 
     def _joins(self, event: Connected) -> None:
-        context, rank = self.master.core.inspect(), event.hello.node_rank
-        if (
-            self.fetching
-            and rank not in self.places
-            and not context.stepped_down
-            and not self._is_ending()
-        ):
-            after = (
-                context.worlds.newest.round
-                if context.worlds.newest is not None and not context.worlds.broken
-                else 0
-            )
-            invariants.join_keeps_world(rank, self.newest, after)
+        rank = event.hello.node_rank
+        if self.fetching and rank not in self.places and not self._is_ending():
+            invariants.join_keeps_world(rank, self.newest, _standing(self.context))
 
     def _is_ending(self) -> bool:
-        state = self.master.core.inspect().state
-        return state.phase in _ENDING or state.stop is not None
+        state = self.context.state
+        return state.phase in _ENDING or state.stop is not None or self.context.stepped_down
 
     def _note(self, event: Input) -> None:
         if isinstance(event, Connected):
@@ -207,7 +173,7 @@ class Watch:
             if event.session in self.sessions:
                 self.heard[event.session] = self.now
                 self.contact[self.sessions[event.session][:2]] = self.now
-            if isinstance(event.message, Goodbye) and not event.message.terminated:
+            if isinstance(event.message, wire.Goodbye) and not event.message.terminated:
                 self._forget(event.session)
         elif isinstance(event, Disconnected):
             self._forget(event.session)
@@ -215,7 +181,7 @@ class Watch:
             self.patience += event.seconds
         elif (
             isinstance(event, OperatorMessage)
-            and isinstance(event.message, PodObservation)
+            and isinstance(event.message, wire.PodObservation)
             and is_over(event.message)
         ):
             self.over.add(event.message.pod_uid)
@@ -229,58 +195,55 @@ class Watch:
         own = (identity.epoch, identity.incarnation)
         invariants.superseded_steps_down(own, event.fence, batch)
         # Neither is about a round: it counts for the node, whatever runs there.
-        if not isinstance(event, Received) or isinstance(event.message, Goodbye | NoticeReceived):
+        if not isinstance(event, Received) or isinstance(
+            event.message, wire.Goodbye | wire.NoticeReceived
+        ):
             return
-        context = self.master.core.inspect()
-        world = context.worlds.running()
+        context, world = self.context, self.context.worlds.running()
         about = event.fence.round if event.fence is not None else 0
         assigned = context.worlds.assigned
-        if isinstance(event.message, StorePrepared) and assigned is not None:
+        if isinstance(event.message, wire.StorePrepared) and assigned is not None:
             # A store's id says the round: the agent may not have heard of it yet.
             used = event.message.store_id in assigned.store_ids.values()
             about = assigned.round if used else about
-        ending = (
-            context.state.phase in _ENDING or context.state.stop is not None or context.stepped_down
-        )
         after = world.round if world is not None else 0
         if assigned is not None and assigned.replicas:
             return  # each replica has a round of its own, of which its nodes speak
-        invariants.old_news_without_effect(about, self.running, after, ending=ending)
+        invariants.old_news_without_effect(about, self.running, after, ending=self._is_ending())
 
     # ---------------------------------------------------------------------------------- its records
 
     def _record(self, event: Input | None, item: Record, batch: list[Instruction]) -> None:
         fact: Any = item.fact
-        state = self.master.core.inspect().state
-        memory.ends_begin(self.master.core.inspect(), fact)
-        if isinstance(fact, WorldDecided):
+        state = self.context.state
+        memory.ends_begin(self.context, fact)
+        if isinstance(fact, wire.WorldDecided):
             self._world(fact)
-        elif isinstance(fact, GoodputMarked):
+        elif isinstance(fact, wire.GoodputMarked):
             self.presence.brought_along |= isinstance(event, Connected)
             for node in fact.nodes:
                 self.presence.brings(node.node_rank, from_entries(node.classes))
-        elif isinstance(fact, NodeJoined):
+        elif isinstance(fact, wire.NodeJoined):
             self.presence.joins(fact.node_rank)
-        elif isinstance(fact, NodeGone):
+        elif isinstance(fact, wire.NodeGone):
             self.presence.leaves(fact.node_rank)
-            told = fact.agent_id in self.master.core.inspect().state.dismissed
-            if not told and not self._is_ending():
+            if fact.agent_id not in state.dismissed and not self._is_ending():
                 self.checks.lost(self, fact.node_rank, fact.agent_id)
-        elif isinstance(fact, StopRequested):
+        elif isinstance(fact, wire.StopRequested):
             if fact.succeeded and state.assigned is not None and state.spec is not None:
                 self.checks.succeeded(state.assigned, state.spec.success_policy)
-        elif isinstance(fact, ScheduleConfirmed):
+        elif isinstance(fact, wire.ScheduleConfirmed):
             self.checks.schedule_confirmed(fact, state.assigned)
         else:
             self._account(fact, batch)
 
     def _account(self, fact: Any, batch: list[Instruction]) -> None:
-        if isinstance(fact, Incident):
+        if isinstance(fact, wire.Incident):
             self.checks.accounts.told(self.master, fact, batch)
-        elif isinstance(fact, BudgetCharge):
+        elif isinstance(fact, wire.BudgetCharge):
             self.checks.accounts.charged(self.master, fact, batch)
 
-    def _world(self, fact: WorldDecided) -> None:
+    def _world(self, fact: wire.WorldDecided) -> None:
         self.checks.promises.decided(fact)
         if fact.store_port:
             self.checks.accounts.assigned(fact)
@@ -291,15 +254,12 @@ class Watch:
             return
         invariants.one_round(fact.round, self.decided)
         self.decided = fact.round
-        spec = self.master.core.inspect().state.spec
+        spec, bounds = self.context.state.spec, self.context.bounds
         invariants.world_bounds(fact, spec)
-        bounds = self.master.core.inspect().bounds
-        pods = self.master.core.inspect().operator.pods.values()
+        pods = self.context.operator.pods.values()
         gone = any(is_over(pod) for pod in pods)  # perhaps nobody makes it anew
         stranded = {pod.node_rank for pod in pods if pod.unreachable}
-        there = (
-            self.master.core.inspect().membership.candidates | stranded
-        )  # in a unit too few, perhaps
+        there = self.context.membership.candidates | stranded  # in a unit too few, perhaps
         gone |= bool(stranded) and len(there) >= bounds.largest
         first = not (self.recovering or self.newest or gone)
         if spec is not None and first and len(fact.members) < bounds.largest:
@@ -315,23 +275,21 @@ class Watch:
         invariants.world_alive(invariants.starting(fact), heard, self.now, limit)
         self._members(fact)
 
-    def _members(self, fact: WorldDecided) -> None:
+    def _members(self, fact: wire.WorldDecided) -> None:
         """Look at who is in a world, beside the world before."""
         if fact.replicas:
             invariants.replicas_stable(self.fact, fact)
             return
         invariants.ranks_stable(self.members, fact)
-        known = {
-            rank: node.agent_id for rank, node in self.master.core.inspect().state.nodes.items()
-        }
+        known = {rank: node.agent_id for rank, node in self.context.state.nodes.items()}
         connected = {(rank, agent_id) for rank, agent_id, _ in self.sessions.values()}
         invariants.evidence_first(self.members, fact, known, connected)
 
-    def _collect(self, item: Send, told: dict[tuple[int, int], list[WorldAssignment]]) -> None:
+    def _collect(self, item: Send, told: dict[tuple[int, int], list[wire.WorldAssignment]]) -> None:
         message, fence = item.response.message, item.response.fence
-        if not isinstance(message, WorldAssignment) or fence is None:
+        if not isinstance(message, wire.WorldAssignment) or fence is None:
             return
-        if message.mode is AssignmentMode.RECONFIGURE:
+        if message.mode is wire.AssignmentMode.RECONFIGURE:
             self.rosters.told(message)
         else:
             told.setdefault((fence.round, message.replica), []).append(message)
@@ -341,7 +299,7 @@ class Watch:
     def written(self, records: list[Record], *, synced: bool) -> None:
         """Records are on the disk; of a full one people are told, and the job goes on."""
         facts = [record.fact for record in records]
-        charges = [fact for fact in facts if isinstance(fact, BudgetCharge)]
+        charges = [fact for fact in facts if isinstance(fact, wire.BudgetCharge)]
         if charges and synced and self.master is self.checks.job.master:
             self.checks.accounts.written(charges)
         self.unsynced.written(records, safe=synced or self.checks.job.disk.full)
@@ -367,12 +325,7 @@ class Watch:
         """The master's life is over, or the run: what it wrote must give what it knew."""
         self._validate(0)
         master = self.master
-        folded = JobState(
-            event_limit=master.settings.event_limit, incident_limit=master.settings.incident_limit
-        )
-        for record in master.base:
-            apply(folded, record)
-        for item in master.written:
-            apply(folded, item.journal())
-        invariants.journal_agrees(folded, master.core.inspect().state)
+        records = [*master.base, *(item.journal() for item in master.written)]
+        folded = Core(master.identity, master.settings, records).durable_state()
+        invariants.journal_agrees(folded, self.context.state)
         self.presence.check()

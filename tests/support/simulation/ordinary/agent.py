@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.page_sample import Section
 from holdfast_agent.policies.collective_steps import StepGuess
-from holdfast_wire.messages import (
-    CollectEvidence,
-    EvidenceCollected,
-    GroupCollectives,
-    RankEvidence,
-    SavingReport,
-)
+from holdfast_wire import messages as wire
 from simulation.local_round import LocalRound, Slot
 from simulation.ordinary.habits import Pause
 from simulation.ordinary.training import OrdinaryTraining, TimedStep
@@ -78,16 +72,18 @@ class OrdinarySampling(NodeSampling):
 
     pause = 20.0
 
-    def _issued(self, current: LocalRound, rank: int, first: int, last: int) -> GroupCollectives:
+    def _issued(
+        self, current: LocalRound, rank: int, first: int, last: int
+    ) -> wire.GroupCollectives:
         log, place = self._log(current), (current.assignment.group_rank, rank)
         known = [step for step in range(first, last + 1) if step in log]
         if not known:  # the ranks begin anew, and their page shows the step before
-            return GroupCollectives(group="0")
+            return wire.GroupCollectives(group="0")
         micros = [
             round(self.clock.at(log[step].begun + log[step].local[place]) * 1e6) for step in known
         ]
         steps = [max(0, later - sooner) for later, sooner in zip(micros[1:], micros, strict=False)]
-        return GroupCollectives(
+        return wire.GroupCollectives(
             group="0",
             first_sequence=known[0],
             signatures=(1,) * len(micros),
@@ -99,16 +95,16 @@ class OrdinarySampling(NodeSampling):
         training: OrdinaryTraining = self.agent.job.training  # type: ignore[assignment]
         return training.logs.get(current.physics, {}) if current.physics is not None else {}
 
-    def on_collect(self, order: CollectEvidence, number: int) -> None:
+    def on_collect(self, order: wire.CollectEvidence, number: int) -> None:
         """Collect the evidence of all ranks; it takes a second or two."""
         current = self.agent.workers.current
         if current is None or current.number != number or current.dead:
             return
         ranks = tuple(self._shown(current, rank) for rank in self.agent.workers.view(current))
-        answer = EvidenceCollected(command_id=order.command_id, ranks=ranks)
+        answer = wire.EvidenceCollected(command_id=order.command_id, ranks=ranks)
         self.agent.later(self.luck.uniform(1.0, 2.0), self.agent.report, answer, number)
 
-    def _shown(self, current: LocalRound, rank: int) -> RankEvidence:
+    def _shown(self, current: LocalRound, rank: int) -> wire.RankEvidence:
         waits = evidence_of(current, rank)
         training: OrdinaryTraining = self.agent.job.training  # type: ignore[assignment]
         step = training.now(current.physics) if current.physics is not None else None
@@ -137,7 +133,7 @@ class OrdinaryAgent(SteeredAgent):
         self.sampling = OrdinarySampling(self, number)
         habits = self.job.habits  # type: ignore[attr-defined]
         self.sdk = habits.sdk
-        self.costs = SavingReport() if habits.checkpointer else None
+        self.costs = wire.SavingReport() if habits.checkpointer else None
         self.save_seconds = habits.save.seconds if habits.saves_at_stop else 0.0
 
     def guess(self, number: int) -> StepGuess | None:

@@ -3,62 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast_master.job.health import exclusions, hang_responses, stragglers
+from holdfast_master.job.health import exclusions, hang_responses
 from holdfast_master.job.nodes import liveness
-from simulation.planted.agent import Patch
+from holdfast_master.job.state.world import World
+from simulation import scenario
+from simulation.planted.patches import Bugs, Patch
+
+BUGS = Bugs(scenario.acting)
 
 
-def _hang_left() -> list[Patch]:
-    return [(hang_responses, "respond", lambda *_: None)]
+@BUGS.wrong("hang left", "mode Act leaves a hang alone", hang_responses, "respond")
+def _nothing(*_: Any) -> None:
+    return None
 
 
+@BUGS.patched("next node", "another node than the slow one is excluded")
 def _next_node() -> list[Patch]:
     """The host of the slow node is avoided, and the node behind it leaves."""
 
-    def drain(job: Any, node: Any, kind: Any, text: str) -> None:
+    def renew(job: Any, node: Any, why: str, text: str) -> None:
         others = sorted(job.membership.nodes)
         behind = others[(others.index(node.rank) + 1) % len(others)]
-        liveness.drain(job, job.membership.nodes[behind], kind, text)
+        liveness.renew(job, job.membership.nodes[behind], why, text)
 
-    return [(exclusions, "liveness", SimpleNamespace(drain=drain))]
-
-
-def _no_room() -> list[Patch]:
-    """A slow node leaves although too few are left."""
-    right = exclusions._prospects
-
-    def prospects(job: Any, world: Any) -> Any:
-        found = right(job, world)
-        return dataclasses.replace(found, bounds=dataclasses.replace(found.bounds, minimum=1))
-
-    return [(exclusions, "_prospects", prospects)]
+    return [(exclusions, "liveness", SimpleNamespace(renew=renew))]
 
 
-def _group_rank_blamed() -> list[Patch]:
-    """A node is named by its place in the world."""
-
-    def nodes_of(world: Any) -> dict[int, int]:
-        ranks: dict[int, int] = {}
-        for at, member in enumerate(world.fact.members):
-            for _ in range(member.local_world_size):
-                ranks[len(ranks)] = at
-        return ranks
-
-    return [(stragglers, "nodes_of", nodes_of)]
-
-
-def _kept_silently() -> list[Patch]:
-    return [(exclusions, "_keep", lambda *_: None)]
-
-
-BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
-    ("hang left", "mode Act leaves a hang alone", _hang_left),
-    ("next node", "another node than the slow one is excluded", _next_node),
-    ("no room", "a slow node is excluded although too few are left", _no_room),
-    ("group rank blamed", "a hang is laid to the node whose rank is the place", _group_rank_blamed),
-    ("kept silently", "nobody is told why a slow node stays", _kept_silently),
+@BUGS.wrong(
+    "no room", "a slow node is excluded although too few are left", exclusions, "_prospects"
 )
+def _prospects(right: Any, job: Any, world: Any) -> Any:
+    found = right(job, world)
+    return dataclasses.replace(found, bounds=dataclasses.replace(found.bounds, minimum=1))
+
+
+@BUGS.wrong(
+    "group rank blamed",
+    "a hang is laid to the node whose rank is the place",
+    World,
+    "nodes_by_rank",
+)
+def _by_place(_: Any, world: Any) -> dict[int, int]:
+    ranks: dict[int, int] = {}
+    for at, member in enumerate(world.fact.members):
+        for _local in range(member.local_world_size):
+            ranks[len(ranks)] = at
+    return ranks
+
+
+@BUGS.wrong("kept silently", "nobody is told why a slow node stays", exclusions, "_keep")
+def _silent(*_: Any) -> None:
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any
 
 from holdfast_master.job.incidents import incidents
@@ -11,49 +11,41 @@ from holdfast_master.job.worlds import digests
 from holdfast_master.policies import failure
 from holdfast_master.policies.failure import Charge
 from holdfast_wire.messages import BudgetKind, StateDigest
-from simulation.planted.agent import Patch
+from simulation.planted.patches import Bugs
+
+BUGS = Bugs()
 
 
-def _charged_to(before: BudgetKind, after: BudgetKind | None) -> Callable[[], list[Patch]]:
-    def patches() -> list[Patch]:
-        right = failure.charge
-
-        def charge(*args: Any, **more: Any) -> Charge:
-            found = right(*args, **more)
-            return Charge(after, found.reason) if found.kind is before else found
-
-        return [(failure, "charge", charge)]
-
-    return patches
+@BUGS.wrong("nothing charged", "no incident is ever charged", incidents, "_pay")
+def _unpaid(*_: Any) -> None:
+    return None
 
 
-def _nothing_charged() -> list[Patch]:
-    return [(incidents, "_pay", lambda *_: None)]
+def _charged_to(
+    before: BudgetKind, after: BudgetKind | None, right: Any, *args: Any, **more: Any
+) -> Charge:
+    found: Charge = right(*args, **more)
+    return Charge(after, found.reason) if found.kind is before else found
 
 
-def _digest_charges_lost() -> list[Patch]:
-    """A master without a journal takes everything from a digest but the charges."""
-    right = digests._replay
-
-    def replay(context: Any, digest: StateDigest) -> None:
-        right(context, dataclasses.replace(digest, charges=()))
-
-    return [(digests, "_replay", replay)]
-
-
-BUGS: tuple[tuple[str, str, Callable[[], list[Patch]]], ...] = (
-    ("nothing charged", "no incident is ever charged", _nothing_charged),
+for _name, _what, _before, _after in (
     (
         "failures as rescales",
         "a failure spends the budget of rescales",
-        _charged_to(BudgetKind.FAILURES, BudgetKind.RESCALES),
+        BudgetKind.FAILURES,
+        BudgetKind.RESCALES,
     ),
     (
         "preemptions as rescales",
         "a preemption spends the budget of rescales",
-        _charged_to(BudgetKind.PREEMPTIONS, BudgetKind.RESCALES),
+        BudgetKind.PREEMPTIONS,
+        BudgetKind.RESCALES,
     ),
-    ("rescales for nothing", "no rescale is charged", _charged_to(BudgetKind.RESCALES, None)),
-    ("digest charges lost", "a digest's charges are dropped", _digest_charges_lost),
-)
-"""Name, what is wrong, and how."""
+    ("rescales for nothing", "no rescale is charged", BudgetKind.RESCALES, None),
+):
+    BUGS.wrong(_name, _what, failure, "charge")(functools.partial(_charged_to, _before, _after))
+
+
+@BUGS.wrong("digest charges lost", "a digest's charges are dropped", digests, "_replay")
+def _chargeless(right: Any, context: Any, digest: StateDigest) -> None:
+    right(context, dataclasses.replace(digest, charges=()))

@@ -14,22 +14,7 @@ from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_agent.policies.master_messages import Statements
 from holdfast_agent.policies.rank_progress import Rank
 from holdfast_agent.policies.round_phases import RoundPhase
-from holdfast_wire.messages import (
-    CommitAnnounced,
-    CommitGrant,
-    FlushToStorage,
-    Goodbye,
-    Hello,
-    MemoryUse,
-    ReleaseCheckpoints,
-    RestorePlan,
-    SavingReport,
-    SessionResponse,
-    SetBarrier,
-    SetSchedule,
-    WorkerExited,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.tiers import costs_by_tier
 from simulation.agent import Agent
 from simulation.follower import Follower
@@ -41,7 +26,13 @@ if TYPE_CHECKING:
     from simulation.job import Job
     from simulation.steered.job import SteeredJob
 
-CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoints, FlushToStorage)
+CHECKPOINTS = (
+    wire.RestorePlan,
+    wire.CommitGrant,
+    wire.CommitAnnounced,
+    wire.ReleaseCheckpoints,
+    wire.FlushToStorage,
+)
 """A test says itself what a node does with its checkpoints."""
 GRACE = 30.0
 """Of a pod that is taken away, s."""
@@ -63,17 +54,17 @@ class SteeredWorkers(Workers):
         """All ranks, as the agent samples them; none before they exist."""
         return super().view(current) if current.started else {}
 
-    def set_barrier(self, order: SetBarrier, number: int) -> None:
+    def set_barrier(self, order: wire.SetBarrier, number: int) -> None:
         """Ask the ranks to save at a step; one at which they go on is noted."""
         if order.goes_on and number == self.living_round:
             self.agent.saves.append(order)
         super().set_barrier(order, number)
 
-    def follower(self, assignment: WorldAssignment, base: int) -> Follower | None:
+    def follower(self, assignment: wire.WorldAssignment, base: int) -> Follower | None:
         """The ranks' costs are the test's: see `follow`."""
         return None
 
-    def schedule(self, order: SetSchedule, number: int) -> None:
+    def schedule(self, order: wire.SetSchedule, number: int) -> None:
         """The ranks look at it when they have completed their next step."""
         current = self.current
         if number == self.living_round and current is not None and current.physics is not None:
@@ -119,7 +110,7 @@ class SteeredWorkers(Workers):
         if self.agent.finishes:
             super().on_target()
 
-    def report_exit(self, message: WorkerExited, number: int) -> None:
+    def report_exit(self, message: wire.WorkerExited, number: int) -> None:
         """Tell the master of an end, with what the agent saw of it."""
         agent = self.agent
         known = dataclasses.replace(
@@ -148,7 +139,7 @@ class SteeredAgent(Agent):
     """The round that its hello claims; None: the truth."""
     ignores: tuple[type, ...] = CHECKPOINTS
     """Messages that never come to it."""
-    memory: MemoryUse | None = None
+    memory: wire.MemoryUse | None = None
     """What its control group says of the memory when a process has died."""
     matched: tuple[int, ...] = ()
     """Log patterns that a death of its workers matches."""
@@ -156,7 +147,7 @@ class SteeredAgent(Agent):
     """It makes no further round."""
     death_age = 0.0
     """How long ago its worker died when it says so, s."""
-    costs: SavingReport | None = None
+    costs: wire.SavingReport | None = None
     """What its ranks say of their checkpoints; None: they follow no schedule of a master."""
     slow_steps = 0
     """Steps after which its ranks look at what they were told."""
@@ -172,9 +163,9 @@ class SteeredAgent(Agent):
     """Its ranks end when the script does."""
 
     def __init__(self, job: Job, rank: int, number: int, pod_uid: str) -> None:
-        self.saves: list[SetBarrier] = []
+        self.saves: list[wire.SetBarrier] = []
         """Steps after which its ranks were asked to save and go on."""
-        self.schedules: list[SetSchedule] = []
+        self.schedules: list[wire.SetSchedule] = []
         """What its ranks were told of the distance between checkpoints in the running round."""
         self.seen: dict[int, int] = {}
         """Schedule to the step at which its ranks did."""
@@ -183,7 +174,7 @@ class SteeredAgent(Agent):
         """Round to its first heartbeat."""
         super().__init__(job, rank, number, pod_uid)
 
-    def hello(self) -> Hello:
+    def hello(self) -> wire.Hello:
         """Return the greeting with the changes that a test has set."""
         hello = super().hello()
         return dataclasses.replace(
@@ -195,7 +186,7 @@ class SteeredAgent(Agent):
             round=hello.round if self.newest_round is None else self.newest_round,
         )
 
-    def receive(self, stream: Stream, response: SessionResponse) -> None:
+    def receive(self, stream: Stream, response: wire.SessionResponse) -> None:
         """A message of a master arrived."""
         if not isinstance(response.message, self.ignores):
             super().receive(stream, response)
@@ -276,10 +267,6 @@ class SteeredAgent(Agent):
                 delay = self.luck.uniform(0.005, 0.1)
                 self.job.time.after(delay, self.job.pod_failed, self, exit_code)
 
-    def freeze(self, *, node: bool = False) -> None:
-        """SIGSTOP of the agent: its lease runs out."""
-        super().freeze(node=node)
-
     def _unanswered(self, stream: Stream, since: float) -> None:
         """Streams break where the test says so: see `blip` and `cut_off`."""
 
@@ -318,5 +305,5 @@ class SteeredAgent(Agent):
         if terminated:
             self.on_signal(15, GRACE)
         else:
-            self.report(Goodbye(reason="test"))
+            self.report(wire.Goodbye(reason="test"))
             self.job.ended(self, 0)

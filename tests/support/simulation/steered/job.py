@@ -9,27 +9,24 @@ what is right.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from holdfast_master.core import Core
-from holdfast_master.inputs import Input, Moment, OperatorMessage, Stalled, UserCall, UserRequest
+from holdfast_master.inputs import (
+    Input,
+    Moment,
+    OperatorMessage,
+    Received,
+    Stalled,
+    UserCall,
+    UserRequest,
+)
 from holdfast_master.instructions import Finished, Instruction, Refuse, Reply
 from holdfast_master.job.state.apply import apply
+from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.settings import CoreSettings
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    FinishDecision,
-    JobPhase,
-    JournalRecord,
-    LeaveOutcome,
-    MasterSpec,
-    PodObservation,
-    PodPhase,
-    StopRequest,
-    SuccessPolicy,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 from simulation.agent import Agent
 from simulation.job import Job
 from simulation.line import Line
@@ -43,22 +40,22 @@ from simulation.steered.operator import SteeredOperator
 from simulation.steered.training import SteeredTraining
 from simulation.training import Round
 
-__all__ = ["JOB_UID", "SteeredJob", "job_spec"]
+__all__ = ["JOB_UID", "SteeredJob", "job_spec", "started", "training"]
 
 
-def job_spec(**changes: object) -> MasterSpec:
+def job_spec(**changes: object) -> wire.MasterSpec:
     """A spec with generous budgets."""
-    spec = MasterSpec(
+    spec = wire.MasterSpec(
         generation=1,
         replicas=4,
         min_replicas=2,
         max_replicas=8,
         node_unit=1,
-        success_policy=SuccessPolicy.ALL_WORKERS,
+        success_policy=wire.SuccessPolicy.ALL_WORKERS,
         join_window_seconds=5.0,
         scale_down_grace_seconds=30.0,
         below_min_timeout_seconds=600.0,
-        budgets=tuple(Budget(kind=kind, limit=1000) for kind in KINDS),
+        budgets=tuple(wire.Budget(kind=kind, limit=1000) for kind in KINDS),
     )
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
@@ -78,7 +75,7 @@ class SteeredJob(Job):
 
     def __init__(
         self,
-        spec: MasterSpec,
+        spec: wire.MasterSpec,
         *,
         seed: int = 0,
         target: int = 100_000,
@@ -96,9 +93,9 @@ class SteeredJob(Job):
         """(node rank, message) of what masters said to agents."""
         self.instructions: list[Instruction] = []
         """All that masters' cores wanted, in order."""
-        self.assignments: list[tuple[float, int, int, WorldAssignment]] = []
+        self.assignments: list[tuple[float, int, int, wire.WorldAssignment]] = []
         """(time, node rank, round, assignment) of what agents accepted."""
-        self.outcomes: list[tuple[int, LeaveOutcome | None]] = []
+        self.outcomes: list[tuple[int, wire.LeaveOutcome | None]] = []
         self.finished: Finished | None = None
         self.stepped_down = False
         self.saves_cut = 0
@@ -124,24 +121,44 @@ class SteeredJob(Job):
         self.master.core = core
 
     @property
+    def context(self) -> JobContext:
+        """Of the newest master's core: it lives on with each input."""
+        return self.core.inspect()
+
+    @property
+    def state(self) -> JobState:
+        """The durable state of the newest master."""
+        return self.context.state
+
+    @property
+    def status(self) -> wire.JobStatus:
+        """The status now."""
+        return self.core.status(self.moment())
+
+    @property
+    def incidents(self) -> tuple[wire.Incident, ...]:
+        """All that are remembered, oldest first."""
+        return self.core.goodput(self.moment()).incidents
+
+    @property
+    def redone(self) -> list[int]:
+        """Steps that were done again, by incident."""
+        return [one.steps_redone for one in self.incidents]
+
+    @property
     def epoch(self) -> int:
         """The newest master's."""
         return self.master.identity.epoch
 
     @property
-    def records(self) -> list[JournalRecord]:
+    def records(self) -> list[wire.JournalRecord]:
         """The journal, as a new master would read it."""
         return list(self.disk.read(JOB_UID))
 
     @property
-    def pods(self) -> dict[int, PodObservation]:
+    def pods(self) -> dict[int, wire.PodObservation]:
         """Pods as the operator sees them, by node rank."""
         return self.operator.pods
-
-    @property
-    def finish_told(self) -> FinishDecision | None:
-        """Return the finish that the operator was told of; None before that."""
-        return self.operator.finish
 
     @property
     def end(self) -> str:
@@ -151,7 +168,7 @@ class SteeredJob(Job):
     @property
     def members(self) -> list[int]:
         """Node ranks of the running world, in rank order."""
-        world = self.core.inspect().worlds.running()
+        world = self.context.worlds.running()
         return list(world.places) if world else []
 
     def is_in(self, *phases: str) -> bool:
@@ -162,9 +179,13 @@ class SteeredJob(Job):
         """Reasons of all events, oldest first."""
         return [event.reason for event in self.core.events_after(0, 100_000)]
 
-    def charges(self) -> list[BudgetKind]:
+    def texts(self, reason: str) -> list[str]:
+        """Texts of the events with a reason, oldest first."""
+        return [one.text for one in self.core.events_after(0, 100_000) if one.reason == reason]
+
+    def charges(self) -> list[wire.BudgetKind]:
         """Return the kinds of budgets charged so far."""
-        return [charge.kind for charge in self.core.inspect().state.charges]
+        return [charge.kind for charge in self.state.charges]
 
     def refold(self) -> JobState:
         """The state as the journal alone gives it."""
@@ -199,7 +220,7 @@ class SteeredJob(Job):
 
     def run_until(self, what: str, limit: float = 60.0) -> None:
         """Let time pass until the phase is reached."""
-        phase = JobPhase[what]
+        phase = wire.JobPhase[what]
         self.time.run(self.time.now + limit, lambda: self.phase is phase)
         problem = f"{what} was not reached in {limit} s, the job is {self.phase.name}"
         assert self.phase is phase, f"{problem}\n{self.tale()}"
@@ -216,6 +237,22 @@ class SteeredJob(Job):
     def add_agents(self, count: int, **more: object) -> list[SteeredAgent]:
         """Agents of node ranks 0 to count - 1."""
         return [self.add_agent(rank, **more) for rank in range(count)]
+
+    def word(
+        self, rank: int, message: object, number: int | None = None, epoch: int | None = None
+    ) -> Received:
+        """A word of an agent about a round, under a master; None: the newest."""
+        session, epoch = self.agents[rank].session, epoch or self.epoch
+        assert session is not None
+        about = self.state.round if number is None else number
+        fence = wire.Fence(epoch=epoch, incarnation=f"m{epoch}", round=about)
+        return Received(session, fence, message)  # type: ignore[arg-type]
+
+    def say(
+        self, rank: int, message: object, number: int | None = None, epoch: int | None = None
+    ) -> list[Instruction]:
+        """Hand the core a word of an agent at once."""
+        return self.take(self.word(rank, message, number, epoch))
 
     def endpoint(self, agent: Line) -> Master | None:
         """Return the master that the address leads to; None while it is down."""
@@ -251,33 +288,9 @@ class SteeredJob(Job):
 
     # ----------------------------------------------------------------------------------- operator
 
-    def tell_pod(self, rank: int) -> None:
-        """The operator reports a pod."""
-        self.operator.observe(rank)
-
-    def end_pod(self, agent: Agent, phase: PodPhase, exit_code: int) -> None:
-        """The operator reports how the pod of an agent ended."""
-        self.operator.ended(agent, phase, exit_code)
-
-    def replace(self, rank: int) -> None:
-        """Make the pod of a node rank anew."""
-        self.operator.replace(rank)
-
-    def change(self, **changes: object) -> None:
-        """A new generation of the spec; pods follow."""
-        self.operator.change(**changes)
-
-    def operator_leaves(self) -> None:
-        """The operator's stream breaks."""
-        self.operator.leave()
-
-    def operator_returns(self) -> None:
-        """The operator is back and lists every pod."""
-        self.operator.come_back()
-
     def stop(self, grace: float) -> None:
         """The operator wants the job to end."""
-        self.take(OperatorMessage(StopRequest(reason="test", grace_seconds=grace)))
+        self.take(OperatorMessage(wire.StopRequest(reason="test", grace_seconds=grace)))
 
     def ask(self, request: UserRequest) -> int:
         """A user asks."""
@@ -303,6 +316,13 @@ class SteeredJob(Job):
         super().start_master()
         core_state.check(self.core.inspect())
 
+    def restart_master(self, after: float = 0.0, *, journal: bool = True) -> None:
+        """The master process dies; another one starts after some seconds."""
+        self.kill_master()
+        if after:
+            self.run(after)
+        self.start_master(journal=journal)
+
     def stall_master(self, seconds: float) -> None:
         """The master's loop says that it stood still."""
         self.take(Stalled(seconds))
@@ -325,3 +345,33 @@ class SteeredJob(Job):
     def rounds(self) -> dict[int, Round]:
         """Every round that began, by its number."""
         return self.training.rounds
+
+
+def started(
+    nodes: int = 4,
+    *,
+    agents: Mapping[str, object] | None = None,
+    settings: CoreSettings | None = None,
+    operator_up: bool = True,
+    **changes: object,
+) -> SteeredJob:
+    """A job that has come to train a moment ago, on nodes 0 to n - 1.
+
+    agents: attributes of all agents. changes: of the spec.
+    """
+    spec = job_spec(**({"replicas": nodes} | changes))
+    job = SteeredJob(spec, settings=settings, operator_up=operator_up)
+    job.add_agents(nodes, **(agents or {}))
+    job.run_until("TRAINING")
+    return job
+
+
+def training(nodes: int = 4, *, replaces: bool = True, **changes: object) -> SteeredJob:
+    """A job that trains, with at least a few steps done; `changes` as `started` takes them.
+
+    replaces: the operator makes pods for those that are gone.
+    """
+    job = started(nodes, **changes)  # type: ignore[arg-type]
+    job.run(2.0)
+    job.replaces = replaces
+    return job

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from typing import Any
 
 from holdfast_master.job.state.health import GroupHistory
 from holdfast_wire.messages import CollectiveSamples, GroupCollectives, RankCollectives
@@ -64,14 +65,14 @@ class Sampler:
         self.at += wall * count
         self.job.run(wait)
 
+    def repeat(self, times: int, count: int = 20, **changes: Any) -> None:
+        """Let all ranks do this many times `count` steps, as `steps` takes them."""
+        for _ in range(times):
+            self.steps(count, **changes)
+
     def only(self, *nodes: int) -> GroupHistory:
         """Let all ranks do 20 steps, of which these nodes alone send samples; the group."""
         self.silent = set(self.job.members) - set(nodes)
         self.steps(20)
         self.silent = set()
         return self.job.core.inspect().health.groups["0"]
-
-    def told(self, reason: str) -> list[str]:
-        """Return the events of a reason."""
-        events = self.job.core.events_after(0, 100_000)
-        return [event.text for event in events if event.reason == reason]

@@ -59,8 +59,7 @@ class Network:
             ]
         )
         await asyncio.get_running_loop().create_datagram_endpoint(
-            lambda: _Dns(self._answer),
-            sock=space.listen(DNS_ADDRESS, 53, socket.SOCK_DGRAM),
+            lambda: _Dns(self._answer), sock=space.listen(DNS_ADDRESS, 53, socket.SOCK_DGRAM)
         )
         follow = self._client.follow
         slices = "/apis/discovery.k8s.io/v1/endpointslices"

@@ -76,10 +76,7 @@ def real_job(folder: Path, memory: str = "2Gi", **spec: Any) -> dict[str, Any]:
     body = manifest("holdfast-run", "--nproc-per-node=1", f"/train/{SCRIPT}", **spec)
     body["spec"] |= {"replicas": 2, "minReplicas": 1}
     pod = body["spec"]["worker"]["template"]["spec"]
-    pod["securityContext"] = {
-        "runAsNonRoot": True,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    pod["securityContext"] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     pod["volumes"] = [
         {"name": "script", "configMap": {"name": _CONFIG}},
         {"name": "torch", "hostPath": {"path": sysconfig.get_path("purelib"), "type": "Directory"}},

@@ -18,9 +18,10 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final
 
+from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.mmap import Mapping
 from holdfast.flash.memory.shard_table import ShardTable, TableError, decode, layout_id
 from holdfast.flash.memory.slots import Move, Party, SlotState, SlotView, Version, after
@@ -134,6 +135,10 @@ class Geometry:
         return self.first_slot + self.slots * self.slot_bytes
 
 
+_SIZES: Final = {one.name: ArenaWord[one.name.upper()] for one in fields(Geometry)}
+"""Field of a geometry → its word in the header."""
+
+
 def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
@@ -153,7 +158,7 @@ def geometry_of(table: ShardTable, table_bytes: int, slots: int, bytes_room: int
     )
 
 
-class Arena:
+class Arena(Mapping):
     """One mapping of an arena, by its agent or by a trainer."""
 
     def __init__(self, fd: int) -> None:
@@ -165,9 +170,8 @@ class Arena:
         if (size := os.fstat(fd).st_size) < PAGE:
             kind = ArenaError if size else UnfinishedError
             raise kind(f"descriptor {fd}: {size} bytes are no arena")
-        self._map = Mapping(fd)
-        self._bytes = self._map.memory
-        words = self._bytes[:PAGE].cast("Q")
+        super().__init__(fd)
+        words = self.memory[:PAGE].cast("Q")
         if not words[ArenaWord.MAGIC]:
             raise UnfinishedError(f"descriptor {fd}: no arena yet")
         if words[ArenaWord.MAGIC] != MAGIC or words[ArenaWord.FORMAT] != FORMAT:
@@ -175,20 +179,12 @@ class Arena:
                 f"descriptor {fd}: no arena of format {FORMAT} "
                 f"(magic {words[ArenaWord.MAGIC]:#x}, format {words[ArenaWord.FORMAT]})"
             )
-        self.geometry = Geometry(
-            slots=words[ArenaWord.SLOTS],
-            tensor_bytes=words[ArenaWord.TENSOR_BYTES],
-            bytes_room=words[ArenaWord.BYTES_ROOM],
-            tail_bytes=words[ArenaWord.TAIL_BYTES],
-            byte_items=words[ArenaWord.BYTE_ITEMS],
-            items=words[ArenaWord.ITEMS],
-            table_bytes=words[ArenaWord.TABLE_BYTES],
-        )
-        self.job = _job_in(words, self._bytes, fd)
+        self.geometry = Geometry(**{name: words[word] for name, word in _SIZES.items()})
+        self.job = _job_in(words, self.memory, fd)
         """Uid of the job that the arena was made for; empty in memory that no other job can see."""
-        if self.geometry.total != len(self._bytes):
-            raise ArenaError(f"descriptor {fd}: {len(self._bytes)} bytes do not fit its header")
-        self.body = self._bytes[PAGE : PAGE + self.geometry.table_bytes].tobytes()
+        if self.geometry.total != len(self.memory):
+            raise ArenaError(f"descriptor {fd}: {len(self.memory)} bytes do not fit its header")
+        self.body = self.memory[PAGE : PAGE + self.geometry.table_bytes].tobytes()
         self.layout = layout_id(self.body)
         if self.layout != words[ArenaWord.TABLE_HASH]:
             raise ArenaError(f"descriptor {fd}: the shard table does not match its hash")
@@ -198,23 +194,9 @@ class Arena:
             raise ArenaError(f"descriptor {fd}: {error}") from error
         self.slots = tuple(ArenaSlot(self, index) for index in range(self.geometry.slots))
 
-    @property
-    def address(self) -> int:
-        """Address of the mapping in this process."""
-        return self._map.address
-
-    @property
-    def memory(self) -> memoryview:
-        """All bytes."""
-        return self._bytes
-
     def views(self) -> list[SlotView]:
         """Return a view of each slot for the pure decisions (`slots`)."""
         return [slot.view() for slot in self.slots]
-
-    def keep_from_children(self) -> None:
-        """Leave the mapping out of forked processes: a data loader's child must not pin it."""
-        self._map.keep_from_children()
 
     def populate(self, *, write: bool, threads: int = 1, enlarge: bool = False) -> None:
         """Fault all pages in, so that the first copy does not have to; other threads run meanwhile.
@@ -222,14 +204,14 @@ class Arena:
         `enlarge`: for the maker of the arena: use large pages, where the kernel gives them.
         """
         if enlarge:
-            self._map.enlarge(threads=threads)
-        self._map.fault_in(write=write, threads=threads)
+            self.enlarge(threads=threads)
+        self.fault_in(write=write, threads=threads)
 
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""
         for slot in self.slots:
             slot.close()
-        self._map.close()
+        super().close()
 
 
 class ArenaSlot:
@@ -237,6 +219,7 @@ class ArenaSlot:
 
     def __init__(self, arena: Arena, index: int) -> None:
         geometry = arena.geometry
+        self._table, self._layout = arena.table, arena.layout
         self.index = index
         self.begin = geometry.first_slot + index * geometry.slot_bytes
         self.words = arena.memory[self.begin : self.begin + PAGE].cast("Q")
@@ -272,7 +255,7 @@ class ArenaSlot:
             if sequence == self.words[SlotWord.SEQUENCE]:
                 return found
 
-    def begin_write(self, version: Version, *, rank: int, world: int, layout: int) -> None:
+    def begin_write(self, version: Version) -> None:
         """Take an EMPTY slot for writing; readers know from now on that its content changes."""
         state = after(self.state, Move.BEGIN, Party.TRAINER)
         words = self.words
@@ -281,8 +264,8 @@ class ArenaSlot:
         if NEEDS_FENCE:
             fence()
         words[SlotWord.LINEAGE], words[SlotWord.STEP] = version.lineage, version.step
-        words[SlotWord.RANK], words[SlotWord.WORLD] = rank, world
-        words[SlotWord.LAYOUT], words[SlotWord.PID] = layout, os.getpid()
+        words[SlotWord.RANK], words[SlotWord.WORLD] = self._table.rank, self._table.world
+        words[SlotWord.LAYOUT], words[SlotWord.PID] = self._layout, os.getpid()
         words[SlotWord.MAGIC] = SLOT_MAGIC
         if NEEDS_FENCE:
             fence()
@@ -305,15 +288,42 @@ class ArenaSlot:
         words = self.words[SlotWord.SEQUENCE : SlotWord.CHECK]
         return layout_id(words.tobytes() + self.lengths.tobytes())
 
-    def fault(self, table: ShardTable, layout: int) -> str:
-        """Return the fault in the header of a VALID slot; empty: none."""
+    @property
+    def fault(self) -> str:
+        """Fault in the header of a VALID slot; empty: none."""
         words = self.words
         if words[SlotWord.MAGIC] != SLOT_MAGIC or words[SlotWord.CHECK] != self._check():
             return "its header is damaged"
         found = tuple(words[SlotWord.RANK : SlotWord.LAYOUT + 1])
-        if words[SlotWord.SEQUENCE] % 2 or found != (table.rank, table.world, layout):
+        right = (self._table.rank, self._table.world, self._layout)
+        if words[SlotWord.SEQUENCE] % 2 or found != right:
             return "its header does not fit the arena"
         return ""
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(begin, length) of each item in the image."""
+        return self._table.spans(tuple(self.lengths))
+
+    @property
+    def is_hashed(self) -> bool:
+        """True if the stored hashes belong to the content."""
+        return bool(self.words[SlotWord.HASHED] == self.words[SlotWord.SEQUENCE])
+
+    @property
+    def is_as_hashed(self) -> bool:
+        """True if the content has the stored hashes; while no rank trains."""
+        return self.hash_image(training=False) == tuple(self.hashes)
+
+    def hash_image(self, *, training: bool) -> tuple[int, ...]:
+        """Return the hash of each item; see `hash_items`."""
+        return hash_items(self.image, self.spans, training=training)
+
+    def store_hashes(self, hashes: Sequence[int]) -> None:
+        """Store the hashes of the content, on the agent's side."""
+        for index, number in enumerate(hashes):
+            self.hashes[index] = number
+        self.words[SlotWord.HASHED] = self.words[SlotWord.SEQUENCE]
 
     def give_back(self, move: Move) -> None:
         """Empty the slot, on the agent's side: RELEASE a VALID one, ABANDON a dead trainer's."""
@@ -323,6 +333,35 @@ class ArenaSlot:
         """Release the views of the mapping."""
         for view in (self.words, self.lengths, self.hashes, self.image):
             view.release()
+
+
+@dataclass(eq=False, slots=True)
+class RankArena:
+    """One arena of one rank, on the agent's side."""
+
+    arena: Arena
+    fd: int
+    path: str = ""
+    """Name of the arena in its backend; empty: in memory that no other process can find."""
+    reading: list[int] = field(default_factory=list)
+    """Indices of slots with a reader, once per reader."""
+    proven: dict[int, int] = field(default_factory=dict)
+    """Slot → SEQUENCE of a content that had its hashes a moment ago; for one verification."""
+
+    @property
+    def rank(self) -> int:
+        """Rank that saves to it."""
+        return self.arena.table.rank
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no slot holds anything, and none is being read."""
+        return not self.reading and all(one.state is SlotState.EMPTY for one in self.arena.slots)
+
+    def close(self) -> None:
+        """Unmap it, and close the descriptor."""
+        self.arena.close()
+        os.close(self.fd)
 
 
 def make(fd: int, table: bytes, geometry: Geometry, job: str = "") -> None:
@@ -336,15 +375,9 @@ def make(fd: int, table: bytes, geometry: Geometry, job: str = "") -> None:
         memory[JOB_AT : JOB_AT + len(uid)] = uid
         values = {
             ArenaWord.FORMAT: FORMAT,
-            ArenaWord.SLOTS: geometry.slots,
+            **{word: getattr(geometry, name) for name, word in _SIZES.items()},
             ArenaWord.SLOT_BYTES: geometry.slot_bytes,
             ArenaWord.FIRST_SLOT: geometry.first_slot,
-            ArenaWord.TENSOR_BYTES: geometry.tensor_bytes,
-            ArenaWord.BYTES_ROOM: geometry.bytes_room,
-            ArenaWord.TAIL_BYTES: geometry.tail_bytes,
-            ArenaWord.BYTE_ITEMS: geometry.byte_items,
-            ArenaWord.ITEMS: geometry.items,
-            ArenaWord.TABLE_BYTES: geometry.table_bytes,
             ArenaWord.TABLE_HASH: layout_id(table),
             ArenaWord.JOB_BYTES: len(uid),
         }

@@ -16,32 +16,29 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import ArenaError, Geometry, in_memory
-from holdfast.flash.memory.recovery import PATIENCE_SECONDS, BackendError, Taken, take_over
+from holdfast.flash.memory.recovery import ArenaBackend, BackendError
 from holdfast_wire.datagrams import DatagramError
-from holdfast_wire.fd_messages import Freed, Greeting, Held, Message, receive, send
+from holdfast_wire.fd_messages import Freed, Greeting, Held, receive, send
 
 log: Final = logging.getLogger(__name__)
 _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class FdStoreError(BackendError):
-    """The descriptor is no connection to a runner that holds arenas."""
-
-
-class FdStoreBackend:
+class FdStoreBackend(ArenaBackend):
     """Arenas of this node whose descriptors the runner holds."""
 
     def __init__(self, fd: int, job: str) -> None:
         """Take over the inherited socket, and the arenas that a dead agent left.
 
-        Raises `FdStoreError` if the socket is no runner's, and leaves it alone.
+        Raises `BackendError` if the socket is no runner's, and leaves it alone.
         """
-        self._job = job
+        super().__init__(job)
         self._socket: socket.socket | None = _connection(fd)
         self._left: dict[str, int] = {}
         """Name → descriptor of each arena that a dead agent left, until `take_over`."""
@@ -75,41 +72,48 @@ class FdStoreBackend:
     def make(self, table: bytes, geometry: Geometry) -> tuple[int, str]:
         """Return the descriptor and the name of a new arena.
 
-        The name is empty if the runner does not hold the arena. Raises `FdStoreError` and leaves
-        nothing behind.
+        The name is empty if the runner does not hold the arena.
         """
         try:
             fd = _reopened(in_memory(table, geometry, self._job))
         except OSError as error:
             text = f"an arena of {geometry.total} bytes cannot be made: {error.strerror}"
-            raise FdStoreError(text) from error
+            raise BackendError(text) from error
         name = unique()
         return fd, name if self._hand_over(name, fd) else ""
 
     def _hand_over(self, name: str, fd: int) -> bool:
         """Send a descriptor for which the kernel counts no opener: see `recovery`."""
-        try:
-            shown = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
-        except OSError as error:
-            self._warn(error)
-            return False
         with self._lock:
+            self._say_freed()
+            if self._socket is None:
+                return False
             try:
-                said = self._say(Held(name), shown)
-            finally:
-                os.close(shown)
-            if said:
-                self._names.add(name)
-            return said
+                shown = os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+                try:
+                    send(self._socket, Held(name), shown)
+                finally:
+                    os.close(shown)
+            except OSError as error:
+                self._warn(error)
+                return False
+            self._names.add(name)
+            return True
 
-    def take_over(self, patience_s: float = PATIENCE_SECONDS) -> tuple[list[Taken], list[str]]:
-        """Return this job's arenas that hold a checkpoint, oldest first; free all others.
-
-        Also returns a sentence for each arena given up. Waits for processes that still map one.
-        """
+    def _found(self) -> list[tuple[str, Callable[[], int]]]:
         left, self._left = self._left, {}
-        found = [(name, partial(_reopened, fd)) for name, fd in sorted(left.items())]
-        return take_over(found, self._job, patience_s, secure=_sealed, remove=self.remove)
+        return [(name, partial(_reopened, fd)) for name, fd in sorted(left.items())]
+
+    def _secure(self, fd: int, _: Geometry) -> None:
+        """Refuse memory that another process could shrink: a reader would get SIGBUS."""
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            seals = 0  # a file
+        if seals & _SIZE_SEALS != _SIZE_SEALS:
+            raise ArenaError("its size is not sealed")
 
     def remove(self, path: str) -> None:
         """Have the runner free an arena."""
@@ -129,17 +133,6 @@ class FdStoreBackend:
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
-
-    def _say(self, word: Message, fd: int) -> bool:
-        self._say_freed()
-        if self._socket is None:
-            return False
-        try:
-            send(self._socket, word, fd)
-        except OSError as error:
-            self._warn(error)
-            return False
-        return True
 
     def _say_freed(self) -> None:
         """Send the names of freed arenas; a name that cannot be sent now goes out with the next."""
@@ -166,18 +159,17 @@ def _connection(fd: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise FdStoreError(f"descriptor {fd} is no socket: {error.strerror}") from error
-    try:
+        raise BackendError(f"descriptor {fd} is no socket: {error.strerror}") from error
+    with contextlib.ExitStack() as undo:
+        undo.callback(sock.detach)
         if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            raise FdStoreError(f"descriptor {fd} is another kind of socket")
-        if receive(sock) != (Greeting(), None):
-            raise FdStoreError(f"descriptor {fd} leads to somebody else")
-    except (OSError, EOFError, DatagramError) as error:
-        sock.detach()
-        raise FdStoreError(f"descriptor {fd} leads to no runner: {error!r}") from error
-    except FdStoreError:
-        sock.detach()
-        raise
+            raise BackendError(f"descriptor {fd} is another kind of socket")
+        try:
+            if receive(sock) != (Greeting(), None):
+                raise BackendError(f"descriptor {fd} leads to somebody else")
+        except (OSError, EOFError, DatagramError) as error:
+            raise BackendError(f"descriptor {fd} leads to no runner: {error!r}") from error
+        undo.pop_all()
     sock.set_inheritable(False)
     return sock
 
@@ -192,15 +184,3 @@ def _reopened(fd: int) -> int:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(fd)
-
-
-def _sealed(fd: int, _: Geometry) -> None:
-    """Refuse memory that another process could shrink: a reader would get SIGBUS."""
-    try:
-        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        seals = 0  # a file
-    if seals & _SIZE_SEALS != _SIZE_SEALS:
-        raise ArenaError("its size is not sealed")

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory.arena import Geometry, make
-from holdfast.flash.memory.recovery import PATIENCE_SECONDS, BackendError, Taken, take_over
+from holdfast.flash.memory.recovery import ArenaBackend, BackendError
 
 PREFIX: Final = "arena-"
 LOCK: Final = ".holdfast-lock"
@@ -24,19 +25,16 @@ _MIB: Final = 2**20
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class FileBackendError(BackendError):
-    """The directory cannot be used; the text names it and the remedy."""
-
-
-class FileBackend:
+class FileBackend(ArenaBackend):
     """Directory of one node's arenas; this process has it from `__init__` to `close`."""
 
     def __init__(self, folder: str, job: str) -> None:
         """Take the directory, for the job with this uid.
 
-        Raises `FileBackendError` if it is missing, cannot be written, or another agent has it.
+        Raises `BackendError` if it is missing, cannot be written, or another agent has it.
         """
-        self.folder, self._job = folder, job
+        super().__init__(job)
+        self.folder = folder
         self._lock = _locked(folder)
 
     @property
@@ -48,7 +46,7 @@ class FileBackend:
         """Return the descriptor and the path of a new arena.
 
         Its memory is allocated before any process maps it: in a full volume a write to the mapping
-        would end the writer with SIGBUS. Raises `FileBackendError` and leaves nothing behind.
+        would end the writer with SIGBUS.
         """
         path = f"{self.folder}/{PREFIX}{unique()}"
         try:
@@ -61,7 +59,7 @@ class FileBackend:
                 self.remove(path)
                 raise
         except OSError as error:
-            raise FileBackendError(self._no_room(geometry.total, error)) from error
+            raise BackendError(self._no_room(geometry.total, error)) from error
         return fd, path
 
     def _no_room(self, needed: int, error: OSError) -> str:
@@ -73,13 +71,11 @@ class FileBackend:
             "or save with fewer slots"
         )
 
-    def take_over(self, patience_s: float = PATIENCE_SECONDS) -> tuple[list[Taken], list[str]]:
-        """Return this job's arenas that hold a checkpoint, oldest first; remove all others.
+    def _found(self) -> list[tuple[str, Callable[[], int]]]:
+        return [(path, partial(os.open, path, _FLAGS)) for path in self._paths()]
 
-        Also returns a sentence for each arena given up. Waits for processes that still map one.
-        """
-        found = [(path, partial(os.open, path, _FLAGS)) for path in self._paths()]
-        return take_over(found, self._job, patience_s, secure=_allocate, remove=self.remove)
+    def _secure(self, fd: int, geometry: Geometry) -> None:
+        os.posix_fallocate(fd, 0, geometry.total)  # a write to a hole would be a SIGBUS
 
     def remove(self, path: str) -> None:
         """Remove a file; a process that maps it keeps its memory."""
@@ -103,10 +99,6 @@ class FileBackend:
         return []
 
 
-def _allocate(fd: int, geometry: Geometry) -> None:
-    os.posix_fallocate(fd, 0, geometry.total)  # a write to a hole would be a SIGBUS
-
-
 def _locked(folder: str) -> int:
     """Return the descriptor of the directory's lock, which is held until it is closed."""
     path = f"{folder}/{LOCK}"
@@ -115,13 +107,13 @@ def _locked(folder: str) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             text = f"arenas cannot be kept in {folder}: {error.strerror}. Mount a memory volume"
-            raise FileBackendError(f"{text} there that this user can write to") from error
+            raise BackendError(f"{text} there that this user can write to") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.read(fd, 20).decode(errors="replace").strip()
             os.close(fd)
-            raise FileBackendError(
+            raise BackendError(
                 f"{folder} is in use by another agent, process {holder or 'unknown'}: "
                 "each agent needs a directory of its own"
             ) from error

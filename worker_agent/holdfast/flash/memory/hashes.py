@@ -54,9 +54,7 @@ def hash_items(
 
 
 def on_threads(
-    items: Sequence[_Item],
-    size: Callable[[_Item], int],
-    work: Callable[[Sequence[_Item]], _Result],
+    items: Sequence[_Item], size: Callable[[_Item], int], work: Callable[[Sequence[_Item]], _Result]
 ) -> list[_Result]:
     """Work on neighbouring items in runs of about as many bytes, each on a thread of its own.
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_MIB = 2**20
+_KIB: Final = 1024
+_MIB: Final = 2**20
+RESERVE: Final = 256 * _MIB
+"""Bytes that stay free: an arena must not cause the trainer's own next allocation to fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,32 +22,20 @@ class Room:
     """Name of that limit, for the error."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoomSettings:
-    """Memory that an arena must leave to others."""
-
-    reserve: int = 256 * _MIB
-    """Bytes that stay free: an arena must not cause the trainer's own next allocation to fail.
-    Default 256 MiB."""
-
-
-def refusal(needed: int, room: Room, settings: RoomSettings) -> str | None:
+def refusal(needed: int, room: Room, reserve: int = RESERVE) -> str | None:
     """Return the reason not to take `needed` bytes, with the remedy; None if they may be taken."""
-    if needed + settings.reserve <= room.available:
+    missing = needed + reserve - room.available
+    if missing <= 0:
         return None
-    missing = needed + settings.reserve - room.available
     return (
         f"an arena of {_mib(needed)} MiB does not fit: {_mib(room.available)} MiB are left by "
-        f"{room.source}, of which {_mib(settings.reserve)} MiB stay free. Raise that limit by "
+        f"{room.source}, of which {_mib(reserve)} MiB stay free. Raise that limit by "
         f"{_mib(missing)} MiB, or save with fewer slots"
     )
 
 
 def _mib(number: int) -> int:
     return -(-number // _MIB)
-
-
-_KIB: Final = 1024
 
 
 def memory_left(root: Path = Path("/")) -> Room:

@@ -1,4 +1,4 @@
-"""Recovery of arenas left by a dead agent: validation, and the `ArenaBackend` interface.
+"""Recovery of arenas left by a dead agent, from any `ArenaBackend`.
 
 Belongs here: the rules by which the next agent takes arenas over, from any backend. Does not belong
 here: the backends (`file_backend`, `fdstore_backend`), the assignment to ranks
@@ -10,6 +10,7 @@ another process still maps, and in the end gives it up.
 
 from __future__ import annotations
 
+import abc
 import errno
 import fcntl
 import os
@@ -17,19 +18,17 @@ import signal
 import stat
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from holdfast.flash.memory.arena import (
     Arena,
     ArenaError,
     ArenaSlot,
     Geometry,
-    SlotWord,
+    RankArena,
     UnfinishedError,
 )
-from holdfast.flash.memory.hashes import hash_items
-from holdfast.flash.memory.slots import Move, SlotState
+from holdfast.flash.memory.slots import Move, SlotState, Version
 
 PATIENCE_SECONDS: Final = 10.0
 """Seconds for a dead agent's trainers to die: their zygote sees a stale lease after 4 s."""
@@ -43,85 +42,78 @@ class BackendError(Exception):
     """A backend cannot be used, or has no room; the text names it and the remedy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """An arena that a dead agent left, without the slots that cannot be trusted."""
-
-    arena: Arena
-    fd: int
-    path: str
-
-
-class ArenaBackend(Protocol):
+class ArenaBackend(abc.ABC):
     """Store for one node's arenas that outlives the agent; one agent at a time has it open."""
 
+    def __init__(self, job: str) -> None:
+        """Take the job's uid: arenas of other jobs are not taken over."""
+        self._job = job
+
     @property
+    @abc.abstractmethod
     def is_empty(self) -> bool:
         """True if no agent left an arena here."""
 
+    @abc.abstractmethod
     def make(self, table: bytes, geometry: Geometry) -> tuple[int, str]:
-        """Return the descriptor and name of a new arena; raises `BackendError`."""
+        """Return the descriptor and name of a new arena; raises `BackendError`.
 
-    def take_over(self, patience_s: float = PATIENCE_SECONDS) -> tuple[list[Taken], list[str]]:
-        """Return the arenas taken over and the notes, as the module's `take_over` does."""
+        After an error nothing is left behind.
+        """
 
+    @abc.abstractmethod
     def remove(self, path: str) -> None:
         """Remove an arena; a process that maps it keeps its memory."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Remove everything, and release the backend. A second call does nothing."""
 
+    @abc.abstractmethod
+    def _found(self) -> Iterable[tuple[str, Callable[[], int]]]:
+        """Return name and opener of each arena left; the caller owns what the opener returns."""
 
-def take_over(
-    found: Iterable[tuple[str, Callable[[], int]]],
-    job: str,
-    patience_s: float,
-    *,
-    secure: Callable[[int, Geometry], None],
-    remove: Callable[[str], None],
-) -> tuple[list[Taken], list[str]]:
-    """Return this job's arenas that hold a checkpoint, oldest first; remove all others.
+    @abc.abstractmethod
+    def _secure(self, fd: int, geometry: Geometry) -> None:
+        """Ensure that an arena's memory is there; raises OSError or `ArenaError`."""
 
-    Also returns a sentence for each arena given up, except those that were never finished. Waits
-    up to `patience_s`, for all arenas together, for processes that still map one.
+    def take_over(self, patience_s: float = PATIENCE_SECONDS) -> tuple[list[RankArena], list[str]]:
+        """Return this job's arenas that hold a checkpoint, oldest first; remove all others.
 
-    found: name and opener of each arena; the caller owns what the opener returns. job: the job's
-    uid. secure: ensures that the memory of an arena is there; raises OSError or `ArenaError`.
-    """
-    taken, notes, until = list[Taken](), list[str](), time.monotonic() + patience_s
-    for path, opened in found:
+        Slots that cannot be trusted are emptied. Also returns a sentence for each arena given up,
+        except those that were never finished. Waits up to `patience_s`, for all arenas together,
+        for processes that still map one.
+        """
+        taken, notes, until = list[RankArena](), list[str](), time.monotonic() + patience_s
+        for path, opened in self._found():
+            try:
+                one, said = self._take(path, opened(), until)
+            except UnfinishedError:  # it never held a checkpoint
+                one, said = None, []
+            except (OSError, ArenaError) as error:
+                one, said = None, [f"{path} was removed: {error}"]
+            notes += said
+            if one is None:
+                self.remove(path)
+            else:
+                taken.append(one)
+        return sorted(taken, key=_newest), notes
+
+    def _take(self, path: str, fd: int, until: float) -> tuple[RankArena | None, list[str]]:
         try:
-            one, said = _take(path, opened(), job, until, secure)
-        except UnfinishedError:  # it never held a checkpoint
-            one, said = None, []
-        except (OSError, ArenaError) as error:
-            one, said = None, [f"{path} was removed: {error}"]
-        notes += said
-        if one is None:
-            remove(path)
-        else:
-            taken.append(one)
-    return sorted(taken, key=lambda one: _newest(one.arena)), notes
-
-
-def _take(
-    path: str, fd: int, job: str, until: float, secure: Callable[[int, Geometry], None]
-) -> tuple[Taken | None, list[str]]:
-    try:
-        _await_alone(fd, until)
-        arena = Arena(fd)
-        if arena.job != job:
-            raise ArenaError(f"it is of job {arena.job!r}, and this is {job!r}")
-        secure(fd, arena.geometry)
-    except BaseException:
-        os.close(fd)
-        raise
-    notes = [f"{path}: {note}" for note in _clear(arena)]
-    if all(slot.state is SlotState.EMPTY for slot in arena.slots):
-        arena.close()
-        os.close(fd)
+            _await_alone(fd, until)
+            arena = Arena(fd)
+            if arena.job != self._job:
+                raise ArenaError(f"it is of job {arena.job!r}, and this is {self._job!r}")
+            self._secure(fd, arena.geometry)
+        except BaseException:
+            os.close(fd)
+            raise
+        found, notes = RankArena(arena, fd, path), [f"{path}: {note}" for note in _clear(arena)]
+        if not found.is_empty:
+            return found, notes
+        found.close()
         return None, notes
-    return Taken(arena=arena, fd=fd, path=path), notes
 
 
 def _await_alone(fd: int, until: float) -> None:
@@ -156,29 +148,20 @@ def _clear(arena: Arena) -> list[str]:
         if slot.state is SlotState.WRITING:
             slot.give_back(Move.ABANDON)
         elif slot.state is SlotState.VALID:
-            fault = slot.fault(arena.table, arena.layout) or _mismatch(arena, slot)
+            fault = slot.fault or _mismatch(slot)
             if fault:
                 notes.append(f"slot {slot.index}, step {slot.version.step}, is emptied: {fault}")
                 slot.give_back(Move.RELEASE)
     return notes
 
 
-def _mismatch(arena: Arena, slot: ArenaSlot) -> str:
+def _mismatch(slot: ArenaSlot) -> str:
     """Compare a slot with its hashes; store the hashes if the dead agent had not yet."""
-    try:
-        spans = arena.table.spans(tuple(slot.lengths))
-        hashes = hash_items(slot.image, spans, training=False)
-    except (ValueError, IndexError) as error:
-        return str(error)
-    if slot.words[SlotWord.HASHED] == slot.words[SlotWord.SEQUENCE]:
-        return "" if hashes == tuple(slot.hashes) else "its bytes do not have their hashes"
-    for index, number in enumerate(hashes):
-        slot.hashes[index] = number
-    slot.words[SlotWord.HASHED] = slot.words[SlotWord.SEQUENCE]
+    if slot.is_hashed:
+        return "" if slot.is_as_hashed else "its bytes do not have their hashes"
+    slot.store_hashes(slot.hash_image(training=False))
     return ""
 
 
-def _newest(arena: Arena) -> tuple[int, int]:
-    versions = [slot.version for slot in arena.slots if slot.state is SlotState.VALID]
-    newest = max(versions)
-    return newest.lineage, newest.step
+def _newest(one: RankArena) -> Version:
+    return max(slot.version for slot in one.arena.slots if slot.state is SlotState.VALID)

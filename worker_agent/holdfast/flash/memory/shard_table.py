@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
@@ -220,8 +221,8 @@ def overlap(one: Box, other: Box) -> Box | None:
     return begins, sizes
 
 
-def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]:
-    """Return the faults of the tables together; empty if each tensor is tiled exactly.
+def holes(tables: Iterable[ShardTable]) -> list[str]:
+    """Return the faults of the tables' files together; empty if each tensor is tiled exactly.
 
     A checkpoint of tables that do not tile is incomplete and must never be chosen.
     """
@@ -229,9 +230,7 @@ def holes(tables: Iterable[ShardTable], *, files_only: bool = True) -> list[str]
     boxes: dict[str, set[Box]] = {}
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
     wrong = []
-    for item in (item for table in tables for item in table.tensors):
-        if files_only and item.tail:
-            continue
+    for item in (item for table in tables for item in table.tensors if not item.tail):
         kind = (item.dtype, item.shape)
         if shapes.setdefault(item.name, kind) != kind:
             wrong.append(f"{item.name}: {kind} on one rank, {shapes[item.name]} on another")
@@ -269,21 +268,28 @@ def lacking(tables: Iterable[ShardTable], asked: Iterable[Needs] = ()) -> list[s
     asked: What ranks of another layout need besides, as far as the stored shapes reach.
     """
     tables = list(tables)
-    needed = {name for table in tables for name in table.needs}.union(*(asked := list(asked)))
-    boxes: dict[str, set[Box]] = {name: set() for name in needed}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for item in (item for table in tables for item in table.tensors if item.name in needed):
-        boxes[item.name].add(item.box)
-        shapes[item.name] = item.shape
     wanted = {
         (name, box)
         for needs in [*(table.needs for table in tables), *asked]
         for name, several in needs.items()
         for box in several
     }
+    boxes, shapes = _stored(tables, {name for name, _ in wanted})
     return sorted(
         {name for name, box in wanted if not _is_held(box, boxes[name], shapes.get(name))}
     )
+
+
+def _stored(
+    tables: Iterable[ShardTable], names: Container[str] | None = None
+) -> tuple[defaultdict[str, set[Box]], dict[str, tuple[int, ...]]]:
+    """Return all boxes of each tensor, tails included, and its shape; names: None: of all."""
+    boxes, shapes = defaultdict[str, set[Box]](set), dict[str, tuple[int, ...]]()
+    for item in (item for table in tables for item in table.tensors):
+        if names is None or item.name in names:
+            boxes[item.name].add(item.box)
+            shapes[item.name] = item.shape
+    return boxes, shapes
 
 
 def _is_held(box: Box, parts: set[Box], shape: tuple[int, ...] | None) -> bool:
@@ -305,11 +311,7 @@ def whole(tables: Iterable[ShardTable]) -> bool:
     generators (`BEGUN_ANEW`).
     """
     tables = list(tables)
-    boxes: dict[str, set[Box]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for item in (item for table in tables for item in table.tensors):
-        boxes.setdefault(item.name, set()).add(item.box)
-        shapes[item.name] = item.shape
+    boxes, shapes = _stored(tables)
     there = {value.name for table in tables for value in table.byte_items}
     names = {name: path for table in tables for name, path in table.paths.items()}
     own = {str(path[1]) for path in names.values() if str(path[0]).startswith("rank_")}

@@ -1,8 +1,7 @@
 """Ownership of an arena's slots, and its transitions.
 
 A trainer owns a slot while it is EMPTY or WRITING, the agent while it is VALID. Only its owner
-writes to a slot, so neither side needs a lock. Belongs here too: `Version`, and its form on the
-wire.
+writes to a slot, so neither side needs a lock. Belongs here too: `Version`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
-from holdfast_wire import messages
+from holdfast_wire.messages import CheckpointVersion
 
 
 class SlotState(enum.IntEnum):
@@ -77,25 +76,11 @@ def after(state: SlotState, move: Move, by: Party) -> SlotState:
     return entry[1]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Version:
-    """Version of a checkpoint: the lineage that trained it, then the step. Later ones are greater.
+Version: TypeAlias = CheckpointVersion
+"""Version of a checkpoint: the lineage that trained it, then the step. Later ones are greater.
 
-    A step alone is not enough: after a restore from step 10 there may be two different steps 12.
-    """
-
-    lineage: int
-    step: int
-
-
-def to_wire(version: Version) -> messages.CheckpointVersion:
-    """Return the wire's form of a version."""
-    return messages.CheckpointVersion(lineage=version.lineage, step=version.step)
-
-
-def from_wire(version: messages.CheckpointVersion) -> Version:
-    """Return the version that a message names."""
-    return Version(version.lineage, version.step)
+A step alone is not enough: after a restore from step 10 there may be two different steps 12.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

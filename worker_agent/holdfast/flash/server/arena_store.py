@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.ids import unique
@@ -20,15 +19,14 @@ from holdfast.flash.memory.arena import (
     Arena,
     ArenaError,
     ArenaSlot,
-    Geometry,
+    RankArena,
     SlotWord,
     geometry_of,
     in_memory,
 )
-from holdfast.flash.memory.hashes import hash_items
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, memory_left, refusal
+from holdfast.flash.memory.memory_budget import Room, memory_left, refusal
 from holdfast.flash.memory.recovery import ArenaBackend, BackendError
-from holdfast.flash.memory.shard_table import Needs, TableError, decode, lacking, whole
+from holdfast.flash.memory.shard_table import Needs, ShardTable, TableError, decode, lacking, whole
 from holdfast.flash.memory.slots import (
     Move,
     SlotState,
@@ -39,8 +37,8 @@ from holdfast.flash.memory.slots import (
     releasable,
 )
 from holdfast.flash.server.protocol import Layout, TrainerHello
-from holdfast.flash.storage.manifest import Manifest, Shard
-from holdfast.flash.storage.writer import RankArena, SlotWork
+from holdfast.flash.storage.manifest import Manifest
+from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
 
 _NEVER: Final = Version(-1, -1)
@@ -52,22 +50,12 @@ class ArenaStoreError(Exception):
     """The store cannot give a trainer what it asked for; the text is for the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """An arena to be made."""
-
-    rank: int
-    body: bytes
-    geometry: Geometry
-
-
 class ArenaStore:
     """Arenas by rank, and the newest complete version in them."""
 
     def __init__(
         self,
         room: Callable[[], Room] = memory_left,
-        settings: RoomSettings = RoomSettings(),  # noqa: B008 - frozen
         *,
         led: bool = False,
         backend: ArenaBackend | None = None,
@@ -79,12 +67,12 @@ class ArenaStore:
         self.held = ArenaSet()
         self.led = led
         self._backend = backend
-        self._lineage = -1
+        self.lineage = -1
+        """Round of the newest world whose ranks have connected; -1: none has."""
         self.here: set[int] = set()
         """Ranks of the newest world that have connected."""
         self._passed_over: frozenset[Version] = frozenset()
         self.room = room
-        self._settings = settings
         self.world = 0
         """Number of ranks in the world."""
         self.kept = 0
@@ -97,76 +85,58 @@ class ArenaStore:
         """Completes `asked` with all that ranks have sent so far. Called before a slot is given
         back: a slot that turned VALID later may have been announced earlier."""
         self.token = unique()
-        self.offer = AvailableVersions(self.held)
-        """Versions that these arenas can serve."""
         self.complete: Version | None = None
         """Newest version that is VALID on every rank here."""
 
     def join(self, hello: TrainerHello) -> None:
         """Note a rank that has connected; a world of another size changes what is complete."""
-        if hello.lineage != self._lineage:
-            self._lineage, self.here, self.needs = hello.lineage, set(), {}
+        if hello.lineage != self.lineage:
+            self.lineage, self.here, self.needs = hello.lineage, set(), {}
         self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
-
-    @property
-    def lineage(self) -> int:
-        """Round of the newest world whose ranks have connected; -1: none has."""
-        return self._lineage
 
     def grant(self, rank: int, layout: Layout) -> RankArena:
         """Return an arena for the layout: the existing one, or a new one, faulted in.
 
         Raises `ArenaStoreError` if there is no room, before any allocation.
         """
-        wanted = self.look_up(rank, layout)
-        return wanted if isinstance(wanted, RankArena) else self.adopt(self.make(wanted))
+        found = self.find_arena(rank, layout)
+        if found is None:
+            self.held.add(found := self.make(rank, layout))
+        return found
 
-    def look_up(self, rank: int, layout: Layout) -> RankArena | Wanted:
-        """Return the arena that exists for a layout, or the description of the one to make.
-
-        Raises `ArenaStoreError` if the layout is not valid.
-        """
+    def find_arena(self, rank: int, layout: Layout) -> RankArena | None:
+        """Return the arena that exists for a layout; None: it is to be made, after a release."""
         body = layout.table.encode()
         for held in self.held.by_rank.get(rank, ()):
             if held.arena.body == body and held.arena.geometry.bytes_room >= layout.bytes_room:
                 return held
-        try:
-            geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
-        except TableError as error:
-            raise ArenaStoreError(f"rank {rank}: {error}") from error
         self.release()
-        return Wanted(rank=rank, body=body, geometry=geometry)
+        return None
 
-    def make(self, wanted: Wanted) -> RankArena:
+    def make(self, rank: int, layout: Layout) -> RankArena:
         """Make an arena, faulted in, on any thread; one at a time, as each checks the free memory.
 
-        The store does not change until `adopt`. Raises `ArenaStoreError` if there is no room,
-        before any allocation, or if the arena cannot be made.
+        The store does not change until `held.add`. Raises `ArenaStoreError` if there is no room,
+        before any allocation, if the layout is not valid, or the arena cannot be made.
         """
-        rank, geometry = wanted.rank, wanted.geometry
-        reason = refusal(geometry.total, self.room(), self._settings)
-        if reason is not None:
-            raise ArenaStoreError(f"rank {rank}: {reason}")
+        body = layout.table.encode()
         try:
-            fd, path = (
-                (in_memory(wanted.body, geometry), "")
-                if self._backend is None
-                else self._backend.make(wanted.body, geometry)
-            )
-        except (BackendError, ArenaError, OSError) as error:
+            geometry = geometry_of(decode(body), len(body), layout.slots, layout.bytes_room)
+            if reason := refusal(geometry.total, self.room()):
+                raise ArenaStoreError(f"rank {rank}: {reason}")
+            if self._backend is None:
+                fd, path = in_memory(body, geometry), ""
+            else:
+                fd, path = self._backend.make(body, geometry)
+        except (TableError, BackendError, ArenaError, OSError) as error:
             raise ArenaStoreError(f"rank {rank}: {error}") from error
-        held = RankArena(rank, fd, Arena(fd), path)
+        held = RankArena(Arena(fd), fd, path)
         try:
             held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
         except OSError as error:
             self._free([held])
             raise ArenaStoreError(f"rank {rank}: {error}") from error
-        return held
-
-    def adopt(self, held: RankArena) -> RankArena:
-        """Take up an arena that was made; the rank's older ones go once they are empty."""
-        self.held.add(held)
         return held
 
     def take_over(self) -> list[str]:
@@ -177,8 +147,8 @@ class ArenaStore:
         if self._backend is None:
             return []
         found, notes = self._backend.take_over()
-        for one in found:
-            self.held.add(RankArena(one.arena.table.rank, one.fd, one.arena, one.path))
+        for held in found:
+            self.held.add(held)
         return notes
 
     def saved(
@@ -190,10 +160,9 @@ class ArenaStore:
         if found is None or not work:
             self.release()
             return None
-        held, slot = found
-        held.reading.append(slot.index)
+        job = _reading(*found, tier)
         self.release()
-        return SlotWork(held=held, slot=slot, version=version, tier=tier)
+        return job
 
     def done(self, job: SlotWork) -> None:
         """Release a slot that a job has read."""
@@ -202,14 +171,8 @@ class ArenaStore:
 
     def newest_here(self) -> list[SlotWork]:
         """Return the slots of the newest version here, to be read; `done` ends each."""
-        version = max(self.offer.parts(), default=None)
-        places = [] if version is None else self.held.places(version)
-        for held, slot in places:
-            held.reading.append(slot.index)
-        return [
-            SlotWork(held=held, slot=slot, version=slot.version, tier=Tier.MEMORY)
-            for held, slot in places
-        ]
+        version = max(self.held.parts(), default=_NEVER)
+        return [_reading(held, slot, Tier.MEMORY) for held, slot in self.held.places(version)]
 
     def _look_for_complete(self) -> None:
         if self.led and self.kept != self.world:
@@ -237,7 +200,7 @@ class ArenaStore:
                 ):
                     held.arena.slots[index].give_back(Move.RELEASE)
             outside = len(self.here) >= self.kept > 0 and rank not in self.here
-            old = [held for held in (arenas if outside else arenas[:-1]) if _is_empty(held)]
+            old = [held for held in (arenas if outside else arenas[:-1]) if held.is_empty]
             self.held.by_rank[rank] = [held for held in arenas if held not in old]
             self._free(old)
 
@@ -280,22 +243,25 @@ class ArenaStore:
         for held in arenas:
             if self._backend is not None:
                 self._backend.remove(held.path)
-            held.arena.close()
-            os.close(held.fd)
+            held.close()
 
 
-def _is_empty(held: RankArena) -> bool:
-    return not held.reading and all(slot.state is SlotState.EMPTY for slot in held.arena.slots)
+def _reading(held: RankArena, slot: ArenaSlot, tier: Tier) -> SlotWork:
+    """Keep a slot from being given back until `done`."""
+    held.reading.append(slot.index)
+    return SlotWork(held=held, slot=slot, version=slot.version, tier=tier)
 
 
 class ArenaSet:
-    """Arenas of a node by rank, the newest of each last, and the slots in which a version lies."""
+    """Arenas of a node by rank, the newest of each last, and the versions that they can serve."""
 
     def __init__(self) -> None:
         self.by_rank: dict[int, list[RankArena]] = {}
+        self._wholes: dict[tuple[int, ...], bool] = {}
+        """Layouts → whether they are whole together; cached, since every save asks for it."""
 
     def add(self, held: RankArena) -> None:
-        """Add an arena, as the newest of its rank."""
+        """Add an arena, as the newest of its rank; the rank's older ones go once they are empty."""
         self.by_rank.setdefault(held.rank, []).append(held)
 
     @property
@@ -312,11 +278,6 @@ class ArenaSet:
             if slot.state is SlotState.VALID
         }
 
-    @property
-    def worlds(self) -> set[int]:
-        """Return the sizes of the worlds that these arenas belong to."""
-        return {held.arena.table.world for arenas in self.by_rank.values() for held in arenas}
-
     def find(self, rank: int, version: Version) -> tuple[RankArena, ArenaSlot] | None:
         """Return the arena and slot where a rank's version is VALID, in the newest such arena."""
         for held in reversed(self.by_rank.get(rank, [])):
@@ -325,24 +286,21 @@ class ArenaSet:
                     return held, slot
         return None
 
-    def places(self, version: Version) -> list[tuple[RankArena, ArenaSlot]]:
-        """Return the arena and slot of each rank's part of a version."""
-        found = (self.find(rank, version) for rank in self.ranks)
+    def places(
+        self, version: Version, ranks: Iterable[int] | None = None
+    ) -> list[tuple[RankArena, ArenaSlot]]:
+        """Return the arena and slot of each rank's part of a version; ranks: None: all here."""
+        found = (self.find(rank, version) for rank in (self.ranks if ranks is None else ranks))
         return [place for place in found if place is not None]
+
+    def tables(self, version: Version, ranks: Iterable[int] | None = None) -> list[ShardTable]:
+        """Return the table of each rank's part of a version; ranks: None: all here."""
+        return [held.arena.table for held, _ in self.places(version, ranks)]
 
     def common(self, ranks: Iterable[int]) -> frozenset[Version]:
         """Return the versions that are VALID on all of these ranks."""
         sets = [self.versions(rank) for rank in ranks]
         return frozenset(set.intersection(*sets)) if sets else frozenset()
-
-
-class AvailableVersions:
-    """Versions that one arena store can serve; empties slots with a wrong content."""
-
-    def __init__(self, holdings: ArenaSet) -> None:
-        self._holdings = holdings
-        self._wholes: dict[tuple[int, ...], bool] = {}
-        """Layouts → whether they are whole together; cached, since every save asks for it."""
 
     def saved_by(self, ranks: Iterable[int], world: int) -> frozenset[Version]:
         """Return the versions that are VALID on all of these ranks, saved by a world of this size.
@@ -352,11 +310,8 @@ class AvailableVersions:
         mine = list(ranks)
         return frozenset(
             version
-            for version in self._holdings.common(mine)
-            if all(
-                place is not None and place[0].arena.table.world == world
-                for place in (self._holdings.find(rank, version) for rank in mine)
-            )
+            for version in self.common(mine)
+            if {table.world for table in self.tables(version, mine)} == {world}
         )
 
     def usable(
@@ -370,23 +325,16 @@ class AvailableVersions:
         asked: What the ranks need now: a world of the same size may have another layout.
         """
         mine = list(ranks)
-        found = []
-        for version in self._holdings.common(mine):
-            places = [self._holdings.find(rank, version) for rank in mine]
-            tables = [place[0].arena.table for place in places if place is not None]
-            if all(table.world == world for table in tables) and not lacking(tables, asked):
-                found.append(version)
-        return sorted(found, reverse=True)
+        found = self.saved_by(mine, world)
+        return sorted((v for v in found if not lacking(self.tables(v, mine), asked)), reverse=True)
 
     def parts(self) -> dict[Version, tuple[int, tuple[int, ...]]]:
         """Return the versions in memory here, of any world: version → (world size, ranks)."""
         found: dict[Version, tuple[int, tuple[int, ...]]] = {}
-        holdings = self._holdings
-        for version in set().union(*(holdings.versions(rank) for rank in holdings.ranks)):
-            places = holdings.places(version)
-            sizes = {held.arena.table.world for held, _ in places}
-            if len(sizes) == 1:
-                found[version] = (sizes.pop(), tuple(held.rank for held, _ in places))
+        for version in set().union(*map(self.versions, self.ranks)):
+            tables = self.tables(version)
+            if len({table.world for table in tables}) == 1:
+                found[version] = (tables[0].world, tuple(table.rank for table in tables))
         return found
 
     def is_whole(self, versions: Iterable[Version]) -> bool:
@@ -395,26 +343,20 @@ class AvailableVersions:
         False without versions: no node may count on a node that has nothing.
         """
         found = list(versions)
-        return bool(found) and all(
-            self._is_whole(tuple(self._holdings.places(one))) for one in found
-        )
+        return bool(found) and all(map(self._is_whole, found))
 
-    def _is_whole(self, places: tuple[tuple[RankArena, ArenaSlot], ...]) -> bool:
-        layouts = tuple(held.arena.layout for held, _ in places)
+    def _is_whole(self, version: Version) -> bool:
+        layouts = tuple(held.arena.layout for held, _ in self.places(version))
         if layouts not in self._wholes:
-            self._wholes = {layouts: whole(held.arena.table for held, _ in places)}
+            self._wholes = {layouts: whole(self.tables(version))}
         return self._wholes[layouts]
 
     def drop_damaged(self, version: Version) -> list[str]:
         """Empty the slots of a version whose bytes do not match their hashes; name them."""
         notes = []
-        for held, slot in self._holdings.places(version):
-            proven = held.proven.pop(slot.index, -1)
-            if (
-                was_hashed(slot)
-                and proven != slot.words[SlotWord.SEQUENCE]
-                and is_damaged(held, slot)
-            ):
+        for held, slot in self.places(version):
+            proven = held.proven.pop(slot.index, -1) == slot.words[SlotWord.SEQUENCE]
+            if slot.is_hashed and not proven and not slot.is_as_hashed:
                 slot.give_back(Move.RELEASE)
                 notes.append(
                     f"step {version.step} of rank {held.rank} was passed over: slot {slot.index} "
@@ -428,36 +370,20 @@ class AvailableVersions:
         Another world with the same number may have saved them, or they are damaged.
         """
         stored = {shard.table.rank: shard for shard in manifest.shards}
-        for held, slot in self._holdings.places(manifest.version):
-            shard, table = stored.get(held.rank), held.arena.table
-            spans = table.spans(tuple(slot.lengths))
-            if shard is None or shard.table != table or not _is_same(slot, shard, spans):
+        for held, slot in self.places(manifest.version):
+            shard, form = stored.get(held.rank), (held.arena.table, tuple(slot.lengths))
+            if (
+                shard is None
+                or (shard.table, shard.lengths) != form
+                or slot.hash_image(training=False) != shard.hashes
+            ):
                 slot.give_back(Move.RELEASE)
 
     def newest(self) -> Version | None:
         """Return the newest version that is complete here, of a world of any size; or None."""
-        holdings = self._holdings
-        versions = {rank: holdings.versions(rank) for rank in holdings.ranks}
-        found = [
-            newest
-            for world in holdings.worlds
-            if set(range(world)) <= versions.keys()
-            and (newest := newest_complete(versions, range(world))) is not None
-            and self._of_world(newest, world)
-        ]
+        worlds = {held.arena.table.world for arenas in self.by_rank.values() for held in arenas}
+        found = (version for world in worlds for version in self.saved_by(range(world), world))
         return max(found, default=None)
-
-    def _of_world(self, version: Version, world: int) -> bool:
-        places = [self._holdings.find(rank, version) for rank in range(world)]
-        return all(place is not None and place[0].arena.table.world == world for place in places)
-
-
-def _is_same(slot: ArenaSlot, shard: Shard, spans: list[tuple[int, int]]) -> bool:
-    """Return True if a slot has the bytes of a committed shard, its tail included."""
-    if tuple(slot.lengths) != shard.lengths:
-        return False
-    hashes = hash_items(slot.image, spans, training=False)
-    return hashes == shard.hashes
 
 
 def prove(jobs: Iterable[SlotWork]) -> None:
@@ -467,16 +393,5 @@ def prove(jobs: Iterable[SlotWork]) -> None:
     """
     for job in jobs:
         slot, sequence = job.slot, int(job.slot.words[SlotWord.SEQUENCE])
-        if was_hashed(slot) and not is_damaged(job.held, slot):
+        if slot.is_hashed and slot.is_as_hashed:
             job.held.proven[slot.index] = sequence
-
-
-def is_damaged(held: RankArena, slot: ArenaSlot) -> bool:
-    """Return True if a hashed slot differs from its hashes; while no rank trains."""
-    spans = held.arena.table.spans(tuple(slot.lengths))
-    return hash_items(slot.image, spans, training=False) != tuple(slot.hashes)
-
-
-def was_hashed(slot: ArenaSlot) -> bool:
-    """Return True if the slot's hash table belongs to its content."""
-    return bool(slot.words[SlotWord.HASHED] == slot.words[SlotWord.SEQUENCE])

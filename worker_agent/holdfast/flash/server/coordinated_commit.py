@@ -8,19 +8,17 @@ of the master come by `Service.post`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
-from holdfast.flash.server.coordinated_restore import CoordinatedRestore
-from holdfast.flash.server.peer_parts import Lender
-from holdfast.flash.server.protocol import TrainerHello
-from holdfast.flash.server.service import Coordinator, ServerState
-from holdfast.flash.server.tiers import StorageTier
-from holdfast.flash.server.worker_thread import failure_of, outcome_of
+from holdfast.flash.memory.slots import Version
+from holdfast.flash.server.coordinated_restore import CoordinatedRestore, Coordinator
+from holdfast.flash.server.protocol import Durable, TrainerHello
+from holdfast.flash.server.service import ServerState
+from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
-from holdfast.flash.storage.manifest import Shard
+from holdfast.flash.storage.manifest import Shard, read_manifest_or_none
 from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import (
     CommitAnnounced,
@@ -55,13 +53,13 @@ class CoordinatedCommit:
         shared = node.tiers[_GRANTED].shared
         assert shared is not None, "all nodes write to storage"  # noqa: S101
         self._shared = shared
-        self._flusher = Flusher(node, shared, coordinator.job, self._tell)
+        self._flushing: set[tuple[Version, str]] = set()
+        """Versions that are being written for a flush, with the name of their attempt."""
         self._granted: set[tuple[str, str]] = set()
         """(directory, own name) of all grants so far."""
         self._ended: list[CommitResult] = []
         """Their newest outcomes, which are repeated to a new master."""
         self.restore = CoordinatedRestore(node, coordinator, self._write_beside)
-        self.lender = Lender(node.arenas, node.worker.hand_out)
 
     def token(self, hello: TrainerHello) -> str:
         """Return the name of a world's attempts, the same on all of its nodes."""
@@ -82,24 +80,24 @@ class CoordinatedCommit:
             return
         if arenas.lineage != self._node.begun:
             return  # a restore may have to fall back to what is there
-        now = (arenas.lineage, arenas.offer.saved_by(arenas.here, arenas.world))
+        now = (arenas.lineage, arenas.held.saved_by(arenas.here, arenas.world))
         if now != self._held:
             self._held = now
             self._tell_held()
 
     def _tell_held(self) -> None:
         number, versions = self._held
-        newest = sorted(versions, reverse=True)[:_MOST_HELD]
-        whole = self._arenas.offer.is_whole(versions)
         held = MemoryCheckpoints(
-            versions=tuple(map(to_wire, newest)), whole=whole, memory_only=not self._shared.root
+            versions=tuple(sorted(versions, reverse=True)[:_MOST_HELD]),
+            whole=self._arenas.held.is_whole(versions),
+            memory_only=not self._shared.root,
         )
         self._coordinator.send(held, number)
 
     def release(self, message: ReleaseCheckpoints) -> None:
         """Note the versions that the master allows to drop."""
-        complete = None if message.complete is None else from_wire(message.complete)
-        self._arenas.note_complete(complete, frozenset(map(from_wire, message.passed_over)))
+        complete = message.complete
+        self._arenas.note_complete(complete, frozenset(message.passed_over))
         if complete is not None and complete.lineage >= self._node.begun:
             self.restore.give_up()  # all ranks have saved since: the lent parts are not needed
 
@@ -124,14 +122,14 @@ class CoordinatedCommit:
     def _tell(self, shards: ShardsPersisted) -> None:
         assert shards.version is not None, "all of this module have one"  # noqa: S101
         if not shards.error:
-            self._unannounced[from_wire(shards.version)] = shards
+            self._unannounced[shards.version] = shards
         self._coordinator.send(shards)
 
     def flush_to_storage(self, message: FlushToStorage) -> None:
         """Write a version in memory here to storage, even of dead ranks; report the outcome."""
         if message.version is None:
             return
-        version, attempt, node = from_wire(message.version), message.attempt, self._node
+        version, attempt, node = message.version, message.attempt, self._node
         known, shared, key = self._unannounced.get(version), self._shared, (_GRANTED, version)
         if known is not None and known.attempt == attempt:
             self._coordinator.send(known)
@@ -147,22 +145,62 @@ class CoordinatedCommit:
             self._flush(version, self._shared.root, self._shared.attempt)
 
     def _flush(self, version: Version, root: str, attempt: str) -> None:
+        """Begin to write a version; a request for one that is being written changes nothing.
+
+        root: Directory of this node's checkpoints; empty: its ranks named none.
+        attempt: Name of the parts' directory; the same on all nodes.
+        """
         self._begun_in.add((root, attempt))
-        self._flusher.flush(version, root, attempt)
+        key = (version, attempt)
+        if key in self._flushing:
+            return
+        if problem := self._problem(version, root):
+            self._tell(_shards(version, root, attempt, self._arenas.world, {}, problem))
+            return
+        ranks = [held.rank for held, _ in self._arenas.held.places(version)]
+        found = [self._arenas.saved(rank, version, _GRANTED) for rank in ranks]
+        jobs = [job for job in found if job is not None]
+        self._flushing.add(key)
+
+        def write() -> dict[int, Shard]:
+            parts = dict[int, Shard]()
+            for job in jobs:
+                part = self._shared.write_attempt(job, root, attempt, self._coordinator.job)
+                parts[job.held.rank] = part
+            return parts
+
+        def flushed(parts: dict[int, Shard] | None, error: str) -> None:
+            self._flushing.remove(key)
+            for job in jobs:
+                self._arenas.done(job)
+            world = jobs[0].held.arena.table.world
+            self._tell(_shards(version, root, attempt, world, parts or {}, error))
+
+        self._node.worker.hand_out(f"writing step {version.step}", write, flushed, CommitError)
+
+    def _problem(self, version: Version, root: str) -> str:
+        """Return the reason why this node cannot write a version; empty: it can."""
+        if not root:
+            return "its ranks named no directory for checkpoints"
+        arenas, tables = self._arenas, self._arenas.held.tables(version)
+        same = {table.world for table in tables} == {arenas.world}  # else of another world's ranks
+        if not tables or (same and len(tables) < arenas.kept):
+            return (
+                f"step {version.step} of round {version.lineage} is in the memory of "
+                f"{len(tables)} of its {arenas.kept} ranks"
+            )
+        return ""
 
     def grant(self, grant: CommitGrant) -> None:
         """Commit a step that the master has granted to this node, of whatever world; once."""
         if grant.version is None or (grant.root, grant.own) in self._granted:
             return  # under way, or done: `restate` repeats the outcome
         self._granted.add((grant.root, grant.own))
-        version = from_wire(grant.version)
-        work = self._shared.commit_granted(grant, version, self._coordinator.job)
-        self._node.worker.hand_out(
-            lambda: failure_of(f"committing step {version.step}", work, CommitError),
-            lambda error: self._carried_out(grant, error),
-        )
+        work = self._shared.commit_granted(grant, grant.version, self._coordinator.job)
+        what, ended = f"committing step {grant.version.step}", partial(self._carried_out, grant)
+        self._node.worker.hand_out(what, work, ended, CommitError)
 
-    def _carried_out(self, grant: CommitGrant, error: str) -> None:
+    def _carried_out(self, grant: CommitGrant, _: None, error: str) -> None:
         ended = CommitResult(version=grant.version, own=grant.own, error=error)
         self._ended = [*self._ended[-_KEPT_ENDS:], ended]
         self._coordinator.send(ended)
@@ -171,14 +209,14 @@ class CoordinatedCommit:
         """Note that a step is committed, or will not be, as the master says."""
         if message.version is None:
             return
-        version = from_wire(message.version)
+        version = message.version
         known = self._unannounced.pop(version, None)
         if message.error:
             self._node.tell_failed(_GRANTED, version, message.error)
             if known is not None and 0 in self._arenas.held.ranks:
                 self._discard(version, known)
         else:
-            self._node.tell_durable(version)
+            self._node.tell(version, Durable(step=version.step))
 
     def _discard(self, version: Version, shards: ShardsPersisted) -> None:
         """Delete the parts of a step that nobody commits: otherwise each would stay until the end.
@@ -186,11 +224,14 @@ class CoordinatedCommit:
         Called on the node of rank 0 only.
         """
         what = f"deleting the parts of step {version.step}"
-        work = self._shared.discard(shards.root, shards.attempt, version)
-        self._node.worker.hand_out(
-            lambda: failure_of(what, work, OSError),
-            lambda error: log.warning("%s: %s", what, error) if error else None,
-        )
+
+        def deleted(_: None, error: str) -> None:
+            if error:
+                log.warning("%s: %s", what, error)
+
+        disk, root, attempt = self._shared.disk, shards.root, shards.attempt
+        work = partial(owners.discard_attempt, disk, root, attempt, version)
+        self._node.worker.hand_out(what, work, deleted, OSError)
 
     def leave_nothing(self) -> None:
         """Delete this node's attempts that no node commits any more; raises OSError."""
@@ -198,7 +239,7 @@ class CoordinatedCommit:
         for root in {root for root, _ in self._begun_in | self._granted if root}:
             begun = frozenset(name for where, name in self._begun_in if where == root)
             own = frozenset(name for where, name in self._granted if where == root)
-            self._shared.leave_nothing(root, begun, own, first=first)
+            owners.leave_nothing(self._shared.disk, root, begun, own, first=first)
 
     # --- another master -------------------------------------------------------------------------
 
@@ -207,7 +248,8 @@ class CoordinatedCommit:
         for ended in self._ended:
             self._coordinator.send(ended)
         for version, shards in list(self._unannounced.items()):
-            if self._shared.is_committed(shards.root, version):
+            found = read_manifest_or_none(self._shared.disk, f"{shards.root}/step_{version.step}")
+            if found is not None and found.version == version:
                 # The report may be lost with the old master.
                 self.announce(CommitAnnounced(version=shards.version))
             else:
@@ -227,7 +269,7 @@ def _shards(
 ) -> ShardsPersisted:
     """Return the report of a node's parts: all of them, or none and an error."""
     return ShardsPersisted(
-        version=to_wire(version),
+        version=version,
         world_size=world,
         ranks=tuple(sorted(parts)),
         root=root,
@@ -235,91 +277,3 @@ def _shards(
         bytes=sum(part.bytes for part in parts.values()),
         error=error,
     )
-
-
-@dataclass(slots=True)
-class _Flush:
-    """A version whose parts are being written."""
-
-    root: str
-    attempt: str
-    left: int
-    """Number of ranks whose part is not written yet."""
-    world: int
-    parts: dict[int, Shard] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-
-
-class Flusher:
-    """Writes versions in memory here to storage, even those of dead ranks."""
-
-    def __init__(
-        self,
-        node: ServerState,
-        shared: StorageTier,
-        owner: str,
-        tell: Callable[[ShardsPersisted], None],
-    ) -> None:
-        self._node, self._arenas, self._shared = node, node.arenas, shared
-        self._owner, self._tell = owner, tell
-        self._open: dict[tuple[Version, str], _Flush] = {}
-
-    def flush(self, version: Version, root: str, attempt: str) -> None:
-        """Begin to write a version; a request for one that is being written changes nothing.
-
-        root: directory of this node's checkpoints; empty: its ranks named none.
-        attempt: name of the parts' directory; the same on all nodes.
-        """
-        key = (version, attempt)
-        if key in self._open:
-            return
-        ranks = [rank for rank in self._arenas.held.ranks if self._arenas.held.find(rank, version)]
-        problem = self._problem(version, root, ranks)
-        if problem:
-            self._tell(_shards(version, root, attempt, self._arenas.world, {}, problem))
-            return
-        jobs = [self._arenas.saved(rank, version, _GRANTED) for rank in ranks]
-        found = [job for job in jobs if job is not None]
-        self._open[key] = flush = _Flush(
-            root=root,
-            attempt=attempt,
-            left=len(found),
-            world=found[0].held.arena.table.world,
-        )
-        for job in found:
-            self._begin(flush, job)
-
-    def _problem(self, version: Version, root: str, ranks: Iterable[int]) -> str:
-        if not root:
-            return "its ranks named no directory for checkpoints"
-        arenas, here = self._arenas, len(list(ranks))
-        sizes = {size for one, (size, _) in arenas.offer.parts().items() if one == version}
-        same = sizes == {arenas.world}  # otherwise another world saved it, on other ranks
-        if not here or (same and here < arenas.kept):
-            return (
-                f"step {version.step} of round {version.lineage} is in the memory of "
-                f"{here} of its {arenas.kept} ranks"
-            )
-        return ""
-
-    def _begin(self, flush: _Flush, job: SlotWork) -> None:
-        def write() -> Shard:
-            return self._shared.write_attempt(job, flush.root, flush.attempt, self._owner)
-
-        self._node.worker.hand_out(
-            lambda: outcome_of(f"writing step {job.version.step}", write, CommitError),
-            lambda outcome: self._written(flush, job, *outcome),
-        )
-
-    def _written(self, flush: _Flush, job: SlotWork, shard: Shard | None, error: str) -> None:
-        self._arenas.done(job)
-        flush.left -= 1
-        if shard is None:
-            flush.errors.append(error)
-        else:
-            flush.parts[job.held.rank] = shard
-        if flush.left:
-            return
-        del self._open[job.version, flush.attempt]
-        parts, errors = {} if flush.errors else flush.parts, "; ".join(flush.errors)
-        self._tell(_shards(job.version, flush.root, flush.attempt, flush.world, parts, errors))

@@ -1,31 +1,35 @@
 """Restore under a job master: it chooses, this node verifies, then starts.
 
-Belongs here: the restore on one node, up to the answer to its ranks. Everything runs on the
-service's own thread, except for the verification.
+Belongs here: the restore on one node, up to the answer to its ranks; the `Coordinator` that the
+agent provides. Everything runs on the service's own thread, except for the verification.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from functools import partial
+from typing import Final, Protocol
 
-from holdfast.flash.memory.slots import Version, from_wire, to_wire
+from holdfast.flash.memory.slots import Version
 from holdfast.flash.server import protocol
 from holdfast.flash.server.arena_store import prove
-from holdfast.flash.server.peer_parts import Gatherer, GatherError
+from holdfast.flash.server.peer_parts import Gatherer, GatherError, Peers
 from holdfast.flash.server.protocol import Member
-from holdfast.flash.server.service import Coordinator, ServerState
-from holdfast.flash.server.tiers import Images, SlotImage, TierError, Work
+from holdfast.flash.server.service import ServerState
+from holdfast.flash.server.tiers import SlotImage, TierError, Work
 from holdfast.flash.server.worker_thread import failure_of
 from holdfast.flash.storage.manifest import FormatError, ManifestError
 from holdfast_wire.messages import (
+    CommitResult,
     HeldPart,
+    MemoryCheckpoints,
     RestorePlan,
     RestorePlanVerified,
     RestoreRequest,
+    ShardsPersisted,
     Tier,
     TierVersions,
 )
@@ -36,14 +40,36 @@ log: Final = logging.getLogger(__name__)
 _MOST_PARTS: Final = 8
 
 
+Report = MemoryCheckpoints | ShardsPersisted | CommitResult | RestoreRequest | RestorePlanVerified
+"""A message to the master."""
+
+
+class Coordinator(Protocol):
+    """Connection to the master; called from the service's thread, and returns at once."""
+
+    @property
+    def job(self) -> str:
+        """Uid of the job."""
+
+    @property
+    def peers(self) -> Peers:
+        """Connection to other agents."""
+
+    def attempt(self, round_number: int) -> str:
+        """Return the name of a world's attempts, the same on all of its nodes."""
+
+    def world(self, round_number: int) -> str:
+        """Return the name of a round's world, the same on all of its nodes; empty: unknown."""
+
+    def send(self, message: Report, round_number: int | None = None) -> None:
+        """Send to the master; of several pending `MemoryCheckpoints` only the newest is sent."""
+
+
 class CoordinatedRestore:
     """Start of the newest round, on one node."""
 
     def __init__(
-        self,
-        node: ServerState,
-        coordinator: Coordinator,
-        write_beside: Callable[[Version], None],
+        self, node: ServerState, coordinator: Coordinator, write_beside: Callable[[Version], None]
     ) -> None:
         """Take the node, the connection to the master, and the function that flushes a version.
 
@@ -96,15 +122,14 @@ class CoordinatedRestore:
         """
         jobs = self._arenas.newest_here()
 
-        def looked(error: str) -> None:
+        def looked(_: None, error: str) -> None:
             for job in jobs:
                 self._arenas.done(job)
             if error:
                 log.warning("the newest checkpoint was not compared ahead: %s", error)
 
-        self._node.worker.hand_out(
-            lambda: failure_of("comparing the newest checkpoint", lambda: prove(jobs)), looked
-        )
+        what = "comparing the newest checkpoint"
+        self._node.worker.hand_out(what, lambda: prove(jobs), looked)
 
     def restate(self) -> None:
         """Repeat the request and the verification to a new master."""
@@ -122,26 +147,26 @@ class CoordinatedRestore:
         try:
             question = self._question(asking)
         except (OSError, FormatError, TierError) as error:
-            self._node.refuse(asking, str(error))
+            self._node.answer(asking, protocol.RequestRefused(error=str(error)))
             return
         self._round, self._asked, self._plan = lineage, question, None
         self._coordinator.send(question, lineage)
 
     def _question(self, asking: list[Member]) -> RestoreRequest:
-        hellos, offer = [member.hello for member in asking if member.hello], self._arenas.offer
+        hellos, held = [member.hello for member in asking if member.hello], self._arenas.held
         offers = {name: tier.versions(hellos) for name, tier in self._node.tiers.items()}
-        parts = sorted(offer.parts().items(), reverse=True)[:_MOST_PARTS]
+        parts = sorted(held.parts().items(), reverse=True)[:_MOST_PARTS]
         return RestoreRequest(
             offers=tuple(
-                TierVersions(tier=name, versions=tuple(map(to_wire, versions)))
+                TierVersions(tier=name, versions=tuple(versions))
                 for name, versions in offers.items()
             ),
             parts=tuple(
                 HeldPart(
-                    version=to_wire(version),
+                    version=version,
                     world_size=size,
                     ranks=own,
-                    whole=offer.is_whole([version]),
+                    whole=held.is_whole([version]),
                     world=self._coordinator.world(version.lineage),
                 )
                 for version, (size, own) in parts
@@ -153,40 +178,39 @@ class CoordinatedRestore:
         if self._round != round_number or self._plan is not None:
             return
         if not plan.go:
-            self._node.worker.hand_out(
-                lambda: self._check(plan),
-                lambda error: self._looked(round_number, plan, error),
-            )
+            what = f"checking step {plan.version.step if plan.version else 0}"
+            check, looked = partial(self._check, plan), partial(self._looked, round_number, plan)
+            self._node.worker.hand_out(what, check, looked, ManifestError, TierError)
         elif (
             plan.version is None
             or not plan.sources
-            or self._gatherer.has(round_number, from_wire(plan.version))
+            or self._gatherer.has(round_number, plan.version)
         ):
             self._go(round_number, plan)
         else:  # an earlier master had the other nodes verify it
-            self._describe(
-                round_number, plan, lambda error: self._go_or_refuse(round_number, plan, error)
-            )
+            self._describe(round_number, plan, partial(self._go_or_refuse, round_number, plan))
 
     def _describe(self, round_number: int, plan: RestorePlan, then: Callable[[str], None]) -> None:
         """Fetch the descriptions of the parts in other nodes' memory."""
         assert plan.version is not None, "there are sources of it"  # noqa: S101
-        version, sources = from_wire(plan.version), plan.sources
-        self._read(lambda: self._gatherer.describe(round_number, version, sources), then)
+        describe = self._gatherer.describe
+        self._read(partial(describe, round_number, plan.version, plan.sources), then)
 
     def _go_or_refuse(self, round_number: int, plan: RestorePlan, error: str) -> None:
         if self._round != round_number or self._plan is not None:
             return
         if error:
-            self._node.refuse([member for member in self._node.members if member.asks], error)
+            asking = [member for member in self._node.members if member.asks]
+            self._node.answer(asking, protocol.RequestRefused(error=error))
         else:
             self._go(round_number, plan)
 
     def _go(self, round_number: int, plan: RestorePlan) -> None:
         node = self._node
-        self._asked, self._plan = dataclasses.replace(self._asked, told=_told(plan)), plan
-        version = None if plan.version is None else from_wire(plan.version)
-        sources = self._sources(plan)
+        # What a new master must know of the plan, now that its ranks begin with it.
+        told = replace(plan, go=True, share=0, shares=0, notes=(), sources=())
+        self._asked, self._plan = replace(self._asked, told=told), plan
+        version, sources = plan.version, self._sources(plan)
         for name, tier in node.tiers.items():
             self._clear_up(tier.resume(version if name in sources else None))
         if not plan.sources:
@@ -210,30 +234,25 @@ class CoordinatedRestore:
 
     def _clear_up(self, work: Work | None) -> None:
         """Delete earlier worlds' unfinished attempts, after the work that is under way for them."""
-        if work is not None:
-            self._node.worker.hand_out(
-                lambda: failure_of("clearing up", work, OSError),
-                lambda error: (
-                    log.warning("earlier worlds' parts stay: %s", error) if error else None
-                ),
-            )
 
-    def _check(self, plan: RestorePlan) -> str:
+        def cleared(_: None, error: str) -> None:
+            if error:
+                log.warning("earlier worlds' parts stay: %s", error)
+
+        if work is not None:
+            self._node.worker.hand_out("clearing up", work, cleared, OSError)
+
+    def _check(self, plan: RestorePlan) -> None:
         """Verify on the worker thread; no rank trains, so the store has no other user meanwhile."""
         if plan.version is None:
-            return ""
-        version = from_wire(plan.version)
+            return
+        tier = self._node.tiers[plan.tier]
+        manifest = tier.verify(plan.version, plan.share, max(1, plan.shares))
+        if manifest is not None:  # empty the slots that differ: they are nearer
+            self._arenas.held.drop_unlike(manifest)
+            self._verified = plan.plan_id
 
-        def check() -> None:
-            tier = self._node.tiers[plan.tier]
-            manifest = tier.verify(version, plan.share, max(1, plan.shares))
-            if manifest is not None:  # empty the slots that differ: they are nearer
-                self._arenas.offer.drop_unlike(manifest)
-                self._verified = plan.plan_id
-
-        return failure_of(f"checking step {version.step}", check, ManifestError, TierError)
-
-    def _looked(self, round_number: int, plan: RestorePlan, error: str) -> None:
+    def _looked(self, round_number: int, plan: RestorePlan, _: None, error: str) -> None:
         def tell(problem: str) -> None:
             self._coordinator.send(
                 RestorePlanVerified(plan_id=plan.plan_id, error=problem), round_number
@@ -245,19 +264,9 @@ class CoordinatedRestore:
             self._describe(round_number, plan, tell)
 
     def _begin(self, asking: list[Member], plan: RestorePlan) -> None:
-        if plan.version is None:
-            self._node.start_from(asking, protocol.RestoreStart(notes=plan.notes))
-            return
-        version, tiers = from_wire(plan.version), self._node.tiers
-        lent = self._gatherer.lent if plan.sources else {}
-        found = [tiers[name].images(version) for name in self._sources(plan)]
-        away = (SlotImage(rank=rank, fd=one.fd, index=0, lent=True) for rank, one in lent.items())
-        images = Images(
-            slots=(*(slot for one in found for slot in one.slots), *away), path=found[-1].path
-        )
-        durable = tiers[plan.tier].durable
-        start = images.start(version, plan.notes, durable=durable)
-        self._node.start_from(asking, start, images.descriptors)
+        away = self._gatherer.lent.items() if plan.sources else ()
+        lent = [SlotImage(rank=rank, fd=one.held.fd, index=0, lent=True) for rank, one in away]
+        self._node.start_from(asking, plan.version, self._sources(plan), plan.notes, lent)
 
     def fetch(self, member: Member, wanted: protocol.Fetch) -> None:
         """Read items from other nodes' memory for a rank."""
@@ -269,14 +278,3 @@ class CoordinatedRestore:
                 )
 
         self._read(lambda: self._gatherer.fetch(wanted.items), fetched)
-
-
-def _told(plan: RestorePlan) -> RestorePlan:
-    """Return the part of a plan that a new master must know, once its ranks have begun with it."""
-    return RestorePlan(
-        plan_id=plan.plan_id,
-        version=plan.version,
-        tier=plan.tier,
-        partial=plan.partial,
-        go=True,
-    )

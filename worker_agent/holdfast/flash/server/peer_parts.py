@@ -1,7 +1,7 @@
 """Parts of a version between nodes: read from other nodes' memory, and lent to other nodes.
 
 Belongs here: of reading, the items read so far, the check of every hash, and the threads that wait
-for other nodes; of lending, the description of a slot, and keeping the slot while a peer reads it.
+for other nodes; of lending, the description of a slot.
 
 A part that was read is kept in an arena like the rank's own, but sparse: items that no rank asked
 for are holes and take no memory. Values that are no tensors are small, and are read with the
@@ -10,20 +10,19 @@ description.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from holdfast.flash.memory.arena import Arena, ArenaError, geometry_of, in_memory
+from holdfast.flash.memory.arena import Arena, ArenaError, RankArena, geometry_of, in_memory
 from holdfast.flash.memory.hashes import hash64
-from holdfast.flash.memory.memory_budget import Room, RoomSettings, refusal
+from holdfast.flash.memory.memory_budget import Room, refusal
 from holdfast.flash.memory.shard_table import TableError, decode
 from holdfast.flash.memory.slots import SlotState, Version
-from holdfast.flash.server.arena_store import ArenaStore, was_hashed
-from holdfast.flash.server.worker_thread import failure_of
-from holdfast.flash.storage.writer import SlotWork, hashed
+from holdfast.flash.server.arena_store import ArenaStore
+from holdfast.flash.server.worker_thread import WorkerThread
+from holdfast.flash.storage.writer import hashed
 from holdfast_wire.messages import PartSource
 
 Range = tuple[int, int]
@@ -47,21 +46,23 @@ class Described:
     hashes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PartPlace:
+    """Place of a part in another agent's memory, during the round of this number."""
+
+    address: str
+    number: int
+    version: Version
+    rank: int
+
+
 class Peers(Protocol):
     """Connection to other agents; called from threads of their own, and blocks."""
 
-    def describe(self, address: str, number: int, version: Version, rank: int) -> Described:
-        """Return the description of a part; raises `GatherError`. number: of the round."""
+    def describe(self, part: PartPlace) -> Described:
+        """Return the description of a part; raises `GatherError`."""
 
-    def read(
-        self,
-        address: str,
-        number: int,
-        version: Version,
-        rank: int,
-        ranges: Sequence[Range],
-        into: memoryview,
-    ) -> None:
+    def read(self, part: PartPlace, ranges: Sequence[Range], into: memoryview) -> None:
         """Read ranges of an image to the same places of `into`; raises `GatherError`."""
 
 
@@ -69,10 +70,11 @@ class Peers(Protocol):
 class Lent:
     """One part of another node, with the items read so far."""
 
-    source: PartSource
-    fd: int
-    arena: Arena
-    hashes: tuple[int, ...]
+    part: PartPlace
+    node_rank: int
+    """Rank of that node."""
+    held: RankArena
+    """Arena like the rank's own, with the hashes that its items must have."""
     spans: list[Range]
     there: set[int] = field(default_factory=set)
     """Indices of the items that were read and match their hashes."""
@@ -81,10 +83,8 @@ class Lent:
 class Gatherer:
     """Reads of one round from the memory of other nodes."""
 
-    def __init__(
-        self, peers: Peers, room: Callable[[], Room], settings: RoomSettings | None = None
-    ) -> None:
-        self._peers, self._room, self._settings = peers, room, settings or RoomSettings()
+    def __init__(self, peers: Peers, room: Callable[[], Room]) -> None:
+        self._peers, self._room = peers, room
         self._number, self._version = 0, Version(0, 0)
         self.lent: dict[int, Lent] = {}
         """Parts by rank."""
@@ -112,12 +112,13 @@ class Gatherer:
                     self._borrow(source, rank)
 
     def _borrow(self, source: PartSource, rank: int) -> None:
-        found = self._peers.describe(source.address, self._number, self._version, rank)
+        part = PartPlace(source.address, self._number, self._version, rank)
+        found = self._peers.describe(part)
         try:
             table = decode(found.table)
             geometry = geometry_of(table, len(found.table), 1, found.bytes_room)
             fd = in_memory(found.table, geometry)
-            arena = Arena(fd)
+            held = RankArena(Arena(fd), fd)
         except (TableError, ArenaError, OSError) as error:
             raise GatherError(f"rank {rank} of node {source.node_rank}: {error}") from error
         if (table.rank, len(found.hashes), len(found.lengths)) != (
@@ -125,15 +126,14 @@ class Gatherer:
             table.count,
             len(table.byte_items),
         ):
-            arena.close()
-            os.close(fd)
+            held.close()
             raise GatherError(f"node {source.node_rank} describes another part than rank {rank}'s")
-        slot = arena.slots[0]
-        slot.begin_write(self._version, rank=rank, world=table.world, layout=arena.layout)
+        slot = held.arena.slots[0]
+        slot.begin_write(self._version)
         slot.commit(found.lengths)
-        lent = Lent(source, fd, arena, found.hashes, table.spans(found.lengths))
-        self.lent[rank] = lent
-        self._read(rank, lent, range(len(table.tensors), table.count))
+        slot.store_hashes(found.hashes)
+        self.lent[rank] = lent = Lent(part, source.node_rank, held, slot.spans)
+        self._read(lent, range(len(table.tensors), table.count))
 
     def fetch(self, items: Iterable[tuple[int, int]]) -> None:
         """Read items, by rank and index in its table, that were not read yet.
@@ -148,7 +148,7 @@ class Gatherer:
             try:
                 self._look_for_room(wanted)
                 for rank, indices in wanted.items():
-                    self._read(rank, self._known(rank, indices), indices)
+                    self._read(self._known(rank, indices), indices)
             except GatherError as error:
                 self._refused[self._version] = str(error)
                 raise
@@ -166,22 +166,21 @@ class Gatherer:
             for lent in [self._known(rank, indices)]
             for index in set(indices) - lent.there
         )
-        reason = refusal(size, self._room(), self._settings) if size else None
+        reason = refusal(size, self._room()) if size else None
         if reason is not None:
             raise GatherError(f"parts of other nodes: {reason}")
 
-    def _read(self, rank: int, lent: Lent, indices: Iterable[int]) -> None:
-        image = lent.arena.slots[0].image
+    def _read(self, lent: Lent, indices: Iterable[int]) -> None:
+        slot = lent.held.arena.slots[0]
         for batch in _batches(sorted(set(indices) - lent.there), lent.spans):
             ranges = _joined([lent.spans[index] for index in batch])
-            source = lent.source
-            self._peers.read(source.address, self._number, self._version, rank, ranges, image)
+            self._peers.read(lent.part, ranges, slot.image)
             for index in batch:
                 begin, length = lent.spans[index]
-                if hash64(image[begin : begin + length]) != lent.hashes[index]:
-                    name = lent.arena.table.items[index].name
+                if hash64(slot.image[begin : begin + length]) != slot.hashes[index]:
+                    name = lent.held.arena.table.items[index].name
                     raise GatherError(
-                        f"{name} of rank {rank} on node {source.node_rank} is damaged"
+                        f"{name} of rank {lent.held.rank} on node {lent.node_rank} is damaged"
                     )
                 lent.there.add(index)
 
@@ -192,8 +191,7 @@ class Gatherer:
 
     def _give_up(self) -> None:
         for lent in self.lent.values():
-            lent.arena.close()
-            os.close(lent.fd)
+            lent.held.close()
         self.lent = {}
 
 
@@ -222,53 +220,33 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
-Aside = Callable[[Callable[[], str], Callable[[str], None]], None]
-"""Runs the first function on the worker thread, then the second on the service's thread."""
+def describe(
+    arenas: ArenaStore,
+    worker: WorkerThread,
+    version: Version,
+    rank: int,
+    taken: Callable[[Described | None], None],
+) -> None:
+    """Describe a part of this node to another one, once it has hashes; None: it is not here."""
+    job = arenas.saved(rank, version)
+    if job is None:
+        taken(None)
+        return
+    arena, slot = job.held.arena, job.slot
 
+    def look() -> None:
+        there = slot.state is SlotState.VALID and slot.version == version
+        if there and not slot.is_hashed:
+            hashed(job)
 
-Loan = SlotWork
-"""A part of a version that stays in place until it is given back."""
+    def tell(*_: object) -> None:
+        described = Described(
+            table=arena.body,
+            bytes_room=arena.geometry.bytes_room,
+            lengths=tuple(slot.lengths),
+            hashes=tuple(slot.hashes) if slot.is_hashed else (),
+        )
+        arenas.done(job)
+        taken(described)
 
-
-class Lender:
-    """Lender of one arena store's slots to other nodes; used by the service's thread only."""
-
-    def __init__(self, arenas: ArenaStore, aside: Aside) -> None:
-        self._arenas, self._aside = arenas, aside
-
-    def describe(
-        self, version: Version, rank: int, taken: Callable[[Described | None], None]
-    ) -> None:
-        """Describe a part, once it has hashes; None: it is not here."""
-        job = self._arenas.saved(rank, version)
-        if job is None:
-            taken(None)
-            return
-        found: SlotWork = job
-
-        def look() -> None:
-            there = found.slot.state is SlotState.VALID and found.slot.version == found.version
-            if there and not was_hashed(found.slot):
-                hashed(found)
-
-        def tell(_: str) -> None:
-            arena, slot = found.held.arena, found.slot
-            hashes = tuple(slot.hashes) if was_hashed(slot) else ()
-            described = Described(
-                table=arena.body,
-                bytes_room=arena.geometry.bytes_room,
-                lengths=tuple(slot.lengths),
-                hashes=hashes,
-            )
-            self._arenas.done(found)
-            taken(described)
-
-        self._aside(lambda: failure_of(f"hashing step {version.step}", look), tell)
-
-    def lend(self, version: Version, rank: int) -> Loan | None:
-        """Return a part that stays in place until `take_back`; None: it is not here."""
-        return self._arenas.saved(rank, version)
-
-    def take_back(self, loan: Loan) -> None:
-        """End a loan: the slot may be given back."""
-        self._arenas.done(loan)
+    worker.hand_out(f"hashing step {version.step}", look, tell)

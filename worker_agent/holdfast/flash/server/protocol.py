@@ -266,8 +266,8 @@ class Member:
     """True while it waits for a `RestoreStart`."""
     durable: set[Version] = field(default_factory=set)
     """Versions that it waits for to become durable."""
-    _inbox: collections.deque[Message | LinkError] = field(default_factory=collections.deque)
-    """Messages received but not acted on yet."""
+    inbox: collections.deque[Message | LinkError] = field(default_factory=collections.deque)
+    """Messages received but not acted on yet; of a malformed one, the error."""
 
     @classmethod
     def of(cls, link: Link) -> Member | None:
@@ -290,48 +290,21 @@ class Member:
         """Round of its world; -1 before its first message."""
         return self.hello.lineage if self.hello else -1
 
-    @property
-    def has_unheard(self) -> bool:
-        """True if a received message was not acted on yet: the poll will not report it again."""
-        return bool(self._inbox)
-
-    @property
-    def is_done(self) -> bool:
-        """True if no message will come any more."""
-        return self.link.closed and not self._inbox
-
-    def hear(self) -> Message | None:
-        """Return the next message, if any; raises `LinkError` for a malformed one."""
-        found = self._inbox.popleft() if self._inbox else self._receive()
-        if isinstance(found, LinkError):
-            raise found
-        return found
-
     def take_in(self) -> Iterator[Message]:
         """Receive all messages sent so far, to act on them later; yield each new one."""
-        while not self.link.closed and (found := self._receive()) is not None:
-            self._inbox.append(found)
-            if not isinstance(found, LinkError):
-                yield found
-
-    def _receive(self) -> Message | LinkError | None:
-        try:
-            found = self.link.receive(0)
-        except LinkError as error:
-            return error
-        if found is None:
-            return None
-        for fd in found[1]:  # a trainer's messages carry no descriptor
-            os.close(fd)
-        return found[0]
-
-    def has_last_words(self) -> bool:
-        """Return True if a dead trainer has sent messages that were not received yet."""
-        if self._inbox or self.link.closed:
-            return bool(self._inbox)
-        poll = select.poll()
-        poll.register(self.link, select.POLLIN)
-        return bool(poll.poll(0))
+        while True:
+            try:
+                found = self.link.receive(0)
+            except LinkError as error:
+                self.inbox.append(error)
+                continue
+            if found is None:
+                return
+            message, descriptors = found
+            for fd in descriptors:  # a trainer's messages carry no descriptor
+                os.close(fd)
+            self.inbox.append(message)
+            yield message
 
     def close(self) -> None:
         """Close the connection."""

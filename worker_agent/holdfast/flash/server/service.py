@@ -4,8 +4,8 @@ One thread owns the store and all connections. It reads a disk only while a worl
 rank trains. A worker thread (`worker_thread`) hashes, writes and commits, one job after another, so
 that the trainers keep their cores. The `CommitPolicy` commits steps, the `RestorePolicy` chooses a
 world's start: `local_commit` has both without a job master. With one they are `coordinated_commit`
-and `coordinated_restore`, over the `Coordinator` that the agent provides. `tiers` has the places
-that they write to and start from, `protocol` the messages and the end of one trainer.
+and `coordinated_restore`. `tiers` has the places that they write to and start from, `protocol` the
+messages and the end of one trainer.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import logging
 import select
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from holdfast import loop_errors
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
 from holdfast.flash.server.protocol import (
@@ -38,28 +40,13 @@ from holdfast.flash.server.protocol import (
     Saved,
     TrainerHello,
 )
-from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, StorageTier, TierNode
-from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of, outcome_of
+from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, SlotImage, StorageTier, TierNode
+from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Shard
-from holdfast.flash.storage.writer import RankArena, SlotWork
+from holdfast.flash.storage.writer import SlotWork
 from holdfast_wire.messages import Tier
-
-if TYPE_CHECKING:
-    from holdfast.flash.server.peer_parts import Peers
-    from holdfast_wire.messages import (
-        CommitResult,
-        MemoryCheckpoints,
-        RestorePlanVerified,
-        RestoreRequest,
-        ShardsPersisted,
-    )
-
-    Report = (
-        MemoryCheckpoints | ShardsPersisted | CommitResult | RestoreRequest | RestorePlanVerified
-    )
-    """A message to the master."""
 
 log: Final = logging.getLogger(__name__)
 
@@ -109,57 +96,82 @@ class ServerState:
         assert commit is not None, "a part was written"  # noqa: S101
         work = commit(job, parts)
 
-        def committed(error: str) -> None:
+        def committed(_: None, error: str) -> None:
             if error:
                 self.tell_failed(job.tier, job.version, error)
             elif self.tiers[job.tier].durable:
-                self.tell_durable(job.version)
+                self.tell(job.version, Durable(step=job.version.step))
 
         what = f"committing step {job.version.step}"
-        self.worker.hand_out(lambda: failure_of(what, work, CommitError), committed)
+        self.worker.hand_out(what, work, committed, CommitError)
 
     def commits_alone(self, name: Tier) -> bool:
         """Return True if this node commits its own parts in a tier: none waits for them there."""
         tier = self.tiers[name]
         return tier.commit is not None and tier.shared is None
 
-    def tell_durable(self, version: Version) -> None:
-        """Tell the ranks that wait for a step that it is committed."""
+    def tell(self, version: Version, news: Durable | Failed) -> None:
+        """Tell the ranks that wait for a step whether it is committed."""
         for member in self.members:
             if version in member.durable:
                 member.durable.discard(version)
-                member.link.send(Durable(step=version.step))
+                member.link.send(news)
 
     def tell_failed(self, name: Tier, version: Version, error: str) -> None:
         """Tell the ranks that wait for a step that it will not be committed in a tier."""
         self.parts.pop((name, version), None)
         if self.commits_alone(name):
             log.warning("step %d is not in %s: %s", version.step, name.name, error)
+        else:
+            self.tell(version, Failed(step=version.step, error=error))
+
+    def start_from(
+        self,
+        members: Sequence[Member],
+        version: Version | None,
+        tiers: Sequence[Tier],
+        notes: Sequence[str],
+        lent: Sequence[SlotImage] = (),
+    ) -> None:
+        """Let ranks that wait start from a version; None: from nothing.
+
+        tiers: Tiers with images of it, the one that it was chosen from last.
+        notes: Versions that were passed over, with reasons. lent: Images on other nodes.
+        """
+        if version is None:
+            self.answer(members, RestoreStart(notes=tuple(notes)))
             return
-        for member in self.members:
-            if version in member.durable:
-                member.durable.discard(version)
-                member.link.send(Failed(step=version.step, error=error))
+        found = [self.tiers[name].images(version) for name in tiers]
+        slots = [*(slot for one in found for slot in one.slots), *lent]
+        start = RestoreStart(
+            lineage=version.lineage,
+            step=version.step,
+            path=found[-1].path,
+            ranks=tuple(one.rank for one in slots),
+            slots=tuple(one.index for one in slots),
+            lent=tuple(one.rank for one in slots if one.lent),
+            durable=self.tiers[tiers[-1]].durable,
+            notes=tuple(notes),
+        )
+        self.answer(members, start, tuple(one.fd for one in slots))
 
     @staticmethod
-    def start_from(
-        members: Sequence[Member], origin: RestoreStart, descriptors: Sequence[int] = ()
+    def answer(
+        members: Sequence[Member],
+        message: RestoreStart | RequestRefused,
+        descriptors: tuple[int, ...] = (),
     ) -> None:
         """Answer ranks that wait for their start."""
         for member in members:
             member.asks = False
-            member.link.send(origin, tuple(descriptors))
-
-    @staticmethod
-    def refuse(members: Sequence[Member], error: str) -> None:
-        """Answer ranks that wait for their start with an error."""
-        for member in members:
-            member.asks = False
-            member.link.send(RequestRefused(error=error))
+            member.link.send(message, descriptors)
 
 
 class CommitPolicy(Protocol):
-    """Policy of commits: local, or coordinated. Called by the service's thread."""
+    """Policy of commits: local, or coordinated. Called by the service's thread.
+
+    A method that ends with `return` does nothing, unless a subclass does.
+    """
 
     def token(self, hello: TrainerHello) -> str:
         """Return the name of a world's attempts, equal for all of its ranks."""
@@ -172,12 +184,15 @@ class CommitPolicy(Protocol):
 
     def failed(self, name: Tier, version: Version, error: str) -> None:
         """Note that a rank here has no part of a step; the service tells the ranks that wait."""
+        return
 
     def turn_ended(self) -> None:
         """Look at the changes of a turn of the service."""
+        return
 
     def leave_nothing(self) -> None:
         """Delete unfinished attempts on storage, as the job is over; raises OSError."""
+        return
 
 
 class RestorePolicy(Protocol):
@@ -192,27 +207,6 @@ class RestorePolicy(Protocol):
 
     def fetch(self, member: Member, wanted: Fetch) -> None:
         """Read items of other nodes' memory for a rank; raises `LinkError` if none is lent."""
-
-
-class Coordinator(Protocol):
-    """Connection to the master; called from the service's thread, and returns at once."""
-
-    @property
-    def job(self) -> str:
-        """Uid of the job."""
-
-    @property
-    def peers(self) -> Peers:
-        """Connection to other agents."""
-
-    def attempt(self, round_number: int) -> str:
-        """Return the name of a world's attempts, the same on all of its nodes."""
-
-    def world(self, round_number: int) -> str:
-        """Return the name of a round's world, the same on all of its nodes; empty: unknown."""
-
-    def send(self, message: Report, round_number: int | None = None) -> None:
-        """Send to the master; of several pending `MemoryCheckpoints` only the newest is sent."""
 
 
 class Service:
@@ -284,7 +278,7 @@ class Service:
         for member in self._node.members:
             poll.register(member.link, select.POLLIN)
             poll.register(member.pidfd, select.POLLIN)
-        unheard = any(member.has_unheard for member in self._node.members)
+        unheard = any(member.inbox for member in self._node.members)
         ready = {fd for fd, _ in poll.poll(0 if unheard else None)}
         self._worker.take_in()
         self._making.take_in()
@@ -296,28 +290,21 @@ class Service:
 
     def _hear_all(self, ready: set[int]) -> None:
         """Act on the messages of trainers, and on the last messages of dead ones."""
-        for member in [m for m in self._node.members if m.link.fileno() in ready]:
-            self._hear(member)
+        self._listen()
         for member in list(self._node.members):
-            while member.has_unheard and member in self._node.members:
-                self._hear(member)
-        for member in [m for m in self._node.members if m.pidfd in ready]:
-            while member in self._node.members and member.has_last_words():
-                self._hear(member)
-            self._forget(member)
+            while member.inbox:
+                self._hear(member, member.inbox.popleft())
+            if member.pidfd in ready or member.link.closed:
+                self._forget(member)
 
     def _forget(self, member: Member) -> None:
-        if member in self._node.members:
-            self._node.members.remove(member)
-            self._copies.give_up()
-            member.close()
+        self._node.members.remove(member)
+        self._copies.give_up()
+        member.close()
 
-    def _hear(self, member: Member) -> None:
-        message = None
+    def _hear(self, member: Member, message: object) -> None:
         try:
-            message = member.hear()
-            if message is not None:
-                self._take(member, message)
+            self._take(member, message)
         except (LinkError, ArenaStoreError) as error:
             number = message.number if isinstance(message, Layout) else 0
             member.link.send(RequestRefused(error=str(error), number=number))
@@ -325,8 +312,6 @@ class Service:
             number, peer = loop_errors.count(__name__), member.link.peer
             log.exception("a message of process %d failed (fault %d)", peer, number)
             member.link.send(RequestRefused(error=f"{type(error).__name__}: {error}"))
-        if member.is_done:
-            self._forget(member)
 
     def _listen(self) -> None:
         """Receive the messages of all trainers, without acting on them yet."""
@@ -355,25 +340,24 @@ class Service:
                 self._not_saved(member, message)
             case Fetch():
                 self._restore.fetch(member, message)
+            case LinkError():
+                raise message
             case _:
                 raise LinkError(f"{type(message).__name__} is not for a checkpoint server")
 
     def _grant(self, member: Member, layout: Layout) -> None:
-        found, arenas = self.arenas.look_up(member.rank, layout), self.arenas
-        if isinstance(found, RankArena):
+        arenas, rank = self.arenas, member.rank
+        if found := arenas.find_arena(rank, layout):
             self._granted(member, layout, found, "")
             return
-        wanted, what = found, f"an arena of rank {member.rank}"
 
-        def made(outcome: tuple[RankArena | None, str]) -> None:
-            held, error = outcome
+        def made(held: RankArena | None, error: str) -> None:
             if held is not None:
-                arenas.adopt(held)
+                arenas.held.add(held)
             self._granted(member, layout, held, error)
 
-        self._making.hand_out(
-            lambda: outcome_of(what, lambda: arenas.make(wanted), ArenaStoreError), made
-        )
+        make = partial(arenas.make, rank, layout)
+        self._making.hand_out(f"an arena of rank {rank}", make, made, ArenaStoreError)
 
     def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
         if member not in self._node.members:
@@ -434,18 +418,17 @@ class Service:
         """Tell the servers of other ranks, which meet this one in a shared place alone."""
         shared = self._node.tiers[told.tier].shared
         if shared and (work := shared.leave_word(version, told.final, rank, told.error)):
-            self._worker.hand_out(work, lambda _: None)
+            self._worker.hand_out("leaving word", work, lambda *_: None)
 
     def _work_on(self, job: SlotWork) -> None:
         self._node.writing[job.tier, job.version] += 1
-        self._worker.hand_out(lambda: self._do(job), lambda found: self._done(job, *found))
+        tier, what = self._node.tiers[job.tier], f"a job on step {job.version.step}"
 
-    def _do(self, job: SlotWork) -> tuple[Shard | None, str]:
-        """Do a job on the worker thread; only its result comes back to the service's thread."""
-        self._copies.wait(job.version)
-        tier = self._node.tiers[job.tier]
-        what = f"a job on step {job.version.step}"
-        return outcome_of(what, lambda: tier.write(job), CommitError)
+        def write() -> Shard:
+            self._copies.wait(job.version)
+            return tier.write(job)
+
+        self._worker.hand_out(what, write, partial(self._done, job), CommitError)
 
     def _done(self, job: SlotWork, shard: Shard | None, error: str) -> None:
         node, key = self._node, (job.tier, job.version)

@@ -11,24 +11,24 @@ cannot use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.arena_store import ArenaStore
-from holdfast.flash.server.protocol import RestoreStart, TrainerHello
+from holdfast.flash.server.protocol import TrainerHello
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
-from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, read_manifest_or_none
+from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard
 from holdfast.flash.storage.reader import committed, newest, verify
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast.flash.storage.writer import SlotWork, Storage, hashed
 from holdfast_wire.messages import CommitGrant
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 _MOST_STORED: Final = 16
-_KEEP_ALL: Final = RetentionSettings(keep_last=1_000_000)
+_KEEP_ALL: Final = CheckpointPolicy(keep_last=1_000_000)
 """Retention for a write or commit of another world than the present one."""
 Work = Callable[[], None]
 """Slow work, for the worker thread."""
@@ -70,24 +70,6 @@ class Images:
     slots: tuple[SlotImage, ...] = ()
     path: str = ""
     """Directory of a committed step; empty: none."""
-
-    def start(self, version: Version, notes: Iterable[str], *, durable: bool) -> RestoreStart:
-        """Return the message that has ranks start from these images."""
-        return RestoreStart(
-            lineage=version.lineage,
-            step=version.step,
-            path=self.path,
-            ranks=tuple(one.rank for one in self.slots),
-            slots=tuple(one.index for one in self.slots),
-            lent=tuple(one.rank for one in self.slots if one.lent),
-            durable=durable,
-            notes=tuple(notes),
-        )
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors that travel with the message, in the order of its slots."""
-        return [one.fd for one in self.slots]
 
 
 class CheckpointTier(Protocol):
@@ -182,19 +164,17 @@ class MemoryTier:
         """Return the versions from which these ranks could start with the images here."""
         ranks, arenas = [hello.rank for hello in asking], self._arenas
         asked = [arenas.needs[rank] for rank in ranks if rank in arenas.needs]
-        return arenas.offer.usable(ranks, arenas.world, asked)
+        return arenas.held.usable(ranks, arenas.world, asked)
 
     def newest(
-        self,
-        asking: Sequence[TrainerHello],
-        above: Version | None,
+        self, asking: Sequence[TrainerHello], above: Version | None
     ) -> tuple[Version | None, list[str]]:
         """Return the newest intact version that is complete here; empty the damaged slots."""
         notes: list[str] = []
-        while (version := self._arenas.offer.newest()) is not None:
+        while (version := self._arenas.held.newest()) is not None:
             if above is not None and version <= above:
                 break
-            damage = self._arenas.offer.drop_damaged(version)
+            damage = self._arenas.held.drop_damaged(version)
             if not damage:
                 return version, notes
             notes += damage
@@ -202,7 +182,7 @@ class MemoryTier:
 
     def verify(self, version: Version, share: int, shares: int) -> None:
         """Verify all slots here, and empty the damaged ones."""
-        damage = self._arenas.offer.drop_damaged(version)
+        damage = self._arenas.held.drop_damaged(version)
         if damage:
             raise TierError("; ".join(damage))
 
@@ -226,7 +206,7 @@ class StorageTier:
     durable = True
 
     def __init__(self, node: TierNode) -> None:
-        self._arenas, self._disk, self._awaited = node.arenas, node.disk, node.awaited
+        self._arenas, self.disk, self._awaited = node.arenas, node.disk, node.awaited
         self.storage: Storage | None = None
         """Directory of the newest world that named one; None: none has."""
 
@@ -249,9 +229,8 @@ class StorageTier:
         """Take the directory that the rank names, if it names one."""
         known = self.storage
         if hello.root and (known is None or (known.root, known.token) != (hello.root, attempt)):
-            retention = RetentionSettings.of(hello.policy)
             self.storage = Storage(
-                self._disk, hello.root, attempt, retention, owner, awaited=self._awaited
+                self.disk, hello.root, attempt, hello.policy, owner, awaited=self._awaited
             )
 
     # --- saves ----------------------------------------------------------------------------------
@@ -267,7 +246,7 @@ class StorageTier:
 
     def write_attempt(self, job: SlotWork, root: str, attempt: str, owner: str) -> Shard:
         """Hash a slot and write it to an attempt that the master has named; see `write`."""
-        return Storage(self._disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
+        return Storage(self.disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
 
     def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> Work:
         """Commit the step, or wait for the server of rank 0 to do it; then apply retention."""
@@ -279,23 +258,11 @@ class StorageTier:
         """Return the work that commits a step, which another world may have saved elsewhere."""
         storage = self.storage
         if storage is None or storage.root != grant.root:
-            storage = Storage(self._disk, grant.root, grant.attempt, _KEEP_ALL, owner)
+            storage = Storage(self.disk, grant.root, grant.attempt, _KEEP_ALL, owner)
         own: Storage = storage
         return lambda: own.commit_granted(
             version, world=grant.world_size, attempt=grant.attempt, own=grant.own
         )
-
-    def is_committed(self, root: str, version: Version) -> bool:
-        """Return True if the step's directory holds this version."""
-        found = read_manifest_or_none(self._disk, f"{root}/step_{version.step}")
-        return found is not None and found.version == version
-
-    def discard(self, root: str, attempt: str, version: Version) -> Work:
-        """Return the work that deletes all parts of a version; it raises OSError.
-
-        attempt: Name of the parts' directory; those that begin with it go too.
-        """
-        return lambda: owners.discard_attempt(self._disk, root, attempt, version)
 
     def leave_word(self, version: Version, final: str, rank: int, error: str) -> Work | None:
         """Return the work that tells other servers that a rank has no part of a version."""
@@ -304,12 +271,6 @@ class StorageTier:
             return None
         return lambda: storage.leave_word(version, final, rank, error)
 
-    def leave_nothing(
-        self, root: str, begun: frozenset[str], own: frozenset[str], *, first: bool
-    ) -> None:
-        """Delete this node's attempts when the job is over; see `owners.leave_nothing`."""
-        owners.leave_nothing(self._disk, root, begun, own, first=first)
-
     # --- restores -------------------------------------------------------------------------------
 
     def versions(self, asking: Sequence[TrainerHello]) -> Sequence[Version]:
@@ -317,9 +278,9 @@ class StorageTier:
         if self.storage is None:
             return []
         root, owner = self.storage.root, self.storage.owner
-        if reason := owners.superseded(self._disk, root, owner):
+        if reason := owners.superseded(self.disk, root, owner):
             raise TierError(reason)
-        return committed(self._disk, root, _MOST_STORED)
+        return committed(self.disk, root, _MOST_STORED)
 
     def newest(
         self, asking: Sequence[TrainerHello], above: Version | None
@@ -328,15 +289,15 @@ class StorageTier:
         root = asking[0].root
         if not root:
             return None, []
-        found, damaged = newest(self._disk, root, above)
-        return found.manifest.version if found else None, damaged
+        found, damaged = newest(self.disk, root, above)
+        return found.version if found else None, damaged
 
     def verify(self, version: Version, share: int, shares: int) -> Manifest | None:
         """Verify this node's share of the step's files."""
         if self.storage is None:
             return None
         path = f"{self.storage.root}/step_{version.step}"
-        found = verify(self._disk, path, share, shares)
+        found = verify(self.disk, path, share, shares)
         if found.version != version:
             lineage = found.version.lineage
             raise ManifestError(f"{path} is of lineage {lineage}, not {version.lineage}")
@@ -352,5 +313,5 @@ class StorageTier:
         if storage is None:
             return None
         root = storage.root
-        folders = owners.left_behind(self._disk, root, storage.token)
-        return lambda: owners.clear_up(self._disk, root, folders)
+        folders = owners.left_behind(self.disk, root, storage.token)
+        return lambda: owners.clear_up(self.disk, root, folders)

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, TypeVar
 
 from holdfast import loop_errors
@@ -88,22 +89,24 @@ class WorkerThread:
         self._results.put(result)
         self.wake()
 
-    def hand_out(self, work: Callable[[], _T], taken: Callable[[_T], None]) -> None:
-        """Run slow work on the worker thread, and give its result to `taken` on the owner's thread.
+    def hand_out(
+        self,
+        what: str,
+        work: Callable[[], _T],
+        taken: Callable[[_T | None, str], None],
+        *expected: type[Exception],
+    ) -> None:
+        """Run slow work on the worker thread; `taken` gets its outcome on the owner's thread.
 
-        The work must return its failures (`failure_of`): an exception is only logged, and `taken`
-        is not called.
+        The outcome is that of `outcome_of`: a result and an empty text, or None and a reason.
         """
-        outcomes: list[_T] = []
 
-        def take() -> None:
+        def take(outcome: tuple[_T | None, str]) -> None:
             self.in_flight -= 1
-            for outcome in outcomes:
-                taken(outcome)
+            taken(*outcome)
 
         def carry_out() -> None:
-            failure_of("work of the checkpoint server", lambda: outcomes.append(work()))
-            self.post(take)
+            self.post(partial(take, outcome_of(what, work, *expected)))
 
         self.in_flight += 1
         self._work.put(carry_out)

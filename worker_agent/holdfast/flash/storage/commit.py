@@ -40,7 +40,8 @@ from holdfast.flash.storage.manifest import (
 )
 
 _TEMPORARY: Final = re.compile(r"step_(\d+)\.tmp\.(\d+)\.(\w+)", re.ASCII)
-_DESCRIPTION: Final = re.compile(r"\.shard\.\d+\.json")
+DESCRIPTION: Final = re.compile(r"\.shard\.\d+\.json")
+"""Name of the file in which a rank's shard describes itself, before the step is committed."""
 _TRASH: Final = ".trash."
 _CHUNK: Final = 16 * 2**20
 """Bytes of one write: large enough for a direct one to run at the disk's speed."""
@@ -314,7 +315,7 @@ def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
 def _is_newer(disk: Disk, folder: str) -> bool:
     """Return True if a newer Holdfast described an attempt, and log so once."""
     for name in sorted(disk.names(folder)):
-        if name != MANIFEST_NAME and not _DESCRIPTION.fullmatch(name):
+        if name != MANIFEST_NAME and not DESCRIPTION.fullmatch(name):
             continue
         try:
             decode_manifest(disk.read(f"{folder}/{name}"), f"{folder}/{name}")

@@ -47,16 +47,18 @@ class _PickleWriter:
     def named(self, module: str, name: str) -> None:
         self._remember((module, name), b"c" + f"{module}\n{name}\n".encode())
 
-    def text(self, value: str) -> None:
-        body = value.encode("utf-8", "surrogatepass")
-        self._remember(("", value), b"X" + struct.pack("<I", len(body)) + body)
-
-    def number(self, value: int) -> None:
-        if -(2**31) <= value < 2**31:
-            self.out += b"J" + struct.pack("<i", value)
-            return
-        body = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-        self.out += b"\x8a" + bytes([len(body)]) + body
+    def put(self, *values: str | int | None) -> None:
+        for value in values:
+            if isinstance(value, str):
+                body = value.encode("utf-8", "surrogatepass")
+                self._remember(("", value), b"X" + struct.pack("<I", len(body)) + body)
+            elif value is None:
+                self.out += b"N"
+            elif -(2**31) <= value < 2**31:
+                self.out += b"J" + struct.pack("<i", value)
+            else:
+                body = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+                self.out += b"\x8a" + bytes([len(body)]) + body
 
     def new(self, module: str, name: str) -> None:
         self.named(module, name)
@@ -66,18 +68,16 @@ class _PickleWriter:
         """Write a torch.Size of the numbers."""
         self.named("torch", "Size")
         self.raw(b"((")
-        for value in numbers:
-            self.number(value)
+        self.put(*numbers)
         self.raw(b"ttR")
 
 
 def metadata_pickle(shards: Iterable[tuple[ShardTable, Sequence[int]]]) -> bytes:
     """Return the bytes of `.metadata` for these tables, each with the lengths of its byte items."""
-    pairs = list(shards)
     tensors: dict[str, list[tuple[TensorItem, int]]] = {}
     values: dict[str, tuple[int, int, int]] = {}
     paths: dict[str, tuple[str | int, ...]] = {}
-    for table, lengths in pairs:
+    for table, lengths in shards:
         spans = table.spans(lengths)[len(table.tensors) :]
         for item in table.tensors:
             if not item.tail:
@@ -86,8 +86,8 @@ def metadata_pickle(shards: Iterable[tuple[ShardTable, Sequence[int]]]) -> bytes
             if not value.tail:
                 values.setdefault(value.name, (table.rank, at, length))
         paths.update(table.paths)
-    writer = _PickleWriter()
     unique = {name: _one_of_each_box(parts) for name, parts in sorted(tensors.items())}
+    writer = _PickleWriter()
     _metadata(writer, unique, values, paths)
     return bytes(writer.out)
 
@@ -107,11 +107,11 @@ def _metadata(
 ) -> None:
     writer.new(_DCP, "Metadata")
     writer.raw(b"}(")
-    writer.text("state_dict_metadata")
+    writer.put("state_dict_metadata")
     _kinds(writer, tensors, values)
-    writer.text("planner_data")
+    writer.put("planner_data")
     _planner_data(writer, {name: paths[name] for name in [*tensors, *values] if name in paths})
-    writer.text("storage_data")
+    writer.put("storage_data")
     writer.raw(b"}(")
     for name, parts in tensors.items():
         for index, (item, rank) in enumerate(parts):
@@ -121,9 +121,7 @@ def _metadata(
         _index(writer, name, None, None)
         _place(writer, rank, at, length)
     writer.raw(b"u")
-    for name in ("storage_meta", "version"):
-        writer.text(name)
-        writer.raw(b"N")
+    writer.put("storage_meta", None, "version", None)
     writer.raw(b"ub.")
 
 
@@ -134,10 +132,10 @@ def _kinds(
 ) -> None:
     writer.raw(b"}(")
     for name, parts in tensors.items():
-        writer.text(name)
+        writer.put(name)
         _tensor(writer, [item for item, _ in parts])
     for name in values:
-        writer.text(name)
+        writer.put(name)
         writer.new(_DCP, "BytesStorageMetadata")
     writer.raw(b"u")
 
@@ -145,28 +143,28 @@ def _kinds(
 def _tensor(writer: _PickleWriter, parts: Sequence[TensorItem]) -> None:
     writer.new(_DCP, "TensorStorageMetadata")
     writer.raw(b"}(")
-    writer.text("properties")
+    writer.put("properties")
     writer.new(_DCP, "TensorProperties")
     writer.raw(b"(")  # fields: dtype, layout, requires_grad, memory format, pinned
     writer.named("torch", parts[0].dtype)
     writer.named("torch.serialization", "_get_layout")
     writer.raw(b"(")
-    writer.text("torch.strided")
+    writer.put("torch.strided")
     writer.raw(b"tR\x89")
     writer.named(_DCP, "_MEM_FORMAT_ENCODING")
     writer.raw(b"(")
-    writer.number(_CONTIGUOUS)
+    writer.put(_CONTIGUOUS)
     writer.raw(b"tR\x89tb")
-    writer.text("size")
+    writer.put("size")
     writer.size(parts[0].shape)
-    writer.text("chunks")
+    writer.put("chunks")
     writer.raw(b"](")
     for item in parts:
         writer.new(_DCP, "ChunkStorageMetadata")
         writer.raw(b"}(")
-        writer.text("offsets")
+        writer.put("offsets")
         writer.size(item.offsets)
-        writer.text("sizes")
+        writer.put("sizes")
         writer.size(item.sizes)
         writer.raw(b"ub")
     writer.raw(b"eub")
@@ -175,13 +173,9 @@ def _tensor(writer: _PickleWriter, parts: Sequence[TensorItem]) -> None:
 def _planner_data(writer: _PickleWriter, paths: Mapping[str, tuple[str | int, ...]]) -> None:
     writer.raw(b"}(")
     for name, path in paths.items():
-        writer.text(name)
+        writer.put(name)
         writer.raw(b"(")
-        for key in path:
-            if isinstance(key, int):
-                writer.number(key)
-            else:
-                writer.text(key)
+        writer.put(*path)
         writer.raw(b"t")
     writer.raw(b"u")
 
@@ -192,25 +186,17 @@ def _index(
     """Build a MetadataIndex by its constructor: a dict key needs its hash."""
     writer.named(_DCP, "MetadataIndex")
     writer.raw(b"(")
-    writer.text(name)
+    writer.put(name)
     if offset is None:
-        writer.raw(b"N")
+        writer.put(None)
     else:
         writer.size(offset)
-    if index is None:
-        writer.raw(b"N")
-    else:
-        writer.number(index)
+    writer.put(index)
     writer.raw(b"tR")
 
 
 def _place(writer: _PickleWriter, rank: int, at: int, length: int) -> None:
     writer.new(_FILES, "_StorageInfo")
     writer.raw(b"}(")
-    writer.text("relative_path")
-    writer.text(file_name(rank))
-    writer.text("offset")
-    writer.number(at)
-    writer.text("length")
-    writer.number(length)
+    writer.put("relative_path", file_name(rank), "offset", at, "length", length)
     writer.raw(b"ub")

@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from holdfast.flash.memory.slots import Version
-from holdfast.flash.storage.commit import CommitError, attempts, sweep
+from holdfast.flash.storage.commit import DESCRIPTION, CommitError, attempts, sweep
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import MANIFEST_NAME, ManifestError, decode_manifest
 
@@ -97,9 +97,6 @@ def _plain(owner: str) -> str:
     return _ODD.sub("_", owner)[:128]
 
 
-_DESCRIPTION: Final = re.compile(r"\.shard\.(\d+)\.json")
-
-
 def left_behind(disk: Disk, root: str, token: str) -> frozenset[str]:
     """Return the directories of attempts that earlier worlds left unfinished."""
     with contextlib.suppress(OSError):
@@ -138,11 +135,7 @@ def pass_over(disk: Disk, root: str, attempt: str, committed: Version) -> None:
 def discard_attempt(disk: Disk, root: str, attempt: str, version: Version) -> None:
     """Delete a version's attempt, under whatever coordinator's name it lies; raises OSError."""
     with contextlib.suppress(FileNotFoundError):
-        sweep(
-            disk,
-            root,
-            lambda one: one.version != version or not one.number.startswith(attempt),
-        )
+        sweep(disk, root, lambda one: one.version != version or not one.number.startswith(attempt))
 
 
 def leave_nothing(
@@ -174,7 +167,7 @@ def is_whole(disk: Disk, folder: str) -> bool:
         names = disk.names(folder)
         if MANIFEST_NAME in names:
             return True
-        described = sorted(name for name in names if _DESCRIPTION.fullmatch(name))
+        described = sorted(name for name in names if DESCRIPTION.fullmatch(name))
         if described:
             (shard,) = decode_manifest(disk.read(f"{folder}/{described[0]}")).shards
             return len(described) == shard.table.world

@@ -23,14 +23,6 @@ _PIECE: Final = 2**20
 """Bytes read and hashed at once: they stay in a core's cache in between."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedStep:
-    """A committed step whose hashes all match."""
-
-    path: str
-    manifest: Manifest
-
-
 def verify(disk: Disk, path: str, share: int = 0, shares: int = 1) -> Manifest:
     """Return the manifest of a committed step after comparing every item's hash.
 
@@ -101,7 +93,7 @@ def _hash_of(disk: Disk, handle: int, item: _Stated, buffer: memoryview) -> int:
 
 def newest(
     disk: Disk, root: str, above: Version | None = None
-) -> tuple[VerifiedStep | None, list[str]]:
+) -> tuple[Manifest | None, list[str]]:
     """Return the newest step that verifies, and a line for each newer step that does not.
 
     above: only newer versions are verified; of others only the manifest is read.
@@ -115,7 +107,7 @@ def newest(
             if above is not None and manifest.version <= above:
                 continue
             _compare(disk, path, manifest.shards)
-            return VerifiedStep(path=path, manifest=manifest), notes
+            return manifest, notes
         except FormatError:
             raise
         except ManifestError as error:

@@ -25,7 +25,8 @@ from holdfast.flash.storage.manifest import (
     is_own,
     steps,
 )
-from holdfast.flash.storage.retention_rule import RetentionSettings, is_for_good, to_delete
+from holdfast.flash.storage.retention_rule import is_for_good, to_delete
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 TAGS_FOLDER: Final = "tags"
 _TAG: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -92,8 +93,8 @@ log: Final = logging.getLogger(__name__)
 class Retainer:
     """Retention in one directory, for one checkpoint server."""
 
-    def __init__(self, disk: Disk, root: str, settings: RetentionSettings) -> None:
-        self._disk, self._root, self._settings = disk, root, settings
+    def __init__(self, disk: Disk, root: str, policy: CheckpointPolicy) -> None:
+        self._disk, self._root, self._policy = disk, root, policy
         self._readable: set[int] = set()
         """Steps whose manifest was read before: reading a large one is slow, and none changes."""
         self._said: set[int] = set()
@@ -116,11 +117,9 @@ class Retainer:
         # Foreign steps neither go nor count.
         own = [step for step in found if is_own(self._disk, self._path(step))]
         counted = [
-            step
-            for step in own
-            if is_for_good(step, self._settings, pinned) or self._can_read(step)
+            step for step in own if is_for_good(step, self._policy, pinned) or self._can_read(step)
         ]
-        gone = to_delete(counted, self._settings, pinned)
+        gone = to_delete(counted, self._policy, pinned)
         delete_steps(self._disk, self._root, gone)
         self._readable.difference_update(gone)
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.flash.ids import unique
 from holdfast.flash.memory import replica_check
-from holdfast.flash.memory.arena import Arena, ArenaSlot, SlotWord
-from holdfast.flash.memory.hashes import hash_items
+from holdfast.flash.memory.arena import ArenaSlot, RankArena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import (
@@ -39,23 +38,8 @@ from holdfast.flash.storage.manifest import (
     read_manifest_or_none,
 )
 from holdfast.flash.storage.retention import Retainer
-from holdfast.flash.storage.retention_rule import RetentionSettings
 from holdfast_wire.messages import Tier
-
-
-@dataclass(eq=False, slots=True)
-class RankArena:
-    """One arena of one rank."""
-
-    rank: int
-    fd: int
-    arena: Arena
-    path: str = ""
-    """Name of the arena in its backend; empty: in memory that no other process can find."""
-    reading: list[int] = field(default_factory=list)
-    """Indices of slots with a reader, once per reader."""
-    proven: dict[int, int] = field(default_factory=dict)
-    """Slot → SEQUENCE of a content that had its hashes a moment ago; for one verification."""
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,22 +74,13 @@ _REFUSED: Final = "rank 0 refused the commit: "
 def hashed(job: SlotWork) -> Shard:
     """Hash every item of the slot, store the hashes in it, and return the shard."""
     slot, table = job.slot, job.held.arena.table
-    lengths = tuple(slot.lengths)
-    spans = table.spans(lengths)
-    hashes = hash_items(slot.image, spans)
-    for index, number in enumerate(hashes):
-        slot.hashes[index] = number
-    slot.words[SlotWord.HASHED] = slot.words[SlotWord.SEQUENCE]
-    return Shard(table=table, lengths=lengths, hashes=hashes, sketches=_sketches(job, spans))
-
-
-def _sketches(job: SlotWork, spans: list[tuple[int, int]]) -> bytes:
-    """Return the sketches of a slot; empty if the ranks were compared before."""
-    table, found = job.held.arena.table, b""
-    for item, (begin, length) in zip(table.items, spans, strict=True):
+    hashes = slot.hash_image(training=True)
+    slot.store_hashes(hashes)
+    sketches = b""  # where the ranks were compared before
+    for item, (begin, length) in zip(table.items, slot.spans, strict=True):
         if item.name == replica_check.ITEM and item.tail:
-            found = bytes(job.image[begin : begin + length])
-    return found
+            sketches = bytes(slot.image[begin : begin + length])
+    return Shard(table=table, lengths=tuple(slot.lengths), hashes=hashes, sketches=sketches)
 
 
 class Storage:
@@ -116,7 +91,7 @@ class Storage:
         disk: Disk,
         root: str,
         token: str,
-        retention: RetentionSettings,
+        retention: CheckpointPolicy,
         owner: str,
         awaited: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -154,10 +129,9 @@ class Storage:
         return shard
 
     def _where(self, version: Version, final: str) -> tuple[str, str]:
-        """Return the directory of an attempt, and the path of its checkpoint."""
-        if final:
-            return final.rpartition("/")[0] or "/", final
-        return self.root, f"{self.root}/step_{version.step}"
+        """Return the directory of a checkpoint, and the path of its attempt."""
+        root = (final.rpartition("/")[0] or "/") if final else self.root
+        return root, f"{root}/{self._attempt(version).folder}"
 
     def _describe(self, folder: str, job: SlotWork, shard: Shard) -> None:
         content = encode_manifest(Manifest(version=job.version, shards=(shard,)))
@@ -180,9 +154,8 @@ class Storage:
 
     def _give_up(self, version: Version, final: str, rank: int, error: str) -> None:
         """Write that into an attempt's directory; the attempt is not continued."""
-        folder = f"{self._where(version, final)[0]}/{self._attempt(version).folder}"
         with contextlib.suppress(OSError):
-            self._put(folder, f"{_FAILED}{rank}", error.encode())
+            self._put(self._where(version, final)[1], f"{_FAILED}{rank}", error.encode())
 
     def _given_up(self, folder: str) -> str:
         """Return the reason why a step is not committed, with the rank; empty: none.
@@ -255,18 +228,12 @@ class Storage:
             )
 
     def _gather(self, job: SlotWork, world: int) -> dict[int, Shard]:
-        root, _ = self._where(job.version, job.final)
-        folder = f"{root}/{self._attempt(job.version).folder}"
-        shards: dict[int, Shard] = {}
+        root, folder = self._where(job.version, job.final)
+        attempt, shards = self._attempt(job.version), dict[int, Shard]()
         patience = _Patience(self._disk, folder, self._awaited)
         while len(shards) < world:
-            for rank in set(range(world)) - shards.keys():
-                with contextlib.suppress(OSError, ManifestError):
-                    content = self._disk.read(f"{folder}/{_description(rank)}")
-                    shards[rank] = decode_manifest(content).shards[0]
-            if self._attempt(job.version) not in attempts_of(
-                self._disk, root, self._attempt(job.version)
-            ):
+            shards |= _described(self._disk, folder, set(range(world)) - shards.keys())
+            if attempt not in attempts_of(self._disk, root, attempt):
                 raise CommitError(f"{folder} was swept: a newer world has begun")
             if len(shards) < world and (error := self._given_up(folder)):
                 raise CommitError(f"step {job.version.step}: {error}")
@@ -274,14 +241,11 @@ class Storage:
                 missing = sorted(set(range(world)) - shards.keys())
                 raise CommitError(f"step {job.version.step}: no shard of ranks {missing} came")
             time.sleep(_LOOK_SECONDS)
-        for rank in shards:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(f"{folder}/{_description(rank)}")
         return shards
 
     def _await(self, job: SlotWork) -> None:
-        root, final = self._where(job.version, job.final)
-        folder = f"{root}/{self._attempt(job.version).folder}"
+        _, folder = self._where(job.version, job.final)
+        final = job.final or f"{self.root}/step_{job.version.step}"
         deadline = time.monotonic() + _TOGETHER_SECONDS
         while True:
             found = read_manifest_or_none(self._disk, final)
@@ -315,12 +279,17 @@ class _Patience:
 
 
 def _shards_in(disk: Disk, folder: str, world: int) -> dict[int, Shard]:
-    """Return the shards that an attempt's directory describes, by rank."""
-    shards: dict[int, Shard] = {}
+    """Return the shards of an attempt by rank: by its manifest, or as they describe themselves."""
     with contextlib.suppress(OSError, ManifestError):
         manifest = decode_manifest(disk.read(f"{folder}/{MANIFEST_NAME}"))
         return {shard.table.rank: shard for shard in manifest.shards}
-    for rank in range(world):
+    return _described(disk, folder, range(world))
+
+
+def _described(disk: Disk, folder: str, ranks: Iterable[int]) -> dict[int, Shard]:
+    """Return the shards of these ranks that describe themselves."""
+    shards: dict[int, Shard] = {}
+    for rank in ranks:
         with contextlib.suppress(OSError, ManifestError):
             content = disk.read(f"{folder}/{_description(rank)}")
             shards[rank] = decode_manifest(content).shards[0]

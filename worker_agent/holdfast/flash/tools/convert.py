@@ -10,41 +10,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path as File
-from typing import Final
 
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.tools.formats.conversion import convert
 from holdfast.flash.tools.formats.foreign import ForeignError
-from holdfast.flash.tools.formats.holdfast_step import check_target
-from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
-from holdfast.flash.tools.printing import INTERRUPTED
+from holdfast.flash.tools.formats.training_state import add_keys, keys_of
+from holdfast.flash.tools.printing import INTERRUPTED, refuse
 from holdfast.flash.trainer.leaves import StateError
-
-BAD_INPUT: Final = 2
-
-
-def take_in(source: str, root: str, step: int, keys: Keys = BY_NAME) -> str:
-    """Make a committed step from a foreign checkpoint, in a directory without steps.
-
-    Args:
-        source: A file or directory of a format that is recognised, such as a file of torch.save or
-            a directory of torch.distributed.checkpoint. Nothing in it is run.
-        root: Directory of checkpoints; it is made, and must hold no step.
-        step: Number of the step, from 1 on; `load()` returns it.
-        keys: Under which a script of torch has saved model and optimizer.
-
-    Returns:
-        Path of the committed step.
-
-    Raises:
-        ForeignError: an argument cannot be taken; nothing was written.
-        StateError: a value of the state is no plain data.
-        CommitError: the step cannot be committed.
-        OSError: a file cannot be read or written.
-    """
-    check_target(root, step)
-    return convert(source, root, step=step, keys=keys).path
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,20 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sys.stdout.write(_run(options) + "\n")
     except (ForeignError, CommitError, ManifestError, StateError, OSError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return BAD_INPUT
+        return refuse(error)
     except KeyboardInterrupt:
-        sys.stderr.write(f"holdfast: interrupted: {options.target} is whole, or not there\n")
-        return INTERRUPTED
+        return refuse(f"interrupted: {options.target} is whole, or not there", INTERRUPTED)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast checkpoint", description=__doc__)
     tools = parser.add_subparsers(dest="tool", required=True)
-    out = tools.add_parser("export")
-    into = tools.add_parser("import")
-    both = tools.add_parser("convert")
+    out, into, both = map(tools.add_parser, ("export", "import", "convert"))
     for tool in (out, into, both):
         tool.add_argument("source")
         tool.add_argument("target")
@@ -86,8 +55,8 @@ def _run(options: argparse.Namespace) -> str:
         convert(options.source, options.target, "torch", model=options.model_only)
         return f"{options.target}: {File(options.target).stat().st_size} bytes, for torch.load"
     if options.tool == "import":
-        path = take_in(options.source, options.target, options.step, keys_of(options))
-        return f"{path}: load() takes it, with partial=True if parts are missing"
+        made = convert(options.source, options.target, step=options.step, keys=keys_of(options))
+        return f"{made.path}: load() takes it, with partial=True if parts are missing"
     made = convert(
         options.source,
         options.target,

@@ -7,7 +7,6 @@ diff` calls it in a process of its own.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,14 +15,13 @@ from holdfast.flash.storage.manifest import ManifestError
 from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.formats import holdfast_step
 from holdfast.flash.tools.formats.foreign import ForeignError
-from holdfast.flash.tools.printing import end, put
+from holdfast.flash.tools.printing import end, put, refuse, shape_text
 from holdfast.flash.trainer.leaves import StateError
 
 if TYPE_CHECKING:
     import torch
 
 DIFFERENT: Final = 9
-BAD_INPUT: Final = 2
 _LONGEST: Final = 60
 """Length at which a printed value is cut, characters."""
 
@@ -63,13 +61,10 @@ def differences(one: Contents, other: Contents) -> Iterator[str]:
             if not is_same(*values):
                 yield f"{name}: {', '.join(map(_short, values))}"
         elif ours[name] != theirs[name]:
-            yield f"{name}: {_form(*ours[name])}, {_form(*theirs[name])}"
+            forms = (f"{dtype} {shape_text(shape)}" for dtype, shape in (ours[name], theirs[name]))
+            yield f"{name}: {', '.join(forms)}"
         else:
             yield from _tensors(name, one.tensor(name), other.tensor(name))
-
-
-def _form(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype} {'x'.join(map(str, shape)) or 'scalar'}"
 
 
 def _tensors(name: str, one: torch.Tensor, other: torch.Tensor) -> Iterator[str]:
@@ -119,8 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one, other = Contents(options.one), Contents(options.other)
         lines = [f"{line}\n" for line in differences(one, other)]
     except (ForeignError, ManifestError, StateError, OSError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return BAD_INPUT
+        return refuse(error)
     count = len(one.forms) + len(one.values)
     same = f"all {count} tensors and values are the same, bit for bit\n"
     return put(lines or [same], DIFFERENT if lines else 0)

@@ -8,14 +8,14 @@ own.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.flash.memory.shard_table import ByteItem
 from holdfast.flash.storage.commit import attempts
 from holdfast.flash.storage.dcp_metadata import metadata_pickle
 from holdfast.flash.storage.filesystem import Disk
@@ -31,87 +31,79 @@ from holdfast.flash.storage.reader import verify
 from holdfast.flash.tools.formats.conversion import format_of, open_checkpoint
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError
 from holdfast.flash.tools.formats.pickles import Pickles
+from holdfast.flash.tools.formats.recognise import FormatVerdict
 from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, add_keys, keys_of
-from holdfast.flash.tools.printing import Bar, end, put, size_text, table_text
+from holdfast.flash.tools.printing import (
+    BAD_INPUT,
+    Bar,
+    end,
+    put,
+    refuse,
+    shape_text,
+    size_text,
+    table_text,
+)
 from holdfast.flash.trainer.leaves import StateError
 
 NOT_WHOLE: Final = 7
-BAD_INPUT: Final = 2
 _STEP: Final = re.compile(r"step_\d+")
 
 
-class InspectionError(Exception):
-    """There is no step at the path; the text says why."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One committed step, or the reason why it is not whole."""
-
-    path: str
-    manifest: Manifest | None
-    wrong: str = ""
-
-    def facts(self, *, items: bool) -> dict[str, Any]:
-        """Return the report as JSON values; items: with every tensor and value."""
-        if self.manifest is None:
-            return {"path": self.path, "wrong": self.wrong}
-        shards, version = self.manifest.shards, self.manifest.version
-        tables = [shard.table for shard in shards]
-        tensors = {item.name for table in tables for item in table.tensors if not item.tail}
-        values = {item.name for table in tables for item in table.byte_items if not item.tail}
-        found: dict[str, Any] = {
-            "path": self.path,
-            "step": version.step,
-            "lineage": version.lineage,
-            "ranks": len(shards),
-            "bytes": sum(shard.bytes for shard in shards),
-            "tensors": len(tensors),
-            "values": len(values),
-        }
-        return found | ({"items": list(self._items())} if items else {})
-
-    def _items(self) -> list[dict[str, Any]]:
-        known: dict[str, dict[str, Any]] = {}
-        for shard in self.manifest.shards if self.manifest else ():
-            for tensor in (tensor for tensor in shard.table.tensors if not tensor.tail):
-                one = known.setdefault(tensor.name, _item(tensor.name, tensor.dtype, tensor.shape))
-                one["bytes"] += tensor.size
-                one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
-            for value, size in zip(shard.table.byte_items, shard.lengths, strict=True):
-                if value.tail:
-                    continue  # it was only in memory
-                one = known.setdefault(value.name, _item(value.name, "", None))
-                one["bytes"] += size
-                one["ranks"].append(shard.table.rank)
-        return [known[name] for name in sorted(known)]
-
-
-def _item(name: str, dtype: str, shape: tuple[int, ...] | None) -> dict[str, Any]:
-    return {"name": name, "dtype": dtype, "shape": shape, "bytes": 0, "ranks": []}
-
-
-def look(path: str, how: Callable[[str], Manifest]) -> list[Look]:
-    """Return the steps at a path, oldest first; raises `InspectionError` if there is none.
+def look(path: str, how: Callable[[str], Manifest], *, items: bool = False) -> list[dict[str, Any]]:
+    """Return a report on each step at a path, as JSON values, oldest first.
 
     path: directory of a step, or one of steps.
     how: reads a step's manifest; raises `ManifestError` for a step that is not whole.
+    items: list every tensor and value too, if there is one step.
+
+    Raises `ForeignError` if there is no step.
     """
-    found = []
-    for step in _steps_at(path):
+    found, there = list[dict[str, Any]](), _steps_at(path)
+    for step in there:
         try:
-            found.append(Look(path=step, manifest=how(step)))
+            manifest = how(step)
+            found.append(_facts(step, manifest))
+            if items and len(there) == 1:
+                found[0]["items"] = _items(manifest)
         except ManifestError as error:
-            found.append(Look(path=step, manifest=None, wrong=str(error)))
+            found.append({"path": step, "wrong": str(error)})
     return found
+
+
+def _facts(path: str, manifest: Manifest) -> dict[str, Any]:
+    tables = [shard.table for shard in manifest.shards]
+    return {
+        "path": path,
+        "step": manifest.version.step,
+        "lineage": manifest.version.lineage,
+        "ranks": len(tables),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "tensors": len({one.name for each in tables for one in each.tensors if not one.tail}),
+        "values": len({one.name for each in tables for one in each.byte_items if not one.tail}),
+    }
+
+
+def _items(manifest: Manifest) -> list[dict[str, Any]]:
+    known: dict[str, dict[str, Any]] = {}
+    for shard in manifest.shards:
+        sizes = (*(one.size for one in shard.table.tensors), *shard.lengths)
+        for item, size in zip(shard.table.items, sizes, strict=True):
+            if item.tail:
+                continue  # it was only in memory
+            dtype, shape = ("", None) if isinstance(item, ByteItem) else (item.dtype, item.shape)
+            blank = {"dtype": dtype, "shape": shape, "bytes": 0, "ranks": list[int]()}
+            one = known.setdefault(item.name, {"name": item.name, **blank})
+            one["bytes"] += size
+            one["ranks"] += [] if shard.table.rank in one["ranks"] else [shard.table.rank]
+    return [known[name] for name in sorted(known)]
 
 
 def _steps_at(path: str) -> list[str]:
     folder = Path(path)
     if not folder.is_dir():
         if folder.exists():  # a file of a format that is read is not looked for here
-            raise InspectionError(format_of(path).reason)
-        raise InspectionError(
+            raise ForeignError(format_of(path).reason)
+        raise ForeignError(
             f"{path} does not exist: name a step's directory, or the one that holds them"
         )
     path = str(folder)  # without a slash at its end
@@ -123,12 +115,12 @@ def _steps_at(path: str) -> list[str]:
         return [path]
     begun = len(attempts(Disk(), path))
     more = f", only {begun} that were never finished" if begun else ""
-    if names := below(path):
+    if names := ", ".join(_format(path).below[:5]):
         more += f"; {names} in it has a checkpoint"
-    raise InspectionError(f"{path} holds no checkpoint: no step_N directory{more}")
+    raise ForeignError(f"{path} holds no checkpoint: no step_N directory{more}")
 
 
-def verified(disk: Disk, path: str) -> Manifest:
+def _verified(disk: Disk, path: str) -> Manifest:
     """Return a step's manifest after comparing all of its files with it.
 
     Raises `ManifestError` if a file is missing, or differs from its hashes.
@@ -146,15 +138,13 @@ def verified(disk: Disk, path: str) -> Manifest:
     return manifest
 
 
-def summary(one: Look) -> str:
-    """Return one line about a step."""
-    facts = one.facts(items=False)
-    if one.wrong:
-        return f"{one.path}: NOT WHOLE: {one.wrong}"
+def _summary(one: Mapping[str, Any]) -> str:
+    if "wrong" in one:
+        return f"{one['path']}: NOT WHOLE: {one['wrong']}"
     return (
-        f"{one.path}: step {facts['step']}, saved by {_count(facts['ranks'], 'rank')} in round "
-        f"{facts['lineage']}: {_count(facts['tensors'], 'tensor')}, "
-        f"{_count(facts['values'], 'other value')}, {size_text(facts['bytes'])}"
+        f"{one['path']}: step {one['step']}, saved by {_count(one['ranks'], 'rank')} in round "
+        f"{one['lineage']}: {_count(one['tensors'], 'tensor')}, "
+        f"{_count(one['values'], 'other value')}, {size_text(one['bytes'])}"
     )
 
 
@@ -162,13 +152,13 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def table(one: Look) -> str:
-    """Return the items of a step, one per line."""
-    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", "RANKS")]
-    for item in one.facts(items=True).get("items", ()):
-        shape = "-" if item["shape"] is None else "x".join(map(str, item["shape"])) or "scalar"
-        ranks = ",".join(map(str, item["ranks"]))
-        rows.append((item["name"], item["dtype"] or "-", shape, size_text(item["bytes"]), ranks))
+def _table(items: Iterable[Mapping[str, Any]], *more: str) -> str:
+    """Return the items of a checkpoint, one per line; more: a further column, of lists."""
+    rows = [("NAME", "DTYPE", "SHAPE", "SIZE", *more)]
+    for item in items:
+        shape = "-" if item["shape"] is None else shape_text(item["shape"])
+        lists = (",".join(map(str, item[name.lower()])) for name in more)
+        rows.append((item["name"], item["dtype"] or "-", shape, size_text(item["bytes"]), *lists))
     return table_text(rows)
 
 
@@ -181,50 +171,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_keys(parser)
     options = parser.parse_args(arguments)
     disk, deep = Disk(), options.tool == "verify"
-    if is_foreign(options.path):
+    read = _verified if deep else read_manifest
+    if _format(options.path).format not in ("", "holdfast"):
         return foreign_report(options.path, keys_of(options), deep=deep, as_json=options.json)
     try:
-        found = look(options.path, lambda step: (verified if deep else read_manifest)(disk, step))
-    except (InspectionError, OSError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return BAD_INPUT
+        found = look(options.path, partial(read, disk), items=not deep)
+    except (ForeignError, OSError) as error:
+        return refuse(error)
     if keys_of(options) != BY_NAME:
-        sys.stderr.write(
-            f"holdfast: {options.path} has steps of Holdfast, whose parts have fixed names: leave "
-            "out --model and --optimizer\n"
+        return refuse(
+            f"{options.path} has steps of Holdfast, whose parts have fixed names: leave out "
+            "--model and --optimizer"
         )
-        return BAD_INPUT
-    text = _as_json(found, deep=deep) if options.json else _as_text(found, deep=deep)
-    return put([text], NOT_WHOLE if any(one.wrong for one in found) else 0)
+    text = json.dumps(found, indent=2) if options.json else _as_text(found, deep=deep)
+    return put([text + "\n"], NOT_WHOLE if any("wrong" in one for one in found) else 0)
 
 
-def _as_json(found: Sequence[Look], *, deep: bool) -> str:
-    items = not deep and len(found) == 1
-    return json.dumps([one.facts(items=items) for one in found], indent=2) + "\n"
-
-
-def _as_text(found: Sequence[Look], *, deep: bool) -> str:
+def _as_text(found: Sequence[Mapping[str, Any]], *, deep: bool) -> str:
     whole = ": every hash is right" if deep else ""
-    lines = [summary(one) + ("" if one.wrong else whole) for one in found]
-    if not deep and len(found) == 1 and not found[0].wrong:
-        lines.append(table(found[0]))
-    return "\n".join(lines) + "\n"
+    lines = [_summary(one) + ("" if "wrong" in one else whole) for one in found]
+    lines += [_table(one["items"], "RANKS") for one in found if "items" in one]
+    return "\n".join(lines)
 
 
-def is_foreign(place: str) -> bool:
-    """Return True if a path has a checkpoint of another framework."""
+def _format(place: str) -> FormatVerdict:
+    """Return the format of a path; none if it cannot be read."""
     try:
-        return Path(place).exists() and format_of(place).format not in ("", "holdfast")
-    except OSError:
-        return False
-
-
-def below(place: str) -> str:
-    """Return the names of directories in a directory that have a foreign checkpoint."""
-    try:
-        return ", ".join(format_of(place).below[:5])
-    except OSError:
-        return ""
+        return format_of(place)
+    except OSError as error:
+        return FormatVerdict("", str(error))
 
 
 def foreign_report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
@@ -241,14 +216,11 @@ def foreign_report(place: str, keys: Keys, *, deep: bool, as_json: bool) -> int:
                         tensor.load()
                         bar(tensor.bytes)
     except (ForeignError, ManifestError, StateError) as error:
-        sys.stderr.write(f"holdfast: {error}\n")
-        return NOT_WHOLE if deep else BAD_INPUT
+        return refuse(error, NOT_WHOLE if deep else BAD_INPUT)
     except (OSError, ImportError) as error:
-        sys.stderr.write(f"holdfast: {place}: {error}\n")
-        return BAD_INPUT
-    text = (
-        json.dumps([foreign_facts(found)], indent=2) if as_json else _foreign_text(found, deep=deep)
-    )
+        return refuse(f"{place}: {error}")
+    facts = foreign_facts(found)
+    text = json.dumps([facts], indent=2) if as_json else _foreign_text(facts, deep=deep)
     return put([text + "\n"], 0)
 
 
@@ -272,21 +244,16 @@ def foreign_facts(found: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _foreign_text(found: Checkpoint, *, deep: bool) -> str:
-    sizes = "".join(f", {name} parallel {size}" for name, size in found.sizes.items())
-    step = f", step {found.step}" if found.step is not None else ""
+def _foreign_text(facts: Mapping[str, Any], *, deep: bool) -> str:
+    sizes = "".join(f", {name} parallel {size}" for name, size in facts["parallel"].items())
+    step = f", step {facts['step']}" if facts["step"] is not None else ""
     head = (
-        f"{found.place}: {found.framework}, {found.layout}{sizes}{step}: {len(found.tensors)} "
-        f"tensors, {len(found.values)} other values, {size_text(found.bytes)}"
+        f"{facts['path']}: {facts['framework']}, {facts['layout']}{sizes}{step}: "
+        f"{facts['tensors']} tensors, {facts['values']} other values, {size_text(facts['bytes'])}"
     )
-    lines = [head, *(f"note: {note}" for note in found.notes)]
-    if deep:
-        return "\n".join([*lines, "all of it was read, and compared with what checksums it has"])
-    rows = [("NAME", "DTYPE", "SHAPE", "SIZE")]
-    for one in found.tensors:
-        shape = "x".join(map(str, one.shape)) or "scalar"
-        rows.append((one.name, one.dtype, shape, size_text(one.bytes)))
-    return "\n".join([*lines, table_text(rows)])
+    read = "all of it was read, and compared with what checksums it has"
+    notes = (f"note: {note}" for note in facts["notes"])
+    return "\n".join([head, *notes, read if deep else _table(facts["items"])])
 
 
 if __name__ == "__main__":

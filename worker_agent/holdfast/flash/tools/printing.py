@@ -8,10 +8,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NoReturn, Self, TextIO
 
+BAD_INPUT: Final = 2
 NOBODY_READS: Final = 141
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell's."""
 _KIB: Final = 1024.0
+
+
+def refuse(why: object, code: int = BAD_INPUT) -> int:
+    """Print why nothing was done; return the exit code."""
+    sys.stderr.write(f"holdfast: {why}\n")
+    return code
 
 
 def put(lines: Iterable[str], code: int) -> int:
@@ -41,6 +48,11 @@ def size_text(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= _KIB
     return f"{size:.1f} TiB"
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a tensor's shape for people."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def table_text(rows: Sequence[Sequence[str]]) -> str:

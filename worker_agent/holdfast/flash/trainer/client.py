@@ -114,11 +114,7 @@ class Client:
         return self._process is None
 
     def ask(
-        self,
-        message: Message,
-        kind: type[_Answer],
-        *,
-        meanwhile: Callable[[], None] = lambda: None,
+        self, message: Message, kind: type[_Answer], *, meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[_Answer, tuple[int, ...]]:
         """Return the answer and its descriptors; raises `CheckpointError` for a refusal.
 

@@ -21,11 +21,10 @@ from holdfast.flash.trainer.planner import ImagePlan, ItemSource
 from holdfast.flash.trainer.replica_sketches import Sketcher
 from holdfast.flash.trainer.values import (
     encode_value,
-    frozen,
+    form_of,
     has_shards,
     is_seen_through,
     kinds_of,
-    same,
 )
 
 if TYPE_CHECKING:
@@ -129,7 +128,10 @@ class Copier:
         """Half of the save → events at the end of its copies from GPUs."""
         if before is not None:
             self._take_over(before)
-        self._copies = {slot.index: self._bind(slot) for slot in slots}
+        self._copies = {
+            slot.index: (self._half(slot, trained=False), self._half(slot, trained=True))
+            for slot in slots
+        }
         self._register()
         for slot in slots:
             if slot.state is SlotState.EMPTY and slot.index not in self._framed:
@@ -189,7 +191,7 @@ class Copier:
         table = self.arena.table
         if len(bodies) > len(self._plan.values) and bodies[-1]:
             self._comparison.carried(version.step)
-        slot.begin_write(version, rank=table.rank, world=table.world, layout=self.arena.layout)
+        slot.begin_write(version)
         if slot.index not in self._framed:
             self._frame(slot)
         at = table.tensor_bytes
@@ -248,9 +250,6 @@ class Copier:
                 slot.image[after : after + len(frame.after)] = frame.after
         self._framed.add(slot.index)
 
-    def _bind(self, slot: ArenaSlot) -> tuple[_Copies, _Copies]:
-        return self._half(slot, trained=False), self._half(slot, trained=True)
-
     def _half(self, slot: ArenaSlot, *, trained: bool) -> _Copies:
         base = self.arena.address + slot.image_begin
         pieces, others, on_gpu, done = [], [], [], set[int]()
@@ -282,8 +281,8 @@ class Copier:
 
     def _encode(self, leaf: ValueLeaf, read: dict[str, Any]) -> bytes:
         value = read[leaf.name] = leaf.read()
-        known = self._encoded.get(leaf.name)
-        if known is not None and same(known[0], value):
+        form, known = form_of(value), self._encoded.get(leaf.name)
+        if known is not None and known[0] == form:
             return known[1]
         kinds, proven = kinds_of(value), self._proven.setdefault(leaf.name, set())
         if not leaf.own and has_shards(kinds):
@@ -291,7 +290,7 @@ class Copier:
         body = encode_value(leaf.name, value, check=not kinds <= proven)
         # The content of an object of another kind is unknown, so it is proved each time.
         proven |= {kind for kind in kinds if is_seen_through(kind)}
-        self._encoded[leaf.name] = (frozen(value), body)
+        self._encoded[leaf.name] = form, body
         return body
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.trainer.leaves import (
@@ -18,6 +18,7 @@ from holdfast.flash.trainer.leaves import (
     ValueLeaf,
     constant,
     in_replica,
+    name_of,
 )
 
 _SHOWN = 10
@@ -37,7 +38,7 @@ class Holders:
         """Return the ranks that have this name; None: all of them."""
         found = self.ranks.get(name)
         if found is None and is_state(path):
-            found = self.ranks.get(".".join(map(str, path[:-1])))
+            found = self.ranks.get(name_of(path[:-1]))
         return found
 
     def is_of_others(self, name: str, path: Path, rank: int) -> bool:
@@ -128,8 +129,8 @@ def _compare(forms: Sequence[Mapping[str, str]]) -> None:
 def with_groups_of_all(values: Sequence[ValueLeaf], holders: Holders) -> list[ValueLeaf]:
     """Return the values, with the parameters of all ranks in groups that are not alike."""
     return [
-        leaf
-        if leaf.name not in holders.groups
-        else ValueLeaf(leaf.name, leaf.path, constant(list(holders.groups[leaf.name])))
+        replace(leaf, read=constant(list(holders.groups[leaf.name])))
+        if leaf.name in holders.groups
+        else leaf
         for leaf in values
     ]

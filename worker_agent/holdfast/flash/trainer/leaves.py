@@ -22,6 +22,11 @@ OWN_BYTES: Final = 64 * 2**10
 """Bytes of a plain buffer that is saved per rank, at most: 16,384 channels of a BatchNorm."""
 
 
+def name_of(path: Path) -> str:
+    """Return the name of what lies under these keys of the nested state."""
+    return ".".join(map(str, path))
+
+
 def constant(value: Any) -> Callable[[], Any]:
     """Return a reader of a value that stays."""
     return lambda: value
@@ -56,7 +61,6 @@ class GlobalBox:
 class TensorLeaf:
     """A tensor, and the place to find it again without a walk."""
 
-    name: str
     path: Path
     holder: Mapping[Any, Any]
     key: Any
@@ -75,23 +79,28 @@ class TensorLeaf:
     """False: another rank stores this box, and this one needs it at a start only."""
     alike: bool = True
     """False: ranks that have the same elements may have them unlike."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.path))
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for a strided tensor of torch's own classes: its bytes are all of it."""
+    import torch
+
+    known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return known and value.layout is torch.strided and not value.is_quantized
 
 
 def is_own(leaf: TensorLeaf) -> bool:
     """Return True if a buffer goes back to each rank with its own values: a plain and small one."""
-    import torch
-
-    if not leaf.buffer:
-        return False
-    tensor = leaf.tensor
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and tensor.nbytes <= OWN_BYTES
+    return leaf.buffer and is_plain(leaf.tensor) and leaf.tensor.nbytes <= OWN_BYTES
 
 
 def of_rank(leaf: TensorLeaf, rank: int) -> TensorLeaf:
     """Return a buffer's leaf under its name for one rank."""
-    path = (OWN_BUFFERS, f"rank_{rank}", *leaf.path)
-    return replace(leaf, name=".".join(map(str, path)), path=path, own=True)
+    return replace(leaf, path=(OWN_BUFFERS, f"rank_{rank}", *leaf.path), own=True)
 
 
 def in_replica(path: Path) -> Path:
@@ -103,11 +112,14 @@ def in_replica(path: Path) -> Path:
 class ValueLeaf:
     """A value that is no tensor; each save reads it anew."""
 
-    name: str
     path: Path
     read: Callable[[], Any]
     own: bool = False
     """True: a value of `per_rank`."""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", name_of(self.path))
 
 
 def is_common(leaf: ValueLeaf) -> bool:
@@ -161,10 +173,8 @@ class Leaves:
                 by the first save to storage. False: they may differ, such as the statistics of a
                 normalization, and all ranks get those that are stored.
         """
-        key = len(self.tensors)
-        box = GlobalBox(tuple(shape), tuple(offsets))
-        name = ".".join(map(str, path))
-        leaf = TensorLeaf(name, path, {key: values}, key, values, trained=trained, box=box)
+        key, box = len(self.tensors), GlobalBox(tuple(shape), tuple(offsets))
+        leaf = TensorLeaf(path, {key: values}, key, values, trained=trained, box=box)
         self.tensors.append(replace(leaf, stored=stored, alike=alike))
 
     def add_value(self, path: Path, read: Callable[[], Any]) -> None:
@@ -174,7 +184,7 @@ class Leaves:
             path: Its keys in the nested state, as in `add_box`. Ranks with the name have it equal.
             read: Returns the value of the moment; every save calls it.
         """
-        self.values.append(ValueLeaf(".".join(map(str, path)), path, read))
+        self.values.append(ValueLeaf(path, read))
 
     def watch(self, holder: Mapping[Any, Any], key: Any) -> None:
         """Plan anew once `holder[key]`, a tensor that boxes are views of, is another one."""

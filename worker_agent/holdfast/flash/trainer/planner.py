@@ -6,15 +6,18 @@ which part, so a rank may plan again at any time without asking the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, Any, Final, Self
 from zlib import crc32
 
 from holdfast.environment import Environment
 from holdfast.flash.memory import replica_check
-from holdfast.flash.memory.arena import BYTES_ROOM
-from holdfast.flash.memory.shard_table import Box, ByteItem, Needs, ShardTable, TensorItem
+from holdfast.flash.memory.arena import BYTES_ROOM, SLOTS, Arena
+from holdfast.flash.memory.shard_table import Box, ByteItem, Needs, ShardTable, TensorItem, encode
+from holdfast.flash.server.protocol import Layout
 from holdfast.flash.trainer.holders import Holders, with_groups_of_all
 from holdfast.flash.trainer.leaves import (
     Leaves,
@@ -24,10 +27,11 @@ from holdfast.flash.trainer.leaves import (
     in_replica,
     is_common,
     is_own,
+    is_plain,
     of_rank,
 )
-from holdfast.flash.trainer.replica_sketches import Compared
-from holdfast.flash.trainer.values import ALIGN, Frame, Frames
+from holdfast.flash.trainer.replica_sketches import Compared, room_for
+from holdfast.flash.trainer.values import ALIGN, Frame, frame_of
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +77,7 @@ class LocalPart:
     copies: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ItemSource:
     """Source of an item's bytes."""
 
@@ -84,6 +88,8 @@ class ItemSource:
     rows: int | None
     frame: Frame | None
     """Framing; None in the tail, which has none."""
+    shared: str
+    """First name of this tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +97,24 @@ class ImagePlan:
     """Plan of one rank's image."""
 
     table: ShardTable
+    bytes_room: int
+    """Bytes for the values that are no tensors, and for sketches."""
     sources: tuple[ItemSource, ...]
     values: tuple[ValueLeaf, ...]
     compared: tuple[Compared, ...] = ()
     """Tensors that other ranks may have too; their sketches are the last item."""
     compared_values: tuple[ValueLeaf, ...] = ()
+
+    def layout(self) -> Layout:
+        """Return the request for an arena."""
+        body = encode(self.table).decode()
+        return Layout(table=body, bytes_room=self.bytes_room, slots=SLOTS)
+
+
+def fits(arena: Arena, layout: Layout) -> bool:
+    """Return True if an arena was made for this layout, and has room for its values."""
+    same = arena.body == layout.table.encode()
+    return same and arena.geometry.bytes_room >= layout.bytes_room
 
 
 def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> LocalPart:
@@ -139,11 +158,7 @@ def locate_tensor(tensor: torch.Tensor, name: str, place: RankPosition) -> Local
     values = _plain(tensor, name)
     shape = tuple(values.shape)
     return LocalPart(
-        shape=shape,
-        offsets=(0,) * len(shape),
-        values=values,
-        copy=place.rank,
-        copies=place.world,
+        shape=shape, offsets=(0,) * len(shape), values=values, copy=place.rank, copies=place.world
     )
 
 
@@ -153,8 +168,7 @@ def _plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
     if torch.nn.parameter.is_lazy(tensor):
         raise StateError(f"{name} has no values yet: run a forward pass before a save or a load")
-    known = (torch.Tensor, torch.nn.Parameter)
-    if type(tensor) not in known or tensor.layout is not torch.strided or tensor.is_quantized:
+    if not is_plain(tensor):
         raise StateError(
             f"{name}: a {type(tensor).__module__}.{type(tensor).__qualname__} of layout "
             f"{tensor.layout} cannot be saved byte by byte; put what it wraps into `extra`"
@@ -200,72 +214,48 @@ class _Cut:
     tail: bool
 
 
-def _cuts(
-    local: LocalPart, first_name: str, place: RankPosition, *, of_first: bool = False
-) -> list[_Cut]:
-    """Return the parts of a local tensor that this rank stores, those for its file first.
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """A tensor, its part in this process, and what of it this rank stores."""
 
-    of_first: the first of its holders stores it whole; else all of them share it, or one stores it.
-    """
-    values = local.values
-    if not values.numel() and 0 not in local.shape:
-        return []
-    split = (
-        not of_first
-        and local.copies > 1
-        and values.dim() > 0
-        and values.shape[0] >= local.copies
-        and values.nbytes >= SPLIT_BYTES * local.copies
-    )
-    if not split:
-        owner = 0 if of_first else crc32(first_name.encode()) % local.copies
-        kept = _kept(local, owner, place)
-        return [] if kept is None else [_Cut(0, None, kept)]
-    rows, cuts = values.shape[0], []
-    for number in range(local.copies):
-        kept = _kept(local, number, place)
-        begin, end = rows * number // local.copies, rows * (number + 1) // local.copies
-        if kept is not None:
-            cuts.append(_Cut(begin, end - begin, kept))
-    return cuts
-
-
-def _kept(local: LocalPart, number: int, place: RankPosition) -> bool | None:
-    """Return True if part `number` goes to the tail; None: this rank does not store it.
-
-    All ranks of a node together keep every part that any rank of the world needs.
-    """
-    if number == local.copy:
-        return False
-    everywhere = local.copies == place.world
-    return True if everywhere and number % place.local_world == place.local_rank else None
+    leaf: TensorLeaf
+    local: LocalPart
+    shared: str
+    """First name of this tensor, which decides the rank that stores it."""
+    cuts: list[_Cut]
 
 
 class Planner:
-    """Plans images; keeps the framing of earlier plans."""
+    """Plans images of one rank."""
 
     def __init__(self, place: RankPosition) -> None:
         self._place = place
         self.holders = Holders()
         """Holders of each name, as far as they are known."""
-        self._frames = Frames()
-        self._first: dict[str, str] = {}
-        """Each name of a tensor → its first name, which decides the rank that stores it."""
 
-    def plan(self, leaves: Leaves, bytes_room: int = BYTES_ROOM) -> ImagePlan:
-        """Return the plan of the image for these leaves; raises `StateError`."""
-        tensors = [*leaves.tensors, *self._own(leaves.tensors)]
-        drafts = self._drafts(tensors)
+    def plan(self, leaves: Leaves, values_room: int = BYTES_ROOM) -> ImagePlan:
+        """Return the plan of the image for these leaves; raises `StateError`.
+
+        values_room: bytes for the values that are no tensors; those for sketches are added.
+        """
+        is_alone = self._place.world == 1
+        own = [] if is_alone else [leaf for leaf in leaves.tensors if is_own(leaf)]
+        located = self._located(
+            [*leaves.tensors, *(of_rank(leaf, self._place.rank) for leaf in own)]
+        )
+        room = values_room + (0 if is_alone else room_for(leaves))
         every = with_groups_of_all(leaves.values, self.holders)
         kept = [(leaf, self._value_kept(leaf)) for leaf in every]
         values = [leaf for leaf, tail in kept if tail is False]
         tail_values = [leaf for leaf, tail in kept if tail is True]
-        items, end = _lay_out([draft for draft in drafts if not draft.cut.tail], 0)
+        drafts = [self._draft(one, cut) for one in located for cut in one.cuts]
+        items, end = _lay_out([draft for draft in drafts if not draft.item.tail], 0)
         begin = _align(end, ALIGN)
-        tail_items, _ = _lay_out([d for d in drafts if d.cut.tail], begin + bytes_room)
+        tail_items, _ = _lay_out([draft for draft in drafts if draft.item.tail], begin + room)
         sources = (*items, *tail_items)
+        sketches = () if is_alone else (ByteItem(name=replica_check.ITEM, tail=True),)
         # Also of values that others store: who has what nobody stores tells so at the commit.
-        names: list[TensorLeaf | ValueLeaf] = [*tensors, *every]
+        names: list[TensorLeaf | ValueLeaf] = [*(one.leaf for one in located), *every]
         table = ShardTable(
             rank=self._place.rank,
             world=self._place.world,
@@ -274,101 +264,25 @@ class Planner:
             byte_items=(
                 *(ByteItem(name=leaf.name) for leaf in values),
                 *(ByteItem(name=leaf.name, tail=True) for leaf in tail_values),
-                *self._sketches,
+                *sketches,
             ),
             paths={leaf.name: leaf.path for leaf in names},
-            needs=self._needs(leaves.tensors),
+            needs=_needs(located),
             optimizers=leaves.optimizers,
             alike=not self.holders.ranks,
         )
         return ImagePlan(
             table=table,
+            bytes_room=room,
             sources=sources,
             values=(*values, *tail_values),
-            compared=self._compared(leaves.tensors),
-            compared_values=tuple(leaf for leaf in every if self._sketches and is_common(leaf)),
+            compared=() if is_alone else _compared(located),
+            compared_values=() if is_alone else tuple(leaf for leaf in every if is_common(leaf)),
         )
 
-    @property
-    def _sketches(self) -> tuple[ByteItem, ...]:
-        return (ByteItem(name=replica_check.ITEM, tail=True),) if self._place.world > 1 else ()
-
-    def _compared(self, leaves: Sequence[TensorLeaf]) -> tuple[Compared, ...]:
-        """Return tensors and values that other ranks may have too, and should have equal.
-
-        All of what is replicated, and all boxes: no rank knows of its own who has them too. Of
-        shards that are no copies only some, for nobody else should have them: where the names of
-        two stages meet, all of them do.
-        """
-        if not self._sketches:
-            return ()
-        found, shards = list[Compared](), list[Compared]()
-        for leaf in leaves:
-            local = self._locate(leaf)
-            if not local.values.numel() or self._of_first(leaf) or not _is_compared(leaf):
-                continue
-            is_box, is_copy = leaf.box is not None, local.copies > 1
-            is_shard = not is_box and not is_copy and local.values.shape != local.shape
-            (shards if is_shard else found).append(Compared(leaf, local.offsets))
-        some = sorted(shards, key=lambda one: crc32(one.leaf.name.encode()))[:_SHARDS_COMPARED]
-        return (*found, *some)
-
-    def _own(self, leaves: Sequence[TensorLeaf]) -> list[TensorLeaf]:
-        """Return this rank's own copies of the buffers that each rank keeps for itself."""
-        if self._place.world == 1:
-            return []
-        return [of_rank(leaf, self._place.rank) for leaf in leaves if is_own(leaf)]
-
-    def _locate(self, leaf: TensorLeaf) -> LocalPart:
-        """Return this process's part of a tensor; only the holders of a plain one have copies."""
-        local = locate(leaf, leaf.name, self._place)
-        if leaf.box is not None:
-            return local
-        if leaf.own:
-            return replace(local, copy=0, copies=1)
-        holders = self.holders.of(leaf.name, leaf.path)
-        is_plain = getattr(leaf.tensor, "device_mesh", None) is None
-        if holders is None or not is_plain or self._place.rank not in holders:
-            return local
-        return replace(local, copy=holders.index(self._place.rank), copies=len(holders))
-
-    def _needs(self, leaves: Sequence[TensorLeaf]) -> Needs:
-        found: dict[str, tuple[Box, ...]] = {}
-        for leaf in leaves:
-            local = self._locate(leaf)
-            rows = [cut.rows for cut in self._cuts(leaf, local)]
-            sizes = tuple(local.values.shape)
-            whole = None in rows or (rows and sum(row or 0 for row in rows) == sizes[0])
-            if local.values.numel() and not whole:
-                found[leaf.name] = (*found.get(leaf.name, ()), (local.offsets, sizes))
-        return found
-
-    def _cuts(self, leaf: TensorLeaf, local: LocalPart) -> list[_Cut]:
-        """Return this rank's parts of a tensor to store; if ranks may differ, rank 0 stores it."""
-        if leaf.box is not None:
-            return [_Cut(0, None, tail=False)] if leaf.stored and local.values.numel() else []
-        shared = self._first[leaf.name]
-        return _cuts(local, shared, self._place, of_first=self._of_first(leaf))
-
-    def _of_first(self, leaf: TensorLeaf) -> bool:
-        """Return True if ranks may differ in a tensor, so that rank 0's values are stored."""
-        return not leaf.own and (leaf.synced or is_own(leaf))
-
-    def _value_kept(self, leaf: ValueLeaf) -> bool | None:
-        place = self._place
-        # A module's own state may differ from rank to rank, like its buffers: rank 0's is stored.
-        number = crc32(leaf.name.encode()) if is_common(leaf) else 0
-        holders = self.holders.of(leaf.name, leaf.path)
-        if holders is not None and not leaf.own and place.rank in holders:
-            return False if holders[number % len(holders)] == place.rank else None
-        owner = number % place.world
-        if leaf.own or owner == place.rank:
-            return False
-        return True if owner % place.local_world == place.local_rank else None
-
-    def _drafts(self, leaves: Sequence[TensorLeaf]) -> list[_Draft]:
+    def _located(self, leaves: Sequence[TensorLeaf]) -> list[_Located]:
         first: dict[tuple[Any, ...], str] = {}
-        drafts = []
+        found = []
         for leaf in leaves:
             local = self._locate(leaf)
             values = local.values
@@ -378,14 +292,128 @@ class Planner:
                 shared = f"{leaf.name} {local.offsets}"  # a box has one name, and no other place
             else:
                 shared = first.setdefault(key, leaf.name) if values.numel() else leaf.name
-                self._first[leaf.name] = shared
-            for cut in self._cuts(leaf, local):
-                sizes = tuple(values.shape)
-                if cut.rows is not None:
-                    sizes = (cut.rows, *sizes[1:])
-                frame = None if cut.tail else self._frames.frame(values.dtype, sizes)
-                drafts.append(_Draft(leaf, local, cut, sizes, frame, shared))
-        return drafts
+            found.append(_Located(leaf, local, shared, self._cuts(leaf, local, shared)))
+        return found
+
+    def _locate(self, leaf: TensorLeaf) -> LocalPart:
+        """Return this process's part of a tensor; only the holders of a plain one have copies."""
+        local = locate(leaf, leaf.name, self._place)
+        if leaf.box is not None or getattr(leaf.tensor, "device_mesh", None) is not None:
+            return local
+        copy, copies = self._copy_of(leaf)
+        return replace(local, copy=copy, copies=copies)
+
+    def _copy_of(self, leaf: TensorLeaf | ValueLeaf) -> tuple[int, int]:
+        """Return this rank's index among the holders of a tensor or value, and their number."""
+        rank, holders = self._place.rank, self.holders.of(leaf.name, leaf.path)
+        if leaf.own:
+            return 0, 1
+        if holders is None or rank not in holders:
+            return rank, self._place.world
+        return holders.index(rank), len(holders)
+
+    def _cuts(self, leaf: TensorLeaf, local: LocalPart, shared: str) -> list[_Cut]:
+        """Return the parts of a local tensor that this rank stores.
+
+        The holders share a large tensor by rows, and one of them stores a small one. If ranks may
+        differ, rank 0 stores it.
+        """
+        values, copies, of_first = local.values, local.copies, _is_of_first(leaf)
+        if leaf.box is not None:
+            return [_Cut(0, None, tail=False)] if leaf.stored and values.numel() else []
+        if not values.numel() and 0 not in local.shape:
+            return []
+        parts: list[tuple[int, int, int | None]]
+        if not of_first and _is_split(values, copies):
+            begins = [values.shape[0] * number // copies for number in range(copies + 1)]
+            pairs = enumerate(pairwise(begins))
+            parts = [(number, begin, end - begin) for number, (begin, end) in pairs]
+        else:
+            parts = [(0 if of_first else crc32(shared.encode()) % copies, 0, None)]
+        kept = [
+            (begin, rows, self._kept(local.copy, copies, number)) for number, begin, rows in parts
+        ]
+        return [_Cut(begin, rows, tail) for begin, rows, tail in kept if tail is not None]
+
+    def _kept(self, copy: int, copies: int, number: int) -> bool | None:
+        """Return True if part `number` goes to the tail; None: this rank does not store it.
+
+        All ranks of a node together keep every part that any rank of the world needs.
+        """
+        place = self._place
+        if number == copy:
+            return False
+        everywhere = copies == place.world
+        return True if everywhere and number % place.local_world == place.local_rank else None
+
+    def _value_kept(self, leaf: ValueLeaf) -> bool | None:
+        copy, copies = self._copy_of(leaf)
+        # A module's own state may differ from rank to rank, like its buffers: rank 0's is stored.
+        number = crc32(leaf.name.encode()) if is_common(leaf) else 0
+        return self._kept(copy, copies, number % copies)
+
+    def _draft(self, one: _Located, cut: _Cut) -> ItemSource:
+        """Return the source of an item that has no place yet: as if it were at 0."""
+        values, offsets, sizes = one.local.values, one.local.offsets, tuple(one.local.values.shape)
+        if cut.rows is not None:
+            offsets, sizes = (offsets[0] + cut.begin, *offsets[1:]), (cut.rows, *sizes[1:])
+        frame = None if cut.tail else frame_of(values.dtype, sizes)
+        size = prod(sizes) * values.element_size()
+        item = TensorItem(
+            name=one.leaf.name,
+            dtype=str(values.dtype).removeprefix("torch."),
+            shape=one.local.shape,
+            offsets=offsets,
+            sizes=sizes,
+            at=0,
+            length=frame.length if frame else size,
+            payload=len(frame.before) if frame else 0,
+            size=size,
+            tail=cut.tail,
+        )
+        return ItemSource(item, one.leaf, cut.begin, cut.rows, frame, one.shared)
+
+
+def _is_split(values: torch.Tensor, copies: int) -> bool:
+    """Return True if a tensor is large enough that each of its holders stores some of its rows."""
+    has_rows = copies > 1 and values.dim() > 0 and values.shape[0] >= copies
+    return has_rows and values.nbytes >= SPLIT_BYTES * copies
+
+
+def _is_of_first(leaf: TensorLeaf) -> bool:
+    """Return True if ranks may differ in a tensor, so that rank 0's values are stored."""
+    return not leaf.own and (leaf.synced or is_own(leaf))
+
+
+def _needs(located: Iterable[_Located]) -> Needs:
+    """Return the boxes that this rank has, and does not store as a whole."""
+    found: dict[str, tuple[Box, ...]] = {}
+    for one in located:
+        rows, sizes = [cut.rows for cut in one.cuts], tuple(one.local.values.shape)
+        whole = None in rows or (rows and sum(row or 0 for row in rows) == sizes[0])
+        if not one.leaf.own and one.local.values.numel() and not whole:
+            name = one.leaf.name
+            found[name] = (*found.get(name, ()), (one.local.offsets, sizes))
+    return found
+
+
+def _compared(located: Iterable[_Located]) -> tuple[Compared, ...]:
+    """Return tensors and values that other ranks may have too, and should have equal.
+
+    All of what is replicated, and all boxes: no rank knows of its own who has them too. Of shards
+    that are no copies only some, for nobody else should have them: where the names of two stages
+    meet, all of them do.
+    """
+    found, shards = list[Compared](), list[Compared]()
+    for one in located:
+        leaf, local = one.leaf, one.local
+        if leaf.own or not local.values.numel() or _is_of_first(leaf) or not _is_compared(leaf):
+            continue
+        is_whole = local.copies > 1 or local.values.shape == local.shape
+        kind = found if leaf.box is not None or is_whole else shards
+        kind.append(Compared(leaf, local.offsets))
+    some = sorted(shards, key=lambda one: crc32(one.leaf.name.encode()))[:_SHARDS_COMPARED]
+    return (*found, *some)
 
 
 def _is_compared(leaf: TensorLeaf) -> bool:
@@ -398,54 +426,18 @@ def _is_compared(leaf: TensorLeaf) -> bool:
     return leaf.box is None or (leaf.alike and own)
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    leaf: TensorLeaf
-    local: LocalPart
-    cut: _Cut
-    sizes: tuple[int, ...]
-    frame: Frame | None
-    shared: str
-    """First name of this tensor."""
-
-
-def _lay_out(drafts: Sequence[_Draft], begin: int) -> tuple[list[ItemSource], int]:
+def _lay_out(drafts: Iterable[ItemSource], begin: int) -> tuple[list[ItemSource], int]:
     """Place the drafts one after another; a tensor with two names is stored once."""
     placed: dict[tuple[str, int], int] = {}
     sources, end = [], begin
     for draft in drafts:
-        key = (draft.shared, draft.cut.begin)
-        at = placed.get(key)
-        size = draft.local.values.element_size()
-        for number in draft.sizes:
-            size *= number
-        length = draft.frame.length if draft.frame else size
-        if at is None:
-            at = placed[key] = _align(end, ALIGN)
-            end = at + length
-        sources.append(_source(draft, at, length, size))
+        key, item = (draft.shared, draft.begin), draft.item
+        if key not in placed:
+            placed[key] = _align(end, ALIGN)
+            end = placed[key] + item.length
+        at = placed[key]
+        sources.append(replace(draft, item=replace(item, at=at, payload=at + item.payload)))
     return sources, end
-
-
-def _source(draft: _Draft, at: int, length: int, size: int) -> ItemSource:
-    offsets = draft.local.offsets
-    if draft.cut.begin:
-        offsets = (offsets[0] + draft.cut.begin, *offsets[1:])
-    item = TensorItem(
-        name=draft.leaf.name,
-        dtype=str(draft.local.values.dtype).removeprefix("torch."),
-        shape=draft.local.shape,
-        offsets=offsets,
-        sizes=draft.sizes,
-        at=at,
-        length=length,
-        payload=at + (len(draft.frame.before) if draft.frame else 0),
-        size=size,
-        tail=draft.cut.tail,
-    )
-    return ItemSource(
-        item=item, leaf=draft.leaf, begin=draft.cut.begin, rows=draft.cut.rows, frame=draft.frame
-    )
 
 
 def _align(number: int, to: int) -> int:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from holdfast.flash.memory.replica_check import ENTRY_BYTES, entry, head
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_plain
 
 if TYPE_CHECKING:
     import torch
-
-    from holdfast.flash.trainer.leaves import Leaves, TensorLeaf
 
 
 SAMPLES: Final = 64
@@ -35,10 +34,16 @@ class SampleView:
     values: torch.Tensor
     """The samples; with `places`, the tensor that has them."""
     places: tuple[torch.Tensor, ...] | None
-    dtype: torch.dtype
-    """Type of the tensor."""
-    is_exact: bool
-    """The samples are whole numbers of more than 8 bits, or truth values."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the tensor."""
+        return self.values.dtype
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the samples are whole numbers of more than 8 bits, or truth values."""
+        return _is_exact(self.dtype)
 
     def picked(self) -> torch.Tensor:
         """Return the present samples, as one row of real numbers."""
@@ -47,14 +52,9 @@ class SampleView:
         found = self.values if self.places is None else self.values[self.places]
         if found.is_complex():
             found = torch.view_as_real(found.resolve_conj())[:, 0]
-        return found if found.dtype in _joined() else found.to(self.target)
-
-    @property
-    def target(self) -> torch.dtype:
-        """Type that holds any sample."""
-        import torch
-
-        return torch.int64 if self.is_exact else torch.float64
+        if found.dtype in _joined():
+            return found
+        return found.to(torch.int64 if self.is_exact else torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,10 @@ def view_of(values: torch.Tensor) -> SampleView | None:
     values = values.detach()
     count = values.numel()
     apart = max(1, count // SAMPLES) | 1  # odd: not one column of a matrix
-    places: tuple[torch.Tensor, ...] | None = None
     if values.is_contiguous():
-        found = values.view(-1)[::apart][:SAMPLES]
-    else:
-        flat = torch.arange(0, count, apart, device=values.device)[:SAMPLES]
-        found, places = values, torch.unravel_index(flat, values.shape)
-    return _unless_unreadable(SampleView(found, places, values.dtype, _is_exact(values.dtype)))
+        return _unless_unreadable(SampleView(values.view(-1)[::apart][:SAMPLES], None))
+    flat = torch.arange(0, count, apart, device=values.device)[:SAMPLES]
+    return _unless_unreadable(SampleView(values, torch.unravel_index(flat, values.shape)))
 
 
 @cache
@@ -116,8 +113,7 @@ def view_of_cells(
     cells, places = _cells_in(shape, offsets, tuple(values.shape))
     if places is None:
         return None, ()
-    inner = places.to(values.device).unbind()
-    view = SampleView(values.detach(), inner, values.dtype, _is_exact(values.dtype))
+    view = SampleView(values.detach(), places.to(values.device).unbind())
     return _unless_unreadable(view), cells
 
 
@@ -146,15 +142,12 @@ def _cells_in(
 
 
 def _unless_unreadable(view: SampleView) -> SampleView | None:
-    return view if view.dtype in _joined() or _is_readable(view) else None
-
-
-def _is_readable(view: SampleView) -> bool:
-    try:
-        view.picked()
-    except NotImplementedError:  # of types with less than a byte for each element, say
-        return False
-    return True
+    if view.dtype not in _joined():
+        try:
+            view.picked()
+        except NotImplementedError:  # of types with less than a byte for each element, say
+            return None
+    return view
 
 
 @cache
@@ -246,59 +239,55 @@ class Sketcher:
 
     def __init__(self, tensors: Sequence[Compared]) -> None:
         """tensors: their storages and strides must stay."""
-        self._known: list[tuple[SampleView, bytes | _Text]] = []
-        self._cells: list[tuple[SampleView, tuple[bytes | _Text, ...]]] = []
+        self._whole: list[_Sketched] = []
+        self._cells: list[_Sketched] = []
         """The cells of each box."""
         self._unread: list[bytes] = []
         """Sketches of tensors that torch cannot read: type and shape."""
         for one in tensors:
-            self._add(one) if one.leaf.box is None else self._add_cells(one, one.leaf.box.shape)
-
-    def _add_cells(self, one: Compared, shape: tuple[int, ...]) -> None:
-        values = one.leaf.tensor
-        view, places = view_of_cells(values, shape, one.offsets)
-        texts = [_Text(one.leaf.name, f"{at}", f"{values.dtype} {shape}") for at in places]
-        if view is None:
-            self._unread += [entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)) for text in texts]
-        else:
-            self._cells.append((view, tuple(_head_of(text, view) for text in texts)))
+            self._add(one)
 
     def _add(self, one: Compared) -> None:
         tensor: Any = one.leaf.tensor
         values: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-        view, box = view_of(values), f"{one.offsets} {tuple(values.shape)}"
-        text = _Text(one.leaf.name, box, f"{values.dtype} {tuple(tensor.shape)}")
-        if view is None:
-            self._unread.append(entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)))
+        if one.leaf.box is None:
+            kind, view, shape = self._whole, view_of(values), tuple(tensor.shape)
+            boxes = [f"{one.offsets} {tuple(values.shape)}"]
         else:
-            self._known.append((view, _head_of(text, view)))
+            kind, shape = self._cells, one.leaf.box.shape
+            view, places = view_of_cells(values, shape, one.offsets)
+            boxes = [f"{at}" for at in places]
+        texts = [_Text(one.leaf.name, box, f"{values.dtype} {shape}") for box in boxes]
+        if view is None:
+            self._unread += [entry(text.head(_FINE), 0.0, (0.0, 0.0, 0.0)) for text in texts]
+        else:
+            kind.append((view, [_head_of(text, view) for text in texts]))
 
     def sketch(self, values: Mapping[str, Any]) -> bytes:
         """Return the present sketches, and those of values by name."""
-        views = [view for view, _ in (*self._known, *self._cells)]
-        plain = len(self._known)
-        parted = [(name, _parted(value, views)) for name, value in values.items()]
+        views = [view for view, _ in (*self._whole, *self._cells)]
+        parted = [(name, [*_parted(value, views)]) for name, value in values.items()]
         samples = read(views)
-        sums = _sums(samples.numbers[:plain])
-        found = [*self._unread, *self._of_cells(samples, plain)]
-        for row, ((_, text), (norm, *three)) in enumerate(zip(self._known, sums, strict=True)):
-            first = text if isinstance(text, bytes) else text.head(_FINE, samples.exact[row])
-            found.append(entry(first, norm, (three[0], three[1], three[2])))
+        found = [
+            *self._unread,
+            *_entries(self._cells, samples, len(self._whole), CELL),
+            *_entries(self._whole, samples, 0, SAMPLES),
+        ]
         for name, parts in parted:
             found += _of_value(name, parts, samples)
         return b"".join(found)
 
-    def _of_cells(self, samples: Samples, begin: int) -> Iterator[bytes]:
-        """Yield the sketches of all cells, whose rows begin at a number."""
-        ends = begin + len(self._cells)
-        sums = _sums(samples.numbers[begin:ends].reshape(-1, CELL))
-        for number, (_, texts) in enumerate(self._cells):
-            exact = samples.exact.get(begin + number, ())
-            for at, text in enumerate(texts):
-                own = exact[at * CELL : at * CELL + CELL]
-                norm, *three = sums[number * (SAMPLES // CELL) + at]
-                first = text if isinstance(text, bytes) else text.head(_FINE, own)
-                yield entry(first, norm, (three[0], three[1], three[2]))
+
+def _entries(kind: list[_Sketched], samples: Samples, begin: int, width: int) -> Iterator[bytes]:
+    """Yield a sketch of each so many samples of views, whose rows begin at a number."""
+    sums = _sums(samples.numbers[begin : begin + len(kind)].reshape(-1, width))
+    for number, (_, texts) in enumerate(kind):
+        exact = samples.exact.get(begin + number, ())
+        for at, text in enumerate(texts):
+            norm, *three = sums[number * (SAMPLES // width) + at]
+            own = exact[at * width : (at + 1) * width]
+            first = text if isinstance(text, bytes) else text.head(_FINE, own)
+            yield entry(first, norm, (three[0], three[1], three[2]))
 
 
 def _head_of(text: _Text, view: SampleView) -> bytes | _Text:
@@ -306,6 +295,10 @@ def _head_of(text: _Text, view: SampleView) -> bytes | _Text:
     if view.is_exact:
         return text
     return text.head(_FINE if _is_fine(view.dtype) else _COARSE)
+
+
+_Sketched = tuple[SampleView, list["bytes | _Text"]]
+"""A view, and the head of each of its sketches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,42 +337,35 @@ def _sums(numbers: torch.Tensor) -> list[list[float]]:
     return found
 
 
-@dataclass(slots=True)
-class _Parts:
-    """Parts of a value."""
-
-    exact: list[str] = field(default_factory=list)
-    """Texts of the parts that must be equal."""
-    numbers: list[float | tuple[int, SampleView]] = field(default_factory=list)
-    """The other ones: floats, and tensors as row and view."""
+_Part = str | float | tuple[int, SampleView]
+"""Part of a value: text that must be equal, a float, or a tensor as row and view."""
 
 
-def _parted(value: Any, views: list[SampleView]) -> _Parts:
+def _parted(value: Any, views: list[SampleView]) -> Iterator[_Part]:
     """Take a value apart; the views of its tensors are added to `views`."""
-    found = _Parts()
     for part in _parts(value):
         if isinstance(part, float):
-            found.numbers.append(part)
-        elif _is_tensor(part):
-            found.exact.append(f"{part.dtype} {tuple(part.shape)}")
-            view = view_of(part)
-            if view is not None:
-                found.numbers.append((len(views), view))
-                views.append(view)
+            yield part
+        elif not is_plain(part):
+            yield _exact(part)
         else:
-            found.exact.append(_exact(part))
-    return found
+            yield f"{part.dtype} {tuple(part.shape)}"
+            if (view := view_of(part)) is not None:
+                views.append(view)
+                yield len(views) - 1, view
 
 
-def _of_value(name: str, parts: _Parts, samples: Samples) -> Iterator[bytes]:
+def _of_value(name: str, parts: Sequence[_Part], samples: Samples) -> Iterator[bytes]:
     """Return the sketch of a value, and more if it has single floats or some of few bits.
 
     Tensors are compared as a whole, single floats each by its size: a time of 1e9 s hides no loss.
     """
-    exact, single, fine, coarse = list(parts.exact), list[float](), list[float](), list[float]()
-    for part in parts.numbers:
+    exact = [part for part in parts if isinstance(part, str)]
+    single, fine, coarse = list[float](), list[float](), list[float]()
+    for part in parts:
         if isinstance(part, float):
             single.append(part)
+        if not isinstance(part, tuple):
             continue
         row, view = part
         if view.is_exact:
@@ -409,13 +395,6 @@ def _of_numbers(numbers: Sequence[float]) -> tuple[float, tuple[float, float, fl
     found = torch.cat([values.square().sum().sqrt()[None], values @ signs])
     norm, *three = found.to(torch.float32).tolist()
     return norm, (three[0], three[1], three[2])
-
-
-def _is_tensor(part: Any) -> bool:
-    import torch
-
-    known = type(part) in (torch.Tensor, torch.nn.Parameter)
-    return known and part.layout is torch.strided and not part.is_quantized
 
 
 def _exact(part: Any) -> str:

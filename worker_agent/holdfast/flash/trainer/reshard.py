@@ -21,7 +21,7 @@ from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import read_manifest, view_of
 from holdfast.flash.trainer.copier import is_lazy, is_on_gpu
 from holdfast.flash.trainer.holders import Holders
-from holdfast.flash.trainer.leaves import Leaves, constant
+from holdfast.flash.trainer.leaves import Leaves, constant, name_of
 from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges
 from holdfast.flash.trainer.planner import LocalPart, RankPosition
 from holdfast.flash.trainer.values import StoredValues
@@ -37,11 +37,11 @@ class Image:
     table: ShardTable
     lengths: tuple[int, ...]
     memory: Callable[[], Any]
-    """Gives the buffer that torch may wrap; of a file it maps it, at the first call."""
+    """Gives the buffer that torch may wrap, always the same one; maps a file at the first call."""
     tail: bool
     """True: the image has its tail."""
     near: bool = False
-    """True: the image is in this node's own memory."""
+    """True: the image is in this node's own memory, which goes before all other places."""
     lent: bool = False
     """True: the image is of another node. Its values are here; items that were not fetched are
     zeros."""
@@ -77,8 +77,7 @@ def of_arenas(
 def of_files(path: str) -> list[Image]:
     """Return the images of a committed step, whose files are opened once they are read.
 
-    Raises:
-        ManifestError: the manifest is missing or damaged; later, at a first use, a file is.
+    Raises `ManifestError` if the manifest is missing or damaged; at a first use, if a file is.
     """
     disk = Disk()
     return [
@@ -103,22 +102,18 @@ def of_start(start: RestoreStart, arenas: Iterable[Arena]) -> list[Image]:
     return images + (of_files(start.path) if start.path else [])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StoredBox:
     """Location of one box of a tensor."""
 
-    item: TensorItem
-    source: Callable[[], Any]
-    """Gives the buffer with it, always the same one."""
-    near: bool
-    """True: in this node's own memory, which goes before all other places."""
-    lent: tuple[int, int] | None = None
-    """(rank, index of the item) of an item that must be fetched before it is read."""
+    image: Image
+    index: int
+    """Number of the item in the image's table."""
 
     @property
-    def memory(self) -> Any:
-        """The buffer with it."""
-        return self.source()
+    def item(self) -> TensorItem:
+        """The box."""
+        return self.image.table.tensors[self.index]
 
 
 @dataclass(slots=True)
@@ -149,13 +144,7 @@ def stored(images: Iterable[Image], step: int = 0) -> Stored:
         found.optimizers.update(table.optimizers)
         for index, item in enumerate(table.tensors):
             if image.tail or not item.tail:
-                part = StoredBox(
-                    item=item,
-                    source=image.memory,
-                    near=image.near,
-                    lent=(table.rank, index) if image.lent else None,
-                )
-                found.tensors.setdefault(item.name, []).append(part)
+                found.tensors.setdefault(item.name, []).append(StoredBox(image, index))
         spans = table.spans(image.lengths)[len(table.tensors) :]
         for value, span in zip(table.byte_items, spans, strict=True):
             if value.name != replica_check.ITEM and (image.tail or not value.tail):
@@ -175,7 +164,6 @@ class BytesRead:
     """From the files of the step. What a node reads to compare hashes is not counted."""
 
     def __str__(self) -> str:
-        """Tell them in MiB."""
         return (
             f"{self.memory / 2**20:.1f} MiB from this node's memory, {self.peers / 2**20:.1f} MiB "
             f"from other nodes' memory, {self.storage / 2**20:.1f} MiB from storage"
@@ -186,9 +174,9 @@ class Filling:
     """One start of one rank from one checkpoint, while nothing is changed yet."""
 
     def __init__(
-        self, leaves: Leaves, place: RankPosition, found: Stored, holders: Holders
+        self, place: RankPosition, leaves: Leaves, found: Stored, holders: Holders
     ) -> None:
-        """Take the present state, the rank's position, and the stored state.
+        """Take the rank's position, the present state, and the stored state.
 
         holders: holders of each name in this world, if the ranks differ.
         """
@@ -248,9 +236,9 @@ class Filling:
         for held in helds:
             read = {name: held[name] for name in names if name in held}
             for path in names.values():
-                held.pop(".".join(map(str, path)), None)
-            held.update({".".join(map(str, names[name])): one for name, one in read.items()})
-        found.paths.update({".".join(map(str, path)): path for path in names.values()})
+                held.pop(name_of(path), None)
+            held.update({name_of(names[name]): one for name, one in read.items()})
+        found.paths.update({name_of(path): path for path in names.values()})
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """Return dtype and shape of a stored tensor, ("float32", (4, 2)); None: there is none."""
@@ -364,15 +352,15 @@ class Filling:
         return False
 
     def _plan(self, part: StoredBox, common: Box, local: LocalPart) -> None:
-        item = part.item
+        item, image = part.item, part.image
         size = math.prod(common[1]) * local.values.element_size()
-        if part.lent is not None:
-            self.wanted[part.lent] = item.length
-        elif part.near:
+        if image.lent:
+            self.wanted[image.table.rank, part.index] = item.length
+        elif image.near:
             self._near += size
         else:
             self._filed += size
-        source = narrow(values_of(item, part.memory, local.values.dtype), common, item.offsets)
+        source = narrow(values_of(item, image.memory(), local.values.dtype), common, item.offsets)
         to = narrow(local.values, common, local.offsets)
         self._kept.append(source)
         whole = to.is_contiguous() and source.is_contiguous() and not is_lazy(to)
@@ -398,12 +386,11 @@ class Filling:
 def _is_equal(one: StoredBox, other: StoredBox) -> bool:
     """Return True if two parts have the same bytes, as far as these are here and comparable."""
     ours, theirs = one.item, other.item
-    form = (ours.box, ours.dtype, one.lent is None and other.lent is None)
-    if form != (theirs.box, theirs.dtype, True):
+    if (ours.box, ours.dtype) != (theirs.box, theirs.dtype) or one.image.lent or other.image.lent:
         return True
-    if one.source is other.source and ours.payload == theirs.payload:
+    if one.image is other.image and ours.payload == theirs.payload:
         return True
-    views = [memoryview(part.memory).cast("B") for part in (one, other)]
+    views = [memoryview(part.image.memory()).cast("B") for part in (one, other)]
     begins = ours.payload, theirs.payload
     mine, its = (view[at : at + ours.size] for view, at in zip(views, begins, strict=True))
     return bool(mine == its)
@@ -417,7 +404,7 @@ def _tiling(
     Parts in this node's memory go first. Otherwise the files tile the box exactly, and so do the
     files and tails of a node that has everything.
     """
-    near = [part for part in parts if part.near]
+    near = [part for part in parts if part.image.near]
     files = [part for part in parts if not part.item.tail]
     kinds = (files, near, parts) if files_first else (near, files, parts)
     choices = (_overlapping(kind, wanted) for kind in kinds)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial as bind
+from operator import setitem
 from time import monotonic
 from typing import Any, Final
 
@@ -44,162 +45,133 @@ class RestoreError(Exception):
     """A checkpoint does not fit the state; no tensor was changed."""
 
 
-class Restorer:
-    """One restore of one state."""
+def restore(
+    parts: Parts,
+    place: RankPosition,
+    holders: Holders,
+    source: Callable[[], tuple[Leaves, Stored]],
+    fetch: Fetch,
+    *,
+    partial: bool,
+    threads: int,
+) -> tuple[list[str], BytesRead]:
+    """Restore a state; return notes for the user, and the bytes that were read for tensors.
 
-    def __init__(
-        self,
-        parts: Parts,
-        place: RankPosition,
-        source: Callable[[], tuple[Leaves, Stored]],
-        fetch: Fetch,
-        holders: Holders = Holders(),  # noqa: B008 - frozen
-    ) -> None:
-        """Take the state, and where it comes from; nothing is read yet.
+    holders: of each name in this world, if the ranks differ. source: lists the present state, and
+    reads the stored one. partial: load the parts that fit, and leave the rest as it is.
+    Raises `RestoreError` with the first differences.
+    """
+    import torch
 
-        source: lists the present state, and reads the stored one. fetch: fetches other nodes'
-        items. holders: of each name in this world, if the ranks differ.
-        """
-        self._parts, self._place, self._source = parts, place, source
-        self._fetch, self._holders = fetch, holders
-        self.read = BytesRead()
-        """Bytes that `run` has read for tensors."""
-
-    def run(self, *, partial: bool, threads: int) -> list[str]:
-        """Restore; return notes for the user.
-
-        partial: load the parts that fit, and leave the rest as it is.
-        Raises `RestoreError` with the first differences.
-        """
-        import torch
-
-        begun = monotonic()
-        # Not in the caller's inference mode: optimizers cannot step with tensors made in it.
-        with torch.inference_mode(mode=False), torch.no_grad():
-            with all_or_none(self._place.world, RestoreError):
-                leaves, found = self._source()
-                filling = Filling(leaves, self._place, found, self._holders)
-                filling.decode()
-                self._parts.shards.accept(filling)
-                self._extras(filling)
-                if filling.wrong and not partial:
-                    raise RestoreError(
-                        f"{len(filling.wrong)} differences between checkpoint and state, the "
-                        f"first: {'; '.join(filling.wrong[:_SHOWN])}. load(partial=True) takes "
-                        "what fits"
-                    )
-            with all_or_none(self._place.world, RestoreError):
-                if filling.wanted:
-                    self._fetch(dict(sorted(filling.wanted.items())))
-                self._give(filling)
-            filling.copy(threads)
-            self._parts.shards.finish(partial=partial)
-        self.read = filling.read
-        log.info(_READ, filling.step, self._place.rank, self.read, monotonic() - begun)
-        return filling.notes
-
-    def _extras(self, filling: Filling) -> None:
-        for leaf in filling.leaves.values:
-            if leaf.name not in filling.values and leaf.path[0] in _COMPARED:
-                filling.wrong.append(f"{leaf.name} is not in the checkpoint")
-        known = {leaf.name for leaf in filling.leaves.values}
-        for name in filling.values:
-            taken = name in known or filling.is_of_others(name)
-            if filling.paths[name][0] in _COMPARED and not taken:
-                filling.wrong.append(f"{name} is not in the state")
-        own = {str(path[1]) for path in filling.paths.values() if str(path[0]).startswith("rank_")}
-        left = sorted(own - self._parts.per_rank.keys())
-        filling.wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
-
-    def _give(self, filling: Filling) -> None:
-        """Load everything but tensors; this comes before the tensors, as an owner may refuse."""
-        values = filling.values
-        gifts = [
-            _Gift(f"extra.{key}", value, values[f"extra.{key}"], self._parts.extra, key)
-            for key, value in self._parts.extra.items()
-            if f"extra.{key}" in values
-        ]
-        for leaf in filling.leaves.values:
-            if leaf.path[0] == "model" and leaf.name in values:
-                module = getattr(leaf.read, "__self__", None)
-                if module is not None:
-                    gifts.append(_Gift(leaf.name, module, values[leaf.name]))
-        _give([*gifts, *self._per_rank(filling)])
-
-    def _per_rank(self, filling: Filling) -> list[_Gift]:
-        rank, gifts, values = self._place.rank, list[_Gift](), filling.values
-        notes, world = filling.notes, filling.world
-        same = world == self._place.world
-        for key, value in self._parts.per_rank.items():
-            states = [
-                values[f"rank_{number}.{key}"]
-                for number in range(world)
-                if f"rank_{number}.{key}" in values
-            ]
-            name, reshard = f"rank_{rank}.{key}", getattr(value, "reshard", None)
-            if same and name in values:
-                gifts.append(_Gift(name, value, values[name], self._parts.per_rank, key))
-            elif states and isinstance(value, Rng):
-                fresh = value.reshard(states, rank, self._place.world)
-                gifts.append(_Gift(name, value, fresh, self._parts.per_rank, key))
-                if same:
-                    notes.append(_LOST.format(rank))
-                elif rank == 0:  # as intended: a script has nothing to change
-                    log.info(_RESEEDED, world, self._place.world)
-            elif reshard is not None and len(states) == world:
-                whole = _resharded(name, reshard, states, rank, self._place.world)
-                gifts.append(_Gift(name, value, whole, self._parts.per_rank, key))
-            else:
-                saved = f"by a world of {world}, this one has {self._place.world}"
-                why = f"it was saved {saved}" if states else "the checkpoint has none"
-                notes.append(f"{key} of rank {rank} begins anew: {why}")
-        return gifts
+    begun = monotonic()
+    # Not in the caller's inference mode: optimizers cannot step with tensors made in it.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        with all_or_none(place.world, RestoreError):
+            filling = Filling(place, *source(), holders)
+            filling.decode()
+            parts.shards.accept(filling)
+            _compare_values(filling, parts)
+            if filling.wrong and not partial:
+                raise RestoreError(
+                    f"{len(filling.wrong)} differences between checkpoint and state, the first: "
+                    f"{'; '.join(filling.wrong[:_SHOWN])}. load(partial=True) takes what fits"
+                )
+        with all_or_none(place.world, RestoreError):
+            if filling.wanted:
+                fetch(dict(sorted(filling.wanted.items())))
+            _give(_gifts(filling, parts))
+        filling.copy(threads)
+        parts.shards.finish(partial=partial)
+    log.info(_READ, filling.step, place.rank, filling.read, monotonic() - begun)
+    return filling.notes, filling.read
 
 
-def _resharded(name: str, reshard: Any, states: list[Any], rank: int, world: int) -> Any:
-    try:
-        return reshard(states, rank, world)
-    except Exception as error:  # any error of the owner's own code
-        raise RestoreError(
-            f"{name}: its reshard failed: {error!r}; no tensor was changed"
-        ) from error
+def _compare_values(filling: Filling, parts: Parts) -> None:
+    """Note the values that only one of checkpoint and state has."""
+    known = {leaf.name: leaf.path for leaf in filling.leaves.values}
+    filling.wrong += [
+        f"{name} is not in the checkpoint"
+        for name, path in known.items()
+        if path[0] in _COMPARED and name not in filling.values
+    ]
+    there = {name for name in filling.values if filling.paths[name][0] in _COMPARED}
+    filling.wrong += filling.unless_of_others(there - known.keys())
+    own = {str(path[1]) for path in filling.paths.values() if str(path[0]).startswith("rank_")}
+    left = sorted(own - parts.per_rank.keys())
+    filling.wrong += [f"{key} of each rank (per_rank) is not in the state" for key in left]
 
 
-@dataclass(frozen=True, slots=True)
-class _Gift:
-    """A value and its owner."""
-
-    name: str
-    owner: Any
-    """A module with an extra state, an object with `load_state_dict`, or plain data."""
-    state: Any
-    holder: Any = None
-    """Container of plain data; None: the owner is a module."""
-    key: str = ""
+_Gift = tuple[str, Any, Callable[[], Any]]
+"""Name of a value, its owner, and the call that gives it to the owner."""
 
 
-def _give(gifts: Sequence[_Gift]) -> None:
+def _gifts(filling: Filling, parts: Parts) -> Iterator[_Gift]:
+    """Yield everything but tensors."""
+    values = filling.values
+    for key, value in parts.extra.items():
+        if (name := f"extra.{key}") in values:
+            yield name, value, _giving(parts.extra, key, values[name])
+    for leaf in filling.leaves.values:
+        module = getattr(leaf.read, "__self__", None)
+        if leaf.path[0] == "model" and leaf.name in values and module is not None:
+            yield leaf.name, module, bind(module.set_extra_state, values[leaf.name])
+    for key, value in parts.per_rank.items():
+        name = f"rank_{filling.place.rank}.{key}"
+        if (state := _of_rank(filling, name, key, value)) is not None:
+            yield name, value, _giving(parts.per_rank, key, state[0])
+
+
+def _giving(holder: Any, key: str, state: Any) -> Callable[[], Any]:
+    """Return the call that loads the state of an owner, or puts plain data in its place."""
+    owner = holder[key]
+    if isinstance(owner, Stateful):
+        return bind(owner.load_state_dict, state)
+    return bind(setitem, holder, key, state)
+
+
+def _of_rank(filling: Filling, name: str, key: str, owner: Any) -> tuple[Any] | None:
+    """Return this rank's state of an owner; None: it begins anew, as a note says."""
+    place, values, world = filling.place, filling.values, filling.world
+    if world == place.world and name in values:
+        return (values[name],)
+    states = [values[one] for rank in range(world) if (one := f"rank_{rank}.{key}") in values]
+    reshard = getattr(owner, "reshard", None)
+    if states and isinstance(owner, Rng):
+        if world == place.world:
+            filling.notes.append(_LOST.format(place.rank))
+        elif place.rank == 0:  # as intended: a script has nothing to change
+            log.info(_RESEEDED, world, place.world)
+        return (owner.reshard(states, place.rank, place.world),)
+    if reshard is not None and len(states) == world:
+        try:
+            return (reshard(states, place.rank, place.world),)
+        except Exception as error:  # any error of the owner's own code
+            raise RestoreError(
+                f"{name}: its reshard failed: {error!r}; no tensor was changed"
+            ) from error
+    saved = f"it was saved by a world of {world}, this one has {place.world}"
+    why = saved if states else "the checkpoint has none"
+    filling.notes.append(f"{key} of rank {place.rank} begins anew: {why}")
+    return None
+
+
+def _give(gifts: Iterable[_Gift]) -> None:
     """Load all gifts; raises `RestoreError` naming the owner that refused, and those before it.
 
     An owner is the user's code, and may refuse: so this comes before any tensor is changed. The
     owners' previous states are not kept for a rollback: one may be as large as a model.
     """
     given: list[str] = []
-    for gift in gifts:
+    for name, owner, give in tuple(gifts):  # all are found before the first is given
         try:
-            if gift.holder is None:
-                gift.owner.set_extra_state(gift.state)
-            elif isinstance(gift.owner, Stateful):
-                gift.owner.load_state_dict(gift.state)
-            else:
-                gift.holder[gift.key] = gift.state
+            give()
         except Exception as error:  # any error of the owner's own code
             before = f"; {', '.join(given)} are restored already" if given else ""
             raise RestoreError(
-                f"{gift.name}: {type(gift.owner).__name__} refused what was saved of it: "
+                f"{name}: {type(owner).__name__} refused what was saved of it: "
                 f"{error!r}; no tensor was changed{before}"
             ) from error
-        given.append(gift.name)
+        given.append(name)
 
 
 def idle_cores(place: RankPosition) -> int:

@@ -16,15 +16,9 @@ class Rng:
         """Return the states of all generators."""
         import torch
 
-        version, numbers, gauss = random.getstate()
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "python": (version, torch.tensor(numbers, dtype=torch.int64, device="cpu"), gauss),
-        }
+        state = {"torch": torch.get_rng_state(), "python": _plain(random.getstate())}
         if "numpy" in sys.modules:
-            kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-            keys = torch.tensor(keys.tolist(), dtype=torch.int64, device="cpu")
-            state["numpy"] = (kind, keys, position, has_gauss, cached)
+            state["numpy"] = _plain(sys.modules["numpy"].random.get_state())
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             state["cuda"] = torch.cuda.get_rng_state_all()
         return state
@@ -38,19 +32,14 @@ class Rng:
         import torch
 
         seed = _seed(states[0], rank, world)
-        python = random.Random(seed).getstate()  # noqa: S311 - what the training had
+        python = random.Random(seed)  # noqa: S311 - what the training had
         state: dict[str, Any] = {
             "torch": torch.Generator().manual_seed(seed).get_state(),
-            "python": (
-                python[0],
-                torch.tensor(python[1], dtype=torch.int64, device="cpu"),
-                python[2],
-            ),
+            "python": _plain(python.getstate()),
         }
         if "numpy" in sys.modules:
-            fresh = sys.modules["numpy"].random.RandomState(seed % 2**32).get_state()
-            keys = torch.tensor(fresh[1].tolist(), dtype=torch.int64, device="cpu")
-            state["numpy"] = (fresh[0], keys, *fresh[2:])
+            fresh = sys.modules["numpy"].random.RandomState(seed % 2**32)
+            state["numpy"] = _plain(fresh.get_state())
         if torch.cuda.is_available() and ("cuda" in states[0] or torch.cuda.is_initialized()):
             state["cuda"] = [
                 torch.Generator(f"cuda:{device}").manual_seed(seed + device).get_state()
@@ -72,6 +61,15 @@ class Rng:
         if "cuda" in state and torch.cuda.is_available():
             for device, values in enumerate(state["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(values, device)
+
+
+def _plain(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a state of Python's or numpy's generator with its numbers in a tensor."""
+    import torch
+
+    first, numbers, *rest = state
+    plain = numbers if isinstance(numbers, tuple) else numbers.tolist()
+    return (first, torch.tensor(plain, dtype=torch.int64, device="cpu"), *rest)
 
 
 def _seed(state: dict[str, Any], rank: int, world: int) -> int:

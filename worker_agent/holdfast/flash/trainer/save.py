@@ -24,9 +24,8 @@ from holdfast.flash.memory.arena import (
     geometry_of,
     mapped,
 )
-from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import Version, choose
-from holdfast.flash.server.protocol import Layout, LinkError, Restore
+from holdfast.flash.server.protocol import LinkError, Restore
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import newest_of
 from holdfast.flash.trainer.client import ANSWER_SECONDS, CheckpointError, Client
@@ -34,8 +33,7 @@ from holdfast.flash.trainer.collectives import REFUSED, from_all
 from holdfast.flash.trainer.copier import Changed, Copier, RoomNeeded, plain
 from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
-from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, parts_of_model
-from holdfast.flash.trainer.replica_sketches import room_for
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, fits, parts_of_model
 from holdfast.flash.trainer.restore import RestoreError
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.flash.trainer.state_dict import Parts, collect
@@ -83,6 +81,33 @@ class _Begun:
     """`Saver.newest` before this save."""
 
 
+class CopyThread:
+    """A copy on a thread of its own, during forward and backward."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = Thread(target=self._run, name="holdfast-copy")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again by `join`
+            self._error = error
+
+    @property
+    def is_done(self) -> bool:
+        """True when `join` need not wait."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end of the copy; raises its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
 class Saver:
     """Saves of one rank."""
 
@@ -91,7 +116,9 @@ class Saver:
     ) -> None:
         self._preparer, self._schedule = preparer, schedule
         self._threads, self._overlap = threads, overlap
-        self._beside = Overlap(schedule.meter.waited)
+        self._copying: CopyThread | None = None
+        """The overlapped copy; joined before the next step of any optimizer."""
+        self._hook: Any = None
         self.newest: tuple[int, bool] = (0, False)
         """Step that was saved last; True if it was for storage."""
         self.skipped = 0
@@ -148,7 +175,8 @@ class Saver:
             copier.start(slot)
             copier.copy(slot, trained=False, threads=self._threads)
         if self._overlap:
-            self._beside.begin(finish)
+            self._watch_optimizers()
+            self._copying = CopyThread(finish)
         else:
             finish()
 
@@ -180,67 +208,17 @@ class Saver:
 
     def join(self) -> None:
         """Wait for an overlapped copy, if one runs; raises its error."""
-        self._beside.join()
-
-    def close(self) -> None:
-        """Stop watching the optimizers."""
-        self._beside.close()
-
-
-class CopyThread:
-    """A copy on a thread of its own, during forward and backward."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        """Start the thread."""
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, name="holdfast-copy")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # noqa: BLE001 - raised again by `join`
-            self._error = error
-
-    @property
-    def is_done(self) -> bool:
-        """True when `join` need not wait."""
-        return not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the end of the copy; raises its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
-class Overlap:
-    """At most one copy at a time, joined before the next step of any optimizer."""
-
-    def __init__(self, waited: Callable[[int], None]) -> None:
-        self._waited = waited
-        self._copying: CopyThread | None = None
-        self._hook: Any = None
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Begin a copy; the one before was joined."""
-        self._watch_optimizers()
-        self._copying = CopyThread(work)
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            began = monotonic_ns()
+            copying.join()
+            self._schedule.meter.waited(monotonic_ns() - began)
 
     def _watch_optimizers(self) -> None:
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.join())
-
-    def join(self) -> None:
-        """Wait for the copy, if one runs; raises its error."""
-        copying, self._copying = self._copying, None
-        if copying is not None:
-            began = monotonic_ns()
-            copying.join()
-            self._waited(monotonic_ns() - began)
 
     def close(self) -> None:
         """Stop watching the optimizers."""
@@ -250,13 +228,10 @@ class Overlap:
 
 
 class StepOrder:
-    """The least step that this run may save: a load takes the greatest, so none may be below it.
-
-    Args:
-        root: Directory of the checkpoints; empty: none.
-    """
+    """The least step that this run may save: a load takes the greatest, so none may be below it."""
 
     def __init__(self, root: str) -> None:
+        """root: directory of the checkpoints; empty: none."""
         self._root = root
         self._least: tuple[int, str] | None = None
 
@@ -419,18 +394,15 @@ class Preparer:
     def _plan(self, client: Client, *, wait: bool) -> bool:
         """Plan anew; return False while the arena for the plan is being made."""
         leaves = collect(self._parts, self._place.rank)
-        room = self._room + (room_for(leaves) if self._place.world > 1 else 0)
-        plan = self._planner.plan(leaves, room)
-        body = encode(plan.table)
-        arena = self.copier.arena if self.copier is not None else None
-        if arena and arena.body == body and arena.geometry.bytes_room >= room:
-            self.copier = Copier(plan, leaves, arena, before=self.copier)
+        plan = self._planner.plan(leaves, self._room)
+        layout = plan.layout()
+        if self.copier is not None and fits(self.copier.arena, layout):
+            self.copier = Copier(plan, leaves, self.copier.arena, before=self.copier)
             return True
         self.copier = None
-        layout = Layout(table=body.decode(), bytes_room=room, slots=SLOTS)
         self._coming = coming = _Coming(plan, leaves)
         client.ask_for_arena(layout)
-        geometry = geometry_of(plan.table, len(body), SLOTS, room)
+        geometry = geometry_of(plan.table, len(layout.table.encode()), SLOTS, plan.bytes_room)
         return self._has_come(client, coming, wait=wait or geometry.total <= QUICK_BYTES)
 
     def _has_come(self, client: Client, coming: _Coming, *, wait: bool) -> bool:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import collections
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from time import monotonic_ns
 
 from holdfast.flash.schedule import (
     ALONE,
     Course,
+    Due,
     SaveEvery,
     Schedule,
     ScheduleOffer,
@@ -27,7 +28,7 @@ from holdfast.flash.schedule import (
 )
 from holdfast.job import Job
 from holdfast.page import TierSaving
-from holdfast.page_slot import SavingWords, SlotWriter
+from holdfast.page_slot import SlotWriter
 from holdfast_wire.messages import Tier
 
 _SPANS = 32
@@ -36,17 +37,6 @@ _SAVES = 15
 """Number of saves to memory for a median."""
 _WRITES = 5
 """Number of saves to storage for a median; they are rare."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueSave:
-    """Saves that are due at a step."""
-
-    memory: bool
-    storage: bool
-    sure: bool
-    """Every rank saves the step to storage. False for a step that only an offered or only an old
-    schedule asks for: it is saved for the ranks that follow that one, and must not be awaited."""
 
 
 class SaveSchedule:
@@ -61,7 +51,7 @@ class SaveSchedule:
         self.meter = Meter()
         self._said: SaveCosts | None = None
 
-    def begin(self, job: Job, step: int, *, writing: bool) -> DueSave:
+    def begin(self, job: Job, step: int, *, writing: bool) -> Due:
         """Return the saves due at a completed step, after a look at the shared page."""
         self.meter.stepped(monotonic_ns(), writing=writing)
         if self._follows:
@@ -70,10 +60,10 @@ class SaveSchedule:
             due(step, self._schedule.over(every), self._schedule.first)
             for every in self._course.at(step)
         ]
-        return DueSave(
+        return Due(
             memory=any(one.memory for one in found),
             storage=any(one.storage for one in found),
-            sure=all(one.storage for one in found),
+            sure=all(one.sure for one in found),
         )
 
     def _listen(self, job: Job, step: int) -> None:
@@ -84,28 +74,21 @@ class SaveSchedule:
         heard = slot.hear_schedule(step)
         if heard is None:
             return
+        self._course.confirmed(heard.confirmed)  # it may be an older one
+        every = SaveEvery(memory=heard.every[Tier.MEMORY], storage=heard.every[Tier.STORAGE])
+        self._course.offered(ScheduleOffer(number=heard.number, step=heard.step, every=every))
         self._course.confirmed(heard.confirmed)
-        if heard.is_new:
-            every = SaveEvery(memory=heard.every[Tier.MEMORY], storage=heard.every[Tier.STORAGE])
-            self._course.offered(ScheduleOffer(number=heard.number, step=heard.step, every=every))
-            self._course.confirmed(heard.confirmed)
 
     def _say(self, slot: SlotWriter) -> None:
         measured = self.meter.measured
         if measured is self._said:
             return
         self._said = measured
-        tiers = {
-            Tier.MEMORY: TierSaving(
-                stop_ns=measured.memory_ns, every=self._schedule.own(Tier.MEMORY)
-            ),
-            Tier.STORAGE: TierSaving(
-                stop_ns=measured.storage_ns,
-                durable_ns=measured.durable_ns,
-                every=self._schedule.own(Tier.STORAGE),
-            ),
-        }
-        slot.say_saving(SavingWords(step_ns=measured.step_ns, tiers=tiers))
+        tiers = {Tier.MEMORY: measured.memory, Tier.STORAGE: measured.storage}
+        own = self._schedule.own
+        slot.say_saving(
+            measured.step_ns, {tier: replace(it, every=own(tier)) for tier, it in tiers.items()}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +97,8 @@ class SaveCosts:
 
     step_ns: int = 0
     """Duration of a training step without any save."""
-    memory_ns: int = 0
-    """Time for which a save to memory stops training."""
-    storage_ns: int = 0
-    """Time for which a save to storage stops training, plus the delay of steps while it is
-    written."""
-    durable_ns: int = 0
-    """Time from the start of such a save until the step is durable."""
+    memory: TierSaving = field(default_factory=TierSaving)
+    storage: TierSaving = field(default_factory=TierSaving)
 
 
 class Meter:
@@ -187,9 +165,8 @@ class Meter:
     def _sum_up(self) -> None:
         self.measured = SaveCosts(
             step_ns=_usual(self._idle or self._busy),
-            memory_ns=_usual(self._memory),
-            storage_ns=_usual(self._storage),
-            durable_ns=_usual(self._durable),
+            memory=TierSaving(stop_ns=_usual(self._memory)),
+            storage=TierSaving(stop_ns=_usual(self._storage), durable_ns=_usual(self._durable)),
         )
 
 

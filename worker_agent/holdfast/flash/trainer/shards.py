@@ -112,14 +112,10 @@ class ReplicaShards:
 
     def collect(self, leaves: Leaves) -> None:
         """List the replica's state under its names; see `Shards.collect`."""
-        own = Leaves()
+        own = replace(leaves, tensors=[], values=[])  # the signs of a change are the same lists
         self._shards.collect(own)
-        leaves.tensors += [self._tensor(leaf) for leaf in own.tensors]
-        leaves.values += [self._value(leaf) for leaf in own.values]
-        leaves.counts += own.counts
-        leaves.links += own.links
-        leaves.watched += own.watched
-        leaves.optimizers |= own.optimizers
+        leaves.tensors += map(self._tensor, own.tensors)
+        leaves.values += map(self._value, own.values)
 
     def accept(self, filling: Filling) -> None:
         """Plan the copies from this replica's stored state, or replica 0's; see `Shards.accept`."""
@@ -154,14 +150,12 @@ class ReplicaShards:
             shape = tuple(leaf.tensor.shape)
             box = GlobalBox(shape, (0,) * len(shape))
             leaf = replace(leaf, box=box, stored=self._shard == 0)
-        path = self._path(leaf.path)
-        return replace(leaf, path=path, name=".".join(map(str, path)))
+        return replace(leaf, path=self._path(leaf.path))
 
     def _value(self, leaf: ValueLeaf) -> ValueLeaf:
         if leaf.path[0] == "model" or not self._is_own(leaf.path):
             return leaf
-        path = self._path(leaf.path)
-        return replace(leaf, path=path, name=".".join(map(str, path)))
+        return replace(leaf, path=self._path(leaf.path))
 
     def _is_own(self, path: Path) -> bool:
         return any(path[: len(one)] == one for one in self._own)

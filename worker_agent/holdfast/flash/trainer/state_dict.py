@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
+from operator import getitem
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import (
@@ -20,6 +22,7 @@ from holdfast.flash.trainer.leaves import (
     TensorLeaf,
     ValueLeaf,
     constant,
+    name_of,
 )
 
 if TYPE_CHECKING:
@@ -59,8 +62,7 @@ def collect(parts: Parts, rank: int) -> Leaves:
         for key in source:
             if not isinstance(key, str):
                 raise StateError(f"{first} has the name {key!r}: expected text")
-            path, read = (first, key), _reader(source, key)
-            leaves.values.append(ValueLeaf(".".join(path), path, read, own=own))
+            leaves.values.append(ValueLeaf((first, key), _reader(source, key), own=own))
     _check_names(leaves)
     return leaves
 
@@ -103,6 +105,11 @@ def _reader(source: Mapping[str, Any], key: str) -> Callable[[], Any]:
     return read
 
 
+def path_of(first: str, prefix: str) -> tuple[str, ...]:
+    """Return the first keys of a module or an optimizer."""
+    return (first, prefix) if prefix else (first,)
+
+
 def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> None:
     """Add all leaves of modules and optimizers; raises `StateError`."""
     trained = {
@@ -112,10 +119,10 @@ def collect_torch(leaves: Leaves, models: Models, optimizers: Optimizers) -> Non
         for parameter in group["params"]
     }
     for prefix, model in models.items():
-        _model(leaves, ("model", prefix) if prefix else ("model",), model, trained)
+        _model(leaves, path_of("model", prefix), model, trained)
     for prefix, optimizer in optimizers.items():
-        path = ("optimizer", prefix) if prefix else ("optimizer",)
-        leaves.optimizers[".".join(path)] = classes_of(optimizer)
+        path = path_of("optimizer", prefix)
+        leaves.optimizers[name_of(path)] = classes_of(optimizer)
         _optimizer(leaves, path, optimizer, parameter_names(models, prefix))
 
 
@@ -240,47 +247,40 @@ def fsdp_groups(state: Any) -> list[Any]:
 
 
 def _model(leaves: Leaves, path: tuple[str, ...], model: nn.Module, trained: set[int]) -> None:
+    from torch import nn
+
     _refuse_scripted(model)
-    names = set()
+    begin = len(leaves.tensors), len(leaves.values)
     for name, holder, key in parameters(model):
-        names.add(name)
-        full = (*path, name)
-        tensor = holder[key]
-        leaves.tensors.append(
-            TensorLeaf(".".join(full), full, holder, key, tensor, trained=id(tensor) in trained)
-        )
+        tensor, is_trained = holder[key], id(holder[key]) in trained
+        leaves.tensors.append(TensorLeaf((*path, name), holder, key, tensor, trained=is_trained))
     named, synced = _naming(unwrap(model)), _synced(model)
-    for name, module in unwrap(model).named_modules(remove_duplicate=False):
-        leaves.links += [
-            (module._modules, key, child)  # noqa: SLF001
-            for key, child in module._modules.items()  # noqa: SLF001
-        ]
-        leaves.counts += [
-            (module._parameters, len(module._parameters)),  # noqa: SLF001
-            (module._buffers, len(module._buffers)),  # noqa: SLF001
-            (module._modules, len(module._modules)),  # noqa: SLF001
-            (module._non_persistent_buffers_set, len(module._non_persistent_buffers_set)),  # noqa: SLF001
-        ]
-        leaves.links += [  # it may become a tensor, under a name that is counted already
-            (held, key, None)
-            for held in (module._parameters, module._buffers)  # noqa: SLF001
-            for key, value in held.items()
-            if value is None
-        ]
-        for key, value in module._buffers.items():  # noqa: SLF001
-            if value is None or key in module._non_persistent_buffers_set:  # noqa: SLF001
-                continue
-            full = (*path, named(f"{name}.{key}" if name else key))
-            names.add(full[-1])
-            held, is_synced = module._buffers, id(value) in synced  # noqa: SLF001
-            leaves.tensors.append(
-                TensorLeaf(".".join(full), full, held, key, value, buffer=True, synced=is_synced)
+    for prefix, module in unwrap(model).named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        held, buffers = module._parameters, module._buffers  # noqa: SLF001
+        parts, unsaved = module._modules, module._non_persistent_buffers_set  # noqa: SLF001
+        leaves.counts += [(one, len(one)) for one in (held, buffers, parts, unsaved)]
+        leaves.links += [(parts, key, child) for key, child in parts.items()]
+        for some in (held, buffers):  # it may become a tensor, under a name that is counted already
+            leaves.links += [(some, key, None) for key, value in some.items() if value is None]
+        leaves.tensors += [
+            TensorLeaf(
+                (*path, named(dot + key)),
+                buffers,
+                key,
+                value,
+                buffer=True,
+                synced=id(value) in synced,
             )
-        if type(module).get_extra_state is not _plain_extra_state():
-            full = (*path, named(f"{name}._extra_state" if name else "_extra_state"))
-            names.add(full[-1])
-            leaves.values.append(ValueLeaf(".".join(full), full, module.get_extra_state))
-    _compare(unwrap(model), named, names)
+            for key, value in buffers.items()
+            if value is not None and key not in unsaved
+        ]
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            extra = (*path, named(f"{dot}_extra_state"))
+            leaves.values.append(ValueLeaf(extra, module.get_extra_state))
+    paths = [leaf.path for leaf in leaves.tensors[begin[0] :]]
+    paths += [leaf.path for leaf in leaves.values[begin[1] :]]
+    _compare(unwrap(model), named, {str(path[-1]) for path in paths})
 
 
 def _synced(model: nn.Module) -> set[int]:
@@ -307,12 +307,6 @@ def _refuse_scripted(model: nn.Module) -> None:
             )
 
 
-def _plain_extra_state() -> Any:
-    from torch import nn
-
-    return nn.Module.get_extra_state
-
-
 def _compare(model: nn.Module, named: Callable[[str], str], names: set[str]) -> None:
     """Refuse a module whose own state_dict has other names: a part would be missing."""
     shown = {named(name) for name in model.state_dict()}
@@ -328,8 +322,7 @@ def _compare(model: nn.Module, named: Callable[[str], str], names: set[str]) -> 
 def _optimizer(
     leaves: Leaves, path: tuple[str, ...], optimizer: torch.optim.Optimizer, names: dict[int, str]
 ) -> None:
-
-    _refuse_hidden(optimizer, ".".join(path))
+    _refuse_hidden(optimizer, name_of(path))
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
@@ -368,12 +361,10 @@ def _entries(
         leaves.counts.append((state, len(state)))
         for key, value in sorted(state.items(), key=lambda entry: str(entry[0])):
             full = (*path, owner, _key(key, f"the state of {owner}"))
-            name = ".".join(map(str, full))
             if isinstance(value, torch.Tensor):
-                leaves.tensors.append(TensorLeaf(name, full, state, key, value, trained=True))
+                leaves.tensors.append(TensorLeaf(full, state, key, value, trained=True))
             else:
-                read = _item_of(state, key)
-                leaves.values.append(ValueLeaf(name, full, read))
+                leaves.values.append(ValueLeaf(full, partial(getitem, state, key)))
 
 
 def _refuse_hidden(optimizer: torch.optim.Optimizer, name: str) -> None:
@@ -410,14 +401,13 @@ def _group(
     leaves.counts += [(group, len(group)), (group["params"], len(group["params"]))]
     for key, value in group.items():
         full = (*path, _key(key, f"param_groups[{path[-1]}]"))
-        name = ".".join(map(str, full))
         if isinstance(value, torch.Tensor):
-            leaves.tensors.append(TensorLeaf(name, full, group, key, value))
+            leaves.tensors.append(TensorLeaf(full, group, key, value))
         elif key == "params":
             held = [names[id(parameter)] for parameter in value]
-            leaves.values.append(ValueLeaf(name, full, constant(held)))
+            leaves.values.append(ValueLeaf(full, constant(held)))
         else:
-            leaves.values.append(ValueLeaf(name, full, _item_of(group, key)))
+            leaves.values.append(ValueLeaf(full, partial(getitem, group, key)))
 
 
 def _key(key: Any, where: str) -> str | int:
@@ -425,7 +415,3 @@ def _key(key: Any, where: str) -> str | int:
         raise StateError(f"{where} has the key {key!r}: name it with text or a whole number")
     found: str | int = key
     return found
-
-
-def _item_of(state: Mapping[Any, Any], key: Any) -> Callable[[], Any]:
-    return lambda: state[key]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_own, of_rank
+from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, is_own, name_of, of_rank
 from holdfast.flash.trainer.planner import locate, locate_tensor
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import (
@@ -25,6 +25,7 @@ from holdfast.flash.trainer.state_dict import (
     classes_of,
     collect_torch,
     parameter_names,
+    path_of,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class TorchShards:
 
     def __init__(self, models: Models, optimizers: Optimizers) -> None:
         self._models, self._optimizers = models, optimizers
+        self._begin()
+
+    def _begin(self) -> None:
         self._fresh: dict[int, dict[Any, dict[Any, Any]]] = {}
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._lacks_own = False
@@ -68,8 +72,7 @@ class TorchShards:
 
     def accept(self, filling: Filling) -> None:
         """Plan the copies into modules and optimizers; see `Shards.accept`."""
-        self._fresh, self._settings, self._unfit = {}, [], set()
-        self._lacks_own = False
+        self._begin()
         self._fill_models(filling)
         self._fill_optimizers(filling)
         if self._lacks_own:
@@ -120,11 +123,11 @@ class TorchShards:
 
     def _fill_optimizers(self, filling: Filling) -> None:
         for prefix, optimizer in self._optimizers.items():
-            path = ("optimizer", prefix) if prefix else ("optimizer",)
+            path = path_of("optimizer", prefix)
             names = parameter_names(self._models, prefix)
             kinds, groups = classes_of(optimizer), optimizer.param_groups
             if other := other_optimizer(filling, path, kinds, groups):
-                filling.wrong.append(f"{'.'.join(path)}: {other}")
+                filling.wrong.append(f"{name_of(path)}: {other}")
                 self._fresh[id(optimizer)] = {}
                 continue
             by_name = {
@@ -153,7 +156,7 @@ class TorchShards:
                 one: state for one, state in fresh.items() if id(one) not in self._unfit
             }
             self._compare_groups(filling, path, optimizer, names)
-        given = {".".join(("optimizer", *([one] if one else []))) for one in self._optimizers}
+        given = {name_of(path_of("optimizer", prefix)) for prefix in self._optimizers}
         if given:  # without any optimizer it is a load for evaluation
             filling.wrong += filling.unless_of_others(filling.found.optimizers.keys() - given)
 
@@ -194,8 +197,8 @@ class TorchShards:
         self, filling: Filling, path: tuple[str, ...], optimizer: Any, names: Mapping[int, str]
     ) -> None:
         """Compare the groups' parameters; plan the copies of settings that are tensors."""
-        begin, wrong = (*path, "param_groups"), filling.wrong
-        settings = filling.below(begin)
+        begin, wrong = name_of((*path, "param_groups")), filling.wrong
+        settings = filling.below((*path, "param_groups"))
         there = {number for number, _ in settings}
         others = {
             number
@@ -204,48 +207,34 @@ class TorchShards:
         }
         if there - others != set(range(len(optimizer.param_groups))):
             wrong.append(
-                f"{'.'.join(begin)}: {len(there)} groups in the checkpoint, "
+                f"{begin}: {len(there)} groups in the checkpoint, "
                 f"{len(optimizer.param_groups)} here: add_param_group() before load() what the "
                 "run that saved had added by then"
             )
             return
         for number, group in enumerate(optimizer.param_groups):
-            held = f"{'.'.join(begin)}.{number}.params"
+            held = f"{begin}.{number}.params"
             own = [names[id(parameter)] for parameter in group["params"]]
             saved = filling.values.get(held)
             if saved is None:
                 filling.notes.append(BY_NUMBER.format(held.removesuffix(".params")))
             elif sorted(saved) != sorted(filling.group_members(held, own)):
-                wrong.append(f"{'.'.join(begin)}.{number}: other parameters in the checkpoint")
+                wrong.append(f"{begin}.{number}: other parameters in the checkpoint")
                 if not {*saved} & {*own}:
                     continue  # another group; else a scheduler that goes on has set its settings
-            for key, value in group.items():
-                name = settings.get((number, key)) if key not in OF_THE_CLASS else None
-                if name in filling.found.tensors and name is not None:
-                    group_value = _new_like(filling.found.tensors[name][0].item, value)
-                    filling.fill(name, locate_tensor(group_value, name, filling.place))
-                    self._settings.append((group, key, group_value))
-                elif name is not None and key != "params":
-                    self._settings.append((group, key, filling.values[name]))
-            self._only_stored(filling, number, group, settings)
+            for (at, key), name in settings.items():
+                if at == number and key not in OF_THE_CLASS and key != "params":
+                    # Also one that the group lacks, such as one that a scheduler has added.
+                    value = self._stored_setting(filling, name, group.get(key))
+                    self._settings.append((group, key, value))
 
-    def _only_stored(
-        self,
-        filling: Filling,
-        number: int,
-        group: dict[str, Any],
-        settings: Mapping[tuple[Any, Any], str],
-    ) -> None:
-        """Take stored settings that this group lacks, such as one that a scheduler has added."""
-        for (at, key), name in settings.items():
-            if at != number or key in group or key in OF_THE_CLASS:
-                continue
-            if name in filling.found.tensors:
-                value = _new_like(filling.found.tensors[name][0].item, None)
-                filling.fill(name, locate_tensor(value, name, filling.place))
-                self._settings.append((group, key, value))
-            elif name in filling.values:
-                self._settings.append((group, key, filling.values[name]))
+    def _stored_setting(self, filling: Filling, name: str, here: Any) -> Any:
+        """Return a stored setting; of a tensor the copies are planned."""
+        if name not in filling.found.tensors:
+            return filling.values[name]
+        value = _new_like(filling.found.tensors[name][0].item, here)
+        filling.fill(name, locate_tensor(value, name, filling.place))
+        return value
 
     def _unshard_nothing(self) -> None:
         """Have FSDP drop its gathered parameters: they would outlive the values they came from."""
@@ -274,7 +263,7 @@ def other_optimizer(
     ]
     there, here = {key for _, key in settings}, {key for one in groups for key in one}
     return (
-        other_class(found.optimizers.get(".".join(path), ()), kinds, found.step)
+        other_class(found.optimizers.get(name_of(path), ()), kinds, found.step)
         or other_settings(there - apart, here - apart)
         or other_form(saved, groups, found.step)
     )

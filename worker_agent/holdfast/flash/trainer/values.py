@@ -8,11 +8,14 @@ layout, and later saves replace the values in between.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections import Counter, OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from struct import pack
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.leaves import StateError
@@ -32,22 +35,32 @@ _MOST_COMPARED: Final = 2**16
 torch.save takes a hundred. States of random generators are such; most stand still."""
 
 
-def frozen(value: Any) -> Any:
-    """Return a copy to compare the next value with; a new object if none can be made."""
+def form_of(value: Any) -> Any:
+    """Return what is equal for two values only if they encode alike: 1, 1.0 and True do not.
+
+    A new object, equal to nothing, for a value of which that is not known.
+    """
     try:
-        return _frozen(value)
+        return _form_of(value)
     except RecursionError:  # it contains itself, or is very deep
         return object()
 
 
-def _frozen(value: Any) -> Any:
-    if isinstance(value, _SIMPLE):
+def _form_of(value: Any) -> Any:
+    kind = type(value)
+    if kind in (int, str, type(None)):
         return value
-    if type(value) is dict:
-        return {key: _frozen(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_frozen(item) for item in value)
-    return value.clone() if _is_comparable(value) else object()
+    if kind is float:
+        return pack("d", value)  # 1.0 == 1, -0.0 == 0.0, and NaN != NaN
+    if isinstance(value, _SIMPLE):
+        return kind, repr(value)  # True == 1
+    if kind is dict:
+        return kind, [(_form_of(key), _form_of(item)) for key, item in value.items()]
+    if kind in (list, tuple):
+        return kind, [_form_of(item) for item in value]
+    if _is_comparable(value):
+        return value.dtype, value.shape, ctypes.string_at(value.data_ptr(), value.nbytes)
+    return object()
 
 
 def _is_comparable(value: Any) -> bool:
@@ -62,23 +75,6 @@ def _is_comparable(value: Any) -> bool:
         and value.is_contiguous()
         and value.nbytes <= _MOST_COMPARED
     )
-
-
-def same(old: Any, new: Any) -> bool:
-    """Return True if two values encode alike: 1, 1.0 and True do not."""
-    if type(old) is not type(new):
-        return False
-    if type(old) is dict:
-        pairs = zip(old.items(), new.items(), strict=True)  # keys too: 1 == True
-        return len(old) == len(new) and all(
-            same(one, other) and same(old_value, new_value)
-            for (one, old_value), (other, new_value) in pairs
-        )
-    if type(old) in (list, tuple):
-        return len(old) == len(new) and all(map(same, old, new))
-    if _is_comparable(new):  # what is old was cloned because it is
-        return old.dtype is new.dtype and bool(old.equal(new))
-    return isinstance(old, _SIMPLE) and repr(old) == repr(new)  # -0.0 == 0.0, and NaN != NaN
 
 
 def kinds_of(value: Any) -> set[type | str]:
@@ -185,7 +181,12 @@ def _reason(text: str) -> str:
     return next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
 
 
-class StoredValues(MutableMapping[str, Any]):
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    read: Callable[[], bytes]
+
+
+class StoredValues(UserDict[str, Any]):
     """Values by name, each decoded when it is first asked for.
 
     A rank takes few values of other ranks, and of a thousand ranks there are many. `__getitem__`
@@ -193,53 +194,27 @@ class StoredValues(MutableMapping[str, Any]):
     """
 
     def __init__(self) -> None:
-        self._encoded: dict[str, Callable[[], bytes]] = {}
-        self._decoded: dict[str, Any] = {}
+        super().__init__()
         self._simple: dict[bytes, Any] = {}
         """Bytes → number or text: the settings of parameter groups are mostly alike."""
 
     def add(self, name: str, read: Callable[[], bytes]) -> None:
         """Add a value that is still encoded."""
-        self._encoded[name] = read
+        self.data[name] = _Encoded(read)
 
     def __getitem__(self, name: str) -> Any:
-        """Return the value."""
-        if name in self._decoded:
-            return self._decoded[name]
-        body = self._encoded[name]()
-        if body in self._simple:
-            value = self._simple[body]
-        else:
-            value = decode_value(name, body)
-            if isinstance(value, _SIMPLE):
-                self._simple[body] = value
-        self._decoded[name] = value
-        del self._encoded[name]
+        value = self.data[name]
+        if isinstance(value, _Encoded):
+            value = self.data[name] = self._decoded(name, value.read())
         return value
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Put a value in its place."""
-        self._encoded.pop(name, None)
-        self._decoded[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        """Drop a value."""
-        if name not in self:
-            raise KeyError(name)
-        self._encoded.pop(name, None)
-        self._decoded.pop(name, None)
-
-    def __contains__(self, name: object) -> bool:
-        """Return True if there is such a value, and decode nothing."""
-        return name in self._decoded or name in self._encoded
-
-    def __iter__(self) -> Iterator[str]:
-        """Return an iterator of the names."""
-        return iter([*self._decoded, *self._encoded])
-
-    def __len__(self) -> int:
-        """Return the number of values."""
-        return len(self._decoded) + len(self._encoded)
+    def _decoded(self, name: str, body: bytes) -> Any:
+        if body in self._simple:
+            return self._simple[body]
+        value = decode_value(name, body)
+        if isinstance(value, _SIMPLE):
+            self._simple[body] = value
+        return value
 
 
 ALIGN: Final = 64
@@ -262,10 +237,6 @@ class Frame:
         return len(self.before) + self.size + len(self.after)
 
 
-class FrameError(StateError):
-    """This torch writes records in an unknown form."""
-
-
 class _Recorder(io.RawIOBase):
     """Keeps the output of torch.save except the values, which it never touches."""
 
@@ -282,7 +253,7 @@ class _Recorder(io.RawIOBase):
         view = memoryview(chunk)
         if self._writes_to_values == 0:
             if view.nbytes != self._size:
-                raise FrameError(f"torch.save wrote {view.nbytes} bytes where {self._size} are due")
+                raise StateError(f"torch.save wrote {view.nbytes} bytes where {self._size} are due")
             self.parts.append(b"")
             self.values += 1
         else:
@@ -294,21 +265,9 @@ class _Recorder(io.RawIOBase):
         return view.nbytes
 
 
-class Frames:
-    """Frames by dtype and sizes, each made once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, tuple[int, ...]], Frame] = {}
-
-    def frame(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
-        """Return the frame of a contiguous tensor; raises `FrameError`."""
-        known = self._known.get((dtype, sizes))
-        if known is None:
-            known = self._known[dtype, sizes] = _frame(dtype, sizes)
-        return known
-
-
-def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+@lru_cache(2**16)
+def frame_of(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+    """Return the frame of a contiguous tensor; raises `StateError`."""
     import torch
 
     # Its memory is never touched, so it costs no page, however large it is.
@@ -322,5 +281,5 @@ def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
         torch.serialization.set_crc32_options(before)
     expected = 1 if empty.nbytes else 0
     if recorder.values != expected or (expected and len(recorder.parts[0]) % ALIGN):
-        raise FrameError(f"torch {torch.__version__} frames {dtype} {sizes} in an unknown way")
+        raise StateError(f"torch {torch.__version__} frames {dtype} {sizes} in an unknown way")
     return Frame(recorder.parts[0], recorder.parts[1] if expected else b"", empty.nbytes)

@@ -148,12 +148,10 @@ class PluggedIn:
         self._client: dict[str, Any] = {"client_state": {}}
         self._flash: EngineCheckpointer | None = None
         self._folder = ""
-        self._bound = False
-        """True: a step of the folder was loaded or saved."""
         self._started = False
         """True: this world has asked what it starts from, or saved a step: that comes once."""
         self._known: tuple[int, bytes] | None = None
-        """The step that was loaded or saved last, and its `client_state`."""
+        """The folder's step that was loaded or saved last, and its `client_state`."""
 
     def save_checkpoint(
         self,
@@ -192,7 +190,7 @@ class PluggedIn:
         self._client["client_state"] = state
         flash.save(step, tag=name)
         flash.wait(step)
-        self._bound = self._started = True
+        self._started = True
         self._known = step, _encoded(state)
         if save_latest and self._engine.global_rank == 0:
             (Path(self._folder) / _LATEST).write_text(name, encoding="utf-8")
@@ -242,7 +240,6 @@ class PluggedIn:
         step = self._newest(path) if tag is None else self._filled(path, wanted)
         if not step:
             return self._of_deepspeed(path, tag, choices)
-        self._bound = True
         client = dict(self._client["client_state"])
         self._known = step, _encoded(client)
         return f"{path}/step_{step}", client
@@ -288,7 +285,7 @@ class PluggedIn:
 
     def _checkpointer(self, folder: str | os.PathLike[str]) -> EngineCheckpointer:
         path = _absolute(folder)
-        if path != self._folder and self._bound:
+        if path != self._folder and self._known:
             raise ValueError(
                 f"{path}: this engine's checkpoints are in {self._folder}; one engine has one "
                 "directory, and tags name its checkpoints"

@@ -11,13 +11,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.flash.trainer.leaves import Leaves, StateError, ValueLeaf, constant
+from holdfast.flash.trainer.leaves import Leaves, StateError, constant
 from holdfast.flash.trainer.reshard import Filling
 from holdfast.flash.trainer.state_dict import classes_of
-from holdfast.flash.trainer.torch_shards import (
-    BY_NUMBER,
-    OF_THE_CLASS,
-)
+from holdfast.flash.trainer.torch_shards import BY_NUMBER, OF_THE_CLASS
 from holdfast.integrations.deepspeed.partitions import Flat, is_stored
 
 if TYPE_CHECKING:
@@ -48,19 +45,14 @@ def collect_state(leaves: Leaves, inner: Any, flats: Sequence[Flat], names: Name
 
 
 def _collect_entry(
-    leaves: Leaves,
-    flat: Flat,
-    state: MutableMapping[str, Any],
-    key: str,
-    value: Any,
-    names: Names,
+    leaves: Leaves, flat: Flat, state: MutableMapping[str, Any], key: str, value: Any, names: Names
 ) -> None:
     import torch
 
     if not isinstance(value, torch.Tensor):
         for parameter in flat.parameters:
             path = (*_STATE, names[id(parameter)], key)
-            leaves.values.append(ValueLeaf(".".join(path), path, _number(state, key)))
+            leaves.add_value(path, _number(state, key))
         return
     leaves.watch(state, key)
     if is_scalar(key, value):

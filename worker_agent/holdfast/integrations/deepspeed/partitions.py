@@ -56,8 +56,7 @@ class Flat:
 def flats_of(engine: Any) -> tuple[Flat, ...]:
     """Return the flat tensors of an engine's optimizer; none if the engine has no ZeRO optimizer.
 
-    Raises:
-        StateError: the optimizer keeps state where it cannot be read.
+    Raises `StateError` if the optimizer keeps state where it cannot be read.
     """
     zero = engine.optimizer
     _refuse_elsewhere(engine, zero)
@@ -69,6 +68,11 @@ def flats_of(engine: Any) -> tuple[Flat, ...]:
         return flats
     if hasattr(zero, "fp32_groups_flat_partition"):
         return tuple(_of_bf16(zero))
+    if hasattr(zero, "fp16_groups_flat") or type(zero).__name__ == "FP16_UnfusedOptimizer":
+        raise StateError(
+            f"{type(zero).__name__} keeps its state in an FP16_Optimizer: take zero_optimization "
+            "stage 1 or more"
+        )
     return ()
 
 
@@ -77,13 +81,10 @@ def _refuse_elsewhere(engine: Any, zero: Any) -> None:
         "swap_optimizer": 'on NVMe: take offload_optimizer {"device": "cpu"}',
         "zenflow": "in ZenFlow's selective optimizer: leave out zenflow",
         "backup_optimizer": "in two optimizers: take offload_optimizer with ratio 1",
-        "fp16_groups_flat": "in an FP16_Optimizer: take zero_optimization stage 1 or more",
     }
     for mark, where in elsewhere.items():
-        if getattr(zero, mark, None) and not (mark == "fp16_groups_flat" and _has_flats(zero)):
+        if getattr(zero, mark, None):
             raise StateError(f"{type(zero).__name__} keeps its state {where}")
-    if type(zero).__name__ == "FP16_UnfusedOptimizer":
-        raise StateError(f"FP16_UnfusedOptimizer keeps its state {elsewhere['fp16_groups_flat']}")
     if getattr(engine, "has_moe_layers", False):
         raise StateError(
             "experts of DeepSpeed's MoE have the same names on all ranks: they cannot be saved here"
@@ -147,11 +148,6 @@ def _refuse_untied(tied: Mapping[str, Any]) -> None:
                 f"{name} of a tied layer differs on its stages, which are tied by "
                 f"{', '.join(names)}: give TiedLayerSpec tied_weight_attr={[*names, name]!r}"
             )
-
-
-def _has_flats(zero: Any) -> bool:
-    marks = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups")
-    return any(hasattr(zero, mark) for mark in marks)
 
 
 def _of_stages_1_and_2(zero: Any) -> Iterator[Flat]:

@@ -14,42 +14,23 @@ from typing import Any, Final
 _HOMES: Final = ("megatron.training.global_vars", "megatron.training", "megatron.global_vars")
 """Modules that have had `get_args`, the newest first."""
 _MODEL: Final = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_query_groups",
-    "add_position_embedding",
-    "position_embedding_type",
-    "normalization",
-    "swiglu",
+    "num_layers", "hidden_size", "num_attention_heads", "num_query_groups",
+    "add_position_embedding", "position_embedding_type", "normalization", "swiglu",
     "tokenizer_type",
-)
+)  # fmt: skip
 """Arguments that a checkpoint must have alike."""
 _SAMPLES: Final = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
 _RNG_PREFIX: Final = "rng_state_key_prefix"
-_OF_BOTH: Final = (
-    "checkpointing_context",
-    "tp_group",
-    "pp_group",
-    "dp_cp_group",
-    "dp_group",
-    "expt_dp_group",
+_OF_BOTH: Final = frozenset((
+    "checkpointing_context", "tp_group", "pp_group", "dp_cp_group", "dp_group", "expt_dp_group",
     _RNG_PREFIX,
-)
-OF_LOAD: Final = frozenset((*_OF_BOTH, "skip_load_to_model_and_opt"))
+))  # fmt: skip
+OF_LOAD: Final = _OF_BOTH | {"skip_load_to_model_and_opt"}
 """Parameters of Megatron's `load_checkpoint` that are not named here."""
-OF_SAVE: Final = frozenset(
-    (
-        *_OF_BOTH,
-        "pipeline_rank",
-        "expert_rank",
-        "tensor_rank",
-        "pipeline_parallel",
-        "expert_parallel",
-        "train_data_iterator",
-        "preprocess_common_state_dict_fn",
-    )
-)
+OF_SAVE: Final = _OF_BOTH | {
+    "pipeline_rank", "expert_rank", "tensor_rank", "pipeline_parallel", "expert_parallel",
+    "train_data_iterator", "preprocess_common_state_dict_fn",
+}  # fmt: skip
 """Parameters of Megatron's `save_checkpoint` that have no meaning here."""
 
 

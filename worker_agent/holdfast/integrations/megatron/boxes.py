@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Final
 
 from holdfast.flash.trainer.leaves import Leaves, StateError
@@ -32,10 +33,6 @@ class ModelView:
     model: GlobalTensors
     owned: Owned
 
-    def pieces(self, one: OwnedRange) -> tuple[Piece, ...]:
-        """Return the pieces of an owned parameter."""
-        return self.tensor(one).pieces
-
     def tensor(self, one: OwnedRange) -> ModelTensor:
         """Return the model's tensor of an owned range."""
         found = self.model.tensors.get(id(one.parameter))
@@ -51,11 +48,15 @@ class ModelView:
         return {
             id(one.slot): [
                 piece.key
-                for piece in self.pieces(one)
+                for piece in self.tensor(one).pieces
                 if max(piece.begin, one.begin) < min(piece.end, one.end)
             ]
             for one in self.owned.ranges
         }
+
+    def boxes(self, one: OwnedRange) -> Iterator[tuple[Piece, PieceBox]]:
+        """Yield the boxes of an owned range, each with its piece."""
+        return self.tensor(one).boxes(one.begin, one.end)
 
     def others(self) -> list[ModelTensor]:
         """Return buffers and frozen parameters: what no optimizer updates."""
@@ -63,27 +64,10 @@ class ModelView:
         return [one for key, one in self.model.tensors.items() if key not in own]
 
 
-def boxes_of(one: OwnedRange, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, PieceBox]]:
-    """Yield the boxes of an owned range, each with its piece."""
-    for piece in pieces:
-        for box in piece.boxes(one.begin, one.end):
-            yield piece, box
-
-
-def boxes_of_all(tensor: ModelTensor) -> Iterator[tuple[Piece, PieceBox]]:
-    """Yield the boxes of a whole tensor, each with its piece."""
-    for piece in tensor.pieces:
-        for box in piece.boxes(piece.begin, piece.end):
-            yield piece, box
-
-
 def part(flat: torch.Tensor, box: PieceBox, begin: int) -> torch.Tensor:
     """Return a box as a view of the flat elements of a tensor from `begin` on."""
-    size = 1
-    for number in box.sizes:
-        size *= number
     at = box.begin - begin
-    return flat[at : at + size].view(box.sizes)
+    return flat[at : at + prod(box.sizes)].view(box.sizes)
 
 
 def moments(one: OwnedRange) -> list[tuple[str, torch.Tensor]]:
@@ -102,10 +86,10 @@ def moments(one: OwnedRange) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-def add_range(leaves: Leaves, one: OwnedRange, pieces: Sequence[Piece]) -> None:
+def add_range(leaves: Leaves, one: OwnedRange, tensor: ModelTensor) -> None:
     """List the boxes of an owned range: its master, and what the optimizer keeps for it."""
     states = moments(one)
-    for piece, box in boxes_of(one, pieces):
+    for piece, box in tensor.boxes(one.begin, one.end):
         stored = not piece.copy and not one.spare if one.sharded else piece.first
         leaves.add_box(
             ("model", piece.key),
@@ -160,11 +144,7 @@ def allocated(one: OwnedRange, kinds: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def fill(
-    filling: Filling,
-    path: tuple[str, ...],
-    values: torch.Tensor,
-    piece: Piece,
-    box: PieceBox,
+    filling: Filling, path: tuple[str, ...], values: torch.Tensor, piece: Piece, box: PieceBox
 ) -> bool:
     """Plan the copies into a box; of a padded vocabulary, into the part that both have."""
     name = ".".join(path)

@@ -345,11 +345,7 @@ LATEST: Final = "latest_checkpointed_iteration.txt"
 
 
 def show(root: str) -> None:
-    """Let links and text name the committed steps; for one process of a world.
-
-    Raises:
-        OSError: the directory takes no links, or cannot be written.
-    """
+    """Let links and text name the committed steps; for one process of a world. Raises OSError."""
     disk = Disk()
     there = steps(disk, root)
     wanted = {f"iter_{step:07d}": f"step_{step}" for step in there}

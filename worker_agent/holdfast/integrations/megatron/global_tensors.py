@@ -88,6 +88,11 @@ class ModelTensor:
 
         return not isinstance(self.tensor, nn.Parameter)
 
+    def boxes(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[Piece, PieceBox]]:
+        """Yield the boxes of the flattened tensor's elements [begin, end), each with its piece."""
+        last = self.tensor.numel() if end is None else end
+        return ((piece, box) for piece in self.pieces for box in piece.boxes(begin, last))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraState:
@@ -121,10 +126,8 @@ def global_tensors(chunks: Sequence[nn.Module]) -> GlobalTensors:
     """Return the model's tensors in global coordinates.
 
     Who comes first is told among the data parallel ranks of the chunk's wrapper, if it has any:
-    those of one replica, where replicas differ.
-
-    Raises:
-        StateError: a tensor is no box of a global one in memory.
+    those of one replica, where replicas differ. Raises `StateError` if a tensor is no box of a
+    global one in memory.
     """
     from megatron.core.dist_checkpointing.mapping import ShardedObject
 

@@ -117,10 +117,7 @@ def _states() -> dict[str, Any]:
 
 def _restore(states: Mapping[str, Any]) -> None:
     import torch
-    from megatron.core.tensor_parallel import (
-        convert_cuda_rng_state,
-        is_graph_safe_cuda_rng_tracker,
-    )
+    from megatron.core.tensor_parallel import convert_cuda_rng_state, is_graph_safe_cuda_rng_tracker
 
     tracker = _tracker()
     graphs = is_graph_safe_cuda_rng_tracker(tracker)

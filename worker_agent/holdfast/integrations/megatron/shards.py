@@ -19,8 +19,6 @@ from holdfast.integrations.megatron.boxes import (
     ModelView,
     add_range,
     allocated,
-    boxes_of,
-    boxes_of_all,
     fill,
     moments,
     part,
@@ -112,11 +110,12 @@ class MegatronShards:
         """List this rank's boxes and values; see `Shards.collect`."""
         self._seen = view = self._view()
         for one in view.owned.ranges:
-            watch(leaves, one, view.tensor(one))
-            add_range(leaves, one, view.pieces(one))
+            tensor = view.tensor(one)
+            watch(leaves, one, tensor)
+            add_range(leaves, one, tensor)
         for tensor in view.others():
             leaves.watch(tensor.holder, tensor.name)
-            for piece, box in boxes_of_all(tensor):
+            for piece, box in tensor.boxes():
                 leaves.add_box(
                     ("model", piece.key),
                     part(tensor.tensor.detach().view(-1), box, 0),
@@ -156,7 +155,7 @@ class MegatronShards:
         self._values, self._settings = filling.values, GroupSettings()
         self._staged, self._unstored = [], []
         for one in view.owned.ranges:
-            for piece, box in boxes_of(one, view.pieces(one)):
+            for piece, box in view.boxes(one):
                 fill(filling, ("model", piece.key), part(one.master, box, one.begin), piece, box)
         for tensor in view.others():
             self._fill_weight(filling, tensor)
@@ -188,7 +187,7 @@ class MegatronShards:
             staged = weight.float()
             self._staged.append((weight, staged))
             weight = staged
-        for piece, box in boxes_of_all(tensor):
+        for piece, box in tensor.boxes():
             fill(filling, ("model", piece.key), part(weight.view(-1), box, 0), piece, box)
 
     def _fill_states(self, filling: Filling, view: ModelView, keys: set[str]) -> None:
@@ -207,7 +206,7 @@ class MegatronShards:
                 continue
             state = allocated(one, kinds)
             for kind in sorted({*kinds, *(key for key, _ in moments(one))}):
-                for piece, box in boxes_of(one, view.pieces(one)):
+                for piece, box in view.boxes(one):
                     values = part(state[kind].view(-1), box, one.begin)
                     fill(filling, (*STATE, piece.key, kind), values, piece, box)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, TypeGuard, TypeVar
 
 from holdfast.flash.trainer.leaves import StateError, Stateful
 from holdfast.flash.trainer.values import decode_value, encode_value
+from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError, WarmUpError
 from holdfast.local_sgd.members.members import Members, MembersError, Membership
 from holdfast.local_sgd.sync.group import Group, SyncError
@@ -22,63 +23,36 @@ from holdfast.local_sgd.sync.units import AnchorsDifferError
 
 if TYPE_CHECKING:
     import torch
-    import torch.distributed as dist
     from torch.optim.lr_scheduler import LRScheduler
 
-    from holdfast.local_sgd.config import LocalSGDConfig
-    from holdfast.local_sgd.driver.adapter import Adapter
-    from holdfast.local_sgd.sync.regroup import ReplicaState
-    from holdfast.local_sgd.sync.unit_sync import UnitSync
-    from holdfast.local_sgd.triggers.trigger import Trigger
+    from holdfast.local_sgd.driver.driver import Driver
 
+T = TypeVar("T")
 log: Final = logging.getLogger("holdfast")
 
 
-@runtime_checkable
-class CatchesUp(Protocol):
-    """State that knows by itself that it is from before the giver's last step of it."""
-
-    def catch_up(self) -> bool:
-        """Make that step; return whether there was one."""
-
-
-class ReplicaDriver(Protocol):
-    """A driver, as far as its replicas go."""
-
-    config: LocalSGDConfig
-    adapter: Adapter
-    when: Trigger
-    unit_sync: UnitSync
-    steps: int
-
-    def situation(self, *, is_new: bool) -> ReplicaState:
-        """Return the place of this replica."""
-
-
-class ChangingMembers:
+class ChangingMembers(FixedMembers):
     """Replicas that `Members` name: those of rosters, or fixed ones that are cut from a world."""
 
-    averages, meets = False, True
+    meets = True
 
     def __init__(self, members: Members) -> None:
         """Take them; `start` meets the others."""
-        self._members = members
-        self.changes, self.own, self.has_changed = (
-            members.changes,
-            members.shard_group,
-            members.has_changed,
-        )
+        super().__init__(Group.of_one(), members.shard_group)
+        self._members, self.changes = members, members.changes
         self.voters = self.own if members.changes else None
-        self.group = Group.of_one()
-        self.store: dist.Store | None = None
         self._carried: dict[str, Stateful] = {}
         self._given: dict[str, bytes] = {}
         self._numbers: list[dict[str, Any]] = []
         self._is_new = True
 
-    def attach(self, driver: ReplicaDriver) -> None:
+    def attach(self, driver: Driver) -> None:
         """Take the driver whose state a change of members goes by; `refresh` meets the others."""
         self._driver = driver
+
+    def has_changed(self) -> bool:
+        """Tell at once, without a collective, if there is a newer roster."""
+        return self._members.has_changed()
 
     def carry(self, name: str, one: Stateful) -> bool:
         """Give later joiners the state of this; a joiner takes what it was given, and returns True.
@@ -99,32 +73,32 @@ class ChangingMembers:
             self._numbers = numbers_of(driver.adapter.inner_groups())
         return True
 
-    def refresh(self) -> Regrouped | None:
-        """Carry out a change, at the start of a round; None: there is none.
+    def refresh(self) -> None:
+        """Carry out a change, if there is one, at the start of a round; the driver follows it.
 
         Raises:
             MembersError: no membership came that this rank can follow.
             SyncError: a rank of this replica is gone.
         """
         membership = self._members.refresh()
-        return None if membership is None else self._carried_out(membership)
+        if membership is not None:
+            self._carry_out(membership)
 
-    def attempt(self, call: Callable[[], object]) -> Regrouped | None:
-        """Make a call; carry out the change of members that has made its collective fail.
+    def attempt(self, call: Callable[[], T]) -> T | None:
+        """Make a call; None: its collective has failed, and a change of members is carried out.
 
         Raises:
             RoundsDifferError, AnchorsDifferError: no change of members mends them.
             MembersError, SyncError: as `refresh`.
         """
         try:
-            call()
+            return call()
         except (RoundsDifferError, AnchorsDifferError):
             raise
         except SyncError as error:
             failed = str(error)  # the error itself keeps the group alive that is to be ended
-        else:
-            return None
-        return self._recover(failed)
+        self._recover(failed)
+        return None
 
     def average(self, gradient: torch.Tensor) -> None:
         """Average a gradient of the warm-up over the replicas; raises WarmUpError."""
@@ -146,20 +120,19 @@ class ChangingMembers:
         self._numbers, self._given = given["groups"], given["carried"]
         self._load_carried()
 
-    def _recover(self, failed: str) -> Regrouped:
+    def _recover(self, failed: str) -> None:
         log.warning("local SGD: waiting for the next members, since a sync has failed: %s", failed)
         try:
             membership = self._members.recover()
         except MembersError as error:
             raise MembersError(f"{error} (after: {failed})") from error
-        return self._carried_out(membership)
+        self._carry_out(membership)
 
-    def _carried_out(self, membership: Membership) -> Regrouped:
+    def _carry_out(self, membership: Membership) -> None:
         """Regroup, in as many groups as it takes; each has the deadline of the members."""
-        while True:
-            if (found := self._try(membership)) is not None:
-                return found
+        while (found := self._try(membership)) is None:
             membership = self._members.recover()
+        self._driver.apply(found)
 
     def _try(self, membership: Membership) -> Regrouped | None:
         """Carry out one change; None: another came in between."""
@@ -219,9 +192,12 @@ class ChangingMembers:
 
 
 def catch_up(step: int, one: Any) -> bool:
-    """Step a scheduler that a joiner was given as of the step before; tell if it was."""
-    if isinstance(one, CatchesUp):
-        return one.catch_up()
+    """Step a scheduler that a joiner was given as of the step before; tell if it was.
+
+    One that knows by itself how far it is behind has a `catch_up`, as Megatron's is carried.
+    """
+    if hasattr(one, "catch_up"):
+        return bool(one.catch_up())
     if counts_to(step, one):
         one.step()
         return True

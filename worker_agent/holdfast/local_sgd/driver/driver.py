@@ -17,23 +17,72 @@ forward. Units that this forward has not reached may be done again in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.rounds import Round
-from holdfast.local_sgd.driver.spanning import NO_SPANNING, SpanningCollectives
-from holdfast.local_sgd.policies.schedule import Boundary, Entry, Phase, phase
-from holdfast.local_sgd.sync.unit_sync import UnitSync, all_or_none
-from holdfast.local_sgd.sync.units import check_equal
-from holdfast.local_sgd.triggers.trigger import Change, Trigger
+from holdfast.local_sgd.driver.spanning import SpanningCollectives
+from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.policies.schedule import Boundary, Entry, is_warm_up
+from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync, all_or_none
+from holdfast.local_sgd.sync.units import Unit, check_equal
+from holdfast.local_sgd.triggers.trigger import BySteps, Change
 
 if TYPE_CHECKING:
-    from holdfast.local_sgd.driver.adapter import Adapter
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.driver.replicas import FixedMembers
     from holdfast.local_sgd.policies.roster import Plan
+    from holdfast.local_sgd.sync.inner_state import TorchInnerState
     from holdfast.local_sgd.sync.regroup import Regrouped, ReplicaState
+
+
+class Adapter:
+    """A framework's side: where its weights lie, and how they are written."""
+
+    in_forward = False
+    """Rounds run in the next forward, unit by unit; else whole, at the end of a step."""
+    hint = ""
+    """Advice for the error of replicas that are not equal at the end of the warm-up."""
+    units: list[Unit]
+    """Tensors that agree together, in one order on all replicas."""
+    inner: TorchInnerState
+    """This replica's own state, which joiners get too; fixed replicas need none."""
+
+    def before_write(self, number: int) -> None:
+        """Prepare a unit's weights for a write in a round."""
+
+    def before_change(self, number: int) -> None:
+        """Prepare a unit's weights for a write by a change of members."""
+        self.before_write(number)
+
+    def after_round(self, outcomes: list[Outcome]) -> None:
+        """Take in what a round did, by unit; none: others have given this replica its end."""
+        raise NotImplementedError
+
+    def after_change(self) -> None:
+        """Follow a change of members, which may have written units."""
+
+    def check(self) -> None:
+        """Refuse a model that is no longer the one of the units; raises LocalSGDError."""
+
+    def align(self) -> None:
+        """Make replicas equal before the anchors are taken behind a warm-up.
+
+        On unlike machines the last bits may differ.
+        """
+        self.share_weights(0)
+
+    def inner_groups(self) -> Iterable[Any]:
+        """Groups of the inner optimizers, whose numbers a joiner gets."""
+        return ()
+
+    def share_weights(self, source: int) -> None:
+        """Give all replicas the weights of the one with this rank; raises SyncError."""
+        raise NotImplementedError
+
+    def share_inner_state(self) -> None:
+        """Give all replicas the first one's inner state: equal gradients must move all alike."""
+        raise LocalSGDError(f"{type(self).__name__} averages no gradients in each step")
 
 
 class Driver:
@@ -43,9 +92,9 @@ class Driver:
         self,
         config: LocalSGDConfig,
         adapter: Adapter,
-        who: FixedMembers | ChangingMembers,
+        who: FixedMembers,
         sync: UnitSync,
-        when: Trigger,
+        when: BySteps,
     ) -> None:
         """Take the parts; `start` meets the other replicas.
 
@@ -60,8 +109,8 @@ class Driver:
         self.unit_sync = sync
         sync.voters = who.voters
         who.attach(self)
-        self.spanning: SpanningCollectives = NO_SPANNING
-        """The script's collectives that span replicas, where these are fixed."""
+        self.spanning = SpanningCollectives(None, by_time=False)
+        """The script's collectives that span replicas, where these are fixed and several."""
         self.steps = self.alone = self.tokens = 0
         self.due = False
         """A round begins: in the next forward of a step, or now."""
@@ -84,7 +133,7 @@ class Driver:
     @property
     def is_warming_up(self) -> bool:
         """Gradients are averaged over the replicas; also where a trigger has chosen that."""
-        return self.when.is_sync or phase(self.steps, self.config) is Phase.WARM_UP
+        return self.when.is_sync or is_warm_up(self.steps, self.config)
 
     @property
     def rounds(self) -> int:
@@ -137,16 +186,15 @@ class Driver:
         self.spanning.after_count()
 
     def _count(self, *, is_made: bool) -> Boundary:
-        in_warm_up = phase(self.steps, self.config) is Phase.WARM_UP
         self.steps += 1
-        if in_warm_up:
+        if is_warm_up(self.steps - 1, self.config):
             return self.when.warmed(self.steps)
         self.alone += not self.when.is_sync and (is_made or self.when.in_step)
-        said: list[Boundary] = []
-        if self._attempt(lambda: said.append(self.when.stepped(self.steps, is_made=is_made))):
-            self.due = Boundary.ROUND in said
+        end = self.who.attempt(lambda: self.when.stepped(self.steps, is_made=is_made))
+        if end is not None:
+            self.due = end is Boundary.ROUND
         self.due, self._again = self.due or self._again, False
-        return said[0] if said else Boundary.NOTHING
+        return end or Boundary.NOTHING
 
     def make_due_rounds(self) -> None:
         """Make the rounds that are due: one, or two where others gave this replica the first."""
@@ -177,14 +225,11 @@ class Driver:
 
     def reach(self, number: int) -> None:
         """Finish a round's units up to this one, with whoever is there."""
-        if self.round.is_open:
+        if self.round.wants(number):
             with self.when.reducing():
-                while not self._reaches(number):
-                    pass  # the members have changed, and the round with them
+                while self.round.wants(number):  # else the members have changed, and the round
+                    self.who.attempt(lambda: self.round.reach(number))
         self._settle()
-
-    def _reaches(self, number: int) -> bool:
-        return not self.round.is_open or self._attempt(lambda: self.round.reach(number))
 
     def complete(self) -> None:
         """Finish the round that is under way."""
@@ -259,16 +304,16 @@ class Driver:
             self.begin()
         self.complete()
         in_forward, made, changes = self.adapter.in_forward, self.made, self.changes
-        said: list[Entry] = []
-        if self._attempt(lambda: said.append(self.when.exhausted())):
-            self.due = said[0] is not Entry.SKIP
+        entry = self.who.attempt(self.when.exhausted)
+        if entry is not None:
+            self.due = entry is not Entry.SKIP
         self.due, self._again = self.due or self._again, False
         if not in_forward:
             self.make_due_rounds()
-        shows = bool(said) if in_forward else self.made > made
+        shows = entry is not None if in_forward else self.made > made
         if shows and entered() is True:
             return True
-        if Entry.LAST not in said:
+        if entry is not Entry.LAST:
             return False
         if in_forward:
             self.begin()
@@ -300,7 +345,7 @@ class Driver:
         self.adapter.check()
         self.follow()
         while not self._has_anchors:
-            self._attempt(lambda: all_or_none(self.who.voters, self._take_anchors))
+            self.who.attempt(lambda: all_or_none(self.who.voters, self._take_anchors))
 
     def _take_anchors(self) -> None:
         units = self.adapter.units
@@ -364,22 +409,13 @@ class Driver:
         """
         if self._late is not None:
             self._go_on_with(self._late)
-        found = self.who.refresh()
-        if found is not None:
-            self._apply(found)
+        self.who.refresh()
 
-    def _attempt(self, call: Callable[[], object]) -> bool:
-        """Return True if a call succeeded; where it failed the members have changed."""
-        found = self.who.attempt(call)
-        if found is not None:
-            self._apply(found)
-        return found is None
-
-    def _apply(self, found: Regrouped) -> None:
-        """Bring counters and round to where the plan has brought the units."""
+    def apply(self, found: Regrouped) -> None:
+        """Bring counters and round to where a change's plan has brought the units."""
         self.changes += 1
         if found.joined:
-            self.joined, self.steps, self.due = True, found.steps, found.due
+            self.joined, self.steps, self.due = True, found.giving.steps, found.giving.due
             self.alone = self.tokens = 0
         if found.plan is not None:
             self._apply_plan(found, found.plan)
@@ -424,9 +460,9 @@ class Driver:
 
     def _go_on_with(self, found: Regrouped) -> None:
         """Go on from the others' step: they are in the same forward, or at the same step's end."""
-        self._late, self.steps = None, found.steps
+        self._late, self.steps = None, found.giving.steps
         self.who.take_position(found)
-        if found.ends and found.plan is not None:
+        if found.giving.ends and found.plan is not None:
             self._last = found.plan.round + (not found.plan.again)
 
     def _move(self, found: Regrouped) -> None:

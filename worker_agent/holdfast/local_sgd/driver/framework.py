@@ -1,7 +1,8 @@
-"""Calls of a script on its replicas, alike under all frameworks.
+"""A framework: what a script calls on its replicas, and what a driver asks, alike under all.
 
-Belongs here: these calls, and which trigger a setting means. Does not belong here: the course of a
-round (`driver`), and a framework's own calls (`frameworks`, `megatron`).
+Belongs here: these calls, with what they do where a framework needs nothing, and which trigger a
+setting means. Does not belong here: the course of a round (`driver`), and a framework's own calls
+(`frameworks`, `megatron`).
 
 A new framework is one module with a subclass: it makes its `units`, `inner` and `driver`, calls the
 driver before and after a step, and says how its weights are written
@@ -11,25 +12,32 @@ driver before and after a step, and says how its weights are written
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from holdfast.local_sgd.config import LocalSGDConfig
-from holdfast.local_sgd.driver.adapter import Adapter
-from holdfast.local_sgd.driver.driver import Driver
+from holdfast.local_sgd.combinations import check_together
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
+from holdfast.local_sgd.driver.driver import Adapter, Driver
 from holdfast.local_sgd.driver.rounds import log_batch, log_units
+from holdfast.local_sgd.errors import LocalSGDConfigError
+from holdfast.local_sgd.sync.configured import reducer_of
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.unit_sync import Outcome, UnitSync
-from holdfast.local_sgd.triggers.trigger import BySteps, Replicas, Trigger
+from holdfast.local_sgd.triggers.trigger import BySteps, Replicas
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from holdfast.flash.trainer.leaves import Stateful
+    from holdfast.local_sgd.driver.replicas import FixedMembers
 
 
 class Framework(Adapter):
     """Replicas of one model that step alone and agree on their weights in rounds."""
 
+    switches = False
+    """It measures what a round costs, so a trigger may choose the interval."""
+    counts_tokens = False
+    """Scripts tell the tokens of a step, so replicas may weigh by them."""
     driver: Driver
     outcomes: list[Outcome]
     """Of the newest round, by unit."""
@@ -116,7 +124,7 @@ class Framework(Adapter):
         Raises:
             SyncError: a rank is gone.
         """
-        self.driver.finish(_nothing if entered is None else entered)
+        self.driver.finish(entered or (lambda: None))
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give replicas that come later a scheduler's state, the place in the data, or the like.
@@ -156,12 +164,69 @@ class Framework(Adapter):
         driver.unit_sync.regroup(self.units, self.replicas, self.shard_group)
         driver.round.drop_flight()
 
-    def trigger(self, config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> Trigger:
-        """Make the trigger of rounds, by the settings; a subclass may have another."""
-        return trigger_of(config, who, sync, first)
+    def check_settings(
+        self, config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
+    ) -> None:
+        """Refuse settings that contradict each other, or ask for what this framework has not.
+
+        Raises:
+            LocalSGDConfigError: names the field, its value, and what to do.
+        """
+        check_together(config, outer, gta)
+        if config.step_weight_by != "steps" and not self.counts_tokens:
+            raise LocalSGDConfigError(
+                f"step_weight_by={config.step_weight_by!r}: with DDP and Megatron nobody tells the "
+                "tokens; leave it at its default"
+            )
+        if config.switching != "off" and not self.switches:
+            raise LocalSGDConfigError(
+                f'switching="{config.switching}": under FSDP1 and Megatron nobody measures what a '
+                'round costs; leave it at "off"'
+            )
+
+    def drive(
+        self,
+        config: LocalSGDConfig,
+        gta: GTAConfig | None,
+        who: FixedMembers,
+        *,
+        first: str,
+    ) -> None:
+        """Make the driver; its `start` meets the other replicas.
+
+        Args:
+            config: When replicas agree, and how.
+            gta: How deltas become one; None: their weighted mean.
+            who: The replicas.
+            first: Name of the first unit of a round.
+        """
+        self.outcomes = []
+        clip_scope: Literal["unit", "batch"] = "unit" if self.in_forward else "batch"
+        reducer = reducer_of(config, gta)
+        sync = UnitSync(config, reducer, who.group, who.own, clip_scope=clip_scope)
+        self.driver = Driver(config, self, who, sync, self.trigger(config, who, sync, first))
+
+    def trigger(self, config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> BySteps:
+        """Make the trigger of rounds, by the settings; a subclass may have another.
+
+        Args:
+            config: By steps, by time, or by measurement.
+            who: The replicas.
+            sync: Of the units.
+            first: Name of the first unit of a round.
+        """
+        if config.use_async:
+            from holdfast.local_sgd.triggers.by_time import ByTime
+
+            return ByTime(config, who)
+        if config.switching != "off":
+            from holdfast.local_sgd.triggers.by_cost import measured
+
+            return measured(config, who, sync, first)
+        return BySteps(config)
 
     def after_round(self, outcomes: list[Outcome]) -> None:
-        """Keep what a round did, and log it; loudly where replicas were left out."""
+        """Keep what a round did, by unit, and log it; none: others have given its end."""
         self.outcomes = outcomes
         if self.replicas.rank == 0 and self.shard_group.rank == 0:
             if self.in_forward:
@@ -174,27 +239,3 @@ class Framework(Adapter):
         for unit in self.units:
             for one in unit.tensors():
                 self.replicas.begin_broadcast(one, source).wait()
-
-
-def _nothing() -> None:
-    """Do nothing at the end of the data."""
-
-
-def trigger_of(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> Trigger:
-    """Return the trigger that the settings ask for.
-
-    Args:
-        config: By steps, by time, or by measurement.
-        who: The replicas.
-        sync: Of the units.
-        first: Name of the first unit of a round.
-    """
-    if config.use_async:
-        from holdfast.local_sgd.triggers.by_time import ByTime
-
-        return ByTime(config, who)
-    if config.switching != "off":
-        from holdfast.local_sgd.triggers.by_cost import measured
-
-        return measured(config, who, sync, first)
-    return BySteps(config)

@@ -1,13 +1,13 @@
 """Replicas of a driver that neither come nor go.
 
 Belongs here: what a driver asks of its replicas, where nothing changes. Does not belong here: those
-that come and go (`changing`).
+that come and go, which answer otherwise (`changing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.local_sgd.sync.group import Group
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from holdfast.flash.trainer.leaves import Stateful
-    from holdfast.local_sgd.driver.changing import ReplicaDriver
     from holdfast.local_sgd.sync.regroup import Regrouped
+
+T = TypeVar("T")
 
 
 class FixedMembers:
@@ -37,7 +38,7 @@ class FixedMembers:
         """
         self.group, self.own, self.averages = group, own, averages
 
-    def attach(self, driver: ReplicaDriver) -> None:
+    def attach(self, driver: Any) -> None:
         """Ask it for nothing: nothing changes."""
 
     def has_changed(self) -> bool:
@@ -47,9 +48,9 @@ class FixedMembers:
     def refresh(self) -> None:
         """Find no change."""
 
-    def attempt(self, call: Callable[[], object]) -> None:
+    def attempt(self, call: Callable[[], T]) -> T | None:
         """Make a call; where it fails nobody else is there to go on with."""
-        call()
+        return call()
 
     def take_position(self, found: Regrouped) -> None:
         """Take nothing: nobody is ahead."""

@@ -63,13 +63,17 @@ class Round:
         """All units are finished."""
         return self._finished == len(self._batches)
 
+    def wants(self, number: int) -> bool:
+        """Return True if this unit, or one before it, is not finished."""
+        return self.finished <= number and not self.is_over
+
     def reach(self, number: int) -> None:
         """Finish all units up to this one, and begin the next batch.
 
         Raises:
             SyncError: a rank is gone. Finished units stay so; a later call goes on with the others.
         """
-        while not self.is_over and self.finished <= number:
+        while self.wants(number):
             at = self._finished
             pending, self._pending = self._pending or self._begin(at), None
             following = self._begin(at + 1) if at + 1 < len(self._batches) else None
@@ -77,10 +81,6 @@ class Round:
                 self._before_write(unit)
             self.outcomes += self._sync.finish(pending)
             self._finished, self._pending = at + 1, following
-
-    def complete(self) -> None:
-        """Finish all units; see `reach`."""
-        self.reach(self._starts[-1])
 
     @property
     def begun(self) -> frozenset[int]:

@@ -33,7 +33,7 @@ class SpanningCollectives:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        group: dist.ProcessGroup | None,
         model: nn.Module | None = None,
         *,
         by_time: bool,
@@ -42,16 +42,16 @@ class SpanningCollectives:
         """Begin to count.
 
         Args:
-            group: Has ranks of several replicas.
+            group: Has ranks of several replicas; None: nothing spans any.
             model: Whose layers are named; None: it is not known.
             by_time: Refuse them.
             skips: First steps of this process that are not looked at.
         """
         self._group, self._model, self._by_time = group, model, by_time
-        self._seen, self._steps, self._is_told = self._count(), 0, False
-        self._skips = skips
+        self._seen, self._steps, self._is_told, self._skips = 0, 0, False, skips
         self._layers: list[str] = []
         self._handles: list[Any] = []
+        self.after_count()
 
     def before_count(self, alone: int) -> None:
         """Look at the end of a step, before anything of a round runs.
@@ -62,6 +62,8 @@ class SpanningCollectives:
         Raises:
             LocalSGDError: rounds end by time, and there was one.
         """
+        if self._group is None:
+            return
         if self._skips:
             self._skips -= 1
             return
@@ -75,7 +77,8 @@ class SpanningCollectives:
 
     def after_count(self) -> None:
         """Look again, when a round has run."""
-        self._seen = self._count()
+        if self._group is not None:
+            self._seen = self._count()
 
     def leave(self) -> None:
         """Take the hooks off the layers."""
@@ -133,39 +136,16 @@ class SpanningCollectives:
         )
 
 
-class _NoSpanning(SpanningCollectives):
-    """The count where none can span replicas: they come and go, or there is one."""
-
-    def __init__(self) -> None:
-        """Count nothing."""
-        self._handles = []
-
-    def before_count(self, alone: int) -> None:
-        """Look at nothing."""
-
-    def after_count(self) -> None:
-        """Look at nothing."""
-
-
-NO_SPANNING: Final[SpanningCollectives] = _NoSpanning()
-"""Of replicas that come and go, or of a single one."""
-
-
 def spanning(
     replicas: Group, model: nn.Module | None = None, *, by_time: bool, own: bool, skips: int = 0
 ) -> SpanningCollectives:
-    """Return the count of what spans fixed replicas.
+    """Return the count of what spans fixed replicas; see `SpanningCollectives`.
 
-    Args:
-        replicas: Those that are fixed.
-        model: See `SpanningCollectives`.
-        by_time: The same.
-        own: Rounds have groups of their own, so that the default group's collectives count.
-        skips: See `SpanningCollectives`.
+    own: rounds have groups of their own, so that the default group's collectives count.
     """
     import torch.distributed as dist
 
-    if replicas.size == 1:
-        return NO_SPANNING
-    group = dist.group.WORLD if own else None
-    return SpanningCollectives(group or replicas.ranks, model, by_time=by_time, skips=skips)
+    group = None
+    if replicas.size > 1:
+        group = dist.group.WORLD if own else replicas.ranks
+    return SpanningCollectives(group, model, by_time=by_time, skips=skips)

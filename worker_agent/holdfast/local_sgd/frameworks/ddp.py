@@ -25,14 +25,12 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.driver.spanning import spanning
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
-from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
 from holdfast.local_sgd.sync.units import Unit
 
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.members.members import Members
 
 _COMPARED: Final = 3
@@ -51,6 +48,7 @@ _COMPARED: Final = 3
 class OuterOptimPeriodicModelAverager(Framework):
     """Rounds of a DDP model, counted in steps of its optimizer; one of torch's `ModelAverager`."""
 
+    switches = True
     hint = (
         ". Or they have parted in the warm-up: start_localSGD_iter counts backward passes that "
         "reduce, so under gradient accumulation wrap all but the last micro-batch in "
@@ -80,18 +78,15 @@ class OuterOptimPeriodicModelAverager(Framework):
             LocalSGDConfigError: settings contradict each other, or ask for what DDP has not.
         """
         config = local_sgd_config if local_sgd_config is not None else LocalSGDConfig()
-        _check_settings(config, outer_optim_config, gta_config)
+        self.check_settings(config, outer_optim_config, gta_config)
         self._outer = outer_of(config, outer_optim_config)
         who = _members_of(process_group, config, timeout)
-        sync = unit_sync_of(
-            config, gta_config, (who.group, Group.of_one()), clip_scope="batch", switches=True
-        )
-        self.units, self.outcomes = [], []
+        self.units = []
         self._params: list[Any] = []
         """Of the optimizer, in its order; units of those that are trained alone have anchors."""
         self._groups: list[Any] = []
         self._is_started = False
-        self.driver = Driver(config, self, who, sync, self.trigger(config, who, sync, _name(0)))
+        self.drive(config, gta_config, who, first=_name(0))
         self._look_for_spanning(own=False)
 
     @property
@@ -128,11 +123,10 @@ class OuterOptimPeriodicModelAverager(Framework):
             self._meet(params, () if inner is None else (inner,))
 
     def _meet(self, params: list[Any], inner: tuple[Any, ...]) -> None:
-        from holdfast.local_sgd.members.inner_state import TorchInnerState
+        from holdfast.local_sgd.sync.inner_state import TorchInnerState
 
         self.make_units(params)
-        self.inner = TorchInnerState(lambda number: [self._params[number]], lambda: len(self.units))
-        self.inner.optimizers = inner
+        self.inner = TorchInnerState(self._slots, lambda: len(self.units), inner)
         self.driver.start()
         self._look_for_spanning(own=True)  # rounds of members have groups of their own
 
@@ -245,6 +239,9 @@ class OuterOptimPeriodicModelAverager(Framework):
                 self.replicas, by_time=by_time, own=own, skips=_COMPARED
             )
 
+    def _slots(self, number: int) -> list[Any]:
+        return [self._params[number]]
+
     def _unit(self, number: int, param: torch.Tensor) -> Unit:
         return Unit(_name(number), functools.partial(_tensors, param), self._outer)
 
@@ -265,21 +262,9 @@ def _flat(params: Iterable[Any]) -> list[Any]:
     return [each for one in params for each in (one["params"] if isinstance(one, dict) else [one])]
 
 
-def _check_settings(
-    config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
-) -> None:
-    """Refuse settings that contradict each other, or ask for what DDP has not."""
-    check_together(config, outer, gta)
-    if config.step_weight_by != "steps":
-        raise LocalSGDConfigError(
-            f"step_weight_by={config.step_weight_by!r}: with DDP nobody tells the tokens; leave it "
-            "at its default"
-        )
-
-
 def _members_of(
     given: dist.ProcessGroup | Members | None, config: LocalSGDConfig, timeout: float
-) -> FixedMembers | ChangingMembers:
+) -> FixedMembers:
     import torch.distributed as dist
 
     if given is None or isinstance(given, dist.ProcessGroup):

@@ -26,7 +26,7 @@ from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerC
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.frameworks.ddp import OuterOptimPeriodicModelAverager
 from holdfast.local_sgd.members.members import Members
-from holdfast.local_sgd.shards import LocalSGDShards, chunks_of
+from holdfast.local_sgd.shards import LocalSGDShards
 from holdfast.local_sgd.sync.reducers import Lost
 from holdfast.local_sgd.sync.units import Unit
 
@@ -166,23 +166,15 @@ class _DDPShards(LocalSGDShards):
     """State of an averager between rounds; the first rank of a replica stores it."""
 
     def _collect_anchors(self, leaves: Leaves, unit: Unit, module: Any, *, stored: bool) -> None:
-        super()._collect_anchors(leaves, unit, module, stored=stored and self._is_first)
+        super()._collect_anchors(leaves, unit, module, stored=stored and self._is_first_rank)
 
     def _collect_lost(self, leaves: Leaves, lost: Lost, module: Any) -> None:
-        if self._is_first:
+        if self._is_first_rank:
             super()._collect_lost(leaves, lost, module)
 
     @property
-    def _is_first(self) -> bool:
+    def _is_first_rank(self) -> bool:
         return self._local.shard_group.rank == 0
-
-    def _chunk(self, module: Any, size: int) -> tuple[int, int]:
-        """Return begin and end of what this rank merges of a unit: all go in one transfer."""
-        del size
-        sizes = {one: one.trained[0].local.numel() for _, one in self._units()}
-        chunks = chunks_of(list(sizes.values()), self._number, self._count)
-        own: tuple[int, int] = dict(zip(sizes, chunks, strict=True))[module]
-        return own
 
 
 def _named(model: Any, inner: torch.optim.Optimizer) -> Sequence[_ParameterUnit]:

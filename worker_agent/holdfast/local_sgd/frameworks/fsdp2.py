@@ -39,9 +39,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.trainer.shards import Shards
-from holdfast.local_sgd.combinations import check_together
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.driver.spanning import spanning
@@ -54,10 +52,10 @@ from holdfast.local_sgd.frameworks.fsdp2_units import (
     unhook_gradients,
     units_of,
 )
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.shards import shards_of
-from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT, Group
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.units import Unit
 
 if TYPE_CHECKING:
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from holdfast.local_sgd.driver.changing import ChangingMembers
     from holdfast.local_sgd.members.members import Members
 
 _OWNER: Final = "_holdfast_local_sgd"
@@ -91,8 +88,7 @@ class LocalSGD(Framework):
     """Replicas of one model under FSDP2."""
 
     in_forward = True
-    switches = True
-    """A trigger may choose the interval, from what was measured."""
+    switches = counts_tokens = True
 
     def __init__(
         self,
@@ -122,24 +118,21 @@ class LocalSGD(Framework):
             MembersError: no membership came.
             LocalSGDError: the model or the mesh does not fit; the message says what to change.
         """
-        check_together(config, outer, gta)
+        self.check_settings(config, outer, gta)
         _refuse_second(model)
-        self.model, self.outcomes = model, []
+        self.model = model
         self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         who = self._members_of(mesh, timeout)
         self.modules = self._units_of(who.own)
         self.trained = [one for one in self.modules if one.trained]
         made = outer_of(config, outer)
         self.units = [Unit(one.name, one.tensors, made) for one in self.trained]
-        self.inner = TorchInnerState(self._slots, lambda: len(self.units))
-        self.inner.optimizers = self.optimizers
+        self.inner = TorchInnerState(self._slots, lambda: len(self.units), self.optimizers)
         self.inner.add_buffers(model)
         self._written = set[int]()
         """Units that others have given this replica, and no forward has gathered since."""
         self._is_step = self._in_eval = False
-        sync = unit_sync_of(config, gta, (who.group, who.own), switches=self.switches)
-        first = self.units[0].name if self.units else ""
-        self.driver = Driver(config, self, who, sync, self.trigger(config, who, sync, first))
+        self.drive(config, gta, who, first=self.units[0].name if self.units else "")
         self.driver.start()
         if self.are_fixed:  # fixed members are known by now
             by_time = config.use_async
@@ -176,7 +169,7 @@ class LocalSGD(Framework):
         self.driver.spanning.leave()
         unhook_gradients(self.modules)
 
-    def before_forward(self, number: int | None) -> None:
+    def before_forward(self, number: int | None, *_: Any) -> None:
         """Write a unit's weights if a round is due; number: None for a frozen one."""
         import torch
 
@@ -232,9 +225,7 @@ class LocalSGD(Framework):
         """Give all replicas the first one's inner state: equal gradients must move all alike."""
         share_inner_state(self.optimizers, self.replicas)
 
-    def _members_of(
-        self, mesh: DeviceMesh | Members | None, timeout: float
-    ) -> FixedMembers | ChangingMembers:
+    def _members_of(self, mesh: DeviceMesh | Members | None, timeout: float) -> FixedMembers:
         """Return the replicas.
 
         Raises:

@@ -9,6 +9,8 @@ trained parameters are synchronised: frozen ones do not change.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -197,7 +199,7 @@ def share_inner_state(optimizers: Sequence[Any], replicas: Group) -> None:
 
 def hook_modules(
     units: Sequence[ShardedUnit],
-    before_forward: Callable[[int | None], None],
+    before_forward: Callable[..., None],
     average: Callable[[torch.Tensor], None],
 ) -> list[Any]:
     """Set the hooks of all modules; return the handles of those before a forward.
@@ -205,16 +207,16 @@ def hook_modules(
     Args:
         units: Frozen ones too.
         before_forward: Called with the number of a unit among those that are trained, None for a
-            frozen one, before FSDP2 gathers it.
+            frozen one, and what a pre-hook gets, before FSDP2 gathers it.
         average: Called with the gradient of a unit, reduced over the replica.
     """
-    handles, numbers = list[Any](), dict[int, int]()
+    import torch
+
+    call: Any = torch.compiler.disable(before_forward)  # left out of graphs
+    handles, numbers = list[Any](), itertools.count()
     for unit in units:
-        if unit.trained:
-            numbers[id(unit)] = len(numbers)
-    for unit in units:
+        before = functools.partial(call, next(numbers) if unit.trained else None)
         for module in unit.modules:
-            before = _Before(before_forward, numbers.get(id(unit)))
             handles.append(module.register_forward_pre_hook(before, prepend=True))
             _hook_gradients(unit.name, module, average)
     return handles
@@ -225,18 +227,7 @@ def unhook_gradients(units: Sequence[ShardedUnit]) -> None:
     for unit in units:
         for module in unit.modules:
             if hasattr(module, "set_all_reduce_hook"):  # FSDP1 has none
-                module.set_all_reduce_hook(_nothing)
-
-
-class _Before:
-    """The pre-hook of one module; torch.compile leaves it out of its graphs."""
-
-    def __init__(self, before_forward: Callable[[int | None], None], number: int | None) -> None:
-        self._number = number
-        self._call = _uncompiled(before_forward)
-
-    def __call__(self, *_: Any) -> None:
-        self._call(self._number)
+                module.set_all_reduce_hook(lambda _: None)
 
 
 def _hook_gradients(name: str, module: Any, average: Callable[[torch.Tensor], None]) -> None:
@@ -249,13 +240,3 @@ def _hook_gradients(name: str, module: Any, average: Callable[[torch.Tensor], No
             f"unit {name} has parameters on several meshes, where FSDP2 takes no all-reduce "
             "hook: shard them all over the mesh's second dimension"
         ) from error
-
-
-def _uncompiled(call: Any) -> Any:
-    import torch
-
-    return torch.compiler.disable(call)
-
-
-def _nothing(_: Any) -> None:
-    """Leave a gradient as it is."""

@@ -92,7 +92,6 @@ def _add_schedule(group: Any) -> None:
     group.add_argument(
         "--local-sgd-replicas",
         type=int,
-        default=None,
         help="Replicas, as blocks of the data parallel ranks. Default: one for each such rank.",
     )
     group.add_argument(
@@ -123,19 +122,16 @@ def _add_detector(group: Any) -> None:
     group.add_argument(
         "--local-sgd-ewma-alpha",
         type=float,
-        default=None,
         help="Weight of the newest norm. Default: 0.02.",
     )
     group.add_argument(
         "--local-sgd-ewma-warmup-steps",
         type=int,
-        default=None,
         help="Rounds that a detector learns before it judges. Default: 120.",
     )
     group.add_argument(
         "--local-sgd-ewma-threshold",
         type=float,
-        default=None,
         help=f"Standard deviations from which on a norm is an anomaly. Default: {_THRESHOLD:g}.",
     )
 
@@ -149,18 +145,15 @@ def _add_reduction(group: Any) -> None:
     group.add_argument(
         "--local-sgd-weight-softmax-temperature",
         type=float,
-        default=None,
         help="Temperature of these weights. Default: 1.",
     )
     group.add_argument(
         "--local-sgd-clip-pseudo-grad",
         type=float,
-        default=None,
         help="Greatest norm of the whole model's mean pseudo-gradient. Default: no limit.",
     )
     group.add_argument(
         "--local-sgd-pseudo-grad-reducer",
-        default=None,
         help="linear or gta. Default: the weighted mean.",
     )
     group.add_argument(
@@ -181,10 +174,8 @@ def _add_outer(group: Any) -> None:
         default="sgd",
         help="sgd, or none for plain averaging. Default: sgd.",
     )
-    group.add_argument("--outer-optimizer-lr", type=float, default=None, help=f"Default: {_LR:g}.")
-    group.add_argument(
-        "--outer-optimizer-momentum", type=float, default=None, help=f"Default: {_MOMENTUM:g}."
-    )
+    group.add_argument("--outer-optimizer-lr", type=float, help=f"Default: {_LR:g}.")
+    group.add_argument("--outer-optimizer-momentum", type=float, help=f"Default: {_MOMENTUM:g}.")
     group.add_argument(
         "--outer-optimizer-nesterov", action="store_true", help="Step with Nesterov's momentum."
     )

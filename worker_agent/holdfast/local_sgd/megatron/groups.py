@@ -142,21 +142,14 @@ def _check_blocks(own: list[int]) -> None:
         )
 
 
-def all_names(own: Sequence[str], group: Group, device: Any) -> list[str]:
+def all_names(own: Sequence[str], group: Group) -> list[str]:
     """Return the names that any rank of a group has, sorted; a collective."""
-    import json
+    import torch.distributed as dist
 
-    import torch
-
-    mine = json.dumps(list(own)).encode()
-    sizes = [int(one) for (one,) in group.gather_scalars([float(len(mine))])]
-    wide = max(sizes)
-    sent = torch.tensor(list(mine.ljust(wide)), dtype=torch.uint8, device=device)
-    told = torch.empty(wide * group.size, dtype=torch.uint8, device=device)
-    group.begin_gather(told, sent).wait()
-    rows = bytes(told.cpu().tolist())
-    found = [json.loads(rows[at : at + wide]) for at in range(0, len(rows), wide)]
-    return sorted({str(name) for names in found for name in names})
+    found: list[Any] = [list(own)] * group.size
+    if group.size > 1:
+        dist.all_gather_object(found, list(own), group=group.ranks)
+    return sorted({name for names in found for name in names})
 
 
 def _ranks(group: Any) -> list[int]:
@@ -199,7 +192,7 @@ def _reduced(chunk: Any, own: dist.ProcessGroup, *, whole: bool) -> list[torch.T
 
 def members_of(
     given: dist.ProcessGroup | Members | None, config: LocalSGDConfig, timeout: float
-) -> FixedMembers | ChangingMembers:
+) -> FixedMembers:
     """Return the replicas: members, if they are given, else those of Megatron's groups.
 
     Raises:

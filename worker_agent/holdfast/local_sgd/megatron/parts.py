@@ -1,8 +1,10 @@
 """Parts of Megatron's parameters that a rank synchronises, in the optimizer's precision.
 
-Belongs here: which elements of which parameter this rank answers for, and their name on all ranks.
-Does not belong here: where Megatron keeps masters (`holdfast.integrations.megatron.owned_ranges`),
-when they synchronise (`training`).
+Belongs here: which elements of which parameter this rank answers for, their name on all ranks, and
+where they lie in the global tensors of a checkpoint. Does not belong here: where Megatron keeps
+masters (`holdfast.integrations.megatron.owned_ranges`), when they synchronise (`training`), the
+rest of local SGD's state in a checkpoint (`holdfast.local_sgd.shards`), weights and inner optimizer
+(`holdfast.integrations.megatron.shards`).
 
 With the distributed optimizer a rank answers for the range that it updates anyway. Without it all
 data parallel ranks of a replica update everything. Each then answers for an equal part of every
@@ -12,14 +14,18 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from holdfast.flash.trainer.leaves import StateError
-from holdfast.integrations.megatron.global_tensors import Piece, global_tensors
+from holdfast.flash.memory.shard_table import Path
+from holdfast.flash.trainer.leaves import Leaves, StateError
+from holdfast.flash.trainer.reshard import Filling
+from holdfast.integrations.megatron import boxes
+from holdfast.integrations.megatron.global_tensors import Piece, PieceBox, global_tensors
 from holdfast.integrations.megatron.owned_ranges import OwnedRange, owned
 from holdfast.local_sgd.errors import LocalSGDError
+from holdfast.local_sgd.shards import LocalSGDShards
 
 if TYPE_CHECKING:
     import torch
@@ -119,3 +125,74 @@ def by_name(parts: Sequence[MasterPart]) -> dict[str, MasterPart]:
             )
         found[part.name] = part
     return found
+
+
+class MegatronRoundShards(LocalSGDShards):
+    """State of a `MegatronLocalSGD` between rounds: boxes of the global tensors, in any layout."""
+
+    def finish(self, *, partial: bool) -> None:
+        """Take over what was filled; see `Shards.finish`."""
+        starts_from_anchors = bool(self._coming) and not self._replica.found
+        super().finish(partial=partial)
+        if starts_from_anchors:
+            self._local.after_change()
+
+    def _outer_settings(self) -> dict[str, dict[str, Any]] | None:
+        """Return them for all units: a rank has optimizers of some, which are alike."""
+        own = [one for one in (super()._outer_settings() or {}).values() if one]
+        return {unit.name: own[0] for unit in self._local.units} if own else None
+
+    def _parts(self, module: MasterPart | None) -> Sequence[MasterPart]:
+        return () if module is None else (module,)
+
+    def _keys(self, one: MasterPart) -> list[str]:
+        return [piece.key for piece in one.pieces]
+
+    def _size(self, one: MasterPart) -> int:
+        return one.end - one.begin
+
+    def _is_first(self, one: MasterPart) -> bool:
+        """Return True if the parameter's first element is in a part, and not as a copy."""
+        piece = one.pieces[0]
+        at_begin = not any(piece.offsets[len(piece.layer) :]) and one.begin == 0
+        return at_begin and one.end > 0 and not piece.copy
+
+    def _is_cut(self, one: MasterPart, shape: Sequence[int]) -> bool:
+        return len(shape) == len(one.pieces[0].shape)  # a vocabulary may be padded otherwise
+
+    def _add(
+        self,
+        leaves: Leaves,
+        path: Path,
+        values: torch.Tensor,
+        one: MasterPart,
+        *keys: str,
+        begin: int = 0,
+        stored: bool = True,
+    ) -> None:
+        for piece, box, view in _boxes(values, one, begin):
+            whole = (*path, piece.key, *keys)
+            own = stored and not piece.copy
+            leaves.add_box(whole, view, piece.shape, box.offsets, trained=False, stored=own)
+
+    def _fill(
+        self,
+        filling: Filling,
+        path: Path,
+        values: torch.Tensor,
+        one: MasterPart,
+        *keys: str,
+        begin: int = 0,
+    ) -> None:
+        for piece, box, view in _boxes(values, one, begin):
+            boxes.fill(filling, (*map(str, path), piece.key, *keys), view, piece, box)
+
+
+def _boxes(
+    values: torch.Tensor, one: MasterPart, begin: int
+) -> Iterator[tuple[Piece, PieceBox, torch.Tensor]]:
+    """Yield the boxes of a part's flat elements from `begin` on, each with its view."""
+    first = one.begin + begin
+    for piece in one.pieces:
+        for box in piece.boxes(first, first + values.numel()):
+            yield piece, box, boxes.part(values.view(-1), box, first)

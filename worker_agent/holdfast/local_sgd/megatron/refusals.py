@@ -11,29 +11,11 @@ from typing import Any
 
 from holdfast.integrations.megatron.global_tensors import unwrap
 from holdfast.integrations.megatron.owned_ranges import optimizers_of
-from holdfast.local_sgd.combinations import check_together
-from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.changing import ChangingMembers
+from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig
 from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDConfigError, LocalSGDError
 from holdfast.local_sgd.megatron.groups import check_groups
-from holdfast.local_sgd.triggers.trigger import Trigger
-
-
-def check_settings(
-    config: LocalSGDConfig, outer: OuterOptimizerConfig | None, gta: GTAConfig | None
-) -> None:
-    """Refuse settings that contradict each other, or ask for what Megatron has not.
-
-    Raises:
-        LocalSGDConfigError: names the field, its value, and what to do.
-    """
-    check_together(config, outer, gta)
-    if config.step_weight_by != "steps":
-        raise LocalSGDConfigError(
-            f"step_weight_by={config.step_weight_by!r}: with Megatron nobody tells the "
-            'tokens of a step; set step_weight_by="steps"'
-        )
+from holdfast.local_sgd.triggers.trigger import BySteps
 
 
 def check_model(
@@ -59,7 +41,7 @@ def check_model(
     _check_tensor_parallel(config, gta, chunks[0].tp_group.size())
 
 
-def check_store(who: FixedMembers | ChangingMembers) -> None:
+def check_store(who: FixedMembers) -> None:
     """Refuse rounds by time of fixed replicas that have no store in common.
 
     Raises:
@@ -76,7 +58,7 @@ def check_store(who: FixedMembers | ChangingMembers) -> None:
         )
 
 
-def check_in_step(when: Trigger, call: str, why: str) -> None:
+def check_in_step(when: BySteps, call: str, why: str) -> None:
     """Refuse a call where replicas count unlike steps.
 
     Raises:

@@ -41,9 +41,7 @@ from holdfast.integrations.megatron.owned_ranges import (
 )
 from holdfast.integrations.megatron.shards import OBJECTS, OWNER, SCALERS, MegatronShards, owner_of
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
-from holdfast.local_sgd.driver.driver import Driver
 from holdfast.local_sgd.driver.framework import Framework
-from holdfast.local_sgd.driver.replicas import FixedMembers
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.megatron.groups import (
     all_names,
@@ -51,19 +49,23 @@ from holdfast.local_sgd.megatron.groups import (
     members_of,
     own_data_parallel,
 )
-from holdfast.local_sgd.megatron.parts import MasterPart, by_name, parts_of, put_together
+from holdfast.local_sgd.megatron.parts import (
+    MasterPart,
+    MegatronRoundShards,
+    by_name,
+    parts_of,
+    put_together,
+)
 from holdfast.local_sgd.megatron.refusals import (
     check_in_step,
     check_model,
-    check_settings,
     check_store,
 )
 from holdfast.local_sgd.megatron.scheduler import carried
-from holdfast.local_sgd.megatron.shards import MegatronRoundShards
-from holdfast.local_sgd.members.inner_state import TorchInnerState
 from holdfast.local_sgd.members.members import Members
-from holdfast.local_sgd.sync.configured import outer_of, unit_sync_of
+from holdfast.local_sgd.sync.configured import outer_of
 from holdfast.local_sgd.sync.group import TIMEOUT
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
 from holdfast.local_sgd.sync.unit_sync import Outcome
 from holdfast.local_sgd.sync.units import Unit
 
@@ -128,24 +130,21 @@ class MegatronLocalSGD(Framework):
             LocalSGDConfigError: settings contradict each other, or ask for what Megatron has not.
             LocalSGDError: the model does not fit; the message says what to change.
         """
-        check_settings(config, outer, gta)
+        self.check_settings(config, outer, gta)
         given: Any = model_chunks
         self.chunks: list[Any] = list(given) if isinstance(given, Sequence) else [given]
         check_model(self.chunks, optimizer, config, gta)
         _refuse_second(optimizer)
-        self.optimizer, self.outcomes = optimizer, []
+        self.optimizer = optimizer
         self._data_parallel = own_data_parallel()
         who = members_of(sync_ranks, config, timeout)
         self.parts = by_name(parts_of(self.chunks, optimizer, self._data_parallel))
-        device = next(self.chunks[0].parameters()).device
-        names = all_names(list(self.parts), who.own, device)
+        names = all_names(list(self.parts), who.own)
         self.units = [self._unit(name, config, outer) for name in names]
-        self.inner = TorchInnerState(self._slots, lambda: len(self.units))
-        self.inner.optimizers = owned(optimizer).inner
+        self.inner = TorchInnerState(self._slots, lambda: len(self.units), owned(optimizer).inner)
         self.inner.add_buffers(*self.chunks)
         self._stepped = self._in_step = self.together = False
-        sync = unit_sync_of(config, gta, (who.group, who.own), clip_scope="batch")
-        self.driver = Driver(config, self, who, sync, self.trigger(config, who, sync, names[0]))
+        self.drive(config, gta, who, first=names[0])
         if not self.driver.when.in_step:
             check_store(who)
         self._meet()
@@ -181,7 +180,7 @@ class MegatronLocalSGD(Framework):
 
     def carry(self, name: str, one: Stateful) -> None:
         """Give replicas that come later the state of this; see `Framework.carry`."""
-        if not isinstance(self.driver.who, FixedMembers):
+        if self.driver.who.meets:
             super().carry(name, carried(one, lambda: self._in_step))
 
     def shards(
@@ -244,7 +243,7 @@ class MegatronLocalSGD(Framework):
         """The same for a change; within the inner step Megatron itself writes the weights."""
         put_together(list(self.parts.values()), self._data_parallel)
         if not self._in_step:
-            self._follow()
+            write_weights(owned(self.optimizer), self.optimizer)
 
     def inner_groups(self) -> list[Any]:
         """Groups of the inner optimizers."""
@@ -266,7 +265,7 @@ class MegatronLocalSGD(Framework):
     def _meet(self) -> None:
         """Give all fixed replicas the first one's weights, or meet members and take theirs."""
         end_gathers(self.optimizer)
-        if not isinstance(self.driver.who, FixedMembers):
+        if self.driver.who.meets:
             self.driver.start()
             self.after_change()
         elif self.replicas.size > 1:
@@ -338,10 +337,6 @@ class MegatronLocalSGD(Framework):
         if self.replicas.rank != source:
             values.zero_()
         self.replicas.begin_sum(values).wait()
-
-    def _follow(self) -> None:
-        """Have the weights follow masters that were changed outside the inner step."""
-        write_weights(owned(self.optimizer), self.optimizer)
 
 
 def _one(part: MasterPart) -> Sequence[torch.Tensor]:

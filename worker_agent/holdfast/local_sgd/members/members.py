@@ -166,17 +166,12 @@ class RosterMembers:
             patience: Seconds to wait for a roster that this rank can follow.
             signals: Tell the control plane where this rank stands.
         """
-        self._read, self._replica, self._shards = read, replica, shard_group
+        self._read, self._replica, self.shard_group = read, replica, shard_group
         self.timeout, self._patience = timeout, patience
         self._signals, self._is_ready = signals, False
         self._outer = ChangingGroup(backend)
         self._tried = 0
         self._now: Membership | None = None
-
-    @property
-    def shard_group(self) -> Group:
-        """The ranks of this replica."""
-        return self._shards
 
     @property
     def epoch(self) -> int:
@@ -257,10 +252,12 @@ class RosterMembers:
 
     def _meet(self, roster: OuterRoster, deadline: float) -> tuple[Group, dist.Store] | None:
         """Return group and store of a roster; None: not all came, or a newer roster is there."""
+        import torch.distributed as dist
+
         if len(roster.replicas) == 1:
-            return _alone()
+            return Group.of_one(), dist.HashStore()  # which needs no network
         rank, size = roster.replicas.index(self._replica), len(roster.replicas)
-        name = f"holdfast_outer_{roster.epoch}_{self._shards.rank}"
+        name = f"holdfast_outer_{roster.epoch}_{self.shard_group.rank}"
         try:
             store = self._store(roster)
             store.set(f"{name}/{rank}", "here")
@@ -271,7 +268,7 @@ class RosterMembers:
                 time.sleep(POLL)
             watched = watched_store(store, lambda: self._has_lost(roster))
             made = self._outer.form(watched, name=name, rank=rank, size=size, timeout=self.timeout)
-        except (SyncError, _network_error()) as error:
+        except (SyncError, dist.DistError) as error:
             # The store or a member is gone: the next roster has those that are left.
             log.warning("local SGD: no group for epoch %d: %s", roster.epoch, error)
             return None
@@ -294,7 +291,7 @@ class RosterMembers:
 
     def _agreed(self, value: int) -> int:
         """Return the greatest of this replica's ranks."""
-        return int(self._shards.max_scalars([value])[0])
+        return int(self.shard_group.max_scalars([value])[0])
 
     def _epoch(self) -> int:
         roster = self._read()
@@ -412,21 +409,6 @@ def roster_file(path: Path) -> Callable[[], OuterRoster | None]:
         return OuterRoster.from_text(text)
 
     return read
-
-
-def _alone() -> tuple[Group, dist.Store]:
-    """Return the group of one replica, and a store that needs no network."""
-    import torch.distributed as dist
-
-    return Group.of_one(), dist.HashStore()
-
-
-def _network_error() -> type[Exception]:
-    """Return the base of what a store raises: lost connections and deadlines."""
-    import torch.distributed as dist
-
-    error: type[Exception] = dist.DistError
-    return error
 
 
 def _own(blocks: list[list[int]]) -> dist.ProcessGroup:

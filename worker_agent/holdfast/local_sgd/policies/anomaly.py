@@ -17,26 +17,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
-
-class AnomalySettings(Protocol):
-    """The fields of `LocalSGDConfig` that a detector goes by."""
-
-    @property
-    def ewma_alpha(self) -> float: ...  # noqa: D102 - see the class that has it
-    @property
-    def ewma_warmup_steps(self) -> int: ...  # noqa: D102
-    @property
-    def ewma_threshold(self) -> float: ...  # noqa: D102
-    @property
-    def ewma_bias_correction(self) -> bool: ...  # noqa: D102
-    @property
-    def ewma_spread_factor(self) -> bool: ...  # noqa: D102
-    @property
-    def ewma_floor(self) -> float: ...  # noqa: D102
-    @property
-    def ewma_restart_after(self) -> int: ...  # noqa: D102
+from holdfast.local_sgd.config import LocalSGDConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +53,7 @@ class Ewma:
         return cls(mean, variance, int(count), z_mean, z_variance, int(z_count), int(streak))
 
 
-def judge(ewma: Ewma, norm: float, settings: AnomalySettings) -> tuple[bool, Ewma]:
+def judge(ewma: Ewma, norm: float, settings: LocalSGDConfig) -> tuple[bool, Ewma]:
     """Return True if a norm is an anomaly, and the detector for the next one.
 
     Args:
@@ -97,7 +80,7 @@ def judge(ewma: Ewma, norm: float, settings: AnomalySettings) -> tuple[bool, Ewm
     return True, dataclasses.replace(ewma, streak=ewma.streak + 1)
 
 
-def z_score(ewma: Ewma, norm: float, settings: AnomalySettings) -> float:
+def z_score(ewma: Ewma, norm: float, settings: LocalSGDConfig) -> float:
     """Return by how many standard deviations a norm is above the mean."""
     sigma = max(deviation(ewma, settings), settings.ewma_floor * ewma.mean)
     difference = norm - ewma.mean
@@ -106,7 +89,7 @@ def z_score(ewma: Ewma, norm: float, settings: AnomalySettings) -> float:
     return difference / sigma
 
 
-def deviation(ewma: Ewma, settings: AnomalySettings) -> float:
+def deviation(ewma: Ewma, settings: LocalSGDConfig) -> float:
     """Return σ."""
     if not settings.ewma_bias_correction:
         return math.sqrt(ewma.variance)
@@ -118,14 +101,14 @@ def deviation(ewma: Ewma, settings: AnomalySettings) -> float:
     return math.sqrt(ewma.variance / (1 - squares))
 
 
-def threshold(ewma: Ewma, settings: AnomalySettings) -> float:
+def threshold(ewma: Ewma, settings: LocalSGDConfig) -> float:
     """Return δ·f: f is the standard deviation of past z-scores, at least 1."""
     if not settings.ewma_spread_factor or ewma.z_count < 2:
         return settings.ewma_threshold
     return settings.ewma_threshold * max(1.0, math.sqrt(ewma.z_variance))
 
 
-def _learned(ewma: Ewma, norm: float, settings: AnomalySettings) -> Ewma:
+def _learned(ewma: Ewma, norm: float, settings: LocalSGDConfig) -> Ewma:
     """Return the detector that has seen one more norm."""
     count = ewma.count + 1
     alpha = settings.ewma_alpha
@@ -139,7 +122,7 @@ def _learned(ewma: Ewma, norm: float, settings: AnomalySettings) -> Ewma:
     return dataclasses.replace(ewma, mean=mean, variance=variance, count=count, streak=0)
 
 
-def _scored(ewma: Ewma, score: float, settings: AnomalySettings) -> Ewma:
+def _scored(ewma: Ewma, score: float, settings: LocalSGDConfig) -> Ewma:
     """Return the detector that has seen one more z-score, of a window of about the warm-up."""
     count = ewma.z_count + 1
     # Of a plain mean while it is shorter than the window, then of a moving one.

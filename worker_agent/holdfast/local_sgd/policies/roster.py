@@ -62,18 +62,12 @@ class Plan:
     """To survivors, first."""
     again: tuple[int, ...] = ()
     """Units whose round the survivors begin once more, in this order."""
-    drops: tuple[tuple[int, int], ...] = ()
-    """(replica, unit) whose delta is in the anchor that it is given: θ := A."""
     carries: tuple[tuple[int, int], ...] = ()
-    """(replica, unit) whose delta is not: it goes on from the anchor with it, discounted."""
+    """(replica, unit) whose delta is not in the anchor that it is given: it goes on from that with
+    it, discounted. Others that are given one drop theirs: θ := A."""
     joins: tuple[Transfer, ...] = ()
     """To joiners, last."""
     reason: str
-
-    @property
-    def is_empty(self) -> bool:
-        """True: nothing has to be done."""
-        return not (self.transfers or self.again or self.joins)
 
 
 def regroup_shards(
@@ -138,7 +132,6 @@ def regroup(
         round=target,
         transfers=_transfers(standings, newest),
         again=again,
-        drops=tuple((one.replica, unit) for one, unit in behind if unit in one.begun),
         carries=tuple((one.replica, unit) for one, unit in behind if unit not in one.begun),
         joins=_joins([one.replica for one in standings], sorted(joiners), units),
         reason=_reason(standings, behind, again, joiners, target),

@@ -20,31 +20,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Protocol
 
-
-class StepSettings(Protocol):
-    """The fields of `LocalSGDConfig` that a schedule goes by."""
-
-    @property
-    def local_sgd_sync_interval(self) -> int: ...  # noqa: D102 - see the class that has it
-    @property
-    def local_sgd_warmup_steps(self) -> int: ...  # noqa: D102
-    @property
-    def use_async(self) -> bool: ...  # noqa: D102
-    @property
-    def local_sgd_sync_time(self) -> float: ...  # noqa: D102
-    @property
-    def min_total_global_steps(self) -> int: ...  # noqa: D102
-
-
-class Phase(enum.Enum):
-    """Use of the next step's gradients."""
-
-    WARM_UP = "warm-up"
-    """All replicas reduce them."""
-    LOCAL = "local"
-    """Only the ranks of one replica do."""
+from holdfast.local_sgd.config import LocalSGDConfig
 
 
 class Boundary(enum.Enum):
@@ -59,12 +36,12 @@ class Boundary(enum.Enum):
     """They do so a last time; from now on gradients are averaged in each step."""
 
 
-def phase(step: int, settings: StepSettings) -> Phase:
-    """Return the phase of the step after this many."""
-    return Phase.WARM_UP if step < settings.local_sgd_warmup_steps else Phase.LOCAL
+def is_warm_up(step: int, settings: LocalSGDConfig) -> bool:
+    """Return True if all replicas reduce the gradients of the step after this many."""
+    return step < settings.local_sgd_warmup_steps
 
 
-def boundary(step: int, settings: StepSettings) -> Boundary:
+def boundary(step: int, settings: LocalSGDConfig) -> Boundary:
     """Return the end of this many completed steps; 0 is the state before the first one.
 
     With A-EDiT a round follows from `is_triggering`, never from the number of steps.
@@ -134,7 +111,7 @@ def stepped(turn: Turn) -> Turn:
 
 
 def is_triggering(
-    turn: Turn, now: float, settings: StepSettings, *, all_exhausted: bool = False
+    turn: Turn, now: float, settings: LocalSGDConfig, *, all_exhausted: bool = False
 ) -> bool:
     """Return True if this replica starts the round, at the end of a step.
 
@@ -154,7 +131,7 @@ def is_triggering(
     return all_exhausted or now - turn.started >= settings.local_sgd_sync_time
 
 
-def enter(progress: Sequence[ReplicaProgress], settings: StepSettings) -> Entered:
+def enter(progress: Sequence[ReplicaProgress], settings: LocalSGDConfig) -> Entered:
     """Return the next act of replicas that have all entered, from their reports.
 
     The last round is made however few the steps are; else the deltas of the last steps were lost.

@@ -3,8 +3,7 @@
 Belongs here: the cost of both, the interval that keeps it small, hysteresis. Does not belong here:
 measuring, and the change itself, which all replicas make at one round.
 
-A step takes t seconds alone. A reduction of B bytes takes c seconds; where nobody has measured it,
-2·B·(N - 1)/N over the bandwidth, as a ring does. Sync in each step costs the share c / t, local
+A step takes t seconds alone, a reduction c seconds. Sync in each step costs the share c / t, local
 steps c / (H·t). The proposal is the least interval, a power of two, that keeps this share within
 `tolerated`. A short interval follows the synchronous loss more closely.
 
@@ -20,7 +19,7 @@ import enum
 import math
 from typing import Final
 
-from holdfast.local_sgd.config import Value, check_values, real, whole
+from holdfast.local_sgd.config import Value, check_values, positive, real, whole
 
 _SHORTEST: Final = 2
 """Least interval of local steps: an interval of 1 is a sync in each step, with anchors besides."""
@@ -60,7 +59,7 @@ class SwitchSettings:
 
 
 _VALUES: Final = (
-    Value("tolerated", real(lambda value: value > 0), "a share of a step, above 0"),
+    Value("tolerated", positive, "a share of a step, above 0"),
     Value("returns", real(lambda value: 0 <= value < 1), "a share, from 0 to below 1"),
     Value("shortest", lambda value: type(value) is int and value in (1, 2), "1 or 2"),
     Value(
@@ -80,13 +79,9 @@ class Measurement:
     """Replicas."""
     step_seconds: float
     """A step without any reduction, of the slowest replica."""
-    sync_seconds: float | None = None
+    sync_seconds: float
     """One reduction of all units, as far as it stops training, of the replica that comes to it
-    last: the others wait for it besides. None: nobody has measured one."""
-    bytes: int = 0
-    """That a replica gives into one reduction."""
-    bandwidth: float | None = None
-    """Bytes a second of the slowest link between replicas; None: unknown."""
+    last: the others wait for it besides."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,14 +134,7 @@ def propose(measured: Measurement, running: Running, settings: SwitchSettings) -
     if measured.members == 1:
         after = Running() if settings.shortest == 1 else dataclasses.replace(running, votes=0)
         return _settled(running, after, "one replica has nobody to agree with")
-    cost = sync_seconds(measured)
-    if cost is None:
-        return Proposal(
-            dataclasses.replace(running, votes=0),
-            changes=False,
-            reason="neither a reduction nor the bandwidth was measured",
-        )
-    share = cost / measured.step_seconds
+    share = measured.sync_seconds / measured.step_seconds
     per_step = share / running.interval
     costs = f"agreement costs {per_step:.1%} of a step of {measured.step_seconds:.3g} s"
     shorter = _interval(share, settings.tolerated * settings.returns, settings)
@@ -162,16 +150,6 @@ def propose(measured: Measurement, running: Running, settings: SwitchSettings) -
         said = f"{border}, but {wanted} is the longest interval" if limit else border
         return _settled(running, dataclasses.replace(running, votes=0), f"{costs}: {said}")
     return _voted(running, wanted, f"{costs}, {border}", settings)
-
-
-def sync_seconds(measured: Measurement) -> float | None:
-    """Return the seconds of one reduction; None: nothing tells."""
-    if measured.sync_seconds is not None:
-        return measured.sync_seconds
-    if measured.bandwidth is None:
-        return None
-    others = (measured.members - 1) / measured.members
-    return 2 * measured.bytes * others / measured.bandwidth
 
 
 def _interval(share: float, tolerated: float, settings: SwitchSettings) -> int:
@@ -203,9 +181,7 @@ def _check(measured: Measurement) -> None:
         ("members", measured.members, 1),
         ("step_seconds", measured.step_seconds, math.ulp(0.0)),
         ("sync_seconds", measured.sync_seconds, 0),
-        ("bytes", measured.bytes, 0),
-        ("bandwidth", measured.bandwidth, math.ulp(0.0)),
     ):
-        if value is not None and not (math.isfinite(value) and value >= least):
+        if not (math.isfinite(value) and value >= least):
             expected = "a number above 0" if 0 < least < 1 else f"at least {least}"
             raise ValueError(f"{field}={value}: expected {expected}; measure it again")

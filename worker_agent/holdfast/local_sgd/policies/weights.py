@@ -13,23 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
+
+from holdfast.local_sgd.config import LocalSGDConfig
 
 _EPSILON: Final = 1e-6
 """Keeps the factor of the clipping finite; ATorch has the same."""
-
-
-class WeightSettings(Protocol):
-    """The fields of `LocalSGDConfig` that weights go by."""
-
-    @property
-    def pseudo_gradnorm_reduce(self) -> bool: ...  # noqa: D102 - see the class that has it
-    @property
-    def weight_softmax_temperature(self) -> float | None: ...  # noqa: D102
-    @property
-    def use_step_weight(self) -> bool: ...  # noqa: D102
-    @property
-    def step_weight_ratio(self) -> float: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,7 @@ class ReplicaWeights:
     """In words."""
 
 
-def weigh(reports: Sequence[Report], settings: WeightSettings) -> ReplicaWeights:
+def weigh(reports: Sequence[Report], settings: LocalSGDConfig) -> ReplicaWeights:
     """Return the weights of all replicas.
 
     A replica has the same weight in whatever order the replicas report, to the last bit.
@@ -98,14 +87,13 @@ def _is_fit(report: Report) -> bool:
 
 
 def _weights(
-    reports: Sequence[Report], taking_part: Sequence[bool], settings: WeightSettings
+    reports: Sequence[Report], taking_part: Sequence[bool], settings: LocalSGDConfig
 ) -> tuple[float, ...]:
     norms = [one.norm if part else math.inf for one, part in zip(reports, taking_part, strict=True)]
     steps = [one.steps if part else 0.0 for one, part in zip(reports, taking_part, strict=True)]
-    if not settings.pseudo_gradnorm_reduce:
+    if settings.temperature is None:
         return _shares(steps if settings.use_step_weight else [float(one) for one in taking_part])
-    temperature = settings.weight_softmax_temperature
-    by_norm = softmax_of_norms(norms, 1.0 if temperature is None else temperature)
+    by_norm = softmax_of_norms(norms, settings.temperature)
     if not settings.use_step_weight:
         return by_norm
     ratio = settings.step_weight_ratio
@@ -141,7 +129,7 @@ def _why_none(fit: Sequence[bool]) -> str:
     return "no replica that is not anomalous has made a step"
 
 
-def _reason(fit: Sequence[bool], taking_part: Sequence[bool], settings: WeightSettings) -> str:
+def _reason(fit: Sequence[bool], taking_part: Sequence[bool], settings: LocalSGDConfig) -> str:
     by = [
         *(["norms"] if settings.pseudo_gradnorm_reduce else []),
         *(["steps"] if settings.use_step_weight else []),

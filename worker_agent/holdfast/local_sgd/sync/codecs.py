@@ -37,78 +37,58 @@ class Codec(Protocol):
         ...
 
 
-class Raw:
-    """Values as they are."""
+class Cast:
+    """Values as they are, or as bf16: the upper half of fp32, its range and 8 bits of precision."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Take the dtype of the values."""
-        self._dtype = dtype
+    def __init__(self, dtype: torch.dtype, sent: torch.dtype) -> None:
+        """Take the dtype of the values, and the one in which they travel."""
+        self._dtype, self._sent = dtype, sent
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the bytes of the values."""
         import torch
 
-        return rows.to(self._dtype).contiguous().view(torch.uint8)
+        return rows.to(self._sent).contiguous().view(torch.uint8)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the values."""
-        return codes.view(self._dtype)
+        return codes.view(self._sent).to(self._dtype)
 
 
-class Bf16:
-    """The upper half of fp32: its range, 8 bits of precision."""
+class Quantised:
+    """A scale for each block, then its values as integers of 8 or 4 bits."""
 
-    def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return two bytes for each value."""
-        import torch
-
-        return rows.to(torch.bfloat16).contiguous().view(torch.uint8)
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the values as fp32."""
-        import torch
-
-        return codes.view(torch.bfloat16).to(torch.float32)
-
-
-class Int8:
-    """A scale for each block, then a byte for each value."""
+    def __init__(self, bits: int) -> None:
+        """Take the bits of a value."""
+        self._bits, self._most = bits, 2 ** (bits - 1) - 1
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the scales of a row, then its values."""
         import torch
 
-        scales, values = _quantised(rows, 127)
-        return torch.cat((scales, values.view(torch.uint8)), dim=1)
+        blocks = rows.to(torch.float32).reshape(len(rows), -1, BLOCK)
+        scales = blocks.abs().amax(dim=2, keepdim=True) / self._most
+        divisors = torch.where(scales == 0, 1.0, scales)
+        values = (blocks / divisors).round_().clamp_(-self._most, self._most).to(torch.int8)
+        sent = values.flatten(1).view(torch.uint8)
+        if self._bits == 4:
+            pairs = (values + 8).view(torch.uint8).view(len(rows), -1, 2)
+            sent = pairs[..., 0] | (pairs[..., 1] << 4)
+        return torch.cat((scales.squeeze(2).contiguous().view(torch.uint8), sent), dim=1)
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the values as fp32."""
         import torch
 
-        blocks = codes.shape[1] // (BLOCK + 4)
-        return _scaled(codes[:, : 4 * blocks], codes[:, 4 * blocks :].view(torch.int8))
-
-
-class Int4:
-    """A scale for each block, then a byte for each two values."""
-
-    def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the scales of a row, then its values."""
-        import torch
-
-        scales, values = _quantised(rows, 7)
-        pairs = (values + 8).view(torch.uint8).view(len(rows), -1, 2)
-        return torch.cat((scales, pairs[..., 0] | (pairs[..., 1] << 4)), dim=1)
-
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the values as fp32."""
-        import torch
-
-        blocks = codes.shape[1] // (BLOCK // 2 + 4)
-        packed = codes[:, 4 * blocks :]
-        pairs = torch.stack((packed & 15, packed >> 4), dim=2)
-        values = pairs.flatten(1).to(torch.int8) - 8
-        return _scaled(codes[:, : 4 * blocks], values)
+        scales = 4 * (codes.shape[1] // (BLOCK * self._bits // 8 + 4))
+        sent = codes[:, scales:]
+        values = sent.view(torch.int8)
+        if self._bits == 4:
+            pairs = torch.stack((sent & 15, sent >> 4), dim=2)
+            values = pairs.flatten(1).to(torch.int8) - 8
+        factors = codes[:, :scales].contiguous().view(torch.float32).unsqueeze(2)
+        blocks = values.reshape(len(values), -1, BLOCK).to(torch.float32)
+        return (blocks * factors).flatten(1)
 
 
 def codec_of(name: str, dtype: torch.dtype) -> Codec:
@@ -116,31 +96,14 @@ def codec_of(name: str, dtype: torch.dtype) -> Codec:
 
     dtype: of the values that "none" sends as they are.
     """
+    import torch
+
     named: dict[str, Codec] = {
-        "none": Raw(dtype),
-        "bf16": Bf16(),
-        "int8": Int8(),
-        "int4": Int4(),
+        "none": Cast(dtype, dtype),
+        "bf16": Cast(torch.float32, torch.bfloat16),
+        "int8": Quantised(8),
+        "int4": Quantised(4),
     }
     if name not in named:
         raise ValueError(f"codec={name!r}: choose one of {', '.join(named)}")
     return named[name]
-
-
-def _quantised(rows: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scales' bytes and the values in -most..most, row by row."""
-    import torch
-
-    blocks = rows.to(torch.float32).reshape(len(rows), -1, BLOCK)
-    scales = blocks.abs().amax(dim=2, keepdim=True) / most
-    divisors = torch.where(scales == 0, 1.0, scales)
-    values = (blocks / divisors).round_().clamp_(-most, most).to(torch.int8)
-    return scales.squeeze(2).contiguous().view(torch.uint8), values.flatten(1)
-
-
-def _scaled(scales: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    factors = scales.contiguous().view(torch.float32).unsqueeze(2)
-    blocks = values.reshape(len(values), -1, BLOCK).to(torch.float32)
-    return (blocks * factors).flatten(1)

@@ -7,15 +7,12 @@ here: which settings contradict each other (`holdfast.local_sgd.config`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.local_sgd.config import GTAConfig, LocalSGDConfig, OuterOptimizerConfig
 from holdfast.local_sgd.errors import LocalSGDConfigError
-from holdfast.local_sgd.policies import anomaly, weights
-from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.merging import Merging
 from holdfast.local_sgd.sync.reducers import Reducer
-from holdfast.local_sgd.sync.unit_sync import Rules, UnitSync
 from holdfast.local_sgd.sync.units import Outer
 
 if TYPE_CHECKING:
@@ -31,55 +28,20 @@ _EDIT: Final = {
 _OUTER: Final = {"lr": 0.8, "momentum": 0.85, "nesterov": True}
 
 
-def unit_sync_of(
-    config: LocalSGDConfig,
-    gta: GTAConfig | None,
-    groups: tuple[Group, Group],
-    *,
-    clip_scope: Literal["unit", "batch"] = "unit",
-    switches: bool = False,
-) -> UnitSync:
-    """Return the sync that the settings describe.
+def reducer_of(config: LocalSGDConfig, gta: GTAConfig | None) -> Reducer:
+    """Return what makes one of the replicas' deltas.
 
-    Args:
-        config: Anomalies, weights, clipping, codec.
-        gta: The merging; None: the weighted mean.
-        groups: The sync group and the shard group.
-        clip_scope: Norm that is clipped: of each unit, or of a whole batch.
-        switches: The framework measures what a round costs, so a trigger may choose the interval.
-
-    Raises:
-        LocalSGDConfigError: a choice is asked for, and it does not.
+    Settings without an effect are refused: a reducer that is not "gta" has no methods here.
     """
-    if not switches and config.switching != "off":
-        raise LocalSGDConfigError(
-            f'switching="{config.switching}": under FSDP1 and Megatron nobody measures what a '
-            'round costs; leave it at "off"'
+    merging = Merging()
+    if gta is not None:
+        merging = Merging(
+            consensus=gta.consensus_method,
+            sparsification=gta.sparsification_method,
+            density=gta.density,
+            normalize=gta.normalize,
         )
-    rules = Rules(
-        weigh=lambda reports: weights.weigh(reports, config),
-        judge=(lambda ewma, norm: anomaly.judge(ewma, norm, config))
-        if config.skip_anomaly
-        else None,
-        clip=config.clip_pseudo_grad,
-        clip_scope=clip_scope,
-    )
-    reducer = Reducer(merging_of(gta), codec=config.codec, error_feedback=config.error_feedback)
-    return UnitSync(rules, reducer, *groups)
-
-
-def merging_of(gta: GTAConfig | None) -> Merging:
-    """Return the rule that merges deltas; "gta" without its methods is the weighted mean."""
-    if gta is None or gta.reducer is None:
-        return Merging()
-    if gta.reducer == "linear":
-        return Merging(normalize=gta.normalize)
-    return Merging(
-        consensus=gta.consensus_method,
-        sparsification=gta.sparsification_method,
-        density=gta.density,
-        normalize=gta.normalize,
-    )
+    return Reducer(merging, codec=config.codec, error_feedback=config.error_feedback)
 
 
 def outer_of(config: LocalSGDConfig, outer: OuterOptimizerConfig | None) -> Outer:

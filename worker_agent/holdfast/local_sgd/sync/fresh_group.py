@@ -49,13 +49,35 @@ class ChangingGroup:
     def form(
         self, store: dist.Store, *, name: str, rank: int, size: int, timeout: float
     ) -> dist.ProcessGroup:
-        """Return a group of these members; see `fresh_group`."""
+        """Return a group of `size` processes that meet in the store; each calls this.
+
+        Args:
+            store: Where they meet; no other group has the same name in it.
+            name: Of the group, new in this process.
+            rank: Of this process in the group.
+            size: Of the group.
+            timeout: Seconds until a collective has failed.
+
+        Raises:
+            SyncError: a process did not come in time, or went while they connected.
+        """
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
         self.leave()
-        backend = self._backend
-        self._group = fresh_group(
-            store, name=name, rank=rank, size=size, backend=backend, timeout=timeout
-        )
-        made: dist.ProcessGroup = self._group
+        make: Any = c10d._new_process_group_helper  # noqa: SLF001 - new_group stays in one world
+        limit = timedelta(seconds=CONNECT)
+        try:
+            group, _ = make(size, rank, [], self._backend, store, group_name=name, timeout=limit)
+            c10d._world.pg_group_ranks[group] = {dist.get_rank(): rank}  # noqa: SLF001 - as above
+        except RuntimeError as error:
+            raise SyncError(
+                f"group {name} of {size}: rank {rank} could not connect in {CONNECT:g} s; wait for "
+                f"the next roster ({error})"
+            ) from error
+        _set_timeout(group, timeout)
+        self._group = group
+        made: dist.ProcessGroup = group
         return made
 
     def leave(self) -> None:
@@ -115,50 +137,6 @@ def _end(left: list[Any]) -> None:
         _log.warning("local SGD: a group that has failed was not ended: %s", error)
 
 
-def fresh_group(
-    store: dist.Store, *, name: str, rank: int, size: int, backend: str, timeout: float
-) -> dist.ProcessGroup:
-    """Return a group of `size` processes that meet in the store; each calls this.
-
-    Args:
-        store: Where they meet; no other group has the same name in it.
-        name: Of the group, new in this process.
-        rank: Of this process in the group.
-        size: Of the group.
-        backend: As `init_process_group` takes it.
-        timeout: Seconds until a collective has failed.
-
-    Raises:
-        SyncError: a process did not come in time, or went while they connected.
-    """
-    try:
-        group = _made(store, name, rank, size, backend)
-    except RuntimeError as error:
-        raise _not_connected(name, rank, size, error) from error
-    _set_timeout(group, timeout)
-    made: dist.ProcessGroup = group
-    return made
-
-
-def _made(store: dist.Store, name: str, rank: int, size: int, backend: str) -> Any:
-    """Return a group by the function that `init_process_group` uses, and enter it with its rank."""
-    from torch.distributed import distributed_c10d as c10d
-
-    make: Any = c10d._new_process_group_helper  # noqa: SLF001 - new_group stays in one world
-    limit = timedelta(seconds=CONNECT)
-    group, _ = make(size, rank, [], backend, store, group_name=name, timeout=limit)
-    _enter(group, rank)
-    return group
-
-
-def _enter(group: Any, rank: int) -> None:
-    """Enter a group and this process's rank in it in torch's tables."""
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
-
-    c10d._world.pg_group_ranks[group] = {dist.get_rank(): rank}  # noqa: SLF001 - as above
-
-
 def _set_timeout(group: Any, seconds: float) -> None:
     """Set the deadline of collectives; that of connecting is shorter."""
     import torch.distributed as dist
@@ -170,10 +148,3 @@ def _set_timeout(group: Any, seconds: float) -> None:
         return
     private: Any = c10d._set_pg_timeout  # noqa: SLF001 - torch before 2.15 has no other
     private(limit, group)
-
-
-def _not_connected(name: str, rank: int, size: int, error: Exception) -> SyncError:
-    return SyncError(
-        f"group {name} of {size}: rank {rank} could not connect in {CONNECT:g} s; wait for "
-        f"the next roster ({error})"
-    )

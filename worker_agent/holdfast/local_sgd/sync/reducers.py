@@ -19,9 +19,9 @@ input what it lost the time before:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.local_sgd.sync.codecs import BLOCK, Codec, codec_of
 from holdfast.local_sgd.sync.group import Group
@@ -66,12 +66,8 @@ class Deltas:
             at += size
 
 
-class Reduction(Protocol):
-    """One large reduction on its way."""
-
-    def wait(self) -> tuple[torch.Tensor, Sequence[Lost | None]]:
-        """Return the merged deltas, and what was lost; raises SyncError."""
-        ...
+Reduction = Callable[[], "tuple[torch.Tensor, Sequence[Lost | None]]"]
+"""Waits for one large reduction; returns the merged deltas and what was lost; raises SyncError."""
 
 
 class Reducer:
@@ -120,40 +116,33 @@ class Reducer:
         for number, begin, end in deltas.spans():
             self.merging.sparsify(deltas.flat[begin:end], deltas.seeds[number])
         if group.size == 1 or not deltas.flat.numel():
-            return _Alone(self.merging, deltas)
+            return functools.partial(_alone, self.merging, deltas)
         if self._in_place:
-            return _AllReduce(self.merging, group, deltas)
+            return _all_reduce(self.merging, group, deltas)
         codec = codec_of(self.codec, deltas.flat.dtype)
-        return _TwoStages(self.merging, codec, group, deltas, feedback=self.feedback)
+        return _TwoStages(self.merging, codec, group, deltas, feedback=self.feedback).wait
 
 
-class _Alone:
-    """The reduction of a group of one."""
-
-    def __init__(self, merging: Merging, deltas: Deltas) -> None:
-        self._merging, self._deltas = merging, deltas
-
-    def wait(self) -> tuple[torch.Tensor, Sequence[Lost | None]]:
-        flat, deltas = self._deltas.flat, self._deltas
-        for number, begin, end in deltas.spans():
-            part = flat[begin:end]
-            part.copy_(self._merging.merge(part.unsqueeze(0).clone(), deltas.weights[number][:1]))
-        return flat, deltas.lost
+def _alone(merging: Merging, deltas: Deltas) -> tuple[torch.Tensor, Sequence[Lost | None]]:
+    """Merge the deltas of a group of one."""
+    for number, begin, end in deltas.spans():
+        part = deltas.flat[begin:end]
+        part.copy_(merging.merge(part.unsqueeze(0).clone(), deltas.weights[number][:1]))
+    return deltas.flat, deltas.lost
 
 
-class _AllReduce:
-    """An all-reduce of weighted deltas, in their own dtype."""
+def _all_reduce(merging: Merging, group: Group, deltas: Deltas) -> Reduction:
+    """Start an all-reduce of weighted deltas, in their own dtype."""
+    for number, begin, end in deltas.spans():
+        weights = merging.scaled(deltas.weights[number])
+        deltas.flat[begin:end].mul_(weights[group.rank])
+    work = group.begin_sum(deltas.flat)
 
-    def __init__(self, merging: Merging, group: Group, deltas: Deltas) -> None:
-        self._deltas = deltas
-        for number, begin, end in deltas.spans():
-            weights = merging.scaled(deltas.weights[number])
-            deltas.flat[begin:end].mul_(weights[group.rank])
-        self._work = group.begin_sum(deltas.flat)
+    def wait() -> tuple[torch.Tensor, Sequence[Lost | None]]:
+        work.wait()
+        return deltas.flat, deltas.lost
 
-    def wait(self) -> tuple[torch.Tensor, Sequence[Lost | None]]:
-        self._work.wait()
-        return self._deltas.flat, self._deltas.lost
+    return wait
 
 
 class _TwoStages:

@@ -26,7 +26,6 @@ from holdfast.local_sgd.policies.roster import Plan, Transfer, UnitRounds, regro
 from holdfast.local_sgd.policies.switching import NOTHING_AGREED, Agreed
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.transfer_bytes import (
-    InnerState,
     bytes_of,
     count_of,
     fill,
@@ -40,6 +39,7 @@ from holdfast.local_sgd.sync.unit_sync import all_or_none
 if TYPE_CHECKING:
     import torch
 
+    from holdfast.local_sgd.sync.inner_state import TorchInnerState
     from holdfast.local_sgd.sync.units import Unit
 
 BATCH: Final = 64 << 20
@@ -68,6 +68,12 @@ class ReplicaState:
     """Units whose next round it has begun and not finished."""
     agreed: Agreed = NOTHING_AGREED
     """Its knowledge of the interval, where replicas choose one."""
+    form: int = 0
+    """Of its units: replicas must have one."""
+    rounds: tuple[int, ...] = ()
+    """By unit."""
+    outer: tuple[bool, ...] = ()
+    """By unit: its outer optimizer keeps something."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +87,10 @@ class Regrouped:
     behind: bool = False
     """It missed rounds: it goes on from the others' steps and position, which are here."""
     source: int = 0
-    """Rank in the group whose weights all take, where nobody has anchors."""
-    steps: int = 0
-    """Of the replica that gave its position."""
-    due: bool = False
-    """That replica stands at a round's start."""
-    ends: bool = False
-    """That replica makes its last round."""
+    """Rank in the group of a replica at the newest round; where nobody has anchors all take its
+    weights."""
+    giving: ReplicaState
+    """Of that replica, which gave its position too."""
     agreed: Agreed = NOTHING_AGREED
     """The newest of the interval that replicas have chosen; its steps are that replica's."""
     position: bytes = b""
@@ -96,17 +99,6 @@ class Regrouped:
     """Others gave this replica the end of a round that it had not finished."""
     kept: float = 0.0
     """Where it passed: the share of its delta and steps that it goes on with."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-    """A report from a rank of the group."""
-
-    situation: ReplicaState
-    form: int
-    rounds: tuple[int, ...]
-    outer: tuple[bool, ...]
-    """By unit: its outer optimizer keeps something."""
 
 
 class Regroup:
@@ -120,7 +112,7 @@ class Regroup:
         late_discount: float,
         *,
         before_write: Callable[[int], None] = lambda _: None,
-        inner: InnerState | None = None,
+        inner: TorchInnerState | None = None,
         in_step: bool = True,
     ) -> None:
         """Take the new group.
@@ -156,25 +148,23 @@ class Regroup:
             RosterError: no plan fits.
         """
         rows = self._exchange(mine)
-        old = [at for at, row in enumerate(rows) if not row.situation.is_new]
+        old = [at for at, row in enumerate(rows) if not row.is_new]
         joins = mine.is_new and bool(old)
-        giver = min(
-            old, key=lambda at: (-sum(rows[at].rounds), rows[at].situation.steps, at), default=0
-        )
-        giving = rows[giver].situation
-        takes = [row.situation.is_new or self._is_behind(row.situation, giving) for row in rows]
-        told = self._give_position(giver, position) if old and any(takes) else b""
+        giver = min(old, key=lambda at: (-sum(rows[at].rounds), rows[at].steps, at), default=0)
+        giving = rows[giver]
+        takes = [row.is_new or self._is_behind(row, giving) for row in rows]
+        told = b""
+        if old and any(takes):
+            told = all_or_none(self._own, lambda: self._told_by(giver, position))
         found = Regrouped(
             joined=joins,
             behind=self._is_behind(mine, giving),
             source=giver,
-            steps=giving.steps,
-            due=giving.due,
-            ends=giving.ends,
-            agreed=_newest_agreed([rows[at].situation.agreed for at in old], giving.agreed),
+            giving=giving,
+            agreed=_newest_agreed([rows[at].agreed for at in old], giving.agreed),
             position=told,
         )
-        if not any(row.situation.has_anchors for row in rows):
+        if not any(row.has_anchors for row in rows):
             self._give_inner(giver, rows, ())
             return found
         plan = self._plan(rows)
@@ -189,7 +179,7 @@ class Regroup:
         """Return True if a replica has made fewer steps than one that is at the newest round."""
         return self._in_step and one.has_anchors and one.steps < giving.steps
 
-    def _exchange(self, mine: ReplicaState) -> list[Row]:
+    def _exchange(self, mine: ReplicaState) -> list[ReplicaState]:
         """Return the reports of all ranks of the group."""
         units = self._units
         sent: list[float] = [
@@ -211,12 +201,12 @@ class Regroup:
                 )
         return rows
 
-    def _plan(self, rows: Sequence[Row]) -> Plan:
+    def _plan(self, rows: Sequence[ReplicaState]) -> Plan:
         """Return the plan of this shard's group; the shards of a replica exchange their rows."""
         flat = [float(one) for row in rows for one in (*row.rounds, *_flags(row))]
         shards = self._own.gather_scalars(flat)
         names = list(enumerate(self._replicas))
-        stays = [at for at, row in enumerate(rows) if row.situation.has_anchors]
+        stays = [at for at, row in enumerate(rows) if row.has_anchors]
         wide = 2 * len(self._units)
         standings = [
             [_standing(self._replicas[at], one[at * wide : (at + 1) * wide]) for at in stays]
@@ -231,7 +221,7 @@ class Regroup:
             )
         return plans[self._own.rank]
 
-    def _transfers(self, plan: Plan, rows: Sequence[Row]) -> float:
+    def _transfers(self, plan: Plan, rows: Sequence[ReplicaState]) -> float:
         """Give and take units in the plan's order; return the share of the delta that is kept."""
         kept = 0.0
         newest = _newest(rows)
@@ -251,9 +241,11 @@ class Regroup:
                     kept = max(kept, share)
         return kept
 
-    def _give_inner(self, giver: int, rows: Sequence[Row], joins: Sequence[Transfer]) -> None:
+    def _give_inner(
+        self, giver: int, rows: Sequence[ReplicaState], joins: Sequence[Transfer]
+    ) -> None:
         """Give joiners inner state, unit by unit as the units, and the giver's buffers."""
-        new = [at for at, row in enumerate(rows) if row.situation.is_new]
+        new = [at for at, row in enumerate(rows) if row.is_new]
         if self._inner is None or not new or len(new) == len(rows):
             return
         units, replicas = len(self._units), self._replicas
@@ -344,11 +336,8 @@ class Regroup:
         unit.round = rounds
         return factor
 
-    def _give_position(self, giver: int, position: Callable[[], bytes]) -> bytes:
-        """Return the state that the giver's script carries; all ranks get it."""
-        return all_or_none(self._own, lambda: self._told_by(giver, position))
-
     def _told_by(self, giver: int, position: Callable[[], bytes]) -> bytes:
+        """Return the state that the giver's script carries; all ranks get it."""
         import torch
 
         given = position() if self._sync.rank == giver else b""
@@ -366,23 +355,21 @@ class Regroup:
         return tensor.to(self._sync.device)
 
 
-def _row(told: Sequence[float], units: int) -> Row:
+def _row(told: Sequence[float], units: int) -> ReplicaState:
     rounds, begun, outer = (
         told[_HEAD + part * units : _HEAD + (part + 1) * units] for part in range(3)
     )
-    return Row(
-        ReplicaState(
-            is_new=bool(told[0]),
-            has_anchors=bool(told[1]),
-            due=bool(told[2]),
-            steps=int(told[3]),
-            ends=bool(told[5]),
-            begun=frozenset(number for number, one in enumerate(begun) if one),
-            agreed=Agreed(**dict(zip(_AGREED, map(int, told[_OWN:_HEAD]), strict=True))),
-        ),
-        int(told[4]),
-        tuple(map(int, rounds)),
-        tuple(map(bool, outer)),
+    return ReplicaState(
+        is_new=bool(told[0]),
+        has_anchors=bool(told[1]),
+        due=bool(told[2]),
+        steps=int(told[3]),
+        form=int(told[4]),
+        ends=bool(told[5]),
+        begun=frozenset(number for number, one in enumerate(begun) if one),
+        agreed=Agreed(**dict(zip(_AGREED, map(int, told[_OWN:_HEAD]), strict=True))),
+        rounds=tuple(map(int, rounds)),
+        outer=tuple(map(bool, outer)),
     )
 
 
@@ -396,17 +383,17 @@ def _newest_agreed(old: Sequence[Agreed], giving: Agreed) -> Agreed:
     return dataclasses.replace(newest, since=giving.since if giving.round == newest.round else 0)
 
 
-def _newest(rows: Sequence[Row]) -> list[tuple[int, bool]]:
+def _newest(rows: Sequence[ReplicaState]) -> list[tuple[int, bool]]:
     """Return each unit's newest round, and if its outer optimizer keeps something there."""
-    stays = [row for row in rows if row.situation.has_anchors]
+    stays = [row for row in rows if row.has_anchors]
     return [
         max((row.rounds[unit], row.outer[unit]) for row in stays)
         for unit in range(len(stays[0].rounds))
     ]
 
 
-def _flags(row: Row) -> list[bool]:
-    return [number in row.situation.begun for number in range(len(row.rounds))]
+def _flags(row: ReplicaState) -> list[bool]:
+    return [number in row.begun for number in range(len(row.rounds))]
 
 
 def _standing(replica: int, told: Sequence[float]) -> UnitRounds:

@@ -1,7 +1,7 @@
 """Units and inner state as bytes, from one replica to another.
 
 Belongs here: the order of the bytes. Does not belong here: who sends what to whom (`regroup`), and
-where a framework keeps inner state (`members.inner_state`).
+where a framework keeps inner state (`inner_state`).
 
 Of a unit both sides know the form: the same parameters, cut alike, and the same outer optimizer. So
 the bytes are values only. They are the anchors, the tensors that the outer optimizer keeps for
@@ -18,7 +18,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.units import Anchors
@@ -163,16 +163,6 @@ class StateEntry:
     """The tensor is cut among ranks as its parameter is."""
     on_cpu: bool = True
     """The giver has it on its CPU, as torch has counts of steps beside a GPU's parameters."""
-
-
-class InnerState(Protocol):
-    """State that a replica has of its own besides its units."""
-
-    def give(self, number: int) -> list[StateEntry]:
-        """Return the state of a unit's inner optimizer; behind the last unit, the buffers."""
-
-    def take(self, number: int, entries: Sequence[StateEntry]) -> None:
-        """Take the state of another replica."""
 
 
 def pack(entries: Sequence[StateEntry]) -> torch.Tensor:

@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from holdfast.local_sgd.policies.anomaly import Ewma
-from holdfast.local_sgd.policies.weights import ReplicaWeights, Report, clip_factor
+from holdfast.local_sgd.config import LocalSGDConfig
+from holdfast.local_sgd.policies.anomaly import Ewma, judge
+from holdfast.local_sgd.policies.weights import ReplicaWeights, Report, clip_factor, weigh
 from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.reducers import Deltas, Lost, Reducer, Reduction
 from holdfast.local_sgd.sync.units import Unit
@@ -41,20 +42,6 @@ _REPORT: Final = 4 + len(Ewma().state())
 
 class RoundsDifferError(SyncError):
     """Replicas that begin a sync of one unit are at different rounds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Decisions of a sync; they take numbers only, so all replicas decide alike."""
-
-    weigh: Callable[[Sequence[Report]], ReplicaWeights]
-    """Weights from the reports of all replicas, in the order of the sync group."""
-    judge: Callable[[Ewma, float], tuple[bool, Ewma]] | None = None
-    """A norm and the norms before it; None: only what is not finite is anomalous."""
-    clip: float | None = None
-    """φ: the greatest norm of Δ̄; None: no clipping."""
-    clip_scope: Literal["unit", "batch"] = "unit"
-    """Norm of each unit, as with FSDP, or one of the whole batch, as with DDP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,30 +102,40 @@ class WithReports(Protocol):
 class UnitSync:
     """Rounds of units between the ranks that hold the same shard."""
 
-    def __init__(self, rules: Rules, reducer: Reducer, sync: Group, shard: Group) -> None:
-        """Take the rules.
+    def __init__(
+        self,
+        config: LocalSGDConfig,
+        reducer: Reducer,
+        sync: Group,
+        shard: Group,
+        *,
+        clip_scope: Literal["unit", "batch"] = "unit",
+    ) -> None:
+        """Take the settings.
 
         Args:
-            rules: Decisions.
+            config: Weights, anomalies and φ, the greatest norm of Δ̄; all replicas decide alike.
             reducer: How deltas become one.
             sync: The ranks that hold the same shard, one of each replica.
             shard: The ranks of this replica.
+            clip_scope: Norm of each unit, as with FSDP, or one of the whole batch, as with DDP.
         """
-        self.rules, self.reducer, self.sync, self.shard = rules, reducer, sync, shard
+        self.reducer, self.sync, self.shard = reducer, sync, shard
+        self._config, self._clip_scope = config, clip_scope
         self.voters: Group | None = None
         """All ranks of this replica, where replicas come and go: a step that fails on one of them
         fails on all, by one more scalar all-reduce. So a replica has a unit's round, or has not."""
         self.with_reports: WithReports | None = None
         """Travels with the reports; None: nothing does."""
 
-    def begin(self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True) -> Pending:
+    def begin(self, units: Sequence[Unit], *, steps: float = 1.0) -> Pending:
         """Start the round of a batch; all replicas begin and finish in the same order.
 
         Args:
             units: Those that agree now; at most a few batches are in flight, each has a copy of
                 its deltas.
-            steps: What this replica has done since its last round, in steps or tokens.
-            joins: False: this replica has no more data and weighs nothing; it takes the result.
+            steps: What this replica has done since its last round, in steps or tokens; 0: it
+                weighs nothing, and takes the result.
 
         Raises:
             SyncError: a rank is gone; the units are unchanged.
@@ -147,8 +144,7 @@ class UnitSync:
         norms = self._norms(flat, sizes, units)
         judged = [self._judge(*one) for one in zip(units, norms, strict=True)]
         mine = [
-            Report(norm=norm, anomalous=anomalous, steps=steps if joins else 0.0)
-            for (anomalous, norm, _) in judged
+            Report(norm=norm, anomalous=anomalous, steps=steps) for (anomalous, norm, _) in judged
         ]
 
         said = [] if self.with_reports is None else self.with_reports.figures(units)
@@ -156,7 +152,7 @@ class UnitSync:
         def exchange_and_start() -> Pending:
             rows = self._exchange(units, mine, [one[2] for one in judged], said)
             reports, detectors = _by_unit(units, self.sync.numbers, rows)
-            verdicts = [self.rules.weigh(one) for one in reports]
+            verdicts = [weigh(one, self._config) for one in reports]
             for span, (verdict, own) in zip(
                 _spans(sizes), zip(verdicts, mine, strict=True), strict=True
             ):
@@ -168,7 +164,7 @@ class UnitSync:
             told = [row[len(row) - len(said) :] for row in rows]
             return Pending(units, reports, verdicts, detectors, sizes, reduction, told)
 
-        return self._voted(exchange_and_start)
+        return all_or_none(self.voters, exchange_and_start)
 
     def finish(self, pending: Pending) -> list[Outcome]:
         """Wait for the reduction and make the outer steps.
@@ -182,7 +178,7 @@ class UnitSync:
         means: Sequence[torch.Tensor | None] = [None] * len(pending.units)
         factors = [1.0] * len(pending.units)
         with torch.no_grad():
-            reduced = self._voted(pending.reduction.wait if pending.reduction else _nothing)
+            reduced = all_or_none(self.voters, pending.reduction or (lambda: None))
             if reduced is not None:
                 mean, lost = reduced
                 factors = self._clip(mean, pending)
@@ -194,12 +190,6 @@ class UnitSync:
         if self.with_reports is not None and pending.with_reports[0]:
             self.with_reports.received(pending.with_reports, outcomes[0].round)
         return outcomes
-
-    def run(
-        self, units: Sequence[Unit], *, steps: float = 1.0, joins: bool = True
-    ) -> list[Outcome]:
-        """Begin and finish."""
-        return self.finish(self.begin(units, steps=steps, joins=joins))
 
     def regroup(self, units: Sequence[Unit], sync: Group, shard: Group) -> None:
         """Go on in new groups, after ranks went or came; no batch is in flight.
@@ -232,8 +222,8 @@ class UnitSync:
         """Return True if this replica is anomalous, its norm for the others, and its detector."""
         ewma = unit.detectors.get(self.sync.numbers[self.sync.rank], Ewma())
         anomalous = not math.isfinite(norm)
-        if self.rules.judge is not None:
-            anomalous, ewma = self.rules.judge(ewma, norm)
+        if self._config.skip_anomaly:
+            anomalous, ewma = judge(ewma, norm, self._config)
         return anomalous, norm if math.isfinite(norm) else math.inf, ewma
 
     def _exchange(
@@ -265,17 +255,14 @@ class UnitSync:
 
     def _clip(self, mean: torch.Tensor, pending: Pending) -> list[float]:
         """Return each unit's factor; the replicas agree on the norms, to the last bit."""
-        if self.rules.clip is None:
+        limit = self._config.clip_pseudo_grad
+        if limit is None:
             return [1.0] * len(pending.sizes)
         norms = self._norms(mean, pending.sizes, pending.units)
-        if self.rules.clip_scope == "batch":
+        if self._clip_scope == "batch":
             norms = [math.hypot(*norms)] * len(norms)
-        agreed = self._voted(lambda: self.sync.max_scalars(norms))
-        return [clip_factor(norm, self.rules.clip) for norm in agreed]
-
-    def _voted(self, call: Callable[[], T]) -> T:
-        """Return a call's result, if it returns on all ranks of this replica."""
-        return all_or_none(self.voters, call)
+        agreed = all_or_none(self.voters, lambda: self.sync.max_scalars(norms))
+        return [clip_factor(norm, limit) for norm in agreed]
 
     def _step(
         self,
@@ -321,10 +308,6 @@ def all_or_none(voters: Group | None, call: Callable[[], T]) -> T:
     if voters is not None and voters.max_scalars([0.0])[0] > 0:
         raise SyncError("a collective has failed on another rank of this replica; sync again")
     return result
-
-
-def _nothing() -> None:
-    """Wait for nothing: this rank has no elements of the units, or all replicas roll back."""
 
 
 def _deltas_of(units: Sequence[Unit], reducer: Reducer) -> tuple[torch.Tensor, list[int]]:

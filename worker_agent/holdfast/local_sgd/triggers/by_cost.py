@@ -15,6 +15,7 @@ the figures with the reports of its first unit (`ByCostInRounds`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import statistics
@@ -98,7 +99,7 @@ class ByCost(BySteps):
 
     def warmed(self, steps: int) -> Boundary:
         """Begin a step anew."""
-        self.went_on()
+        self.restart()
         return super().warmed(steps)
 
     @contextmanager
@@ -146,7 +147,7 @@ class ByCost(BySteps):
         step, reduction = self._figures()
         self._steps, self._reductions = [], []
         step, longest = self._who.group.max_scalars([step, -reduction])
-        self.went_on()  # the wait for a slow one is no step
+        self.restart()  # the wait for a slow one is no step
         if step <= 0 or longest > 0:
             return False
         measured = Measurement(
@@ -158,11 +159,7 @@ class ByCost(BySteps):
         return True
 
     def restart(self) -> None:
-        """Begin a step anew: that the anchors were taken is no part of it."""
-        self.went_on()
-
-    def went_on(self) -> None:
-        """Begin a step anew, after a change whose time is no part of it."""
+        """Begin a step anew, after something whose time is no part of it."""
         self._at, self._reduced = self._now(), 0.0
 
     def state(self) -> dict[str, Any]:
@@ -197,7 +194,7 @@ class ByCost(BySteps):
         begun, now = self._begun.interval, self.running.interval
         if now != begun:
             self._announce(self._origin, (begun, now), "the checkpoint was saved so", made=True)
-        self.went_on()
+        self.restart()
 
     def _begin(self, steps: int, alone: int) -> None:
         """Go on from a checkpoint of replicas that chose nothing."""
@@ -205,7 +202,7 @@ class ByCost(BySteps):
             self.running, self._origin = Running(Mode.LOCAL, self._least_apart), steps - alone
             reason = "the replicas of the checkpoint have parted"
             self._announce(steps, (1, self._least_apart), reason, made=True)
-        self.went_on()
+        self.restart()
 
     def _first(self, interval: int, votes: int = 0) -> Running:
         return Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval, votes)
@@ -247,7 +244,13 @@ class ByCost(BySteps):
         return self._config.switching == "act"
 
     def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
-        self._publish(_chosen(step, intervals, reason, made=made))
+        before, after = intervals
+        self._pass_on(
+            SyncChosen(step=step, interval=after, interval_before=before, made=made, reason=reason)
+        )
+
+    def _pass_on(self, chosen: SyncChosen) -> None:
+        self._publish(chosen)
 
     def _publish(self, chosen: SyncChosen) -> None:
         """Report a choice, on one rank of the job."""
@@ -283,15 +286,7 @@ class ByCostInRounds(ByCost):
         report: Report = lambda _: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Begin with the interval of the settings; see `ByCost`.
-
-        Args:
-            config: The interval, and whether to act.
-            who: The replicas, and the ranks of this one.
-            first: Name of the first unit of a round.
-            report: Called on one rank of the job with each choice that is news.
-            clock: Seconds that never go back.
-        """
+        """Begin with the interval of the settings; first: name of the first unit of a round."""
         super().__init__(config, who, report=report, clock=clock)
         self.settings = dataclasses.replace(self.settings, shortest=2)
         self._first_unit = first
@@ -370,7 +365,7 @@ class ByCostInRounds(ByCost):
             if not joined and newest.interval != before:
                 reason = "the other replicas have chosen so in a round that was cut short here"
                 self._announce(newest.step, (before, newest.interval), reason, made=True)
-        self.went_on()
+        self.restart()
 
     def _state(self) -> dict[str, Any]:
         known = {"origin": self._counted - self._since, "rounds": self._known.round}
@@ -389,7 +384,7 @@ class ByCostInRounds(ByCost):
 
     def _begin(self, steps: int, alone: int) -> None:
         self._since, self._counted = alone, steps
-        self.went_on()
+        self.restart()
 
     def _first(self, interval: int, votes: int = 0) -> Running:
         return Running(Mode.LOCAL, interval, votes)
@@ -401,14 +396,9 @@ class ByCostInRounds(ByCost):
     def _is_turn(self, steps: int, interval: int) -> bool:
         return self._since >= interval
 
-    def _announce(self, step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> None:
+    def _pass_on(self, chosen: SyncChosen) -> None:
         """Have a choice reported with the next round, which shows that it stands."""
-        self._unpublished = [_chosen(step, intervals, reason, made=made)]
-
-
-def _chosen(step: int, intervals: tuple[int, int], reason: str, *, made: bool) -> SyncChosen:
-    before, after = intervals
-    return SyncChosen(step=step, interval=after, interval_before=before, made=made, reason=reason)
+        self._unpublished = [chosen]
 
 
 def measured(config: LocalSGDConfig, who: Replicas, sync: UnitSync, first: str) -> ByCost:
@@ -428,13 +418,12 @@ def reporter(environment: Mapping[str, str] = os.environ) -> Report:
     named = environment.get(ENV_SYNC_CHOICES, "")
     if not named:
         return lambda _: None
-    path = Path(named)
+    return functools.partial(_append, Path(named))
 
-    def report(chosen: SyncChosen) -> None:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(f"{to_json(chosen)}\n")
-        except OSError as error:
-            log.warning("local SGD: no report of a choice to the agent: %s", error)
 
-    return report
+def _append(path: Path, chosen: SyncChosen) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{to_json(chosen)}\n")
+    except OSError as error:
+        log.warning("local SGD: no report of a choice to the agent: %s", error)

@@ -1,9 +1,9 @@
 """When replicas agree: what a driver asks of a trigger, and the trigger that counts steps.
 
-Belongs here: the interface. Does not belong here: which trigger a setting means
-(`driver.framework`), what follows (`driver.driver`), the rules (`policies.schedule`,
-`policies.switching`). A new trigger is one module with a class of this interface; a framework makes
-it in `Framework.trigger`.
+Belongs here: the interface, with what it says where all replicas count steps alike. Does not belong
+here: which trigger a setting means (`driver.framework`), what follows (`driver.driver`), the rules
+(`policies.schedule`, `policies.switching`). A new trigger is one module with a subclass of
+`BySteps`; a framework makes it in `Framework.trigger`.
 """
 
 from __future__ import annotations
@@ -65,42 +65,57 @@ class Replicas(Protocol):
         """Tell at once, without a collective, if there is a newer roster."""
 
 
-class Trigger(Protocol):
-    """When one replica agrees with the others; all its ranks ask at the same steps."""
+class BySteps:
+    """EDiT: rounds end after each H steps. Other triggers take over what they do not change.
 
-    in_step: bool
+    Each rank of a replica has one, and all of them ask at the same steps.
+    """
+
+    in_step = True
     """All replicas end their rounds after the same steps of the optimizer."""
+
+    def __init__(self, config: LocalSGDConfig) -> None:
+        """Take warm-up and interval."""
+        self._config = config
 
     @property
     def is_sync(self) -> bool:
         """Gradients are averaged over the replicas, also behind the warm-up."""
+        return False
 
     @property
     def agreed(self) -> Agreed:
-        """The choice, for others that go on as this replica does."""
+        """The choice of an interval, for others that go on as this replica does."""
+        return NOTHING_AGREED
 
     def rounds(self, made: int) -> int:
         """Rounds so far, alike on all replicas; made: by this replica's units."""
+        return made
 
     def warmed(self, steps: int) -> Boundary:
         """Take note of a step of the warm-up."""
+        return boundary(steps, self._config)
 
-    def stepped(self, steps: int, *, is_made: bool) -> Boundary:
+    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
         """Count a lone step.
 
         Args:
             steps: Of the optimizer, over the training.
-            is_made: False: a loss scaler has left it out.
+            is_made: False: a loss scaler has left it out; counted all the same by steps.
 
         Raises:
             SyncError: a rank is gone, or the members have changed.
         """
+        del is_made
+        return boundary(steps, self._config)
 
     def exhausted(self) -> Entry:
         """Wait for the next round without a step, since this replica has no more data."""
+        return Entry.LAST
 
     def reducing(self) -> AbstractContextManager[None]:
         """Measure a reduction, where something depends on how long it takes."""
+        return nullcontext()
 
     def restart(self) -> None:
         """Begin, with the anchors; nothing was counted before."""
@@ -110,60 +125,7 @@ class Trigger(Protocol):
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint besides the counters, by name."""
-
-    def load(self, clock: Mapping[str, Any]) -> None:
-        """Go on from the counters of a checkpoint: steps, alone, due, rounds, and `state`."""
-
-
-class BySteps:
-    """EDiT: rounds end after each H steps. Other triggers take over what they do not change."""
-
-    in_step = True
-
-    def __init__(self, config: LocalSGDConfig) -> None:
-        """Take warm-up and interval."""
-        self._config = config
-
-    @property
-    def is_sync(self) -> bool:
-        """False: replicas step alone."""
-        return False
-
-    @property
-    def agreed(self) -> Agreed:
-        """The settings say all."""
-        return NOTHING_AGREED
-
-    def rounds(self, made: int) -> int:
-        """Those of the units."""
-        return made
-
-    def warmed(self, steps: int) -> Boundary:
-        """The anchors, behind the last step of the warm-up."""
-        return boundary(steps, self._config)
-
-    def stepped(self, steps: int, *, is_made: bool = True) -> Boundary:
-        """A round, behind the last of H steps; those that were left out count."""
-        del is_made
-        return boundary(steps, self._config)
-
-    def exhausted(self) -> Entry:
-        """The last round: all replicas are at the same step."""
-        return Entry.LAST
-
-    def reducing(self) -> AbstractContextManager[None]:
-        """Measure nothing."""
-        return nullcontext()
-
-    def restart(self) -> None:
-        """Keep nothing: the steps say all."""
-
-    def move(self, change: Change) -> None:
-        """Keep nothing."""
-
-    def state(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def load(self, clock: Mapping[str, Any]) -> None:
-        """Keep nothing."""
+        """Go on from the counters of a checkpoint: steps, alone, due, rounds, and `state`."""

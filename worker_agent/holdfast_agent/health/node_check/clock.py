@@ -24,7 +24,6 @@ _CLIENT_V4 = 0x23
 def measure(report: FigureReporter, server: str) -> None:
     """Report the offset in s, without its sign and less the error that the way there allows.
 
-    report: Takes the figure.
     server: HOST or HOST:PORT of an NTP server.
     """
     with report.measures(Resource.CLOCK_OFFSET, server):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,24 +84,20 @@ def _best(size: int) -> float:
 
 
 def _bytes_per_second(blocks: Sequence[mmap.mmap], part: int) -> float:
-    copied = [0] * len(blocks)
     begin = time.monotonic()
 
-    def copy(at: int) -> None:
+    def copied(block: mmap.mmap) -> int:
         # An array over the block must be gone before the block is closed: hence this function.
-        whole = (ctypes.c_char * (2 * part)).from_buffer(blocks[at])
+        whole, count = (ctypes.c_char * (2 * part)).from_buffer(block), 0
         address = ctypes.addressof(whole)
         while time.monotonic() < begin + _MEMORY_SECONDS:
             ctypes.memmove(address, address + part, part)
-            copied[at] += 2 * part
-        del whole
+            count += 2 * part
+        return count
 
-    workers = [threading.Thread(target=copy, args=(at,)) for at in range(len(blocks))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(copied) / (time.monotonic() - begin)
+    with ThreadPoolExecutor(len(blocks)) as threads:
+        count = sum(threads.map(copied, blocks))
+    return count / (time.monotonic() - begin)
 
 
 def _available() -> int:
@@ -164,14 +161,6 @@ def _copies(device: Any) -> float:
     return 2.0 * _COPY_BYTES * _rate(device, lambda: target.copy_(source)) / 1e9
 
 
-def _to_device(device: Any) -> float:
-    return _host_copies(device, to_device=True)
-
-
-def _to_host(device: Any) -> float:
-    return _host_copies(device, to_device=False)
-
-
 def _host_copies(device: Any, *, to_device: bool) -> float:
     import torch
 
@@ -226,6 +215,6 @@ _WORK: dict[Resource, Callable[[Any], float]] = {
     Resource.DEVICE_MEMORY_FREE: _free,
     Resource.DEVICE_MATMUL: _matmul,
     Resource.DEVICE_MEMORY_BANDWIDTH: _copies,
-    Resource.HOST_TO_DEVICE: _to_device,
-    Resource.DEVICE_TO_HOST: _to_host,
+    Resource.HOST_TO_DEVICE: partial(_host_copies, to_device=True),
+    Resource.DEVICE_TO_HOST: partial(_host_copies, to_device=False),
 }

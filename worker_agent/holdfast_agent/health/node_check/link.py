@@ -19,9 +19,9 @@ import secrets
 import socket
 import ssl
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,26 +209,20 @@ def join(
 
 def over_loopback(settings: LinkSettings = LinkSettings()) -> LinkFigures:
     """Return this node's figures with itself, both ends in this process."""
-    errors = list[BaseException]()
-    with listen(loopback.address()) as listener:
+
+    def other_end() -> None:
+        with serve(listener, settings) as (_, measure):
+            measure()
+
+    with listen(loopback.address()) as listener, ThreadPoolExecutor(1) as thread:
         host, port = listener.getsockname()[:2]
-
-        def other_end() -> None:
-            try:
-                with serve(listener, settings) as (_, measure):
-                    measure()
-            except (OSError, ValueError) as error:  # told by this thread's owner
-                errors.append(error)
-
-        thread = threading.Thread(target=other_end)
-        thread.start()
+        served = thread.submit(other_end)
         try:
             with join(host, port, settings) as (_, measure):
                 return measure()
         finally:
-            thread.join()
-            if errors:
-                raise LinkCheckError(f"the serving end failed: {errors[0]}") from errors[0]
+            if (error := served.exception()) is not None:
+                raise LinkCheckError(f"the serving end failed: {error}") from error
 
 
 # ------------------------------------------------------------------------------------ connections
@@ -253,10 +247,10 @@ def _welcome(
                 return
         except _StrangerError as error:
             strangers.append(str(error))
-    told = (
-        f"; cut off {len(strangers)} that are not its partner: {strangers[-1]}" if strangers else ""
-    )
-    raise LinkCheckError(f"the partner did not connect in {settings.deadline_seconds:g} s{told}")
+    text = f"the partner did not connect in {settings.deadline_seconds:g} s"
+    if strangers:
+        text += f"; cut off {len(strangers)} that are not its partner: {strangers[-1]}"
+    raise LinkCheckError(text)
 
 
 class _StrangerError(Exception):
@@ -408,7 +402,8 @@ def _send(streams: Sequence[socket.socket], settings: LinkSettings) -> None:
                 stream.sendall(data)
             stream.shutdown(socket.SHUT_WR)
 
-    _in_threads(work, streams)
+    with ThreadPoolExecutor(len(streams)) as threads:
+        list(threads.map(work, streams))
 
 
 def _receive(streams: Sequence[socket.socket], settings: LinkSettings) -> float:
@@ -416,29 +411,22 @@ def _receive(streams: Sequence[socket.socket], settings: LinkSettings) -> float:
     begin = time.monotonic()
     warm = begin + settings.seconds * _WARM_SHARE
     end = begin + settings.seconds + _LATE_SECONDS
-    counts, lasts = [0] * len(streams), [warm] * len(streams)
 
-    def work(stream: socket.socket) -> None:
-        at, room = streams.index(stream), bytearray(_BYTES)
-        with contextlib.suppress(OSError):
+    def work(stream: socket.socket) -> tuple[int, float]:
+        """Return the bytes that count, and when the last of them came."""
+        room, found, last = bytearray(_BYTES), 0, warm
+        with stream, contextlib.suppress(OSError):
             while (left := end - time.monotonic()) > 0:
                 stream.settimeout(left)
                 count = stream.recv_into(room)
                 if not count:
                     break
-                lasts[at] = max(warm, time.monotonic())
-                if lasts[at] > warm:
-                    counts[at] += count
-        stream.close()
+                last = max(warm, time.monotonic())
+                if last > warm:
+                    found += count
+        return found, last
 
-    _in_threads(work, streams)
+    with ThreadPoolExecutor(len(streams)) as threads:
+        counts, lasts = zip(*threads.map(work, streams), strict=True)
     passed = max(lasts) - warm
     return sum(counts) / passed if passed > 0 else 0.0
-
-
-def _in_threads(work: Callable[[socket.socket], None], streams: Sequence[socket.socket]) -> None:
-    threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

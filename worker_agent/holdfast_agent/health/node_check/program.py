@@ -14,9 +14,9 @@ import importlib
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,31 +155,20 @@ def _lacks_gloo() -> str:
 
 
 def _reduce(talk: link.Conversation, *, serves: bool) -> float:
+    from torch.distributed import TCPStore
+
     if serves:
-        store, port = _host_store(talk.local_host)
-        talk.send(store=port)
+        host = talk.local_host
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+        talk.send(store=int(store.port))
     else:
-        store = _join_store(talk.partner_host, int(talk.number("store")))
+        host, port = talk.partner_host, int(talk.number("store"))
+        store = TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
     found = _bytes_per_second(store, 0 if serves else 1)
     # The store must live until the partner has read from it for the last time.
     talk.send(done=True)
     talk.receive()
     return found
-
-
-def _host_store(host: str) -> tuple[Any, int]:
-    """Return a TCPStore that is served here, and its port."""
-    from torch.distributed import TCPStore
-
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
-    return store, int(store.port)
-
-
-def _join_store(host: str, port: int) -> Any:
-    """Return the partner's TCPStore."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(host, port, is_master=False, timeout=_TIMEOUT)
 
 
 def _bytes_per_second(store: Any, rank: int) -> float:
@@ -217,23 +206,9 @@ def _with_itself() -> float:
     _require_gloo()
     from torch.distributed import HashStore
 
-    store, results = HashStore(), dict[int, float | Exception]()
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = _bytes_per_second(store, rank)
-        except RuntimeError as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results.values():
-        if isinstance(result, Exception):
-            raise result
-    return min(float(result) for result in results.values() if not isinstance(result, Exception))
+    store = HashStore()
+    with ThreadPoolExecutor(2) as ranks:
+        return min(ranks.map(lambda rank: _bytes_per_second(store, rank), range(2)))
 
 
 def _require_gloo() -> None:

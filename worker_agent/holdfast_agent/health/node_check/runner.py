@@ -137,11 +137,9 @@ def run(
         devices += child.devices
         peak = max(peak, child.peak_bytes)
         left = left[child.finished :]
+    took = time.monotonic() - begin
     return CheckResult(
-        figures=tuple(figures),
-        kind=hardware(devices),
-        seconds=time.monotonic() - begin,
-        peak_bytes=peak,
+        figures=tuple(figures), kind=hardware(devices), seconds=took, peak_bytes=peak
     )
 
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path as File
@@ -37,13 +37,10 @@ from holdfast.flash.tools.printing import Bar
 Progress = Callable[[int], None]
 _READERS: Final[dict[str, Callable[[str, Pickles], Checkpoint]]] = {
     "holdfast": lambda place, _: holdfast_step.read(place),
-    "megatron": megatron.read,
-    "dcp": dcp.read,
     "deepspeed-universal": deepspeed_universal.read,
     "deepspeed": deepspeed_native.read,
     "torch-checkpointing": torch_checkpointing.read,
     "safetensors": lambda place, _: safetensors.read(place),
-    "torch": torch_file.read,
 }
 _OF_SCRIPTS: Final = {"torch": torch_file.read, "dcp": dcp.read}
 """Formats whose first keys the script chooses."""
@@ -82,13 +79,13 @@ def format_of(place: str) -> FormatVerdict:
 
 def _config(path: File) -> dict[str, Any] | None:
     """Return the content of `metadata.json`: {} if there is none, None if it is no JSON object."""
-    with contextlib.suppress(ValueError):
-        try:
-            found = json.loads((path / "metadata.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        return found if isinstance(found, dict) else None
-    return None
+    try:
+        found = json.loads((path / "metadata.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _deeper(path: File, names: list[str]) -> list[str]:
@@ -118,15 +115,14 @@ def open_checkpoint(
     if not verdict.format:
         raise ForeignError(verdict.reason)
     place = place.rstrip("/") or "/"
-    if keys != BY_NAME:
-        if verdict.format not in _OF_SCRIPTS:
-            raise ForeignError(
-                f"--model KEY and --optimizer KEY are for {' and '.join(_OF_SCRIPTS)}: "
-                f"{verdict.reason}"
-            )
+    if verdict.format in _OF_SCRIPTS:
         found = _OF_SCRIPTS[verdict.format](place, pickles, keys)
-    elif model and verdict.format == "megatron":
-        found = megatron.read(place, pickles, model=True)
+    elif keys != BY_NAME:
+        raise ForeignError(
+            f"--model KEY and --optimizer KEY are for {' and '.join(_OF_SCRIPTS)}: {verdict.reason}"
+        )
+    elif verdict.format == "megatron":
+        found = megatron.read(place, pickles, model=model)
     else:
         found = _READERS[verdict.format](place, pickles)
     if model:
@@ -193,22 +189,15 @@ def _write(
     if final.exists() or not final.parent.is_dir():
         why = "is there already" if final.exists() else "is in no directory"
         raise ForeignError(f"{target} {why}: name a new {what} in a directory that exists")
-    with _private(final) as private:
+    private = final.with_name(f".{final.name}.{unique()}")
+    try:
         if not is_file:
             private.mkdir()
         writer(private, progress)
         Disk().rename_new(str(private), str(final))  # fails if one appeared meanwhile
-    Disk().sync_dir(str(final.parent))
-
-
-@contextlib.contextmanager
-def _private(final: File) -> Iterator[File]:
-    """Give a name beside the target; remove what is there at the end, whatever ended the work."""
-    private = final.with_name(f".{final.name}.{unique()}")
-    try:
-        yield private
-    finally:
+    finally:  # whatever ended the work
         if private.is_dir():
             shutil.rmtree(private)
         else:
             private.unlink(missing_ok=True)
+    Disk().sync_dir(str(final.parent))

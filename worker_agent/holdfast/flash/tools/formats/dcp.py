@@ -23,15 +23,16 @@ from holdfast.flash.tools.formats.foreign import (
     ForeignPart,
     ForeignTensor,
 )
-from holdfast.flash.tools.formats.pickles import DtypeName, Opaque, Pickles, TensorRef, pairs, plain
-from holdfast.flash.tools.formats.torch_file import (
-    SIGNATURE,
-    FileRange,
-    TorchFile,
-    of_parts,
-    without_tensors,
+from holdfast.flash.tools.formats.pickles import (
+    DtypeName,
+    Opaque,
+    Pickles,
+    TensorRef,
+    plain,
+    replaced,
 )
-from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, arrange
+from holdfast.flash.tools.formats.torch_file import SIGNATURE, FileRange, TorchFile
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, of_script
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +96,7 @@ class Directory:
                 raise ValueError(f"{name} is a {one.name}")
 
     def _stored(self, found: Mapping[Any, Any]) -> Iterable[tuple[Key, Place]]:
-        for index, info in pairs(found):
+        for index, info in found.items():
             name, offset = _field(index, "fqn", 0), _field(index, "offset", 1, None)
             if _field(info, "transform_descriptors", 3, None):
                 raise ValueError(f"{name} is compressed or transformed")
@@ -148,13 +149,19 @@ class Directory:
     def tensor(self, name: str, path: Path) -> ForeignTensor:
         """Return a tensor under a name of torch's."""
         one = self.tensors[name]
-        parts = []
-        for offsets, sizes in one.boxes:
-            place = self._places.get((name, offsets)) or self._places[name, None]
-            reader = partial(self._read, name, offsets, sizes)
-            where = f"{place.file}: {name} at {offsets}"
-            parts.append(ForeignPart(offsets=offsets, sizes=sizes, where=where, read=reader))
-        return ForeignTensor(path=path, dtype=one.dtype, shape=one.shape, parts=tuple(parts))
+        parts = tuple(
+            ForeignPart(
+                offsets=offsets,
+                sizes=sizes,
+                where=f"{self._place(name, offsets).file}: {name} at {offsets}",
+                read=partial(self._read, name, offsets, sizes),
+            )
+            for offsets, sizes in one.boxes
+        )
+        return ForeignTensor(path=path, dtype=one.dtype, shape=one.shape, parts=parts)
+
+    def _place(self, name: str, offsets: tuple[int, ...]) -> Place:
+        return self._places.get((name, offsets)) or self._places[name, None]
 
     def _read(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
         file, ref = self._opened(name, offsets, sizes)
@@ -200,7 +207,7 @@ class Directory:
         self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]
     ) -> tuple[TorchFile, TensorRef]:
         """Return a box's archive, and the tensor in it; raises `ForeignError` for another one."""
-        place = self._places.get((name, offsets)) or self._places[name, None]
+        place = self._place(name, offsets)
         file = self._archive(name, place)
         ref, dtype = file.state, self.tensors[name].dtype
         if not isinstance(ref, TensorRef) or ref.size != sizes or ref.dtype != dtype:
@@ -228,18 +235,15 @@ class Directory:
 
     def value(self, name: str) -> Any:
         """Return a value that is no tensor, as data."""
-        value = self.value_or_object(name)
-        if isinstance(value, Opaque):
+        value = self.item(name)
+        if not plain(value, ForeignTensor):
             file = self._places[name, None].file
             raise ForeignError(f"{file}: {name} has objects that are no data")
-        return value
+        return replaced(value, ForeignTensor, ForeignTensor.load)
 
-    def value_or_object(self, name: str) -> Any:
-        """Return a value as data; an `Opaque` for one that has objects."""
-        file = self._archive(name, self._places[name, None])
-        if isinstance(file.state, Opaque) or not plain(without_tensors(file.state)):
-            return file.state if isinstance(file.state, Opaque) else Opaque("", (), None)
-        return file.with_tensors(file.state)
+    def item(self, name: str) -> Any:
+        """Return a value with its tensors as `ForeignTensor`, and its objects as `Opaque`."""
+        return self._archive(name, self._places[name, None]).with_tensors()
 
 
 def _is_dense(ref: TensorRef) -> bool:
@@ -282,37 +286,17 @@ def _tensor(one: Opaque) -> DcpTensor:
 
 def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
     """Return a directory that a script of torch wrote; raises `ForeignError`, OSError."""
-    found = Directory(place, pickles)
-
-    def shape_of(value: Any) -> tuple[int, ...] | None:
-        return found.tensors[value.name].shape if isinstance(value, _Name) else None
-
-    def tensor_of(path: Path, value: Any) -> ForeignTensor | None:
-        return found.tensor(value.name, path) if isinstance(value, _Name) else None
-
     layout = f"torch.distributed.checkpoint, {files_of(place)} files"
-    return of_parts(
-        Checkpoint(place=place, format="dcp", framework="torch", layout=layout),
-        arrange(place, _nested(found), keys, shape_of),
-        is_data=lambda value: not isinstance(value, Opaque),
-        tensor_of=tensor_of,
-        loaded=partial(_loaded, found),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """A tensor's place in the nested state."""
-
-    name: str
+    found = Checkpoint(place=place, format="dcp", framework="torch", layout=layout)
+    return of_script(found, _nested(Directory(place, pickles)), keys)
 
 
 def _nested(found: Directory) -> Mapping[str, Any]:
     """Return the state as it was before it was flattened; raises `ForeignError`."""
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 
-    flat: dict[str, Any] = {name: _Name(name) for name in sorted(found.tensors)}
-    flat |= {name: found.value_or_object(name) for name in sorted(found.values)}
+    flat: dict[str, Any] = {name: found.tensor(name, (name,)) for name in sorted(found.tensors)}
+    flat |= {name: found.item(name) for name in sorted(found.values)}
     try:
         nested: Mapping[str, Any] = unflatten_state_dict(flat, {n: found.path(n) for n in flat})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -320,16 +304,6 @@ def _nested(found: Directory) -> Mapping[str, Any]:
             f"{found.place}/{METADATA_NAME}: its planner_data is damaged ({error!r}): copy it again"
         ) from error
     return nested
-
-
-def _loaded(found: Directory, value: Any) -> Any:
-    if isinstance(value, _Name):
-        return found.tensor(value.name, (value.name,)).load()
-    if isinstance(value, Mapping):
-        return {key: _loaded(found, one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_loaded(found, one) for one in value)
-    return value
 
 
 def files_of(place: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.foreign import ForeignError, ForeignPart, ForeignTensor, whole
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
+from holdfast.flash.tools.formats.pickles import Pickles, TensorRef, plain
 from holdfast.flash.tools.formats.torch_file import TorchFile, of_ref
 
 if TYPE_CHECKING:
@@ -190,21 +190,20 @@ class ModelFiles:
 
     def values(self) -> dict[Path, Any]:
         """Return the engine's state beside model and optimizer."""
-        state = self.of(0).state
         return {
-            ("deepspeed", str(name)): value
-            for name, value in state.items()
-            if name not in _STRUCTURE and value is not None and plain(value)
+            ("deepspeed", name): value
+            for name, value in self._own()
+            if value is not None and plain(value)
         }
 
     def notes(self) -> tuple[str, ...]:
         """Return a note on what of the engine's values is no plain data."""
-        odd = sorted(
-            str(name)
-            for name, value in self.of(0).state.items()
-            if name not in _STRUCTURE and not plain(value)
-        )
+        odd = sorted(name for name, value in self._own() if not plain(value))
         return (f"left out, no plain data: {', '.join(odd)}",) if odd else ()
+
+    def _own(self) -> list[tuple[str, Any]]:
+        state = self.of(0).state.items()
+        return [(str(name), value) for name, value in state if name not in _STRUCTURE]
 
     def aliases(self, tensors: Iterable[ForeignTensor]) -> list[ForeignTensor]:
         """Return tied parameters under their further names."""
@@ -218,18 +217,13 @@ class ModelFiles:
 
     def buffers(self) -> list[ForeignTensor]:
         """Return the modules' buffers, of the first tensor-parallel rank."""
-        found = []
-        for mp in self.ranks[:: self.tensor_size]:
-            file = self.of(mp)
-            module = file.state.get("module")
-            module = module if isinstance(module, Mapping) else {}
-            refs = {name: module.get(name) for name in file.state.get("buffer_names") or ()}
-            found += [
-                of_ref(file, ("model", name), ref)
-                for name, ref in refs.items()
-                if isinstance(ref, TensorRef)
-            ]
-        return found
+        return [
+            of_ref(self.of(mp), ("model", name), module[name])
+            for mp in self.ranks[:: self.tensor_size]
+            for module in (self.module(mp),)
+            for name in self.get("buffer_names", mp=mp) or ()
+            if name in module
+        ]
 
 
 def flat_range(file: TorchFile, ref: TensorRef, begin: int, count: int) -> torch.Tensor:
@@ -257,15 +251,3 @@ def group_values(groups: Any, where: str) -> dict[Path, Any]:
         for name, value in group.items()
         if name != "params" and plain(value)
     }
-
-
-def moe_files(names: Iterable[str]) -> list[str]:
-    """Return the files of experts among names."""
-    return sorted(name for name in names if "expert" in name and name.endswith("_states.pt"))
-
-
-def stage_of(value: Any) -> int:
-    """Return a ZeRO stage, which DeepSpeed writes as an enum or a number."""
-    if isinstance(value, Opaque) and value.args:
-        value = value.args[0]
-    return int(value) if isinstance(value, int) else 0

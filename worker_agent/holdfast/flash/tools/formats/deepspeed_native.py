@@ -26,15 +26,14 @@ from holdfast.flash.tools.formats.deepspeed_files import (
     ModelFiles,
     flat_range,
     group_values,
-    moe_files,
     scalar,
-    stage_of,
 )
 from holdfast.flash.tools.formats.foreign import (
     Checkpoint,
     ForeignError,
     ForeignPart,
     ForeignTensor,
+    whole,
 )
 from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef
 from holdfast.flash.tools.formats.torch_file import TorchFile
@@ -135,15 +134,8 @@ class Slices:
 
 def _same(path: Path, ranks: list[ForeignTensor]) -> ForeignTensor:
     """Return the first of equal slices; it compares them when it is read."""
-    first = ranks[0]
     where = ", ".join(part.where for one in ranks for part in one.parts)
-    part = ForeignPart(
-        offsets=(0,) * len(first.shape),
-        sizes=first.shape,
-        where=where,
-        read=partial(_compared, ranks),
-    )
-    return replace(first, path=path, parts=(part,), grid=None)
+    return whole(path, ranks[0].dtype, ranks[0].shape, where, partial(_compared, ranks))
 
 
 def _compared(ranks: list[ForeignTensor]) -> torch.Tensor:
@@ -179,13 +171,12 @@ def _joined(path: Path, ranks: list[ForeignTensor], rule: _Rule) -> ForeignTenso
 def _cut(one: ForeignTensor, dim: int, span: tuple[int, int], at: int) -> ForeignPart:
     offsets, sizes = [0] * len(one.shape), [*one.shape]
     offsets[dim], sizes[dim] = at, span[1]
-    where = ", ".join(part.where for part in one.parts)
-    reader = partial(_narrowed, one, dim, span)
-    return ForeignPart(offsets=tuple(offsets), sizes=tuple(sizes), where=where, read=reader)
-
-
-def _narrowed(one: ForeignTensor, dim: int, span: tuple[int, int]) -> torch.Tensor:
-    return one.load().narrow(dim, *span).contiguous()
+    return ForeignPart(
+        offsets=tuple(offsets),
+        sizes=tuple(sizes),
+        where=", ".join(part.where for part in one.parts),
+        read=lambda: one.load().narrow(dim, *span),
+    )
 
 
 OPTIM_FILE: Final = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -206,7 +197,7 @@ class Range:
 
 def read(place: str, pickles: Pickles) -> Checkpoint:
     """Return a native checkpoint; raises `ForeignError` naming the file, OSError."""
-    if experts := moe_files(path.name for path in File(place).iterdir()):
+    if experts := sorted(path.name for path in File(place).glob("*expert*_states.pt")):
         raise ForeignError(
             f"{place}/{experts[0]}: files of experts are not read: convert them with "
             "ds_to_universal, and then the universal checkpoint"
@@ -215,7 +206,7 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
     files.refuse_mixed_up()
     optimizers = _optimizer_files(place, files, pickles)
     first = _inner(optimizers[0, 0])
-    groups, stage = _base(first).get("param_groups"), stage_of(first.get("zero_stage"))
+    groups, stage = _base(first).get("param_groups"), _stage_of(first.get("zero_stage"))
     slices = Slices(files)
     ranks = _Ranks(files, optimizers, stage)
     tensors = [
@@ -276,6 +267,13 @@ def _base(inner: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def _stage_of(value: Any) -> int:
+    """Return a ZeRO stage, which DeepSpeed writes as an enum or a number."""
+    if isinstance(value, Opaque) and value.args:
+        value = value.args[0]
+    return int(value) if isinstance(value, int) else 0
+
+
 class _Ranks:
     """Flat tensors of all ranks, and the ranges of the parameters in them."""
 
@@ -289,14 +287,14 @@ class _Ranks:
     def file(self, data: int, mp: int) -> TorchFile:
         return self._optimizers[data, mp]
 
-    def range_of(self, data: int, mp: int, name: str) -> Range | None:
-        """Return the range of a parameter on a rank; None: it has none."""
-        if (data, mp) not in self._known:
-            found = (
-                self._of_stage_3(data, mp) if self._stage == _WEIGHTS else self._mapped(data, mp)
-            )
-            self._known[data, mp] = {one.name: one for one in found}
-        return self._known[data, mp].get(name)
+    def ranges(self, mp: int, name: str) -> Iterator[tuple[int, Range]]:
+        """Yield the data ranks that have a range of a parameter, each with it."""
+        find = self._of_stage_3 if self._stage == _WEIGHTS else self._mapped
+        for data in range(self.data):
+            if (data, mp) not in self._known:
+                self._known[data, mp] = {one.name: one for one in find(data, mp)}
+            if found := self._known[data, mp].get(name):
+                yield data, found
 
     def _mapped(self, data: int, mp: int) -> Iterator[Range]:
         file = self.file(data, mp)
@@ -326,22 +324,23 @@ class _Ranks:
 
     def kinds(self, mp: int, name: str) -> list[str]:
         """Return the kinds of optimizer state of a parameter, without its step."""
-        for data in range(self.data):
-            found = self.range_of(data, mp, name)
-            if found is not None and found.count:
-                state = _base(_inner(self.file(data, mp))).get("state")
-                own = state.get(found.group, {}) if isinstance(state, Mapping) else {}
+        for data, found in self.ranges(mp, name):
+            if found.count:
+                own = self._state(data, mp, found.group)
                 return sorted(str(key) for key in own if key != "step")
         return [*MOMENTS]
 
+    def _state(self, data: int, mp: int, group: int) -> Mapping[str, Any]:
+        state = _base(_inner(self.file(data, mp))).get("state")
+        return state.get(group, {}) if isinstance(state, Mapping) else {}
+
     def flat(self, data: int, mp: int, group: int, key: str) -> Any:
         """Return the reference to a flat tensor, or a step; None: it is not there."""
+        if key != "fp32":
+            return self._state(data, mp, group).get(key)
         inner = _inner(self.file(data, mp))
-        if key == "fp32":
-            flats = inner.get("single_partition_of_fp32_groups", inner.get("fp32_flat_groups"))
-            return flats[group] if isinstance(flats, list) and group < len(flats) else None
-        state = _base(inner).get("state")
-        return state.get(group, {}).get(key) if isinstance(state, Mapping) else None
+        flats = inner.get("single_partition_of_fp32_groups", inner.get("fp32_flat_groups"))
+        return flats[group] if isinstance(flats, list) and group < len(flats) else None
 
 
 def _fragment(fragment: Any, file: str, name: str) -> tuple[int, int]:
@@ -378,9 +377,8 @@ def _slice(
 ) -> ForeignTensor | None:
     """Return one tensor-parallel slice of a parameter; None: no rank has it."""
     parts, end, dtype = list[ForeignPart](), 0, "float32"
-    for data in range(ranks.data):
-        found = ranks.range_of(data, mp, name)
-        if found is None or not found.count:
+    for data, found in ranks.ranges(mp, name):
+        if not found.count:
             continue
         file, ref = ranks.file(data, mp), ranks.flat(data, mp, found.group, key)
         if ref is None:
@@ -403,11 +401,7 @@ def _slice(
 
 
 def _step(ranks: _Ranks, mp: int, name: str) -> Iterator[ForeignTensor]:
-    path = ("optimizer", "state", name, "step")
-    for data in range(ranks.data):
-        found = ranks.range_of(data, mp, name)
-        if found is None:
-            continue
+    for data, found in ranks.ranges(mp, name):
         value = ranks.flat(data, mp, found.group, "step")
-        yield from scalar(ranks.file(data, mp), path, value)
+        yield from scalar(ranks.file(data, mp), ("optimizer", "state", name, "step"), value)
         return

@@ -74,10 +74,8 @@ def read(place: str, pickles: Pickles) -> Checkpoint:
 
 def _untrained(files: ModelFiles) -> dict[str, ForeignTensor | None]:
     """Return the model files' own values; None: a further name of a parameter."""
-    if files.tensor_size > 1:
-        return {}
     found: dict[str, ForeignTensor | None] = {}
-    for mp in files.ranks:
+    for mp in files.ranks if files.tensor_size == 1 else ():
         found |= dict.fromkeys(files.tied(mp))
         found |= {
             name: files.untrained(mp, name, shape) for name, shape in files.frozen(mp).items()
@@ -87,11 +85,9 @@ def _untrained(files: ModelFiles) -> dict[str, ForeignTensor | None]:
 
 def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
     """Return shapes of whole parameters; of several tensor-parallel ranks they are in the files."""
-    if files.tensor_size > 1:
-        return {}
     return {
         name: shape
-        for mp in files.ranks
+        for mp in (files.ranks if files.tensor_size == 1 else ())
         for group in files.shapes(mp)
         for name, shape in group.items()
     }
@@ -244,10 +240,9 @@ def _write_settings(found: Checkpoint, folder: File, steps: set[float]) -> None:
 
     groups: dict[Any, dict[str, Any]] = {}
     for path, value in found.values.items():
-        if path[:2] == ("optimizer", "param_groups") and len(path) == len(
-            ("optimizer", "param_groups", "n", "setting")
-        ):
-            groups.setdefault(path[2], {})[str(path[3])] = value
+        match path:
+            case ("optimizer", "param_groups", number, setting):
+                groups.setdefault(number, {})[str(setting)] = value
     for one in found.tensors:
         if one.path[:2] == ("optimizer", "param_groups"):
             groups.setdefault(one.path[2], {})[str(one.path[3])] = one.load()
@@ -281,13 +276,9 @@ def _model_state(
     return {
         "module": OrderedDict(buffers),
         "buffer_names": sorted(buffers),
-        "optimizer": None,
         "param_shapes": [sizes],
-        "frozen_param_shapes": None,
-        "frozen_param_fragments": None,
-        "lr_scheduler": None,
-        "data_sampler": None,
-        "random_ltd": None,
+        **dict.fromkeys(("optimizer", "frozen_param_shapes", "frozen_param_fragments")),
+        **dict.fromkeys(("lr_scheduler", "data_sampler", "random_ltd")),
         "skipped_steps": 0,
         "global_steps": found.step or 0,
         "dp_world_size": 1,

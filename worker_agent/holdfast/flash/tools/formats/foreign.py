@@ -163,6 +163,7 @@ class Checkpoint:
 
 
 _FLOAT: Final = struct.Struct(">d")
+_SEQUENCES: Final[Mapping[str, type[Any]]] = {"l": list, "t": tuple, "s": set}
 
 
 def to_json(value: Any) -> Any:
@@ -173,12 +174,9 @@ def to_json(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return {"f": _FLOAT.pack(value).hex()}  # JSON has no infinity
-    if isinstance(value, list):
-        return {"l": [to_json(one) for one in value]}
-    if isinstance(value, tuple):
-        return {"t": [to_json(one) for one in value]}
-    if isinstance(value, set):
-        return {"s": [to_json(one) for one in value]}
+    for kind, sequence in _SEQUENCES.items():
+        if isinstance(value, sequence):
+            return {kind: [to_json(one) for one in value]}
     if isinstance(value, Mapping):
         return {"d": [[to_json(key), to_json(one)] for key, one in value.items()]}
     if isinstance(value, bytes):
@@ -198,12 +196,8 @@ def from_json(value: Any) -> Any:
     match kind:
         case "f":
             return _FLOAT.unpack(bytes.fromhex(body))[0]
-        case "l":
-            return [from_json(one) for one in body]
-        case "t":
-            return tuple(from_json(one) for one in body)
-        case "s":
-            return {from_json(one) for one in body}
+        case "l" | "t" | "s":
+            return _SEQUENCES[kind](map(from_json, body))
         case "d":
             return {from_json(key): from_json(one) for key, one in body}
         case "b":

@@ -6,7 +6,6 @@ a commit.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path as File
@@ -27,7 +26,7 @@ from holdfast.flash.tools.formats.foreign import (
     ForeignTensor,
 )
 from holdfast.flash.trainer.leaves import Leaves, TensorLeaf, ValueLeaf, constant
-from holdfast.flash.trainer.planner import ImagePlan, ItemSource, Planner, RankPosition
+from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition
 from holdfast.flash.trainer.values import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ Progress = Callable[[int], None]
 def read(place: str) -> Checkpoint:
     """Return a committed step; raises `ManifestError`, `ForeignError`, `StateError`, OSError."""
     manifest = read_manifest(Disk(), place)
-    boxes: dict[str, list[tuple[TensorItem, ForeignPart]]] = {}
+    boxes: dict[str, tuple[TensorItem, dict[tuple[int, ...], ForeignPart]]] = {}
     values, paths = dict[str, Any](), dict[str, Path]()
     for shard in manifest.shards:
         file, table = f"{place}/{shard.file}", shard.table
@@ -51,7 +50,8 @@ def read(place: str) -> Checkpoint:
             if item.tail or item.name == replica_check.ITEM:
                 continue
             if isinstance(item, TensorItem):
-                boxes.setdefault(item.name, []).append((item, _part(file, item, span, stated)))
+                _, parts = boxes.setdefault(item.name, (item, {}))
+                parts.setdefault(item.offsets, _part(file, item, span, stated))
             elif item.name not in values:
                 body = _checked(file, item.name, span, stated)
                 values[item.name] = decode_value(item.name, bytes(body))
@@ -60,17 +60,16 @@ def read(place: str) -> Checkpoint:
         format="holdfast",
         framework="holdfast",
         layout=f"a committed step of {len(manifest.shards)} ranks",
-        tensors=tuple(_tensor(paths[name], found) for name, found in sorted(boxes.items())),
+        tensors=tuple(
+            ForeignTensor(
+                path=paths[name], dtype=item.dtype, shape=item.shape, parts=(*parts.values(),)
+            )
+            for name, (item, parts) in sorted(boxes.items())
+        ),
         values={paths[name]: value for name, value in values.items()},
         step=manifest.version.step,
         sizes={"data": len(manifest.shards)},
     )
-
-
-def _tensor(path: Path, found: list[tuple[TensorItem, ForeignPart]]) -> ForeignTensor:
-    first = {part.offsets: part for _, part in reversed(found)}
-    item = found[0][0]
-    return ForeignTensor(path=path, dtype=item.dtype, shape=item.shape, parts=tuple(first.values()))
 
 
 def _part(file: str, item: TensorItem, span: tuple[int, int], stated: int) -> ForeignPart:
@@ -97,14 +96,10 @@ def _values(file: str, item: TensorItem, span: tuple[int, int], stated: int) -> 
 def _checked(file: str, name: str, span: tuple[int, int], stated: int) -> bytearray:
     """Return an item's bytes after comparing their hash; raises `ManifestError`."""
     body = bytearray(span[1])
-    view, done = memoryview(body), 0
-    handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        while done < span[1] and (more := os.preadv(handle, [view[done:]], span[0] + done)):
-            done += more
-    finally:
-        os.close(handle)
-    if hash64(view) != stated:
+    with File(file).open("rb") as stream:
+        stream.seek(span[0])
+        stream.readinto(body)
+    if hash64(memoryview(body)) != stated:
         raise ManifestError(f"{file}: {name} at byte {span[0]} is damaged")
     return body
 
@@ -116,7 +111,7 @@ def write(found: Checkpoint, root: str, step: int, progress: Progress) -> str:
     `ForeignError` if an argument cannot be taken or a tensor is damaged, and nothing is left;
     `StateError` if a value is no plain data; `CommitError`, OSError.
     """
-    check_target(root, step)
+    _check_target(root, step)
     plan = Planner(RankPosition(rank=0, world=1, local_rank=0, local_world=1)).plan(_leaves(found))
     bodies = [encode_value(leaf.name, leaf.read()) for leaf in plan.values]
     disk, made = Disk(), not File(root).exists()
@@ -136,8 +131,7 @@ def write(found: Checkpoint, root: str, step: int, progress: Progress) -> str:
         raise
 
 
-def check_target(root: str, step: int) -> None:
-    """Raise `ForeignError` unless a step can be made there."""
+def _check_target(root: str, step: int) -> None:
     if step < 1:
         raise ForeignError(f"--step={step}: steps count from 1; load() returns it")
     if any(File(root).glob("step_*")):
@@ -152,9 +146,9 @@ def _leaves(found: Checkpoint) -> Leaves:
     for tensor in found.tensors:
         form = torch.empty((), dtype=getattr(torch, tensor.dtype)).expand(tensor.shape)
         name = tensor.name
-        leaves.tensors.append(TensorLeaf(name, tensor.path, {name: form}, name, form))
+        leaves.tensors.append(TensorLeaf(tensor.path, {name: form}, name, form))
     for path, value in found.values.items():
-        leaves.values.append(ValueLeaf(".".join(map(str, path)), path, constant(value)))
+        leaves.values.append(ValueLeaf(path, constant(value)))
     return leaves
 
 
@@ -163,18 +157,15 @@ def _image(
 ) -> Iterator[tuple[int, list[memoryview]]]:
     """Yield (offset, pieces) of each item of the file, in its order."""
     for source in plan.sources:
-        yield source.item.at, _record(source, tensors[source.item.name].load())
+        frame, values = source.frame, bytes_of(tensors[source.item.name].load())
+        assert frame is not None  # noqa: S101 - a plan of one rank has no tail
+        yield source.item.at, [memoryview(frame.before), values, memoryview(frame.after)]
+        del values  # before the next tensor is read
         progress(source.item.size)
     at = plan.table.tensor_bytes
     for body in bodies:
         yield at, [memoryview(body)]
         at += len(body)
-
-
-def _record(source: ItemSource, values: torch.Tensor) -> list[memoryview]:
-    frame = source.frame
-    assert frame is not None  # noqa: S101 - a plan of one rank has no tail
-    return [memoryview(frame.before), bytes_of(values), memoryview(frame.after)]
 
 
 def bytes_of(values: torch.Tensor) -> memoryview:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +36,7 @@ from holdfast.flash.tools.formats.foreign import (
     ForeignError,
     ForeignPart,
     ForeignTensor,
+    whole,
     width,
 )
 from holdfast.flash.tools.formats.pickles import Opaque, Pickles, plain
@@ -52,6 +53,11 @@ _ALIGN: Final = 64
 """Elements; a parameter begins at a multiple of them."""
 _HEAD: Final = 64
 """Elements that find a weight."""
+_OFFSETS: Final = (
+    ": megatron-core 0.16 to 0.19 writes the optimizer state of fully_reshardable from wrong "
+    "offsets when there are several gradient buckets. Save once more without overlap_grad_reduce, "
+    "or with one bucket (--ddp-num-buckets 1), or take the model only (--model-only)"
+)
 REMEDY: Final = (
     "load it in Megatron with the same layout and save once with "
     "--dist-ckpt-optim-fully-reshardable, or take the model only (--model-only)"
@@ -235,17 +241,16 @@ _SETTINGS: Final = re.compile(r"optimizer\..*dp_group_idx_\d+\.optimizer/.+")
 _MASTERS: Final = ("param", "fp32_param")
 _OWN_RANK: Final = re.compile(r"(rng_state|rerun_state_machine_state)\b.*")
 """Values of each rank that begin anew in another world."""
-_SIZES: Final = {
-    "tensor": "tensor_model_parallel_size",
-    "pipeline": "pipeline_model_parallel_size",
-}
+_KEPT: Final = (
+    "iteration", "checkpoint_version", "num_floating_point_operations_so_far",
+    "opt_param_scheduler",
+)  # fmt: skip
+"""Values of common.pt that are kept beside the arguments."""
+_SIZES: Final = {"tensor": "tensor_model_parallel_size", "pipeline": "pipeline_model_parallel_size"}
 
 
-@dataclass(slots=True)
-class _Names:
-    weights: list[str]
-    states: dict[str, dict[str, str]]
-    """Key of a parameter → kind of its state → name in the directory."""
+_StateNames = dict[str, dict[str, str]]
+"""Key of a parameter → kind of its state → name in the directory."""
 
 
 def read(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
@@ -258,9 +263,9 @@ def read(place: str, pickles: Pickles, *, model: bool = False) -> Checkpoint:
     if model:
         weights = [name for name in found.tensors if not name.startswith("optimizer.")]
         return _checkpoint(found, common, [found.tensor(one, ("model", one)) for one in weights])
-    names = _names(found)
-    states = _states(found, names)
-    tensors = [one for key in names.weights for one in _parameter(found, key, states.get(key))]
+    weights, names = _names(found)
+    states = _states(found, weights, names)
+    tensors = [one for key in weights for one in _parameter(found, key, states.get(key))]
     return _checkpoint(found, common, tensors)
 
 
@@ -292,21 +297,21 @@ def _common(place: str, pickles: Pickles) -> Mapping[str, Any]:
     return state
 
 
-def _names(found: Directory) -> _Names:
-    """Sort the names; raises `ForeignError` for states without a parameter."""
-    names = _Names([], {})
+def _names(found: Directory) -> tuple[list[str], _StateNames]:
+    """Return the names of weights and states; raises `ForeignError` for one without the other."""
+    weights, states = list[str](), _StateNames()
     for name in sorted(found.tensors):
         if match := _STATE.fullmatch(name):
             kind = MASTER if match[1] in _MASTERS else match[1]
-            names.states.setdefault(match[2], {})[kind] = name
+            states.setdefault(match[2], {})[kind] = name
         elif name.startswith("optimizer.") and not is_bucket(name):
             raise ForeignError(
                 f"{found.place}/.metadata: {name} is optimizer state of an unknown kind: save "
                 "with --dist-ckpt-optim-fully-reshardable"
             )
         elif not is_bucket(name):
-            names.weights.append(name)
-    for key, kinds in names.states.items():
+            weights.append(name)
+    for key, kinds in states.items():
         missing = {*KINDS} - kinds.keys()
         if missing or key not in found.tensors:
             what = f"optimizer.state of {key}: {', '.join(sorted(missing))}" if missing else key
@@ -314,18 +319,20 @@ def _names(found: Directory) -> _Names:
                 f"{found.place}/.metadata: {what} is missing beside {min(kinds.values())}: copy "
                 "the directory again"
             )
-    return names
+    return weights, states
 
 
-def _states(found: Directory, names: _Names) -> dict[str, dict[str, ForeignTensor]]:
+def _states(
+    found: Directory, weights: list[str], names: _StateNames
+) -> dict[str, dict[str, ForeignTensor]]:
     """Return master and moments of each parameter that has them; raises `ForeignError`."""
     states = {
         key: {kind: found.tensor(name, _path(key, kind)) for kind, name in kinds.items()}
-        for key, kinds in names.states.items()
+        for key, kinds in names.items()
     }
     if any(map(is_bucket, found.tensors)):
-        buckets = Buckets(found, names.weights)
-        for key in set(names.weights) - states.keys():
+        buckets = Buckets(found, weights)
+        for key in set(weights) - states.keys():
             made = {kind: buckets.state(key, kind, _path(key, kind)) for kind in KINDS}
             states[key] = {kind: one for kind, one in made.items() if one is not None}
     return states
@@ -346,15 +353,10 @@ def _parameter(
         yield _of_shape(found, states[kind], weight)
     master = _of_shape(found, states[MASTER], weight)
     where = ", ".join(sorted({part.where for part in master.parts})[:2])
-    part = ForeignPart(
-        offsets=(0,) * len(master.shape),
-        sizes=master.shape,
-        where=where,
-        read=partial(_compared, master, weight, where),
-    )
     master.check()
     weight.check()
-    yield replace(master, parts=(part,))
+    read = partial(_compared, master, weight, where)
+    yield whole(master.path, master.dtype, master.shape, where, read)
 
 
 def _of_shape(found: Directory, state: ForeignTensor, weight: ForeignTensor) -> ForeignTensor:
@@ -373,21 +375,12 @@ def _compared(master: ForeignTensor, weight: ForeignTensor, where: str) -> torch
     values, rounded = master.load(), weight.load()
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[rounded.itemsize]
     mine = values.to(rounded.dtype).view(-1).view(bits)
-    wrong = int((mine != rounded.view(-1).view(bits)).sum())
-    if wrong and "bucket_idx" in where:
-        raise ForeignError(
-            f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}, "
-            f"which begins with the same values: {REMEDY}"
-        )
-    if wrong:
-        raise ForeignError(
-            f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}: "
-            "megatron-core 0.16 to 0.19 writes the optimizer state of fully_reshardable from wrong "
-            "offsets when there are several gradient buckets. Save once more without "
-            "overlap_grad_reduce, or with one bucket (--ddp-num-buckets 1), or take the model only "
-            "(--model-only)"
-        )
-    return values
+    if not (wrong := int((mine != rounded.view(-1).view(bits)).sum())):
+        return values
+    why = f", which begins with the same values: {REMEDY}" if "bucket_idx" in where else _OFFSETS
+    raise ForeignError(
+        f"{where}: {wrong} of {values.numel()} masters are not the weight of {weight.name}{why}"
+    )
 
 
 def _settings(found: Directory, common: Mapping[str, Any]) -> dict[Path, Any]:
@@ -407,17 +400,18 @@ def _settings(found: Directory, common: Mapping[str, Any]) -> dict[Path, Any]:
 
 def _values(common: Mapping[str, Any]) -> dict[Path, Any]:
     """Return the settings of Megatron alone, under `megatron`."""
-    found = dict[Path, Any]()
+    args = {str(name): value for name, value in _arguments(common).items() if plain(value)}
+    found = {"args": args or None, **{name: common.get(name) for name in _KEPT}}
+    return {
+        ("megatron", name): value
+        for name, value in found.items()
+        if value is not None and plain(value)
+    }
+
+
+def _arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
     args = common.get("args")
-    if isinstance(args, Opaque) and isinstance(args.state, Mapping):
-        kept = {str(name): value for name, value in args.state.items() if plain(value)}
-        found["megatron", "args"] = kept
-    for name in ("iteration", "checkpoint_version", "num_floating_point_operations_so_far"):
-        if name in common and plain(common[name]):
-            found["megatron", name] = common[name]
-    if (scheduler := common.get("opt_param_scheduler")) is not None and plain(scheduler):
-        found["megatron", "opt_param_scheduler"] = scheduler
-    return found
+    return args.state if isinstance(args, Opaque) and isinstance(args.state, Mapping) else {}
 
 
 def _groups(optimizer: Any) -> list[Mapping[str, Any]]:
@@ -456,8 +450,7 @@ def _layout(common: Mapping[str, Any], found: Directory) -> str:
 
 
 def _sizes(common: Mapping[str, Any]) -> dict[str, int]:
-    args = common.get("args")
-    fields = args.state if isinstance(args, Opaque) and isinstance(args.state, Mapping) else {}
+    fields = _arguments(common)
     found = {name: fields[key] for name, key in _SIZES.items() if isinstance(fields.get(key), int)}
     world = fields.get("world_size")
     if isinstance(world, int) and len(found) == len(_SIZES):

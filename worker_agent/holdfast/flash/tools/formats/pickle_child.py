@@ -183,16 +183,12 @@ def _dict(*args: Any) -> dict[Any, Any]:
     return {} if not args or not isinstance(args[-1], (dict, list)) else dict(args[-1])
 
 
-def _size(numbers: Any = ()) -> tuple[Any, ...]:
-    return tuple(numbers)
-
-
 _CALLS: Final[dict[str, Any]] = {
     "collections.OrderedDict": collections.OrderedDict,
     "collections.defaultdict": _dict,
     "collections.Counter": _dict,
     "builtins.set": set, "builtins.frozenset": frozenset, "builtins.complex": complex,
-    "builtins.bytearray": _bytes, "_codecs.encode": _encode, "torch.Size": _size,
+    "builtins.bytearray": _bytes, "_codecs.encode": _encode, "torch.Size": tuple,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
     "torch._utils._rebuild_parameter": _parameter,

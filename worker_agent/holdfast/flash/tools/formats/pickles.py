@@ -8,11 +8,11 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from holdfast.flash.tools.formats.foreign import ForeignError
 
@@ -30,6 +30,7 @@ _NUMBERS: Final = {
     )
 }
 """Types of numpy's scalars that have a number of Python."""
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class TensorRef:
         return math.prod(self.size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Opaque:
-    """An object of a class that was not run."""
+    """An object of a class that was not run; each is another key of a dict."""
 
     name: str
     """Module and name of the class."""
@@ -168,8 +169,8 @@ def _number(made: Opaque) -> Any:
 _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     "l": lambda body: [_decode(one) for one in body],
     "t": lambda body: tuple(_decode(one) for one in body),
-    "s": lambda body: {_decode(one) for one in body},
-    "d": lambda body: {_key(_decode(key)): _decode(one) for key, one in body},
+    "s": lambda body: {_hashable(_decode(one)) for one in body},
+    "d": lambda body: {_hashable(_decode(key)): _decode(one) for key, one in body},
     "b": base64.b64decode,
     "c": lambda body: complex(*body),
     "y": DtypeName,
@@ -178,31 +179,32 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-class _ByIdentity:
-    """An object as the key of a dict: each is another key."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _key(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return _ByIdentity(value)
-    return value
+def _hashable(key: Any) -> Any:
+    """Return a key of a dict, or an element of a set: a frozen set was read as a set."""
+    if isinstance(key, tuple):
+        return tuple(map(_hashable, key))
+    return frozenset(key) if isinstance(key, set) else key
 
 
-def pairs(mapping: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield the keys, also objects, and values of a mapping that was read."""
-    for key, value in mapping.items():
-        yield (key.value if isinstance(key, _ByIdentity) else key), value
+def plain(value: Any, *tensors: type) -> bool:
+    """Return True if data has nothing but numbers, text and containers of them.
 
-
-def plain(value: Any) -> bool:
-    """Return True if data has nothing but numbers, text and containers of them."""
+    tensors: further types that it may have.
+    """
     if isinstance(value, Mapping):
-        return all(plain(key) and plain(one) for key, one in value.items())
+        return all(plain(key) and plain(one, *tensors) for key, one in value.items())
     if isinstance(value, list | tuple | set):
-        return all(map(plain, value))
-    return value is None or isinstance(value, bool | int | float | str | bytes | complex)
+        return all(plain(one, *tensors) for one in value)
+    known = bool | int | float | str | bytes | complex
+    return value is None or isinstance(value, (known, *tensors))
+
+
+def replaced(value: Any, kind: type[_Kind], by: Callable[[_Kind], Any]) -> Any:
+    """Return data with another value in the place of each object of a kind."""
+    if isinstance(value, kind):
+        return by(value)
+    if isinstance(value, Mapping):
+        return {key: replaced(one, kind, by) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(replaced(one, kind, by) for one in value)
+    return value

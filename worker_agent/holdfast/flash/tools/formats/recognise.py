@@ -9,15 +9,18 @@ from types import MappingProxyType
 from typing import Final
 
 _LOOKED: Final = {
-    "holdfast": "holdfast.json",
-    "megatron": "metadata.json with sharded_backend torch_dist, and .metadata",
-    "dcp": ".metadata",
-    "deepspeed-universal": "zero/optimizer_state.pt",
-    "deepspeed": "*_optim_states.pt or mp_rank_*_model_states.pt",
-    "torch-checkpointing": "metadata.pkl or model_<rank>.pt",
-    "safetensors": "*.safetensors",
+    "holdfast": (r"holdfast\.json", "holdfast.json"),
+    "megatron": (r"\.metadata", "metadata.json with sharded_backend torch_dist, and .metadata"),
+    "dcp": (r"\.metadata", ".metadata"),
+    "deepspeed-universal": (r"zero/.*", "zero/optimizer_state.pt"),
+    "deepspeed": (
+        r".*_optim_states\.pt|.*mp_rank_\d+_model_states\.pt",
+        "*_optim_states.pt or mp_rank_*_model_states.pt",
+    ),
+    "torch-checkpointing": (r"metadata\.pkl|model_\d+\.pt", "metadata.pkl or model_<rank>.pt"),
+    "safetensors": (r".*\.safetensors(\.index\.json)?", "*.safetensors"),
 }
-"""Format → what its directory has."""
+"""Format → a name that its directory has, and the same in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,12 @@ def recognise(
     """
     if names is None:
         return _file(path, head)
-    found = [kind for kind in _LOOKED if _has(kind, names, config)]
+    found = [
+        kind
+        for kind, (pattern, _) in _LOOKED.items()
+        if any(re.fullmatch(pattern, name) for name in names)
+        and (kind != "megatron" or (config or {}).get("sharded_backend") == "torch_dist")
+    ]
     if found[:1] == ["holdfast"]:
         return FormatVerdict("holdfast", f"{path} has holdfast.json")
     if refusal := _parts_of_two(path, names) or _damaged_megatron(path, names, config):
@@ -58,16 +66,16 @@ def recognise(
     if "deepspeed-universal" in found and "deepspeed" in found:
         found.remove("deepspeed")
     if len(found) == 1:
-        return FormatVerdict(found[0], f"{path} has {_LOOKED[found[0]]}")
+        return FormatVerdict(found[0], f"{path} has {_LOOKED[found[0]][1]}")
     if found:
-        both = " and ".join(f"{_LOOKED[kind]} ({kind})" for kind in found)
+        both = " and ".join(f"{_LOOKED[kind][1]} ({kind})" for kind in found)
         return FormatVerdict("", f"{path} has {both}: remove what belongs to another save")
     if deeper:
         why = (
             f"{path} holds no checkpoint itself: name one of {', '.join(sorted(deeper)[:5])} in it"
         )
         return FormatVerdict("", why, tuple(sorted(deeper)))
-    looked = "; ".join(f"{what} ({kind})" for kind, what in _LOOKED.items())
+    looked = "; ".join(f"{what} ({kind})" for kind, (_, what) in _LOOKED.items())
     return FormatVerdict("", f"{path} has none of: {looked}. Name the directory of one save")
 
 
@@ -95,26 +103,6 @@ def _damaged_megatron(
             "beside Megatron's common.pt and .metadata, where torch_dist is read: copy it again"
         )
     return ""
-
-
-def _has(kind: str, names: Collection[str], config: Mapping[str, object] | None) -> bool:
-    match kind:
-        case "holdfast":
-            return "holdfast.json" in names
-        case "dcp":
-            return ".metadata" in names
-        case "megatron":
-            backend = (config or {}).get("sharded_backend")
-            return ".metadata" in names and backend == "torch_dist"
-        case "deepspeed-universal":
-            return any(name.startswith("zero/") for name in names)
-        case "torch-checkpointing":
-            return any(re.fullmatch(r"metadata\.pkl|model_\d+\.pt", name) for name in names)
-        case "deepspeed":
-            pattern = re.compile(r".*_optim_states\.pt|.*mp_rank_\d+_model_states\.pt")
-            return any(pattern.fullmatch(name) for name in names)
-        case _:
-            return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
 
 def _file(path: str, head: bytes) -> FormatVerdict:

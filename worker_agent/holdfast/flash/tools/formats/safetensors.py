@@ -89,8 +89,6 @@ def read(place: str) -> Checkpoint:
             values |= _values(header.file, text)
     if not folder.is_file() and (folder / INDEX).exists():
         _compare(folder / INDEX, headers)
-    if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise ForeignError(f"{place}: a tensor is in two files: remove the files of another save")
     hashed = all(_HASHES in header.meta for header in headers)
     return Checkpoint(
         place=place,
@@ -273,10 +271,7 @@ def _split(tensors: Sequence[ForeignTensor]) -> list[list[ForeignTensor]]:
 
 
 def _write_file(
-    file: File,
-    tensors: Mapping[str, ForeignTensor],
-    values: Mapping[Path, Any],
-    progress: Progress,
+    file: File, tensors: Mapping[str, ForeignTensor], values: Mapping[Path, Any], progress: Progress
 ) -> None:
     """Write the bytes, then the header, which then knows their hashes; its length is known."""
     blank = dict.fromkeys(tensors, _ZEROS)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
@@ -25,9 +25,10 @@ from holdfast.flash.tools.formats.foreign import (
     ForeignPart,
     ForeignTensor,
     to_json,
+    whole,
 )
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
-from holdfast.flash.tools.formats.torch_file import TorchFile, without_tensors
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain, replaced
+from holdfast.flash.tools.formats.torch_file import TorchFile
 from holdfast.flash.tools.formats.training_state import is_tensor_place, walk
 
 if TYPE_CHECKING:
@@ -67,24 +68,15 @@ class _Placement:
     """Parts that were cut before by later dimensions of the mesh; 0: an ordinary cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sharding:
     """How one tensor was cut among some ranks."""
 
     dtype: str
     shape: Numbers
     ranks: Numbers
-    mesh: Numbers = ()
-    """Ranks in row-major order of the placements."""
-    placements: tuple[_Placement, ...] = ()
-    listed: tuple[Box, ...] | None = None
-    """Boxes of each of the ranks; None: they follow from the placements."""
-
-    @classmethod
-    def whole(cls, dtype: str, shape: Numbers, ranks: Numbers) -> Self:
-        """Return the sharding of a tensor that each rank has as a whole."""
-        replicas = (_Placement(size=len(ranks), dim=None),)
-        return cls(dtype=dtype, shape=shape, ranks=ranks, mesh=ranks, placements=replicas)
+    boxes: Callable[[int], tuple[Box, ...]]
+    """Returns a rank's boxes."""
 
     @classmethod
     def of(cls, packed: Mapping[str, Any], ranks: Iterable[int]) -> Self:
@@ -92,50 +84,50 @@ class Sharding:
 
         Raises ValueError, KeyError or TypeError for what is damaged or unknown.
         """
-        data = packed["data"]
-        common: dict[str, Any] = {
-            "dtype": str(data["dtype"]).removeprefix("torch."),
-            "shape": _numbers(data["global_shape"]),
-            "ranks": _numbers(ranks),
-        }
+        data, members = packed["data"], _numbers(ranks)
+        dtype, shape = str(data["dtype"]).removeprefix("torch."), _numbers(data["global_shape"])
         if packed["type"] == "default_tensor_v1":
-            return cls(**common, listed=_listed_boxes(data, len(common["shape"])))
-        if packed["type"] != "DTensorShardingMetadata":
-            raise ValueError(f"sharding of type {packed['type']!r} is not known")
-        mesh = data["mesh_spec"]
-        members, sizes = _numbers(mesh["mesh_data"]), _numbers(mesh["mesh_shape"])
-        if math.prod(sizes) != len(members) or sorted(members) != sorted(common["ranks"]):
-            raise ValueError(f"a mesh {sizes} of ranks {members}, for ranks {common['ranks']}")
-        pairs = zip(data["placements"], sizes, strict=True)
-        placements = tuple(_placement(one, size, len(common["shape"])) for one, size in pairs)
-        if fault := _strided_fault(common["shape"], placements):
-            raise ValueError(fault)
-        return cls(**common, mesh=members, placements=placements)
+            listed = _listed_boxes(data, len(shape))
+            return cls(dtype, shape, members, lambda _: listed)
+        if packed["type"] == "DTensorShardingMetadata":
+            placed = partial(_placed_box, shape, *_mesh(data, shape, members))
+            return cls(dtype, shape, members, placed)
+        raise ValueError(f"sharding of type {packed['type']!r} is not known")
 
-    def boxes(self, rank: int) -> tuple[Box, ...]:
-        """Return a rank's boxes."""
-        if self.listed is not None:
-            return self.listed
-        offsets, sizes = [0] * len(self.shape), [*self.shape]
-        at = dict(zip(range(len(self.placements)), self._coordinate(rank), strict=True))
-        # A strided cut is made within the ordinary cuts of its dimension, whatever their order.
-        order = sorted(at, key=lambda number: bool(self.placements[number].split))
-        for number in order:
-            one = self.placements[number]
-            if one.dim is None:
-                continue
-            share = -(-sizes[one.dim] // one.size)
-            begin = min(sizes[one.dim], share * at[number])
-            offsets[one.dim] += begin
-            sizes[one.dim] = min(share, sizes[one.dim] - begin)
-        return (Box(tuple(offsets), tuple(sizes), (0,) * len(sizes)),)
 
-    def _coordinate(self, rank: int) -> list[int]:
-        left, found = self.mesh.index(rank), list[int]()
-        for one in reversed(self.placements):
-            left, at = divmod(left, one.size)
-            found.append(at)
-        return found[::-1]
+def _mesh(
+    data: Mapping[str, Any], shape: Numbers, ranks: Numbers
+) -> tuple[Numbers, tuple[_Placement, ...]]:
+    """Return a mesh's ranks in row-major order of its placements, and these."""
+    mesh = data["mesh_spec"]
+    members, sizes = _numbers(mesh["mesh_data"]), _numbers(mesh["mesh_shape"])
+    if math.prod(sizes) != len(members) or sorted(members) != sorted(ranks):
+        raise ValueError(f"a mesh {sizes} of ranks {members}, for ranks {ranks}")
+    pairs = zip(data["placements"], sizes, strict=True)
+    placements = tuple(_placement(one, size, len(shape)) for one, size in pairs)
+    if fault := _strided_fault(shape, placements):
+        raise ValueError(fault)
+    return members, placements
+
+
+def _placed_box(
+    shape: Numbers, mesh: Numbers, placements: Sequence[_Placement], rank: int
+) -> tuple[Box, ...]:
+    """Return a rank's box."""
+    offsets, sizes = [0] * len(shape), [*shape]
+    left, cuts = mesh.index(rank), list[tuple[_Placement, int]]()
+    for one in reversed(placements):
+        left, at = divmod(left, one.size)
+        cuts.insert(0, (one, at))
+    # A strided cut is made within the ordinary cuts of its dimension, whatever their order.
+    for one, at in sorted(cuts, key=lambda cut: bool(cut[0].split)):
+        if one.dim is None:
+            continue
+        share = -(-sizes[one.dim] // one.size)
+        begin = min(sizes[one.dim], share * at)
+        offsets[one.dim] += begin
+        sizes[one.dim] = min(share, sizes[one.dim] - begin)
+    return (Box(tuple(offsets), tuple(sizes), (0,) * len(sizes)),)
 
 
 def _listed_boxes(data: Mapping[str, Any], dims: int) -> tuple[Box, ...]:
@@ -379,7 +371,9 @@ def _tensor(item: _Item, leaf: _Leaf, path: Path) -> ForeignTensor:
                     parts[box.offsets, box.sizes] = _part(item.files[rank], ref, box, path)
     found = tuple(part for part in parts.values() if part.count or len(parts) == 1)
     if item.cuts is None and len(refs) > 1:
-        found = (_alike(item, {rank: ref for rank, ref in refs.items() if ref}, found[0], path),)
+        copies = {rank: ref for rank, ref in refs.items() if ref}
+        read = partial(_alike, item, copies, found[0], path)
+        return whole(path, dtype, shape, found[0].where, read)
     return ForeignTensor(path=path, dtype=dtype, shape=shape, parts=found)
 
 
@@ -395,7 +389,8 @@ def _cuts(item: _Item, leaf: _Leaf, first: TensorRef) -> tuple[Sharding, ...]:
             f"{item.where}: {_text(leaf.path)} is a DTensor's part, and no {METADATA} tells how it "
             "was cut: save with a resharder (ItemSpec(resharder=DefaultResharder()))"
         )
-    return (Sharding.whole(first.dtype, first.size, tuple(sorted(leaf.ranks))),)
+    everything = Box((0,) * len(first.size), first.size, (0,) * len(first.size))
+    return (Sharding(first.dtype, first.size, tuple(sorted(leaf.ranks)), lambda _: (everything,)),)
 
 
 def _part(file: TorchFile, ref: TensorRef, box: Box, path: Path) -> ForeignPart:
@@ -413,22 +408,18 @@ def _box(file: TorchFile, ref: TensorRef, box: Box) -> torch.Tensor:
 
 def _alike(
     item: _Item, refs: Mapping[int, TensorRef], part: ForeignPart, path: Path
-) -> ForeignPart:
-    """Return a part that compares all ranks' copies: without a resharder only replicas are read."""
+) -> torch.Tensor:
+    """Return a part's values if all ranks have them: without a resharder only replicas are read."""
+    import torch
 
-    def compared() -> torch.Tensor:
-        import torch
-
-        values = part.read()
-        for rank, ref in refs.items():
-            if ref.size != part.sizes or not torch.equal(values, item.files[rank].tensor(ref)):
-                raise ForeignError(
-                    f"{item.files[rank].path}: {_text(path)} differs from {part.where}, and no "
-                    f"{METADATA} tells how it was cut: save with a resharder"
-                )
-        return values
-
-    return ForeignPart(offsets=part.offsets, sizes=part.sizes, where=part.where, read=compared)
+    values = part.read()
+    for rank, ref in refs.items():
+        if ref.size != part.sizes or not torch.equal(values, item.files[rank].tensor(ref)):
+            raise ForeignError(
+                f"{item.files[rank].path}: {_text(path)} differs from {part.where}, and no "
+                f"{METADATA} tells how it was cut: save with a resharder"
+            )
+    return values
 
 
 def _common(item: _Item, leaf: _Leaf, path: Path) -> Any:
@@ -439,9 +430,9 @@ def _common(item: _Item, leaf: _Leaf, path: Path) -> Any:
 
 def _value(item: _Item, rank: int, path: Path, value: Any) -> Any:
     file = item.files[rank]
-    if not plain(without_tensors(value)):
+    if not plain(value, TensorRef):
         raise ForeignError(f"{file.path}: {_text(path)} has objects that are no data")
-    return file.with_tensors(value)
+    return replaced(value, TensorRef, file.tensor)
 
 
 def _text(path: Path) -> str:

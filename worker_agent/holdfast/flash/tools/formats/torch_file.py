@@ -8,14 +8,15 @@ due.
 from __future__ import annotations
 
 import io
+import math
 import os
 import pickle
 import struct
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Any, Final
@@ -24,25 +25,15 @@ from holdfast.flash.memory.shard_table import Path
 from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor, whole
 from holdfast.flash.tools.formats.holdfast_step import Progress, bytes_of
 from holdfast.flash.tools.formats.pickle_child import STORAGES
-from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, plain
-from holdfast.flash.tools.formats.training_state import (
-    BY_NAME,
-    Keys,
-    StateParts,
-    arrange,
-    is_tensor_place,
-    left_out,
-    step_in,
-    walk,
-    without_objects,
-)
+from holdfast.flash.tools.formats.pickles import Opaque, Pickles, TensorRef, replaced
+from holdfast.flash.tools.formats.training_state import BY_NAME, Keys, of_script
 
 if TYPE_CHECKING:
     import torch
 
 
 _CHUNK: Final = 2**24
-"""Bytes read at once."""
+"""Bytes read or written at once."""
 _HEADER: Final = struct.Struct("<4s22xHH")
 """Signature, and the lengths of name and extra field, of a record's local header."""
 SIGNATURE: Final = b"PK\x03\x04"
@@ -97,8 +88,8 @@ class Record:
     crc: int
 
 
-class TorchZip:
-    """The records of one archive."""
+class TorchArchive:
+    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
 
     def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
         """List the records; raises `ForeignError` if the archive is damaged, OSError."""
@@ -107,12 +98,14 @@ class TorchZip:
         self._compared = set[str]()
         try:
             with FileRange(path, begin, length) as section:
-                self.records = _records(section)
+                self._records = _records(section)
         except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
             raise ForeignError(
                 f"{path}: no whole archive of torch.save ({error}). Copy the file again; one of "
                 "torch before 1.6 must be loaded and saved by a newer torch"
             ) from error
+        if "byteorder" in self._records and self.read("byteorder") != b"little":
+            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
 
     def read(
         self, name: str, begin: int = 0, size: int | None = None, *, checked: bool = True
@@ -122,7 +115,7 @@ class TorchZip:
         checked: False for a look at bytes that are read once more. Raises `ForeignError` naming
         file and record.
         """
-        record = self.records.get(name)
+        record = self._records.get(name)
         if record is None:
             raise ForeignError(f"{self.path}: the record {name} is missing: copy the file again")
         wanted = record.size - begin if size is None else size
@@ -138,6 +131,24 @@ class TorchZip:
             raise ForeignError(f"{self.path}: {name} differs from its checksum: it is damaged")
         self._compared.add(name)
         return found
+
+    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
+        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
+
+        checked: read all of its record, and compare the checksum; else only its own bytes.
+        """
+        import torch
+
+        dtype = getattr(torch, ref.dtype)
+        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
+            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
+        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
+        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
+        body = self.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
+        if not count:
+            return torch.empty(ref.size, dtype=dtype)
+        flat = torch.frombuffer(body, dtype=dtype)
+        return flat.as_strided(ref.size, ref.stride).contiguous()
 
 
 def _take(section: FileRange, record: Record, begin: int, size: int) -> bytearray:
@@ -194,34 +205,6 @@ def _begin(section: FileRange, info: zipfile.ZipInfo) -> int:
     return info.header_offset + _HEADER.size + int(length) + int(extra)
 
 
-class TorchArchive:
-    """The tensors in a file of torch.save, or in a range of a file with such an archive."""
-
-    def __init__(self, path: str, begin: int = 0, length: int | None = None) -> None:
-        """List the records; raises `ForeignError`, OSError."""
-        self.path, self._zip = path, TorchZip(path, begin, length)
-        if "byteorder" in self._zip.records and self._zip.read("byteorder") != b"little":
-            raise ForeignError(f"{path} is of a big-endian machine: load and save it on this one")
-
-    def tensor(self, ref: TensorRef, *, checked: bool = True) -> torch.Tensor:
-        """Return a tensor, contiguous; raises `ForeignError` if it is damaged.
-
-        checked: read all of its record, and compare the checksum; else only its own bytes.
-        """
-        import torch
-
-        dtype = getattr(torch, ref.dtype)
-        if len(ref.size) != len(ref.stride) or min((ref.at, *ref.size, *ref.stride)) < 0:
-            raise ForeignError(f"{self.path}: data/{ref.key} has a tensor of a negative size")
-        last = sum((n - 1) * step for n, step in zip(ref.size, ref.stride, strict=True))
-        count, width = last + 1 if ref.count else 0, int(dtype.itemsize)
-        body = self._zip.read(f"data/{ref.key}", ref.at * width, count * width, checked=checked)
-        if not count:
-            return torch.empty(ref.size, dtype=dtype)
-        flat = torch.frombuffer(body, dtype=dtype)
-        return flat.as_strided(ref.size, ref.stride).contiguous()
-
-
 class TorchFile(TorchArchive):
     """An archive with its data."""
 
@@ -230,17 +213,11 @@ class TorchFile(TorchArchive):
     ) -> None:
         """Read all but the tensors; raises `ForeignError`, OSError."""
         super().__init__(path, begin, length)
-        self.state = pickles.read(self._zip.read("data.pkl"), path)
+        self.state = pickles.read(self.read("data.pkl"), path)
 
-    def with_tensors(self, value: Any) -> Any:
-        """Return data with its tensors loaded: for small values only."""
-        if isinstance(value, TensorRef):
-            return self.tensor(value)
-        if isinstance(value, Mapping):
-            return {key: self.with_tensors(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self.with_tensors(one) for one in value)
-        return value
+    def with_tensors(self) -> Any:
+        """Return the data with its tensors as `ForeignTensor`."""
+        return replaced(self.state, TensorRef, lambda ref: of_ref(self, (f"data/{ref.key}",), ref))
 
 
 def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
@@ -252,56 +229,10 @@ def read(place: str, pickles: Pickles, keys: Keys = BY_NAME) -> Checkpoint:
         )
     if not isinstance(file.state, Mapping) or not file.state:
         raise ForeignError(f"{place} holds {type(file.state).__name__}, not a state_dict")
-
-    def shape_of(value: Any) -> tuple[int, ...] | None:
-        return value.size if isinstance(value, TensorRef) else None
-
-    def tensor_of(path: Path, value: Any) -> ForeignTensor | None:
-        return of_ref(file, path, value) if isinstance(value, TensorRef) else None
-
-    parts = arrange(place, file.state, keys, shape_of)
-    return of_parts(
-        Checkpoint(place=place, format="torch", framework="torch", layout="one file of torch.save"),
-        parts,
-        is_data=lambda value: plain(without_tensors(value)),
-        tensor_of=tensor_of,
-        loaded=file.with_tensors,
+    found = Checkpoint(
+        place=place, format="torch", framework="torch", layout="one file of torch.save"
     )
-
-
-def of_parts(
-    found: Checkpoint,
-    parts: StateParts,
-    *,
-    is_data: Callable[[Any], bool],
-    tensor_of: Callable[[Path, Any], ForeignTensor | None],
-    loaded: Callable[[Any], Any],
-) -> Checkpoint:
-    """Return a checkpoint with the tensors and values of a script's parts; raises `ForeignError`.
-
-    is_data: tells whether a value has no objects. tensor_of: a tensor's reference as a tensor;
-    None: it is none. loaded: a value with its tensors in memory.
-    """
-    left, tensors, values = list[str](), list[ForeignTensor](), dict[Path, Any]()
-    if isinstance(extra := parts.state.get("extra"), Mapping):
-        parts.state["extra"] = without_objects(extra, "extra", is_data, left)
-    for path, value in walk((), parts.state):
-        tensor = tensor_of(path, value) if is_tensor_place(path) else None
-        if tensor is not None:
-            tensors.append(tensor)
-        elif is_data(value):
-            values[path] = loaded(value)
-        else:
-            name = ".".join(map(str, path))
-            raise ForeignError(f"{found.place}: {name} has objects that are no data")
-    extras = {str(path[1]): one for path, one in values.items() if path[0] == "extra"}
-    return replace(
-        found,
-        tensors=tuple(tensors),
-        values=values,
-        step=step_in(extras),
-        notes=(*parts.notes, *left_out(left)),
-    )
+    return of_script(found, file.with_tensors(), keys)
 
 
 def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:
@@ -310,23 +241,9 @@ def of_ref(file: TorchFile, path: Path, ref: TensorRef) -> ForeignTensor:
     return whole(path, ref.dtype, ref.size, where, partial(file.tensor, ref))
 
 
-def without_tensors(value: Any) -> Any:
-    """Return data with None in the place of its tensors."""
-    if isinstance(value, TensorRef):
-        return None
-    if isinstance(value, Mapping):
-        return {key: without_tensors(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_tensors(one) for one in value]
-    return value
-
-
 _FOLDER: Final = "archive"
 _ALIGN: Final = 64
 """A record begins at a multiple of these bytes, as torch's own do: `mmap=True` wants it."""
-_WRITTEN_AT_ONCE: Final = 2**24
-_LOCAL: Final = 30
-"""Bytes of a record's local header, without name and extra field."""
 _ZIP64: Final = 20
 """Bytes that zipfile adds to the extra field of a large record."""
 _LARGE: Final = 2**31 - 1
@@ -338,10 +255,7 @@ class _NewRecord:
     """A tensor's bytes in the archive, which the pickle refers to."""
 
     key: str
-    dtype: str
-    bytes: int
-    count: int
-    load: Callable[[], torch.Tensor]
+    tensor: ForeignTensor
     counts: bool
     """It is among the checkpoint's tensors, whose bytes the progress counts."""
 
@@ -359,9 +273,9 @@ class _Pickler(pickle.Pickler):
 
         if not isinstance(value, _NewRecord):
             return None
-        name = _TYPED.get(value.dtype)
+        name = _TYPED.get(value.tensor.dtype)
         kind = torch.UntypedStorage if name is None else getattr(torch, name)
-        count = value.bytes if name is None else value.count
+        count = value.tensor.bytes if name is None else math.prod(value.tensor.shape)
         return ("storage", kind, value.key, "cpu", count)
 
     def reducer_override(self, value: Any) -> Any:
@@ -369,31 +283,23 @@ class _Pickler(pickle.Pickler):
         import torch
 
         if isinstance(value, torch.Tensor):
-            whole = value.detach().cpu().contiguous()
-            dtype = str(whole.dtype).removeprefix("torch.")
-            return self._tensor(dtype, tuple(whole.shape), lambda: whole, counts=False)
+            own = value.detach().cpu().contiguous()
+            dtype = str(own.dtype).removeprefix("torch.")
+            return self._tensor(whole((), dtype, own.shape, "", lambda: own), counts=False)
         if isinstance(value, ForeignTensor):
-            return self._tensor(value.dtype, value.shape, value.load, counts=True)
+            return self._tensor(value, counts=True)
         return NotImplemented
 
-    def _tensor(
-        self,
-        dtype: str,
-        shape: tuple[int, ...],
-        load: Callable[[], torch.Tensor],
-        *,
-        counts: bool,
-    ) -> Any:
+    def _tensor(self, tensor: ForeignTensor, *, counts: bool) -> Any:
         import torch
         from torch import _utils
 
-        form = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        key = str(len(self.records))
-        record = _NewRecord(key, dtype, form.nbytes, form.numel(), load, counts)
+        form = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+        record = _NewRecord(str(len(self.records)), tensor, counts)
         self.records.append(record)
         hooks: OrderedDict[str, Any] = OrderedDict()
-        view = (record, 0, shape, form.stride(), False, hooks)
-        if dtype in _TYPED:
+        view = (record, 0, tensor.shape, form.stride(), False, hooks)
+        if tensor.dtype in _TYPED:
             return _utils._rebuild_tensor_v2, view  # noqa: SLF001 - the name is in the format
         return _utils._rebuild_tensor_v3, (*view, form.dtype)  # noqa: SLF001
 
@@ -402,10 +308,8 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
     """Write one new file, durably; `ForeignTensor` in the state is read when its turn comes.
 
     Tensors are whole, contiguous and on the CPU; two that share a storage are written twice.
-
-    Raises:
-        ForeignError: a tensor is damaged, or a value cannot be pickled.
-        OSError: the file is there already, or cannot be written. The caller removes it.
+    Raises `ForeignError` if a tensor is damaged, or a value cannot be pickled; OSError if the file
+    is there already, or cannot be written. The caller removes it.
     """
     body = io.BytesIO()
     pickler = _Pickler(body)
@@ -418,9 +322,9 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
             _write_record(archive, stream, "data.pkl", memoryview(body.getbuffer()))
             _write_record(archive, stream, "byteorder", memoryview(b"little"))
             for record in pickler.records:
-                _write_record(archive, stream, f"data/{record.key}", bytes_of(record.load()))
+                _write_record(archive, stream, f"data/{record.key}", bytes_of(record.tensor.load()))
                 if progress is not None and record.counts:
-                    progress(record.bytes)
+                    progress(record.tensor.bytes)
             _write_record(archive, stream, "version", memoryview(b"3\n"))
         stream.flush()
         os.fsync(stream.fileno())
@@ -429,12 +333,12 @@ def save(file: File, state: Any, progress: Progress | None = None) -> None:
 def _write_record(archive: zipfile.ZipFile, stream: Any, name: str, body: memoryview) -> None:
     info = zipfile.ZipInfo(f"{_FOLDER}/{name}")
     large = len(body) > _LARGE
-    header = _LOCAL + len(info.filename) + (_ZIP64 if large else 0) + 4
+    header = _HEADER.size + len(info.filename) + (_ZIP64 if large else 0) + 4
     pad = -(stream.tell() + header) % _ALIGN
     info.extra = b"FB" + pad.to_bytes(2, "little") + bytes(pad)
     with archive.open(info, "w", force_zip64=large) as record:
-        for begin in range(0, len(body), _WRITTEN_AT_ONCE):
-            record.write(body[begin : begin + _WRITTEN_AT_ONCE])
+        for begin in range(0, len(body), _CHUNK):
+            record.write(body[begin : begin + _CHUNK])
 
 
 def write(found: Checkpoint, file: File, progress: Progress, *, model: bool = False) -> None:

@@ -9,12 +9,19 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.flash.memory.shard_table import Path
-from holdfast.flash.tools.formats.foreign import ForeignError
+from holdfast.flash.tools.formats.foreign import Checkpoint, ForeignError, ForeignTensor
+from holdfast.flash.tools.formats.pickles import plain, replaced
 from holdfast.flash.trainer.leaves import OWN_BUFFERS
+
+if TYPE_CHECKING:
+    import torch
+
+Shape = tuple[int, ...]
 
 PART: Final = re.compile(rf"model|optimizer|extra|{OWN_BUFFERS}|rank_\d+")
 """First keys of a training state."""
@@ -63,8 +70,6 @@ _WRAPPERS: Final = ("module.", "_orig_mod.")
 _OF_BATCH_NORM: Final = ("running_mean", "running_var", "num_batches_tracked")
 _FLAT: Final = ("state.", "param_groups.")
 """Begin the keys of an optimizer's state that torch has flattened."""
-Shape = tuple[int, ...] | None
-"""None: it is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +102,50 @@ class StateParts:
     notes: list[str] = field(default_factory=list)
 
 
-def arrange(
-    place: str, saved: Mapping[Any, Any], keys: Keys, shape_of: Callable[[Any], Shape]
-) -> StateParts:
+def of_script(found: Checkpoint, saved: Mapping[Any, Any], keys: Keys) -> Checkpoint:
+    """Return a checkpoint with the tensors and values of what a script saved.
+
+    saved: its tensors are `ForeignTensor`, its objects `Opaque`. Raises `ForeignError`.
+    """
+    parts = arrange(found.place, saved, keys)
+    left, tensors, values = list[str](), list[ForeignTensor](), dict[Path, Any]()
+    if isinstance(extra := parts.state.get("extra"), Mapping):
+        parts.state["extra"] = _without_objects(extra, "extra", left)
+    for path, value in walk((), parts.state):
+        if isinstance(value, ForeignTensor) and is_tensor_place(path):
+            tensors.append(replace(value, path=path))
+        elif plain(value, ForeignTensor):
+            values[path] = replaced(value, ForeignTensor, partial(_loaded, path))
+        else:
+            name = ".".join(map(str, path))
+            raise ForeignError(f"{found.place}: {name} has objects that are no data")
+    extras = {str(path[1]): one for path, one in values.items() if path[0] == "extra"}
+    return replace(
+        found,
+        tensors=tuple(tensors),
+        values=values,
+        step=_step_in(extras),
+        notes=(*parts.notes, *_left_out(left)),
+    )
+
+
+def _loaded(path: Path, tensor: ForeignTensor) -> torch.Tensor:
+    return replace(tensor, path=path).load()
+
+
+def arrange(place: str, saved: Mapping[Any, Any], keys: Keys) -> StateParts:
     """Return the parts of a saved mapping; raises `ForeignError` if none is the model.
 
-    What is no part is an extra under its key. place: for errors. shape_of: returns the shape of a
-    tensor in the mapping, None for what is no tensor.
+    What is no part is an extra under its key. place: for errors.
     """
     rest, parts = dict(saved), StateParts({})
     optimizer = _taken(place, rest, "optimizer", keys.optimizer, _OPTIMIZERS, _is_optimizer)
-    model = _taken(place, rest, "model", keys.model, _MODELS, lambda one: _has(one, shape_of))
+    model = _taken(place, rest, "model", keys.model, _MODELS, _has_tensor)
     if model is None:
-        model = _bare(place, rest, shape_of, others=optimizer is not None)
+        model = _bare(place, rest, others=optimizer is not None)
     parts.state["model"] = model = _unwrapped(model, parts.notes)
     if optimizer is not None:
-        parts.state["optimizer"] = _named(_nested(optimizer), model, shape_of, parts.notes)
+        parts.state["optimizer"] = _named(_nested(optimizer), model, parts.notes)
     _keep(place, rest, parts)
     return parts
 
@@ -153,23 +186,21 @@ def _is_flat(value: Mapping[Any, Any]) -> bool:
     return bool(value) and all(str(key).startswith(_FLAT) for key in value)
 
 
-def _has(value: Any, shape_of: Callable[[Any], Shape]) -> bool:
+def _has_tensor(value: Any, *, scalars: bool = True) -> bool:
     """Return True if a nested mapping has a tensor."""
     if isinstance(value, Mapping):
-        return any(_has(one, shape_of) for one in value.values())
-    return shape_of(value) is not None
+        return any(_has_tensor(one, scalars=scalars) for one in value.values())
+    return isinstance(value, ForeignTensor) and (scalars or bool(value.shape))
 
 
-def _bare(
-    place: str, rest: dict[Any, Any], shape_of: Callable[[Any], Shape], *, others: bool
-) -> Mapping[Any, Any]:
+def _bare(place: str, rest: dict[Any, Any], *, others: bool) -> Mapping[Any, Any]:
     """Take the model out of a mapping that has it at the top: its tensors are the weights.
 
     Beside a mapping that may be the model, tensors are weights if one has a module in its name: one
     alone may be a state of a random generator.
     """
-    names = [key for key, value in rest.items() if shape_of(value) is not None]
-    nested = [key for key, value in rest.items() if _may_be_model(key, _unlisted(value), shape_of)]
+    names = [key for key, value in rest.items() if isinstance(value, ForeignTensor)]
+    nested = [key for key, value in rest.items() if _may_be_model(key, _unlisted(value))]
     if nested and not any("." in str(name) for name in names):
         names = []
         if not others and len(nested) == len(rest):
@@ -183,13 +214,13 @@ def _bare(
     return {key: rest.pop(key) for key in dict.fromkeys(names)}
 
 
-def _may_be_model(key: Any, value: Any, shape_of: Callable[[Any], Shape]) -> bool:
+def _may_be_model(key: Any, value: Any) -> bool:
     """Return True if a value has weights: tensors, no scalars, of no optimizer and no part."""
     return (
         isinstance(value, Mapping)
         and not _known(key)
         and "param_groups" not in value
-        and _has(value, lambda one: shape_of(one) or None)
+        and _has_tensor(value, scalars=False)
     )
 
 
@@ -250,10 +281,7 @@ def _nested(optimizer: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _named(
-    optimizer: Mapping[Any, Any],
-    model: Mapping[Any, Any],
-    shape_of: Callable[[Any], Shape],
-    notes: list[str],
+    optimizer: Mapping[Any, Any], model: Mapping[Any, Any], notes: list[str]
 ) -> Mapping[Any, Any]:
     """Return an optimizer's state with names of parameters in the place of their numbers."""
     groups, state = optimizer.get("param_groups"), optimizer.get("state")
@@ -265,8 +293,8 @@ def _named(
         return optimizer
     names = {number: _bare_name(str(name), model) for number, name in _told(groups).items()}
     if len(names) < len(numbers) or not all(name in model for name in names.values()):
-        shapes = {number: _shape(state.get(number, {}), shape_of) for number in numbers}
-        found = names_of(params, shapes, _candidates(model, shape_of))
+        shapes = {number: _shape(state.get(number, {})) for number in numbers}
+        found = names_of(params, shapes, _candidates(model))
         if isinstance(found, str):
             notes.append(f"the optimizer's parameters have numbers, and {found}: {_SAVE_NAMES}")
             return optimizer
@@ -306,23 +334,23 @@ def _told(groups: Sequence[Mapping[Any, Any]]) -> dict[int, str]:
     return found
 
 
-def _shape(state: Mapping[Any, Any], shape_of: Callable[[Any], Shape]) -> Shape:
+def _shape(state: Mapping[Any, Any]) -> Shape | None:
     """Return the shape of a parameter by its state; None: nothing there tells it."""
-    shapes = {shape_of(value) for key, value in state.items() if key != "step"} - {None}
+    tensors = (one for key, one in state.items() if key != "step")
+    shapes = {one.shape for one in tensors if isinstance(one, ForeignTensor)}
     return shapes.pop() if len(shapes) == 1 else None
 
 
-def _candidates(model: Mapping[Any, Any], shape_of: Callable[[Any], Shape]) -> dict[str, Shape]:
-    found = {str(name): shape_of(value) for name, value in model.items()}
+def _candidates(model: Mapping[Any, Any]) -> dict[str, Shape]:
     return {
-        name: shape
-        for name, shape in found.items()
-        if shape is not None and not name.endswith(_OF_BATCH_NORM)
+        str(name): value.shape
+        for name, value in model.items()
+        if isinstance(value, ForeignTensor) and not str(name).endswith(_OF_BATCH_NORM)
     }
 
 
 def names_of(
-    groups: Sequence[Sequence[int]], shapes: Mapping[int, Shape], model: Mapping[str, Shape]
+    groups: Sequence[Sequence[int]], shapes: Mapping[int, Shape | None], model: Mapping[str, Shape]
 ) -> dict[int, str] | str:
     """Return the name of each number, or the reason why one cannot be told.
 
@@ -348,7 +376,7 @@ def names_of(
     return found
 
 
-def step_in(extras: Mapping[str, Any]) -> int | None:
+def _step_in(extras: Mapping[str, Any]) -> int | None:
     """Return the step's number among extras: `step` and the like, or torchtitan's `train_state`."""
     inner = extras.get("train_state")
     for held in (extras, inner if isinstance(inner, Mapping) else {}):
@@ -361,22 +389,20 @@ def step_in(extras: Mapping[str, Any]) -> int | None:
     return None
 
 
-def without_objects(
-    value: Mapping[Any, Any], name: str, is_data: Callable[[Any], bool], left: list[str]
-) -> dict[Any, Any]:
+def _without_objects(value: Mapping[Any, Any], name: str, left: list[str]) -> dict[Any, Any]:
     """Return nested data without the entries that have objects; their names go to `left`."""
     kept = {}
     for key, one in value.items():
         if isinstance(one, Mapping):
-            kept[key] = without_objects(one, f"{name}.{key}", is_data, left)
-        elif is_data(one):
+            kept[key] = _without_objects(one, f"{name}.{key}", left)
+        elif plain(one, ForeignTensor):
             kept[key] = one
         else:
             left.append(f"{name}.{key}")
     return kept
 
 
-def left_out(left: Sequence[str]) -> list[str]:
+def _left_out(left: Sequence[str]) -> list[str]:
     """Return the note on entries that were left out."""
     more = f" and {len(left) - 10} more" if len(left) > 10 else ""
     return [f"left out, for they are objects: {', '.join(left[:10])}{more}"] if left else []

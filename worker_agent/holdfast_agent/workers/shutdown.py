@@ -11,6 +11,7 @@ import logging
 import signal
 import time
 
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.policies import exit_codes
 from holdfast_agent.policies.exit_codes import ExitCode, SignalStep
 from holdfast_agent.workers.runner import RoundRunner
@@ -40,14 +41,9 @@ class End:
 class Shutdown:
     """Waits for the first event that ends the agent."""
 
-    def __init__(
-        self, runner: RoundRunner, *, managed: bool, grace_seconds: float, stop_seconds: float
-    ) -> None:
-        """See `policies.exit_codes.on_signal` for the values."""
-        self._runner = runner
-        self._managed = managed
-        self._grace_seconds = grace_seconds
-        self._stop_seconds = stop_seconds
+    def __init__(self, runner: RoundRunner, settings: Settings) -> None:
+        """Wait for `runner`'s workers to end."""
+        self._runner, self._settings = runner, settings
         self._signals: list[int] = []
         self._done: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
@@ -82,10 +78,10 @@ class Shutdown:
         self._signals.append(number)
         plan = exit_codes.on_signal(
             earlier=earlier,
-            managed=self._managed,
+            managed=not self._settings.standalone,
             connected=connected,
-            grace_seconds=self._grace_seconds,
-            stop_seconds=self._stop_seconds,
+            grace_seconds=self._settings.grace_seconds,
+            stop_seconds=self._settings.launch.shutdown_seconds,
         )
         log.warning("%s: %s, %s", signal.Signals(number).name, plan.step.value, plan.reason)
         end = End(exit_codes.after_signal(self._signals[0]), signal.Signals(number).name)

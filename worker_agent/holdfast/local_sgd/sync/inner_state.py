@@ -1,7 +1,7 @@
 """State that is a replica's own, as a joiner gets it: the inner optimizer's moments, and buffers.
 
-Belongs here: where torch keeps them. Does not belong here: the bytes (`sync.transfer_bytes`), the
-transfers (`sync.regroup`), the state in a checkpoint (`shards`).
+Belongs here: where torch keeps them. Does not belong here: the bytes (`transfer_bytes`), the
+transfers (`regroup`), the state in a checkpoint (`shards`).
 
 EDiT's replicas have an inner state of their own. A joiner has none: it takes that of a replica that
 trains, as torchft's examples of DiLoCo do. With fresh moments its first round would be steps of a
@@ -26,18 +26,19 @@ Slots = Callable[[int], Sequence[Any]]
 
 
 class TorchInnerState:
-    """Inner state in torch's optimizers and modules; see `sync.transfer_bytes.InnerState`."""
+    """Inner state in torch's optimizers and modules, by units; behind the last, buffers."""
 
-    def __init__(self, slots: Slots, units: Callable[[], int]) -> None:
+    def __init__(
+        self, slots: Slots, units: Callable[[], int], optimizers: Sequence[Any] = ()
+    ) -> None:
         """Take the parameters.
 
         Args:
             slots: Parameters of a unit.
             units: How many units there are: the number behind the last means the buffers.
+            optimizers: Torch's own, whose state is keyed by parameters.
         """
-        self._slots, self._units = slots, units
-        self.optimizers: Sequence[Any] = ()
-        """Torch's own, whose state is keyed by parameters."""
+        self._slots, self._units, self._optimizers = slots, units, optimizers
         self._models: tuple[nn.Module, ...] = ()
         self._given: Sequence[StateEntry] = ()
 
@@ -67,10 +68,13 @@ class TorchInnerState:
 
     def take(self, number: int, entries: Sequence[StateEntry]) -> None:
         """Put a unit's state, or buffers, in place; what is not finite is left out."""
+        import torch
+
         if number == self._units():
             self._take_buffers(entries)
             return
-        if any(_is_broken(one.value) for one in entries):
+        tensors = [one.value for one in entries if torch.is_tensor(one.value)]
+        if not all(one.isfinite().all() for one in tensors):
             log.warning("local SGD: this joiner begins with a fresh inner state of unit %d", number)
             return
         slots = self._slots(number)
@@ -95,7 +99,7 @@ class TorchInnerState:
             for one in entries:
                 buffer, value = own.get(str(one.owner)), one.value
                 fits = buffer is not None and _local(buffer).shape == value.shape
-                if not fits or _has_nan(value):
+                if not fits or value.isnan().any():
                     log.warning("local SGD: this joiner keeps its own buffer %s", one.owner)
                     continue
                 _local(buffer).copy_(value)
@@ -110,7 +114,7 @@ class TorchInnerState:
 
     def _of(self, slot: Any) -> Any:
         """Return the optimizer that has a parameter; None: nobody steps it."""
-        for one in self.optimizers:
+        for one in self._optimizers:
             if any(slot is each for group in one.param_groups for each in group["params"]):
                 return one
         return None
@@ -157,13 +161,3 @@ def _placed(entry: StateEntry, slot: Any) -> Any:
     if not torch.is_tensor(value) or entry.on_cpu:
         return value
     return value.to(_local(slot).device)
-
-
-def _is_broken(value: Any) -> bool:
-    import torch
-
-    return bool(torch.is_tensor(value) and not torch.isfinite(value).all())
-
-
-def _has_nan(value: torch.Tensor) -> bool:
-    return bool(value.isnan().any())
