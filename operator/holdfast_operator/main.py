@@ -151,7 +151,9 @@ class Operator:
             if self._settings.node_notices is Switch.ON:
                 group.create_task(self._nodes.run())
             group.create_task(reporter.run())
+            group.create_task(reconciler.queues.run())
             await self._pods.synced.wait()
+            await reconciler.queues.known.wait()
             await self._first_look_at_nodes()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from holdfast_operator.pods.template import main_container
-from holdfast_operator.spec.job import FailureRuleSpec, JobSpec
+from holdfast_operator.spec.job import FailureRuleSpec, JobSpec, SpecVersion
 from holdfast_wire.messages import FailureRule, MasterSpec
 
 
-def master_spec(spec: JobSpec, generation: int) -> MasterSpec:
-    """Return the part of a spec that the job's master needs; it ignores older generations."""
+def master_spec(spec: JobSpec, version: SpecVersion) -> MasterSpec:
+    """Return the part of a spec that the job's master needs; it ignores older versions."""
     size = spec.size
     pod = spec.worker_template["spec"]
     main = pod["containers"][main_container(pod)]["name"]
     return MasterSpec(
-        generation=generation,
+        generation=version.generation,
+        revision=version.revision,
         replicas=size.desired,
         min_replicas=size.least,
         max_replicas=size.most,

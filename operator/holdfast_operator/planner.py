@@ -70,7 +70,7 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
         pods=existing,
         master=master,
         history=observe(
-            remembered(job), existing, wanted, job.generation, now, mastered=master.connected
+            remembered(job), existing, wanted, job.version, now, mastered=master.connected
         ),
         gone=gone(known, job, now),
         now=now,

@@ -15,6 +15,7 @@ from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.job_cache import JobCache
+from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
 from holdfast_operator.kube.reflector import PodReflector
@@ -122,6 +123,8 @@ class Reconciler:
         wake: Callable[[Key], None],
         nodes: ClusterNodes | None = None,
     ) -> None:
+        self.queues = JobQueues(client, settings.watch_namespace, wake)
+        """The queues that admit jobs; somebody has to run them."""
         self._settings = settings
         self._client = client
         self._crd = load_crd()
@@ -262,6 +265,7 @@ class Reconciler:
 
     async def _work_on(self, state: JobState) -> float | None:
         ended = state.status.ended
+        await self.queues.settle(state, self._settings)
         waits: list[float | None] = [self._settings.resync_s]
         goes_on = not ended and not state.deleted
         if goes_on and state.may_begin(time.time()):

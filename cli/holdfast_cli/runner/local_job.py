@@ -17,6 +17,7 @@ from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
 from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec import ElasticJob, InvalidJobError, change_job
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_operator.status.conditions import EXTRA_GIVEN_UP
 from holdfast_wire import messages as wire
 
@@ -109,7 +110,7 @@ class LocalJob:
     def __init__(self, job: ElasticJob, uid: str) -> None:
         self.job = job
         self.uid = uid
-        self.generation = 1
+        self.version = SpecVersion(generation=1)
         self.view = MasterView()
         self.master = KnownMaster()
         """Newest master that was started or heard: only its messages count."""
@@ -148,7 +149,7 @@ class LocalJob:
         job = PlannedJob(
             name=self.job.name,
             uid=self.uid,
-            generation=self.generation,
+            version=self.version,
             spec=self.job.spec,
             status=self._status,
             history=self._history,
@@ -167,7 +168,7 @@ class LocalJob:
 
     def receive(self, said: Said, now: float) -> None:
         """Apply a message of the master."""
-        self.view = self.view.hear(said, now=now, generation=self.generation)
+        self.view = self.view.hear(said, now=now, version=self.version)
 
     def first_messages(self) -> Iterator[wire.MasterSpec | wire.PodObservation | wire.PodListDone]:
         """Yield the first messages of a new stream to the master."""
@@ -179,7 +180,7 @@ class LocalJob:
 
     def spec_message(self) -> wire.MasterSpec:
         """Return the spec as a message of the wire."""
-        return master_spec(self.job.spec, self.generation)
+        return master_spec(self.job.spec, self.version)
 
     def scale(self, change: ScaleJob) -> wire.ScaleResult:
         """Change the number of replicas, and return the outcome."""
@@ -188,7 +189,7 @@ class LocalJob:
             self.job = change_job(self.job, load_crd(), replicas=change.replicas)
         except InvalidJobError as error:
             return wire.ScaleResult(decision_id=change.decision_id, ok=False, error=str(error))
-        self.generation += 1
+        self.version = SpecVersion(self.version.generation + 1)
         return wire.ScaleResult(decision_id=change.decision_id, ok=True)
 
 

@@ -241,7 +241,7 @@ def _released(look: Look, pod: ObservedPod) -> bool:
     """Return True if a surplus worker may go now. An older release was for an older spec."""
     entry = look.entry(pod.slot)
     said = look.master.released.get(pod.slot.index)
-    if said is not None and said >= entry.surplus_generation:
+    if said is not None and said >= entry.surplus_version:
         return True
     return look.now >= _grace_end(look, pod.slot)
 

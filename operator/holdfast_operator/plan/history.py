@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role
+from holdfast_operator.spec.job import NO_VERSION, SpecVersion
 from holdfast_wire.messages import PodPhase
 
 SETTLED_SECONDS: Final = 10.0
@@ -63,8 +64,8 @@ class SlotHistory:
     """Earliest time for a new pod; Unix time, s."""
     surplus_since: float | None = None
     """Time since which its pod is surplus; None: it is wanted."""
-    surplus_generation: int = 0
-    """Generation of the spec that made it surplus."""
+    surplus_version: SpecVersion = NO_VERSION
+    """Version of the spec that made it surplus."""
 
     @property
     def done(self) -> bool:
@@ -91,7 +92,7 @@ def observe(
     history: History,
     pods: Mapping[PodSlot, tuple[ObservedPod, ...]],
     wanted: Iterable[PodSlot],
-    generation: int,
+    version: SpecVersion,
     now: float,
     *,
     mastered: bool = True,
@@ -101,8 +102,8 @@ def observe(
     Args:
         history: The history before.
         pods: Existing pods, by place, the oldest first.
-        wanted: Places that should be filled now, by the spec's generation.
-        generation: That generation.
+        wanted: Places that should be filled now, by the spec of this version.
+        version: That version.
         now: Unix time, s.
         mastered: True: the master is connected, and judges the workers.
     """
@@ -111,7 +112,7 @@ def observe(
     for slot in sorted(history.keys() | pods.keys()):
         alone = slot.role is Role.WORKER and not mastered
         entry = _look(history.get(slot, SlotHistory()), pods.get(slot, ()), now, alone=alone)
-        surplus = None if slot in needed else generation
+        surplus = None if slot in needed else version
         result[slot] = _note_need(entry, slot, surplus, now)
     return result
 
@@ -174,10 +175,10 @@ def _quick(entry: SlotHistory, ended_at: float, *, taken: bool, alone: bool) -> 
 
 
 def _note_need(
-    entry: SlotHistory, slot: PodSlot, generation: int | None, now: float
+    entry: SlotHistory, slot: PodSlot, version: SpecVersion | None, now: float
 ) -> SlotHistory:
-    """Return the entry with the time since which its pod is surplus; `generation` None: wanted."""
-    if generation is None:
+    """Return the entry with the time since which its pod is surplus; `version` None: wanted."""
+    if version is None:
         return (
             entry if entry.surplus_since is None else dataclasses.replace(entry, surplus_since=None)
         )
@@ -190,7 +191,7 @@ def _note_need(
     if slot.role is Role.EXTRA:
         # Wanted again, after a suspension or another size: that is a new try.
         entry = dataclasses.replace(entry, quick=0, not_before=0.0)
-    return dataclasses.replace(entry, surplus_since=now, surplus_generation=generation)
+    return dataclasses.replace(entry, surplus_since=now, surplus_version=version)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

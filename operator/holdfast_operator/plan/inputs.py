@@ -14,7 +14,7 @@ from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
 from holdfast_operator.plan.history import History, Refusals, SlotHistory
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role, template_of
 from holdfast_operator.plan.view import MasterView
-from holdfast_operator.spec.job import JobSpec
+from holdfast_operator.spec.job import JobSpec, SpecVersion
 
 SHORTEST_GRACE_SECONDS: Final = 1
 """Grace of a pod that is not needed any more. Not 0: Kubernetes would forget a running pod."""
@@ -25,13 +25,24 @@ REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """What a queue says of a job; `PlannedJob.spec` has what it admits."""
+
+    queue: str
+    asked: JobSpec
+    """Spec of the owner."""
+    reason: str
+    """Reason for admitting fewer workers than asked for, for people; empty: all are admitted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
     """The job to plan, from `JobState` or the runner."""
 
     name: str
     uid: str
-    generation: int
-    """Generation of the spec; grows with each change."""
+    version: SpecVersion
+    """Version of the spec; grows with each change."""
     spec: JobSpec
     status: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Status subresource as last written; empty before the first plan."""
@@ -57,6 +68,13 @@ class PlannedJob:
     """Nodes that new pods avoid for what several jobs met there, the worst first."""
     master_endpoint: str = ""
     """host:port of the master; empty: not known."""
+    queued: Queued | None = None
+    """None: the job has no queue, and `spec` is its owner's."""
+
+    @property
+    def generation(self) -> int:
+        """Generation of the object."""
+        return self.version.generation
 
     @property
     def ended_at(self) -> str | None:

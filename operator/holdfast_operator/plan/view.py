@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_wire.messages import (
     ExcludeDecision,
     Fence,
@@ -52,8 +53,8 @@ class MasterView:
     """Its newest status; None before the first."""
     replace: Mapping[int, ReplaceDecision] = dataclasses.field(default_factory=dict)
     """Node rank → decision to replace its pod."""
-    released: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """Node ranks that no world needs → generation of the spec at that time."""
+    released: Mapping[int, SpecVersion] = dataclasses.field(default_factory=dict)
+    """Node ranks that no world needs → version of the spec at that time."""
     scale: ScaleDecision | None = None
     """Decision on another size that has no answer yet."""
     excluded: tuple[str, ...] = ()
@@ -61,10 +62,10 @@ class MasterView:
     outcome: JobOutcome | None = None
     """End of the job; None while it goes on."""
 
-    def hear(self, said: Said, *, now: float, generation: int) -> MasterView:
+    def hear(self, said: Said, *, now: float, version: SpecVersion) -> MasterView:
         """Return the view after one more message.
 
-        `generation`: of the spec that this side has sent last.
+        `version`: of the spec that this side has sent last.
         """
         view = dataclasses.replace(self, connected=True)
         match said:
@@ -75,7 +76,7 @@ class MasterView:
                 decisions = {**self.replace, said.node_rank: said}
                 return dataclasses.replace(view, replace=decisions)
             case ReleaseDecision():
-                ranks = dict.fromkeys(said.node_ranks, generation)
+                ranks = dict.fromkeys(said.node_ranks, version)
                 return dataclasses.replace(view, released={**self.released, **ranks})
             case ScaleDecision():
                 return dataclasses.replace(view, scale=said)

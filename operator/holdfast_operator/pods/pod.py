@@ -10,6 +10,7 @@ from typing import Any, Final
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.inputs import HOSTNAME, REQUIRED, grace_of
 from holdfast_operator.plan.pods import WORKER, PodSlot, Role, template_of
+from holdfast_operator.plan.slices import Placement, Verdict
 from holdfast_operator.pods.environment import RESERVED, PodIdentity, contract
 from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.memory import keep_arenas, raise_memory
@@ -56,6 +57,8 @@ class PodSource:
     """True: the cluster can restart one container in a pod whose restartPolicy is Never."""
     master_defaults: MasterDefaults = dataclasses.field(default_factory=MasterDefaults)
     """Fields of the master's pod that its template does not set."""
+    admission: Verdict | None = None
+    """What the job's queue admits, with the flavors of its pods; None: it has no queue."""
     lost_node_s: int = 300
     """Time for which a worker's pod stays on a node that Kubernetes calls lost, s."""
 
@@ -89,12 +92,15 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     return pod
 
 
+def master_template(source: PodSource) -> Mapping[str, Any]:
+    """Return the template of the job master's pod."""
+    own = source.spec.master_template or _own_master(source.image)
+    return source.master_defaults.under(own)
+
+
 def master_pod(source: PodSource, action: CreatePod, epoch: int) -> dict[str, Any]:
     """Return the pod of the job master; `epoch` is the first that it owns."""
-    template = source.master_defaults.under(
-        source.spec.master_template or _own_master(source.image)
-    )
-    pod = _begin(source, template, action)
+    pod = _begin(source, master_template(source), action)
     spec = pod["spec"]
     spec["restartPolicy"] = "Always"
     main = spec["containers"][main_container(spec)]
@@ -189,11 +195,22 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     priority = source.body["spec"]["scheduling"].get("priorityClassName")
     if priority:
         spec.setdefault("priorityClassName", priority)
+    if source.admission is not None:
+        _place(spec, source.admission.placement(slot.index))
     if action.avoid_nodes:
         _avoid(spec, action.avoid_nodes)
     if action.shun_nodes:
         _shun(spec, action.shun_nodes)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _place(spec: dict[str, Any], placement: Placement) -> None:
+    """Have a pod run where its queue's flavor is."""
+    if placement.node_selector:
+        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
+    for one in placement.tolerations:
+        if one not in (spec.get("tolerations") or ()):
+            _append(spec, "tolerations", dict(one))
 
 
 def _variables(source: PodSource, slot: PodSlot, name: str) -> list[dict[str, Any]]:

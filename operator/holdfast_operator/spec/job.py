@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast_operator.spec.quantities import to_bytes
 from holdfast_wire.messages import (
@@ -43,6 +43,19 @@ class RestartPolicy(enum.StrEnum):
     NEVER = "Never"
     ON_FAILURE = "OnFailure"
     ALWAYS = "Always"
+
+
+class SpecVersion(NamedTuple):
+    """Version of a spec; a greater one is newer."""
+
+    generation: int = 0
+    """The owner's: of the object."""
+    revision: int = 0
+    """Of what a queue admits, at this generation; 0: the job has no queue."""
+
+
+NO_VERSION: Final = SpecVersion()
+"""Of no spec."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,6 +179,19 @@ class JobSpec:
     def worker_pods(self) -> int:
         """Number of worker pods that should exist: replicas and standbys."""
         return self.replicas + self.standbys
+
+    def admitted(self, workers: int) -> JobSpec:
+        """Return the spec of which a queue admits so many worker pods; 0: it is suspended."""
+        if not workers:
+            return dataclasses.replace(self, suspend=True)
+        size, replicas = self.size, min(self.replicas, workers)
+        return dataclasses.replace(
+            self,
+            replicas=replicas,
+            min_replicas=size.least,
+            max_replicas=size.most,
+            standbys=min(self.standbys, workers - replicas),
+        )
 
     @classmethod
     def from_object(cls, body: Mapping[str, Any]) -> JobSpec:

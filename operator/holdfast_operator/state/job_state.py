@@ -13,15 +13,18 @@ from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.nodes.strikes import ExcludedNode
 from holdfast_operator.plan.actions import Action, CreatePod, Plan
 from holdfast_operator.plan.history import ApiRefusal, History, refused
-from holdfast_operator.plan.inputs import PlannedJob, unix_time
+from holdfast_operator.plan.inputs import PlannedJob, Queued, unix_time
 from holdfast_operator.plan.pods import MASTER_SLOT, UNSCHEDULABLE, PodSlot, Role
+from holdfast_operator.plan.slices import Verdict
 from holdfast_operator.plan.view import Said
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.pod import PodSource
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.pods.revision import TemplatesInForce
+from holdfast_operator.pods.workloads import QUEUE
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_operator.state.credentials import Credentials
 from holdfast_operator.state.expectations import Expectations
 from holdfast_operator.state.link import Link
@@ -59,6 +62,10 @@ class JobState:
     templates: TemplatesInForce = dataclasses.field(default_factory=TemplatesInForce)
     expectations: Expectations = dataclasses.field(default_factory=Expectations)
     link: Link = dataclasses.field(default_factory=Link)
+    admission: Verdict | None = None
+    """What its queue admits; None: it has no queue."""
+    revision: int = 0
+    """Revision of that: grows with each change, also over operators; 0: it has no queue."""
     history: History = dataclasses.field(default_factory=dict)
     """History that the last plan returned."""
     _avoided: set[str] = dataclasses.field(default_factory=set)
@@ -93,8 +100,33 @@ class JobState:
 
     @property
     def spec(self) -> JobSpec:
-        """Wanted spec of the job, with the templates that are in force."""
+        """Spec to carry out: the owner's with the templates in force, as its queue admits it."""
+        asked = self.asked
+        return asked if self.admission is None else asked.admitted(self.admission.workers)
+
+    @property
+    def asked(self) -> JobSpec:
+        """Spec of the owner, with the templates that are in force."""
         return self.templates.of(self.job.spec)
+
+    @property
+    def spec_version(self) -> SpecVersion:
+        """Version of the spec to carry out."""
+        return SpecVersion(self.generation, self.revision)
+
+    @property
+    def queue(self) -> str:
+        """Name of its queue; empty: it has none."""
+        return str((self.body["metadata"].get("labels") or {}).get(QUEUE, ""))
+
+    def admits(self, verdict: Verdict | None, now: float) -> None:
+        """Note what its queue admits now; `now`: Unix time, s."""
+        before, self.admission = self.admission, verdict
+        if verdict is None:
+            self.revision = 0
+        elif before is None or before.workers != verdict.workers:
+            # An operator before this one may have sent a revision: time goes on.
+            self.revision = max(self.revision + 1, int(now * 1000))
 
     @property
     def held(self) -> bool:
@@ -185,6 +217,7 @@ class JobState:
             image=settings.image,
             master_defaults=settings.master_pod,
             lost_node_s=settings.lost_node_toleration_s,
+            admission=self.admission,
         )
 
     def planned(self, endpoint: str, *, cut_off: bool = False) -> PlannedJob:
@@ -193,7 +226,7 @@ class JobState:
         return PlannedJob(
             name=self.owner.name,
             uid=self.owner.uid,
-            generation=self.generation,
+            version=self.spec_version,
             spec=self.spec,
             status=self.status.for_planner(),
             history=self.history,
@@ -207,7 +240,13 @@ class JobState:
             silent_nodes=self.nodes.silent(),
             struck_nodes=tuple(one.host for one in self.struck()),
             master_endpoint=endpoint,
+            queued=self._queued(),
         )
+
+    def _queued(self) -> Queued | None:
+        if self.admission is None:
+            return None
+        return Queued(queue=self.queue, asked=self.asked, reason=self.admission.reason)
 
     def receive(self, message: Said | None, now: float) -> None:
         """Apply a message of the master; None: the stream to it has ended."""
@@ -263,8 +302,8 @@ class JobState:
 
     def first_messages(self) -> Iterable[Upward]:
         """Yield the first messages of a new stream to the master."""
-        self.link.tells_spec(self.generation)
-        yield master_spec(self.spec, self.generation)
+        self.link.tells_spec(self.spec_version)
+        yield master_spec(self.spec, self.spec_version)
         self.link.strikes_sent = self._strikes()
         if self.link.strikes_sent != ClusterStrikes():
             yield self.link.strikes_sent
@@ -279,9 +318,9 @@ class JobState:
 
     def send_news(self) -> None:
         """Tell the master of a spec, and of other jobs' strikes, that it does not know yet."""
-        if self.link.lacks_spec(self.generation):
-            self.link.tells_spec(self.generation)
-            self.link.send(master_spec(self.spec, self.generation))
+        if self.link.lacks_spec(self.spec_version):
+            self.link.tells_spec(self.spec_version)
+            self.link.send(master_spec(self.spec, self.spec_version))
         strikes = self._strikes()
         if self.link.view.connected and strikes != self.link.strikes_sent:
             self.link.strikes_sent = strikes

@@ -11,6 +11,7 @@ from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import KnownMaster, MasterView, Said
 from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.spec.job import NO_VERSION, SpecVersion
 from holdfast_wire.messages import ClusterStrikes, Fence, StopRequest
 
 
@@ -31,8 +32,8 @@ class Link:
     """Result of the last probes."""
     stop: StopRequest | None = None
     """Request to stop that the master was sent; None: none."""
-    spec_sent: int = 0
-    """Generation of the spec that the master was sent last; 0: none."""
+    spec_sent: SpecVersion = NO_VERSION
+    """Version of the spec that the master was sent last; NO_VERSION: none."""
     strikes_sent: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
     """The newest strikes of other jobs that the master was sent."""
 
@@ -86,7 +87,7 @@ class Link:
                 self.view = self.view.met("")
             return
         begins = not self.view.connected
-        self.view = self.view.hear(message, now=now, generation=self.spec_sent)
+        self.view = self.view.hear(message, now=now, version=self.spec_sent)
         if begins:
             self.view = self.view.met(_newest(pods))
 
@@ -113,13 +114,13 @@ class Link:
             self.stop = wish
             self.send(wish)
 
-    def tells_spec(self, generation: int) -> None:
-        """Note the generation of the spec that the master is sent."""
-        self.spec_sent = generation
+    def tells_spec(self, version: SpecVersion) -> None:
+        """Note the version of the spec that the master is sent."""
+        self.spec_sent = version
 
-    def lacks_spec(self, generation: int) -> bool:
-        """Return True if a master that was sent a spec lacks this generation."""
-        return self.stream is not None and self.spec_sent not in (0, generation)
+    def lacks_spec(self, version: SpecVersion) -> bool:
+        """Return True if a master that was sent a spec lacks this version."""
+        return self.stream is not None and self.spec_sent not in (NO_VERSION, version)
 
 
 def _newest(pods: Iterable[PodRecord]) -> str:

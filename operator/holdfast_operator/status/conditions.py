@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from holdfast_operator.plan.history import EXTRA_ATTEMPTS
-from holdfast_operator.plan.inputs import Look
+from holdfast_operator.plan.inputs import Look, Queued
 from holdfast_operator.plan.pods import PodSlot, Role, wanted_slots
 from holdfast_operator.plan.view import JobOutcome
 from holdfast_operator.status.blocked_pods import awaited, failed, obstacle
@@ -83,6 +83,8 @@ def _statements(
     look: Look, outcome: JobOutcome | None, *, finished: bool
 ) -> Iterator[tuple[str, Statement]]:
     yield "Suspended", _suspended(look, finished=finished)
+    if look.job.queued is not None:
+        yield "Admitted", _admitted(look, look.job.queued, finished=finished)
     for kind, rule in RULES.items():
         nothing = None if kind == "Healthy" else False
         if finished:
@@ -119,11 +121,26 @@ def _suspended(look: Look, *, finished: bool) -> Statement:
             return Statement(False, "JobFinished")
         if look.live(Role.WORKER):
             return Statement(False, "Suspending", "the workers are being stopped")
+        queued = look.job.queued
+        if queued is not None and not queued.asked.suspend:
+            return Statement(True, "Queued", f"{queued.queue}: {queued.reason}")
         return Statement(True, "Suspended", "spec.suspend is true")
     before = look.job.status.get("conditions", ())
     if "Suspended" in holding(before) or any(one["reason"] == "Resumed" for one in before):
         return Statement(False, "Resumed", "spec.suspend is false again")
     return Statement(False, "NotSuspended")
+
+
+def _admitted(look: Look, queued: Queued, *, finished: bool) -> Statement:
+    if finished:
+        return Statement(False, "JobFinished")
+    if queued.asked.suspend:
+        return Statement(False, "Suspended")
+    if look.job.spec.suspend:
+        return Statement(False, "Queued", f"{queued.queue}: {queued.reason}")
+    if queued.reason:
+        return Statement(True, "PartlyAdmitted", f"{queued.queue}: {queued.reason}")
+    return Statement(True, "AllAdmitted")
 
 
 def _master_ready(look: Look) -> Statement:

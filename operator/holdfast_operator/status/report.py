@@ -34,7 +34,7 @@ def report(look: Look, outcome: JobOutcome | None, *, finished: bool) -> dict[st
         "selector": f"{keys.LABEL_JOB}={job.name},{keys.LABEL_ROLE}={WORKER}",
         "size": {
             "min": job.spec.size.least,
-            "desired": job.spec.size.desired,
+            "desired": (job.queued.asked if job.queued else job.spec).size.desired,
             "max": job.spec.size.most,
         },
     }

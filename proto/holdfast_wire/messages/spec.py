@@ -160,3 +160,6 @@ class MasterSpec:
     replica_nodes: int = 0
     """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one
     world."""
+    revision: int = 0
+    """Grows with each change that is not the owner's, at one generation: a queue admits more or
+    fewer nodes."""

@@ -25,6 +25,7 @@ from holdfast_operator.plan.pods import MASTER, MASTER_SLOT, WORKER, ObservedPod
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.planner import plan
 from holdfast_operator.spec.admission import change_job
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_operator.spec.schema import parse_crd
 from holdfast_operator.spec.structure import check_structure
 from holdfast_wire.messages import PodPhase
@@ -82,7 +83,7 @@ class World:
         return PlannedJob(
             name="t",
             uid="u",
-            generation=self.generation,
+            version=SpecVersion(self.generation),
             spec=self.job.spec,
             status=self.status,
             history=self.history,
@@ -192,7 +193,7 @@ class World:
 
     def hear(self, said: Said) -> None:
         """The master says something."""
-        self.master = self.master.hear(said, now=self.now, generation=self.generation)
+        self.master = self.master.hear(said, now=self.now, version=SpecVersion(self.generation))
 
     def condition(self, kind: str) -> dict[str, Any]:
         """A condition in the last status; empty: it is not stated."""

@@ -63,7 +63,7 @@ def refresh_all(job: JobContext, why: Change) -> None:
 def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
     """A spec: in force if it is newer than the one that is."""
     before = job.state.spec
-    if before is not None and spec.generation <= before.generation:
+    if before is not None and _version(spec) <= _version(before):
         user_requests.spec_in_force(job)
         return
     wanted = job.wanted
@@ -89,6 +89,10 @@ def spec_arrived(job: JobContext, spec: MasterSpec) -> None:
     refresh_all(job, Change.SPEC_ARRIVED)
     incidents.judge_again(job)
     user_requests.spec_in_force(job)
+
+
+def _version(spec: MasterSpec) -> tuple[int, int]:
+    return spec.generation, spec.revision
 
 
 def release_due(job: JobContext) -> None:

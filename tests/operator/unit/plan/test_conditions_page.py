@@ -33,6 +33,7 @@ def _stated() -> dict[str, set[tuple[str, str]]]:
     """The same of the source: literal reasons of each rule, and those that the rules share."""
     rules = {rule.__name__: kind for kind, rule in conditions.RULES.items()}
     rules["_suspended"], rules["_scales_on"] = "Suspended", "Scaling"
+    rules["_admitted"] = "Admitted"
     found: dict[str, set[tuple[str, str]]] = {kind: set() for kind in rules.values()}
     for function in ast.parse(Path(conditions.__file__).read_text()).body:
         if not isinstance(function, ast.FunctionDef) or function.name not in rules:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from holdfast_operator.master_spec import master_spec
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_wire.messages import (
     Budget,
     BudgetKind,
@@ -49,7 +50,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
             },
         )
     ).spec
-    assert master_spec(spec, 5) == MasterSpec(
+    assert master_spec(spec, SpecVersion(5)) == MasterSpec(
         generation=5,
         replicas=4,
         min_replicas=2,
@@ -105,7 +106,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
 def test_nodes_of_a_replica_are_told_and_make_the_unit() -> None:
     """A world of whole replicas; workers beyond are standbys."""
     spec = read(job(replicas=4, localSGD={"replicaNodes": 2})).spec
-    assert master_spec(spec, 1).replica_nodes == 2
+    assert master_spec(spec, SpecVersion(1)).replica_nodes == 2
     assert spec.unit == 2
 
 
@@ -122,7 +123,7 @@ def test_a_rule_for_another_container_matches_no_training_process() -> None:
     ).spec
     older = dataclasses.replace(given.rules[0], container="proxy")
     spec = dataclasses.replace(given, rules=(older, given.rules[1]))
-    assert master_spec(spec, 1).failure_rules == (
+    assert master_spec(spec, SpecVersion(1)).failure_rules == (
         FailureRule(action=FailureAction.FAIL_JOB),
         FailureRule(action=FailureAction.REPLACE_POD, exit_codes=(7,)),
     )
@@ -130,7 +131,7 @@ def test_a_rule_for_another_container_matches_no_training_process() -> None:
 
 def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     """A master never guesses a default: each field is set from the spec."""
-    told = dataclasses.asdict(master_spec(read(job()).spec, 1))
+    told = dataclasses.asdict(master_spec(read(job()).spec, SpecVersion(1)))
     assert set(told) == {field.name for field in dataclasses.fields(MasterSpec)}
     assert told["active_deadline_seconds"] == 0.0
     unset = {name for name, value in told.items() if value in (0, (), False)}
@@ -140,10 +141,11 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
         "active_deadline_seconds",
         "suspend",
         "replica_nodes",
+        "revision",
     }
     auto = read(job()).spec.checkpoint.intervals
     assert by_tier(auto) == dict.fromkeys(TIERS, 0), "0 is Auto: the master computes it"
     policy = job(checkpoint__storage={"keepLast": 7, "keepEverySteps": 500})
-    given = dataclasses.asdict(master_spec(read(policy).spec, 1))["checkpoint"]
+    given = dataclasses.asdict(master_spec(read(policy).spec, SpecVersion(1)))["checkpoint"]
     assert [one["tier"] for one in given["intervals"]] == list(TIERS), "a tier that no file sets"
     assert all(given.values()), "a value of the job's file that no master and no rank hears of"

@@ -13,7 +13,7 @@ from holdfast_operator.events.news import transitions
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.memory_raise import RaisedMemory, after
 from holdfast_operator.pods.memory import raise_memory
-from holdfast_operator.spec.job import MemoryPolicy
+from holdfast_operator.spec.job import MemoryPolicy, SpecVersion
 from holdfast_operator.spec.quantities import MEBIBYTE, in_mebibytes, to_bytes
 from holdfast_wire.messages import JobStatus, MemoryShortage
 from jobs.planned import World, running
@@ -140,7 +140,7 @@ def test_a_rank_that_ran_out_of_memory_in_a_pod_that_lives_counts_for_the_next_p
     world = running(replicas=2, **FIELDS)
     short = MemoryShortage(node_rank=1, limit_bytes=GIB)
     world.master = world.master.hear(
-        JobStatus(memory_shortages=(short,)), now=world.now, generation=1
+        JobStatus(memory_shortages=(short,)), now=world.now, version=SpecVersion(1)
     )
     assert dict(_memory(world)) == {}
     world.end("t-worker-1-0", 1)

@@ -11,6 +11,7 @@ from holdfast_operator.plan.actions import FinishJob
 from holdfast_operator.plan.inputs import PlannedJob
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.planner import plan
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_operator.status.conditions import rfc3339
 from holdfast_wire.messages import (
     BudgetKind,
@@ -345,7 +346,9 @@ def test_a_keeper_that_was_just_started_keeps_what_only_the_past_knows() -> None
 def test_the_masters_address_is_shown_once_it_is_known() -> None:
     """Users connect there."""
     world = World({"replicas": 1})
-    kept = PlannedJob(name="t", uid="u", generation=1, spec=world.job.spec, master_endpoint="m:1")
+    kept = PlannedJob(
+        name="t", uid="u", version=SpecVersion(1), spec=world.job.spec, master_endpoint="m:1"
+    )
     assert plan(kept, (), world.master, NOW).status["masterEndpoint"] == "m:1"
 
 

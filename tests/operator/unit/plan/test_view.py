@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_operator.plan.view import JobOutcome, KnownMaster, MasterView, Said
+from holdfast_operator.spec.job import SpecVersion
 from holdfast_wire.messages import (
     ExcludeDecision,
     Fence,
@@ -19,7 +20,7 @@ from holdfast_wire.messages import (
 def _after(*said: Said) -> MasterView:
     view = MasterView()
     for at, one in enumerate(said):
-        view = view.hear(one, now=10.0 + at, generation=at)
+        view = view.hear(one, now=10.0 + at, version=SpecVersion(at))
     return view
 
 
@@ -55,7 +56,7 @@ def test_the_newest_decision_of_a_rank_holds() -> None:
 def test_releases_add_up_and_carry_the_generation_that_they_were_about() -> None:
     """A release is worth nothing for a later spec."""
     view = _after(ReleaseDecision(node_ranks=(3, 4)), ReleaseDecision(node_ranks=(4,)))
-    assert view.released == {3: 0, 4: 1}
+    assert view.released == {3: SpecVersion(0), 4: SpecVersion(1)}
 
 
 def test_excluded_nodes_are_kept_in_order_without_repeats() -> None:
@@ -67,7 +68,9 @@ def test_excluded_nodes_are_kept_in_order_without_repeats() -> None:
         JobStatus(excluded_nodes=("c", "b", "c")),
     )
     assert view.excluded == ("b", "a", "c")
-    assert view.hear(ExcludeDecision(node="a", lifted=True), now=1.0, generation=1).excluded == (
+    assert view.hear(
+        ExcludeDecision(node="a", lifted=True), now=1.0, version=SpecVersion(1)
+    ).excluded == (
         "b",
         "c",
     )

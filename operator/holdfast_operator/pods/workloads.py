@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast_operator.kueue.slices import CORE, Placement, Slice
+from holdfast_operator.plan.slices import CORE, Placement, Slice
 from holdfast_operator.pods.names import Owner
 
 API: Final = "kueue.x-k8s.io/v1beta2"

@@ -17,8 +17,10 @@ from typing import Any, Final
 from holdfast_operator.kube.client import MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
-from holdfast_operator.kueue.slices import Placement, Slice, Verdict
-from holdfast_operator.kueue.workloads import (
+from holdfast_operator.plan.pods import Role
+from holdfast_operator.plan.slices import Demand, Placement, Slice, Verdict, judge
+from holdfast_operator.pods.pod import master_template
+from holdfast_operator.pods.workloads import (
     API,
     LABEL_SLICE,
     PRIORITY,
@@ -31,7 +33,10 @@ from holdfast_operator.kueue.workloads import (
     read_flavor,
     released,
 )
+from holdfast_operator.settings import OperatorSettings
+from holdfast_operator.state.job_state import JobState, Key
 from holdfast_wire import keys
+from holdfast_wire.messages import PodPhase
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS: Final = 30.0
@@ -42,7 +47,8 @@ MISSING: Final = (
     f"the label {QUEUE} names a queue, but Kueue ({API}) is not in this cluster; install it, or "
     "remove the label"
 )
-Key = tuple[str, str]
+_RETRY_SECONDS: Final = 1.0
+_LIVING: Final = frozenset({PodPhase.UNSPECIFIED, PodPhase.PENDING, PodPhase.RUNNING})
 
 
 class WorkloadReflector(Reflector):
@@ -93,31 +99,67 @@ class JobQueues:
         """
         self._client = client
         self._workloads = WorkloadReflector(client, namespace, wake)
+        self._namespace = namespace
         self._kept: dict[str, tuple[float, Any]] = {}
-
-    @property
-    def there(self) -> bool:
-        """True once Kueue's Workloads are known."""
-        return self._workloads.synced.is_set()
+        self.known = asyncio.Event()
+        """Set once it is known whether Kueue is there, and which Workloads there are."""
 
     async def run(self) -> None:
         """Look for Kueue, then watch its Workloads for ever."""
-        while True:
-            if await self._discover():
-                break
+        while not await self._discover():
+            self.known.set()
             await asyncio.sleep(_DISCOVERY_SECONDS)
         _log.info("jobs with the label %s are admitted by Kueue", QUEUE)
-        await self._workloads.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._workloads.run())
+            await self._workloads.synced.wait()
+            self.known.set()
 
     async def _discover(self) -> bool:
-        try:
-            await self._client.call("GET", f"/apis/{API}")
-        except KubeError as error:
-            missing = isinstance(error, ApiRefusedError) and error.code == http.HTTPStatus.NOT_FOUND
-            if not missing:
+        """Return True if Kueue is there; without an answer of the API server ask again."""
+        while True:
+            try:
+                await self._client.call("GET", path(self._namespace or "default") + "?limit=1")
+            except ApiRefusedError as error:
+                if error.code not in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN}:
+                    raise
+                if error.code == http.HTTPStatus.FORBIDDEN:
+                    _log.warning("no right to Kueue's Workloads: %s", error)
+                return False
+            except KubeError as error:
                 _log.warning("Kueue cannot be looked for: %s", error)
-            return False
-        return True
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return True
+
+    async def settle(self, state: JobState, settings: OperatorSettings) -> None:
+        """Note what a job's queue admits now, and ask for what it lacks; raises KubeError."""
+        now = time.time()
+        if not state.queue:
+            for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
+                await self._delete(state.owner.namespace, body["metadata"]["name"])
+            state.admits(None, now)
+            return
+        if not self._workloads.synced.is_set():
+            # A job that trains goes on where Kueue was taken away.
+            trains = any(pod.slot.role is Role.WORKER for pod in state.pods())
+            state.admits(None if trains else Verdict(workers=0, reason=MISSING), now)
+            return
+        verdict = judge(await self.slices(state.key, state.owner.uid), demand_of(state))
+        state.admits(verdict, now)
+        if verdict.create or verdict.release or verdict.delete:
+            await self.carry_out(verdict, await self._request(state, settings))
+
+    async def _request(self, state: JobState, settings: OperatorSettings) -> Request:
+        labels = state.body["metadata"].get("labels") or {}
+        pods = state.body["spec"]["scheduling"].get("priorityClassName", "")
+        return Request(
+            owner=state.owner,
+            queue=state.queue,
+            priority=await self.priority(labels, pods),
+            worker=state.asked.worker_template,
+            master=master_template(state.source(settings)),
+        )
 
     async def slices(self, key: Key, owner: str) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
@@ -187,6 +229,21 @@ class JobQueues:
             found = await self._client.call("GET", where)
             self._kept[where] = (now, found)
         return dict(found)
+
+
+def demand_of(state: JobState) -> Demand:
+    """Return what a job asks of its queue, and the pods that it has."""
+    asked, size = state.asked, state.asked.size
+    pods = [pod for pod in state.pods() if pod.phase in _LIVING]
+    return Demand(
+        workers=asked.worker_pods,
+        least=size.least,
+        most=max(size.most, size.desired) + asked.standbys,
+        unit=asked.unit,
+        pods=sum(pod.slot.role is Role.WORKER for pod in pods),
+        master=any(pod.slot.role is Role.MASTER for pod in pods),
+        stopped=asked.suspend or state.deleted or state.status.ended,
+    )
 
 
 def _key(body: Mapping[str, Any]) -> Key:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast_operator.kueue.slices import CORE, Placement, Slice
-from holdfast_operator.kueue.workloads import (
+from holdfast_operator.plan.slices import CORE, Placement, Slice
+from holdfast_operator.pods.names import Owner
+from holdfast_operator.pods.workloads import (
     Priority,
     Request,
     named_flavors,
@@ -13,7 +14,6 @@ from holdfast_operator.kueue.workloads import (
     read_flavor,
     released,
 )
-from holdfast_operator.pods.names import Owner
 
 _SPOT = read_flavor({"spec": {"nodeLabels": {"pool": "spot"}, "tolerations": [{"key": "spot"}]}})
 

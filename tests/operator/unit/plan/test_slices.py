@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from holdfast_operator.kueue.slices import CORE, Demand, Placement, Slice, judge, slice_size
+from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, judge, slice_size
 
 
 def _demand(**changes: int | bool) -> Demand:
