@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final
 
-from holdfast.page import Page, PageError, TierSaving
+from holdfast.page import Page, PageError
 from holdfast.page_layout import (
     GOES_ON,
     NEEDS_FENCE,
@@ -28,7 +28,7 @@ from holdfast.page_layout import (
     keep_order,
     schedule_check,
 )
-from holdfast.page_sample import Section
+from holdfast.page_sample import Section, TierSaving
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 

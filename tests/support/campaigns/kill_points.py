@@ -163,7 +163,7 @@ KEEPER = (
     *_keeper("storage.commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
     *_keeper("server.service", "ServerState.tell", "member.link.send(news)", nth=3),
     *_keeper("storage.owners", "_enter", "disk.close(disk.create", "disk.sync_dir(folder)"),
-    *_keeper("storage.retention", "Retainer._delete", "delete_steps(", nth=3),
+    *_keeper("storage.retention", "Retainer._delete", "discard(", nth=3),
     *_keeper(
         "storage.commit", "discard",
         "disk.rename(path, trash)", "disk.sync_dir(root)", "disk.remove_tree(trash)",

@@ -295,11 +295,11 @@ class _Session:
     def _copy(self, version: Version, leaves: Leaves) -> None:
         arena, plan = self._arena(leaves)
         self._client.wait_for_slot(arena, _SLOT_SECONDS)
-        choice = choose(arena.views())
-        if choice.slot is None or self._client.is_lost():
+        free = choose(arena.views())
+        if free is None or self._client.is_lost():
             reasons = self._client.failures() or [f"no slot became free in {_SLOT_SECONDS:g} s"]
             raise CheckpointError("; ".join(reasons))
-        slot = arena.slots[choice.slot]
+        slot = arena.slots[free]
         copier = Copier(plan, leaves, arena, before=self._copier, slots=[slot])
         try:
             bodies = copier.values(sketched=not copier.is_compared(self._client.stored()))

@@ -31,7 +31,6 @@ from holdfast.flash.memory.slots import (
     Move,
     SlotState,
     Version,
-    newest_complete,
     outdated,
     passed_over,
     releasable,
@@ -94,16 +93,6 @@ class ArenaStore:
             self.lineage, self.here, self.needs = hello.lineage, set(), {}
         self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
-
-    def grant(self, rank: int, layout: Layout) -> RankArena:
-        """Return an arena for the layout: the existing one, or a new one, faulted in.
-
-        Raises `ArenaStoreError` if there is no room, before any allocation.
-        """
-        found = self.find_arena(rank, layout)
-        if found is None:
-            self.held.add(found := self.make(rank, layout))
-        return found
 
     def find_arena(self, rank: int, layout: Layout) -> RankArena | None:
         """Return the arena that exists for a layout; None: it is to be made, after a release."""
@@ -180,9 +169,8 @@ class ArenaStore:
         ranks = range(self.world) if self.kept == self.world else self.held.ranks
         if len(ranks) < self.kept:
             return  # a rank that has no arena yet has no version in common with the others
-        versions = {rank: self.held.versions(rank) for rank in self.held.by_rank}
-        found = newest_complete(versions, ranks)
-        if found is not None and found > (self.complete or _NEVER):
+        found = max(self.held.common(ranks), default=_NEVER)
+        if found > (self.complete or _NEVER):
             self.complete = found
 
     def release(self) -> None:

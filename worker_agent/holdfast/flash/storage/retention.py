@@ -16,7 +16,7 @@ import re
 from typing import Final
 
 from holdfast.flash.notices import FailureLog
-from holdfast.flash.storage.commit import delete_steps, write_whole
+from holdfast.flash.storage.commit import discard, write_whole
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import (
     MANIFEST_NAME,
@@ -120,7 +120,8 @@ class Retainer:
             step for step in own if is_for_good(step, self._policy, pinned) or self._can_read(step)
         ]
         gone = to_delete(counted, self._policy, pinned)
-        delete_steps(self._disk, self._root, gone)
+        for step in gone:
+            discard(self._disk, self._root, self._path(step))
         self._readable.difference_update(gone)
 
     def _path(self, step: int) -> str:

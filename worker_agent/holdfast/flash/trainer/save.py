@@ -152,7 +152,7 @@ class Saver:
         copier, bodies = prepared
         if request.must:
             client.wait_for_slot(copier.arena, _SLOT_SECONDS)
-        index = choose(copier.arena.views()).slot
+        index = choose(copier.arena.views())
         if index is None or client.is_lost():
             return None
         before, self.newest = self.newest, (request.version.step, request.durable)
