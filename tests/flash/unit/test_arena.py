@@ -240,7 +240,7 @@ def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.M
     arenas = ArenaStore()
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
     with monkeypatch.context() as broken:
-        broken.setattr(Arena, "populate", fail)
+        broken.setattr(Arena, "fault_in", fail)
         with pytest.raises(ArenaStoreError, match=r"rank 0: .*Cannot allocate memory"):
             grant(arenas, 0, layout(world=1))
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208

@@ -129,11 +129,11 @@ TRAINER = (
     ),
     *_trainer("trainer.client", "Client.saved", "self._link.send(told)"),
     *_trainer("trainer.client", "Client.wait", "self.listen(left)", nth=2),
-    *_trainer("trainer.save", "Preparer._has_come", "arena.populate(write=True)", nth=1),
+    *_trainer("trainer.save", "Preparer._has_come", "arena.fault_in", nth=1),
     *_trainer("trainer.restore", "restore", "shards.finish(partial=partial)", nth=1, world=2),
 )  # fmt: skip
 KEEPER = (
-    *_keeper("server.arena_store", "ArenaStore.make", "held.arena.populate(write=True", nth=2),
+    *_keeper("server.arena_store", "ArenaStore.make", "held.arena.fault_in(", nth=2),
     *_keeper("server.arena_store", "_reading", "held.reading.append(slot.index)", nth=5),
     *_keeper("server.arena_store", "ArenaStore.release", "give_back(Move.RELEASE)", nth=2),
     *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.hashes[index] = number", nth=30),

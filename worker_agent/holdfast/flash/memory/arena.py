@@ -198,15 +198,6 @@ class Arena(Mapping):
         """Return a view of each slot for the pure decisions (`slots`)."""
         return [slot.view() for slot in self.slots]
 
-    def populate(self, *, write: bool, threads: int = 1, enlarge: bool = False) -> None:
-        """Fault all pages in, so that the first copy does not have to; other threads run meanwhile.
-
-        `enlarge`: for the maker of the arena: use large pages, where the kernel gives them.
-        """
-        if enlarge:
-            self.enlarge(threads=threads)
-        self.fault_in(write=write, threads=threads)
-
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""
         for slot in self.slots:

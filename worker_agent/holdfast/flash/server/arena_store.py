@@ -122,7 +122,8 @@ class ArenaStore:
             raise ArenaStoreError(f"rank {rank}: {error}") from error
         held = RankArena(Arena(fd), fd, path)
         try:
-            held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
+            held.arena.enlarge(threads=_FAULTING)
+            held.arena.fault_in(threads=_FAULTING)
         except OSError as error:
             self._free([held])
             raise ArenaStoreError(f"rank {rank}: {error}") from error

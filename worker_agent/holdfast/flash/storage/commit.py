@@ -299,7 +299,7 @@ def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> None:
 
     An attempt that a newer Holdfast has described stays too: its meaning is not known here.
     """
-    for name in sorted(disk.names(root)):
+    for name in sorted(disk.names_if_any(root)):
         path, match = f"{root}/{name}", _TEMPORARY.fullmatch(name)
         with contextlib.suppress(FileNotFoundError):  # another node deletes it too
             if name.startswith(_TRASH):

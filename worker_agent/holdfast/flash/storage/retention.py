@@ -61,10 +61,7 @@ def step_of_tag(disk: Disk, root: str, tag: str) -> int:
 
 def pinned_steps(disk: Disk, root: str) -> frozenset[int]:
     """Return the steps that tags keep."""
-    try:
-        names = disk.names(f"{root}/{TAGS_FOLDER}")
-    except FileNotFoundError:
-        return frozenset()
+    names = disk.names_if_any(f"{root}/{TAGS_FOLDER}")
     tags = [name for name in names if _TAG.fullmatch(name)]
     return frozenset(step for tag in tags for step in _kept_by(disk, root, tag))
 

@@ -415,7 +415,7 @@ class Preparer:
                 known, self._mapped = self._mapped, {}
                 [(inode, fresh)] = mapped(descriptors).items()
                 coming.arena = arena = known.get(inode, fresh)
-                coming.work = CopyThread(lambda: arena.populate(write=True))
+                coming.work = CopyThread(arena.fault_in)
             if not wait and not coming.work.is_done:
                 return False
             coming.work.join()
