@@ -200,7 +200,7 @@ LED = (
     *_node(
         "server.coordinated_commit", "CoordinatedCommit._tell", "self._coordinator.send(shards)",
     ),
-    *_node("storage.writer", "Storage.commit_granted", "commit(self._disk, self.root, found"),
+    *_node("storage.writer", "Storage._commit_own", "commit(self._disk, self.root, attempt"),
     *_node(
         "storage.commit", "commit",
         'disk.rename(f"{root}/{attempt.folder}", folder)',
