@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.page import Page, RankSample, SavingSample, TierSaving
-from holdfast.page_sample import Section
+from holdfast.page import Page
+from holdfast.page_sample import RankSample, SavingSample, Section, TierSaving
 from holdfast_agent.policies import rank_progress
 from holdfast_agent.policies.rank_progress import FirstStep, Rank
 from holdfast_wire.messages import (

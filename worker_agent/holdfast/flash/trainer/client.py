@@ -130,18 +130,26 @@ class Client:
         return self._answer(kind)
 
     def _answer(self, kind: type[_Answer]) -> tuple[_Answer, tuple[int, ...]]:
-        while True:
-            answer, descriptors, others = self._link.expect(
-                kind, RequestRefused, timeout_s=ANSWER_SECONDS
-            )
-            for other in others:
-                self._hear(*other)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            found = self._link.receive(left)
+            if found is None:
+                self._refuse_closed()
+                continue
+            answer, descriptors = found
             if isinstance(answer, kind):
                 return answer, descriptors
-            assert isinstance(answer, RequestRefused)  # noqa: S101 - `expect` returns no other
-            if not answer.number:
+            if isinstance(answer, RequestRefused) and not answer.number:
                 raise CheckpointError(answer.error)
-            self._hear(answer)  # it answers an earlier request for an arena
+            self._hear(answer, descriptors)  # news, or of an earlier request for an arena
+        raise LinkError(
+            f"the agent did not answer with {kind.__name__} or RequestRefused within "
+            f"{ANSWER_SECONDS:g} s"
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._link.closed:
+            raise LinkError("the agent has closed the connection: see its log")
 
     def ask_for_arena(self, layout: Layout) -> None:
         """Request an arena, which may take a second per GiB; `arena` returns it when it is made."""
@@ -162,8 +170,7 @@ class Client:
                 raise CheckpointError(found)
             if found or time.monotonic() >= deadline:
                 return found
-            if self._link.closed:
-                raise LinkError("the agent has closed the connection: see its log")
+            self._refuse_closed()
 
     def fetch(self, items: Mapping[tuple[int, int], int]) -> None:
         """Have items read from other nodes, in batches that the server can answer in time.
