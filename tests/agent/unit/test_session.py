@@ -12,8 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from holdfast_agent.config.launch import Launch
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
-from holdfast_agent.master_link.session import MasterDial, MasterSession
+from holdfast_agent.master_link.session import MasterSession
 from holdfast_wire import channel, codec
 from holdfast_wire.identity import Identity
 from holdfast_wire.messages import (
@@ -79,8 +81,8 @@ async def served(
     await server.start()
     own = certificates.issue(folder, Identity(JOB, "agent", 0))
     listener = Listener()
-    dial = MasterDial(endpoint=lambda: f"127.0.0.1:{port}", job_uid=JOB, tls_dir=own)
-    session = MasterSession(dial, random.Random(7))
+    settings = Settings(launch=Launch(script=""), standalone=False, job_uid=JOB, tls_dir=own)
+    session = MasterSession(settings, lambda: f"127.0.0.1:{port}", random.Random(7))
     task = asyncio.create_task(session.run(listener))
     try:
         yield session, listener, task

@@ -6,15 +6,16 @@ Does not belong here: what a message means (`agent`).
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import liveness
 from holdfast_agent.policies.liveness import LeaseVerdict
-from holdfast_agent.policies.master_messages import Accepted, Statements
+from holdfast_agent.policies.master_messages import Statements
 from holdfast_master.inputs import Connected, Received
-from holdfast_wire.messages import Hello
+from holdfast_wire.messages import Fence, Hello
 from simulation.network import Stream
 from simulation.workers import Workers
 
@@ -50,7 +51,7 @@ class Line:
         self.stream: Stream | None = None
         self.attempt = 0
         self.no_master_since = job.time.now
-        self.accepted = Accepted()
+        self.accepted = Fence()
         self.statements = Statements()
         self.lease_held = True
         self.workers: Workers = self.workers_type(self)
@@ -106,7 +107,7 @@ class Line:
             self._again()
             return
         stream = self.stream = self.job.connect(self, host)
-        stream.send_up(Connected(stream.number, self.hello(), self.accepted.fence()))
+        stream.send_up(Connected(stream.number, self.hello(), self.accepted))
         self.later(WELCOME_SECONDS, self._welcome_due, stream)
 
     def _again(self) -> None:
@@ -148,7 +149,8 @@ class Line:
         """Send a message, about a round where it is about workers."""
         self.statements.note(message, number or 0, self.now)
         if self.connected and not self.frozen and self.stream is not None:
-            fence = self.accepted.fence(number)
+            about = self.accepted.round if number is None else number
+            fence = dataclasses.replace(self.accepted, round=about)
             self.stream.send_up(Received(self.stream.number, fence, message))
 
     def peers_reachable(self) -> None:

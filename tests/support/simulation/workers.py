@@ -298,7 +298,7 @@ class Workers:
         found = rank_progress.first_step(self.view(current), current.number)
         if found is not None:
             self._move(RoundTrigger.FIRST_STEP)
-            self.agent.report(wire.RoundStarted(first_step=True, step=found.step), current.number)
+            self.agent.report(wire.RoundStarted(first_step=True, step=found[0]), current.number)
 
     def set_barrier(self, order: wire.SetBarrier, number: int) -> None:
         """Ask the ranks to save at a step, and to stop there unless they go on."""

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from holdfast_agent.checkpoint.arenas import Arenas
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentError
 from holdfast_agent.master_link.session import MasterSession
 from holdfast_agent.policies import liveness
@@ -134,32 +135,39 @@ async def _ask_one(
 class MasterlessWatch:
     """Watches the workers while there is no master; the rule is `policies.liveness`'."""
 
-    def __init__(self, runner: RoundRunner, session: MasterSession, node_rank: int) -> None:
-        """Watch `runner`'s workers; `session` tells if there is a master, and how peers are met."""
-        self._runner, self._session, self._node_rank = runner, session, node_rank
+    def __init__(self, runner: RoundRunner, session: MasterSession, settings: Settings) -> None:
+        """Watch `runner`'s workers; `session` tells if there is a master."""
+        self._runner, self._session, self._settings = runner, session, settings
         self._since = time.monotonic()
 
     def begin(self) -> None:
         """Note that the master is lost from now on."""
         self._since = time.monotonic()
 
+    def known(self) -> GetRoundResponse:
+        """Return the answer for a peer that has no master."""
+        accepted, current = self._session.accepted, self._runner.current
+        barrier = current.stop_barrier if current and current.number == accepted.round else None
+        connected = self._session.connected
+        return GetRoundResponse(fence=accepted, has_master=connected, barrier=barrier)
+
     async def look(self, limit_seconds: float) -> SetBarrier | None:
         """Ask the peers once; end the workers, or return a barrier that only peers have had yet."""
-        session, current = self._session, self._runner.current
+        session, settings, current = self._session, self._settings, self._runner.current
         members = current.assignment.peers if current is not None else ()
-        request = GetRoundRequest(node_rank=self._node_rank, fence=session.accepted.fence())
-        answers = await ask(members, request, session.dial.job_uid, session.dial.tls_dir)
+        request = GetRoundRequest(node_rank=settings.node_rank, fence=session.accepted)
+        answers = await ask(members, request, settings.job_uid, settings.tls_dir)
         if session.connected:
             return None
-        verdict = liveness.judge_masterless(
+        killed_for = liveness.why_masterless_end(
             silent_seconds=time.monotonic() - self._since,
             limit_seconds=limit_seconds,
-            epoch=session.accepted.epoch,
-            own_round=session.accepted.round,
+            accepted=session.accepted,
             answers=answers,
         )
-        if verdict.kill:
-            self._runner.kill(verdict.reason)
-        elif verdict.barrier is not None and current is not None:
-            return verdict.barrier if verdict.barrier.barrier_id > current.armed else None
-        return None
+        if killed_for:
+            self._runner.kill(killed_for)
+            return None
+        barrier = liveness.peers_barrier(session.accepted, answers)
+        is_news = barrier and current and barrier.barrier_id > current.armed
+        return barrier if is_news else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import enum
 import json
 from typing import Any, Final
 
@@ -34,25 +33,15 @@ class Notice:
         return 0.0 if self.at is None else max(0.0, self.at - now)
 
 
-class NoticeNews(enum.Enum):
-    """The news of an answer over the answer before it."""
-
-    NOTHING = "nothing new"
-    ANNOUNCED = "a notice, or a notice of another kind than before"
-    WITHDRAWN = "the notice is gone"
-
-
-def compare(known: Notice | None, found: Notice | None) -> NoticeNews:
-    """Return the news in an answer. A new text or time alone is none: nobody would act otherwise.
+def is_news(known: Notice | None, found: Notice | None) -> bool:
+    """Return True if an answer is news. A new text or time alone is none: nobody acts otherwise.
 
     known: Notice in the answer before it; None: there was none.
     found: Notice in the new answer; None: there is none.
     """
-    if found is None:
-        return NoticeNews.NOTHING if known is None else NoticeNews.WITHDRAWN
-    if known is not None and (known.kind, known.stays) == (found.kind, found.stays):
-        return NoticeNews.NOTHING
-    return NoticeNews.ANNOUNCED
+    if known is None or found is None:
+        return known is not found
+    return (known.kind, known.stays) != (found.kind, found.stays)
 
 
 def pause(failures: int) -> float:

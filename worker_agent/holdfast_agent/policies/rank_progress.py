@@ -43,16 +43,6 @@ class Rank:
         return answered and (self.sample.barrier_complete or self.exit_code == 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FirstStep:
-    """First step that all local ranks have completed."""
-
-    step: int
-    """Restored step + 1."""
-    at_ns: int
-    """Time at which the last rank completed it."""
-
-
 def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> RankProgress:
     """Return one rank's entry in a heartbeat."""
     sample = rank.sample
@@ -100,12 +90,15 @@ def common_step(ranks: Mapping[int, Rank], round_number: int) -> int:
     return min(steps) if steps and len(steps) == len(ranks) else 0
 
 
-def first_step(ranks: Mapping[int, Rank], round_number: int) -> FirstStep | None:
-    """Return the first completed step of all ranks; None while one still lacks it."""
+def first_step(ranks: Mapping[int, Rank], round_number: int) -> tuple[int, int] | None:
+    """Return the first step that all ranks have completed, and when the last one did, ns.
+
+    None while one still lacks it. The step is the restored one + 1.
+    """
     samples = [rank.sample for rank in ranks.values()]
     if not samples or any(s.round != round_number or not s.first_step_ns for s in samples):
         return None
-    return FirstStep(max(s.first_step for s in samples), max(s.first_step_ns for s in samples))
+    return max(s.first_step for s in samples), max(s.first_step_ns for s in samples)
 
 
 def barrier_ack(ranks: Mapping[int, Rank], barrier_id: int) -> BarrierAck | None:

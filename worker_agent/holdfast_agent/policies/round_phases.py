@@ -155,18 +155,6 @@ def class_of(phase: RoundPhase, *, saving: bool) -> str:
     return _CLASS[phase]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SecondsByClass:
-    """Seconds by class since the agent started."""
-
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def add(self, name: str, seconds: float) -> SecondsByClass:
-        """Return the sums with `seconds` more of a class."""
-        return SecondsByClass({**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
-
-    def entries(self) -> tuple[ClassSeconds, ...]:
-        """Return the sums for a hello."""
-        return tuple(
-            ClassSeconds(name=name, seconds=self.seconds[name]) for name in sorted(self.seconds)
-        )
+def ledger(seconds: Mapping[str, float]) -> tuple[ClassSeconds, ...]:
+    """Return the seconds by class since the agent started, for a hello."""
+    return tuple(ClassSeconds(name=name, seconds=seconds[name]) for name in sorted(seconds))

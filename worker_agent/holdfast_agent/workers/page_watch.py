@@ -217,13 +217,14 @@ class PageWatch:
         if found is None:
             age = time.monotonic() - current.ordered_at
             return age < PATIENCE_SECONDS or any(r.sample.attached for r in samples.values())
+        step, at_ns = found
         current.first_step_reported = True
         self._runner.first_step()
         message = dataclasses.replace(
             current.started(self._runner.cold_reason),
             first_step=True,
-            step=found.step,
-            first_step_seconds=max(0.0, found.at_ns * rank_progress.NS - current.ordered_at),
+            step=step,
+            first_step_seconds=max(0.0, at_ns * rank_progress.NS - current.ordered_at),
         )
         self._report(message, current.number)
         return False

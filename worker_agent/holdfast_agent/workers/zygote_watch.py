@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import loop_errors
-from holdfast_agent.policies import liveness
 from holdfast_agent.policies.liveness import ZygoteHistory
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import Lease
@@ -165,7 +164,7 @@ class ZygoteWatch:
 
     def _on_ready(self, event: Ready) -> None:
         self._is_ready = True
-        if not event.fork_ok:
+        if event.reason:
             log.warning("workers are started cold: %s", event.reason)
         self._runner.cold_reason = event.reason
         if self._started_at is not None:
@@ -245,12 +244,12 @@ class ZygoteWatch:
         """Start another one; ready_seconds: time for which the last one was ready, None: never."""
         while not self._ending():
             self._history = self._history.ended(ready_seconds)
-            verdict = liveness.judge_restart(self._history)
-            if not verdict.restart:
-                self._fail(f"{reason}; {verdict.reason}")
+            if self._history.given_up:
+                self._fail(f"{reason}; {self._history.given_up}")
                 break
-            log.error("%s: another is started in %.0f s; %s", reason, verdict.pause_seconds, REMEDY)
-            await asyncio.sleep(verdict.pause_seconds)
+            pause = self._history.pause_seconds
+            log.error("%s: another is started in %.0f s; %s", reason, pause, REMEDY)
+            await asyncio.sleep(pause)
             if self._ending():
                 break
             try:
