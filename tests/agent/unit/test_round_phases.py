@@ -84,10 +84,10 @@ def test_the_ledger_comes_sorted_by_class() -> None:
     assert sums == [("PRODUCTIVE", 1.0), ("WAITING", 2.5)]
 
 
-NOTHING = Orders(killed=False, stopped=False, lease_expired=False)
-KILLED = Orders(killed=True, stopped=False, lease_expired=False)
-STOPPED = Orders(killed=False, stopped=True, lease_expired=False)
-EXPIRED = Orders(killed=True, stopped=False, lease_expired=True)
+NOTHING = Orders.NONE
+KILLED = Orders.KILLED
+STOPPED = Orders.STOPPED
+EXPIRED = Orders.KILLED | Orders.LEASE_EXPIRED
 
 
 @pytest.mark.parametrize(

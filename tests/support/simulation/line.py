@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import liveness
-from holdfast_agent.policies.liveness import LeaseVerdict
 from holdfast_agent.policies.master_messages import Statements
 from holdfast_master.inputs import Connected, Received
 from holdfast_wire.messages import Fence, Hello
@@ -193,11 +192,9 @@ class Line:
             return
         self.frozen = False
         age = int((self.job.time.now - self.frozen_at) * 1e9)
-        verdict = liveness.judge_lease(
-            held=self.lease_held, age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9)
-        )
+        over = liveness.lease_ran_out(age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9))
         current = self.workers.current
-        if verdict is LeaseVerdict.EXPIRED and current is not None and not current.dead:
+        if self.lease_held and over and current is not None and not current.dead:
             self.lease_held = False
             self.workers.expire(current)
         self.workers.pause(paused=False)

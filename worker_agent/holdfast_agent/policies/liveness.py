@@ -8,32 +8,18 @@ peer received in time is meant for all. Clocks, calls and kills are in `workers`
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 
 from holdfast_wire.messages import Fence, GetRoundResponse, SetBarrier
 
 
-class LeaseVerdict(enum.Enum):
-    """Action for the lease at this moment."""
+def lease_ran_out(*, age_ns: int, limit_ns: int) -> bool:
+    """Return True if a lease that was renewed `age_ns` ago, and lasts `limit_ns`, is over.
 
-    RENEW = "renew"
-    EXPIRED = "expired"
-    """It ran out while this process stood still: none of its workers may live."""
-    WITHHOLD = "withhold"
-    """It ran out before, and the workers are not known to be dead yet."""
-
-
-def judge_lease(*, held: bool, age_ns: int, limit_ns: int) -> LeaseVerdict:
-    """Decide on a lease that was renewed `age_ns` ago and lasts `limit_ns`.
-
-    A lease that ran out is not simply renewed. If agent and zygote stood still together, the
-    workers were not killed yet, and a newer world may run elsewhere. held: False once the lease ran
-    out, until the workers are known to be dead.
+    It is not simply renewed then, not before the workers are known to be dead. If agent and zygote
+    stood still together, they were not killed yet, and a newer world may run elsewhere.
     """
-    if not held:
-        return LeaseVerdict.WITHHOLD
-    return LeaseVerdict.EXPIRED if age_ns > limit_ns else LeaseVerdict.RENEW
+    return age_ns > limit_ns
 
 
 def why_masterless_end(

@@ -18,8 +18,7 @@ from holdfast.page import Page, PageError
 from holdfast.robust_mark import OWNER_DIED, RobustMark
 from holdfast_agent.policies import liveness, rank_progress, round_phases, schedules
 from holdfast_agent.policies.collective_steps import StepGuess
-from holdfast_agent.policies.liveness import LeaseVerdict
-from holdfast_agent.policies.round_phases import RoundPhase
+from holdfast_agent.policies.round_phases import Orders, RoundPhase
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.zygote.process_tree import end_of_dying
@@ -53,6 +52,7 @@ class Lease:
         """Have the word in `page`."""
         self._page = page
         self._held = True
+        """False: it ran out, and the workers are not known to be dead yet."""
 
     def resume(self) -> None:
         """Begin it, or begin it again: no process of an old round lives, and workers may start."""
@@ -74,16 +74,15 @@ class Lease:
 
     def tick(self, now_ns: int, on_expired: Callable[[float], bool]) -> None:
         """Renew, or report that the lease has run out meanwhile: see `policies.liveness`."""
+        if not self._held:
+            return
         age_ns = self._page.lease_age_ns(now_ns) or 0
-        verdict = liveness.judge_lease(
-            held=self._held, age_ns=age_ns, limit_ns=self._page.lease_limit_ns
-        )
-        if verdict is LeaseVerdict.EXPIRED:
-            self._held = not on_expired(age_ns * 1e-9)
-            if self._held:
-                self._page.begin_lease(now_ns)  # no worker could have outlived it
-        elif verdict is LeaseVerdict.RENEW:
+        if not liveness.lease_ran_out(age_ns=age_ns, limit_ns=self._page.lease_limit_ns):
             self._page.renew_lease(now_ns)
+            return
+        self._held = not on_expired(age_ns * 1e-9)
+        if self._held:
+            self._page.begin_lease(now_ns)  # no worker could have outlived it
 
 
 class HeartbeatClock:
@@ -204,7 +203,7 @@ class PageWatch:
     def look(self) -> bool:
         """Report what has just become true; return True if something is still awaited."""
         current = self._runner.live
-        if current is None or current.kill_ordered:
+        if current is None or Orders.KILLED in current.orders:
             return False
         samples = current.ranks(self._page)
         awaited = self._look_for_first_step(current, samples)

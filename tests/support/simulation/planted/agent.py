@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_agent.policies import liveness, master_messages
-from holdfast_agent.policies.liveness import LeaseVerdict
 from holdfast_master import core
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_operator.plan.view import KnownMaster
@@ -60,10 +59,10 @@ def _without_peers(right: Any, *, answers: Any, **more: Any) -> Any:
 
 
 @BUGS.wrong(
-    "lease ignored", "workers live on although their lease ran out", liveness, "judge_lease"
+    "lease ignored", "workers live on although their lease ran out", liveness, "lease_ran_out"
 )
-def _renew(_: Any, **__: Any) -> LeaseVerdict:
-    return LeaseVerdict.RENEW
+def _renew(_: Any, **__: Any) -> bool:
+    return False
 
 
 @BUGS.wrong("digest first", "a digest goes before the Welcome", OutgoingBatch, "send_first")
