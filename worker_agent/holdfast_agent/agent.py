@@ -93,7 +93,7 @@ class AgentParts:
         self.checks = CheckOrders(address, link, measuring, report, lambda: runner.alive)
         withdraw = session.statements.withdraw
         self.notices = NoticeWatch(sources(settings.notices), report, withdraw)
-        self.masterless = MasterlessWatch(runner, session, settings)
+        self.masterless = MasterlessWatch(self.watch, runner, session, settings)
 
 
 class Agent:
@@ -122,8 +122,8 @@ class Agent:
             WorldAssignment: self._on_assignment,
             StopRound: self._on_stop,
             PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
-            SetBarrier: self._on_barrier,
-            SetSchedule: self._on_schedule,
+            SetBarrier: parts.watch.set_barrier,
+            SetSchedule: parts.watch.schedule,
             CollectEvidence: parts.commands.collect_evidence,
             CheckNode: lambda order, _: parts.checks.on_order(order),
             DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
@@ -298,16 +298,6 @@ class Agent:
         text = ignored or f"the master stops round {newest}"
         self.parts.commands.when_dead(order.command_id, text)
 
-    def _on_barrier(self, barrier: SetBarrier, number: int) -> None:
-        problem = self.parts.watch.set_barrier(barrier, number)
-        if problem:
-            log.warning("arm %d at step %d: %s", barrier.barrier_id, barrier.step, problem)
-
-    def _on_schedule(self, order: SetSchedule, number: int) -> None:
-        problem = self.parts.watch.schedule(order, number)
-        if problem:
-            log.warning("schedule %d from step %d: %s", order.schedule_id, order.step, problem)
-
     def _on_leave(self, order: Leave) -> None:
         log.info("the master says leave: %s", order.reason)
         self.parts.commands.when_dead(order.command_id, order.reason)
@@ -336,10 +326,7 @@ class Agent:
             if not parts.shutdown.started:
                 parts.zygote.look(time.monotonic())
             if not parts.session.connected and parts.runner.alive:
-                limit = self.welcome.masterless_limit_seconds
-                barrier = await parts.masterless.look(limit)
-                if barrier is not None:
-                    self._on_barrier(barrier, parts.session.accepted.round)
+                await parts.masterless.look(self.welcome.masterless_limit_seconds)
 
     def _account(self) -> None:
         now = time.monotonic()

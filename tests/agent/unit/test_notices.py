@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast_agent.config.notice_sources import NoticeService, NoticeSource, parse
+from holdfast_agent.config.notice_sources import parse
 from holdfast_agent.errors import InputError
 from holdfast_agent.policies import notices
 from holdfast_agent.policies.master_messages import Statements
@@ -239,19 +239,16 @@ def test_a_notice_is_said_to_every_new_master_until_it_is_withdrawn() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ()),
-        ("gce", (NoticeSource(NoticeService.GCE, "http://metadata.google.internal"),)),
+        ("", {}),
+        ("gce", {"gce": "http://metadata.google.internal"}),
         (
             "aws, azure@https://10.0.0.1:8443/",
-            (
-                NoticeSource(NoticeService.AWS, "http://169.254.169.254"),
-                NoticeSource(NoticeService.AZURE, "https://10.0.0.1:8443"),
-            ),
+            {"aws": "http://169.254.169.254", "azure": "https://10.0.0.1:8443"},
         ),
-        ("file:/run/n-{node_rank}", (NoticeSource(NoticeService.FILE, "/run/n-7"),)),
+        ("file:/run/n-{node_rank}", {"file": "/run/n-7"}),
     ],
 )
-def test_the_variable_names_sources(text: str, expected: tuple[NoticeSource, ...]) -> None:
+def test_the_variable_names_sources(text: str, expected: dict[str, str]) -> None:
     """Each with its address, or the usual one."""
     assert parse(text, 7) == expected
 

@@ -19,9 +19,10 @@ from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentError
 from holdfast_agent.master_link.session import MasterSession
 from holdfast_agent.policies import liveness
+from holdfast_agent.workers.page_watch import PageWatch
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire import channel, codec, keys
-from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress, SetBarrier
+from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -30,19 +31,18 @@ ASK_DEADLINE_SECONDS = 0.8
 """Seconds for one answer; all peers are asked at once, when the master is lost and each second."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-Known = Callable[[], GetRoundResponse]
-"""Returns this agent's knowledge of its round and its master."""
-
 
 class PeerServer(peer_pb2_grpc.PeerServiceServicer):
     """Answers other agents of the job, on a port of its own."""
 
-    def __init__(self, known: Known, arenas: Arenas) -> None:
-        """`known` returns this agent's knowledge, `arenas` has the checkpoints in its memory."""
+    def __init__(self, known: Callable[[], GetRoundResponse], arenas: Arenas) -> None:
+        """Listen nowhere yet.
+
+        known: Returns this agent's knowledge of its round and its master.
+        arenas: Has the checkpoints in its memory.
+        """
         self._known, self._arenas = known, arenas
         self._server: grpc.aio.Server | None = None
-        self.refused = 0
-        """Calls by another client than an agent."""
 
     async def start(self, address: str, tls_dir: Path) -> str:
         """Listen, and return the host:port at which others reach it.
@@ -97,7 +97,6 @@ class PeerServer(peer_pb2_grpc.PeerServiceServicer):
         """Refuse clients without an agent's certificate, and questions about an ended round."""
         peer = channel.peer_identity(context.auth_context())
         if peer is None or peer.role != keys.ROLE_AGENT:
-            self.refused += 1
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "agents only")
         known = self._known().fence
         if fence is not None and known is not None and fence.round < known.round:
@@ -109,9 +108,7 @@ async def ask(
     peers: Sequence[PeerAddress], request: GetRoundRequest, job_uid: str, tls_dir: Path
 ) -> list[GetRoundResponse]:
     """Return the answers of the peers that answer in time."""
-    answers = await asyncio.gather(
-        *(_ask_one(peer, request, job_uid, tls_dir) for peer in peers), return_exceptions=False
-    )
+    answers = await asyncio.gather(*(_ask_one(peer, request, job_uid, tls_dir) for peer in peers))
     return [answer for answer in answers if answer is not None]
 
 
@@ -135,9 +132,12 @@ async def _ask_one(
 class MasterlessWatch:
     """Watches the workers while there is no master; the rule is `policies.liveness`'."""
 
-    def __init__(self, runner: RoundRunner, session: MasterSession, settings: Settings) -> None:
+    def __init__(
+        self, watch: PageWatch, runner: RoundRunner, session: MasterSession, settings: Settings
+    ) -> None:
         """Watch `runner`'s workers; `session` tells if there is a master."""
-        self._runner, self._session, self._settings = runner, session, settings
+        self._watch, self._runner = watch, runner
+        self._session, self._settings = session, settings
         self._since = time.monotonic()
 
     def begin(self) -> None:
@@ -151,14 +151,14 @@ class MasterlessWatch:
         connected = self._session.connected
         return GetRoundResponse(fence=accepted, has_master=connected, barrier=barrier)
 
-    async def look(self, limit_seconds: float) -> SetBarrier | None:
-        """Ask the peers once; end the workers, or return a barrier that only peers have had yet."""
+    async def look(self, limit_seconds: float) -> None:
+        """Ask the peers once; end the workers, or arm a barrier that only peers have had yet."""
         session, settings, current = self._session, self._settings, self._runner.current
         members = current.assignment.peers if current is not None else ()
         request = GetRoundRequest(node_rank=settings.node_rank, fence=session.accepted)
         answers = await ask(members, request, settings.job_uid, settings.tls_dir)
         if session.connected:
-            return None
+            return
         killed_for = liveness.why_masterless_end(
             silent_seconds=time.monotonic() - self._since,
             limit_seconds=limit_seconds,
@@ -167,7 +167,7 @@ class MasterlessWatch:
         )
         if killed_for:
             self._runner.kill(killed_for)
-            return None
+            return
         barrier = liveness.peers_barrier(session.accepted, answers)
-        is_news = barrier and current and barrier.barrier_id > current.armed
-        return barrier if is_news else None
+        if barrier is not None and current and barrier.barrier_id > current.armed:
+            self._watch.set_barrier(barrier, session.accepted.round)

@@ -72,13 +72,9 @@ class MasterSession:
         self._complained = ("", 0.0)
         self.connected = False
         """True: a Welcome (or a Leave in its place) came and the stream has not ended since."""
-        self.reconnects = 0
-        """Streams that ended after a Welcome."""
         self._patience = liveness.WELCOME_SECONDS
         self._crowd = 1
         """Largest number of agents of the job, as the last master said."""
-        self.malformed = 0
-        """Messages that could not be decoded, or not be encoded."""
         way = stream.Dial(
             endpoint=endpoint,
             tls_dir=lambda: settings.tls_dir,
@@ -162,14 +158,12 @@ class MasterSession:
 
     def unreadable(self, error: codec.WireError) -> None:
         """Drop a message, unless it should have opened the stream."""
-        self.malformed += 1
         log.warning("a message of the master was dropped: %s", error)
         if not self.connected:
             raise ConnectionError("the master's first message could not be read")
 
     def unsendable(self, error: codec.WireError) -> None:
         """Leave a message out: the others still count."""
-        self.malformed += 1
         log.error("the master is not told: %s", error)
 
     def ended(self, end: stream.StreamEnding) -> None:
@@ -178,13 +172,13 @@ class MasterSession:
             raise AgentRefusedError(end.reason) from end.error
         if self.connected:
             self.connected = False
-            self.reconnects += 1
             self._listener.on_down(end.reason)
             return
         reason = end.reason
         if isinstance(end.error, stream.SilentError):
             reason = f"no Welcome within {self._patience:.0f} s"
-            self._patience = longer(self._patience)
+            longer = min(2 * self._patience, LONGEST_WELCOME_SECONDS)
+            self._patience = max(self._patience, longer)
         if end.endpoint:
             self._complain(end.endpoint, reason)
 
@@ -235,8 +229,3 @@ def outbox() -> stream.SendQueue:
             isinstance(last.message, Heartbeat) and isinstance(new.message, Heartbeat)
         ),
     )
-
-
-def longer(patience: float) -> float:
-    """Return the deadline for the next Welcome, after one that did not come in time, s."""
-    return max(patience, min(2 * patience, LONGEST_WELCOME_SECONDS))

@@ -65,10 +65,6 @@ ABOUT_CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoin
 """Messages for this node's checkpoint server, which outlives its training processes."""
 
 
-_RECONFIGURE = AssignmentMode.RECONFIGURE
-"""Mode of an assignment that begins no round."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class JudgedMessage:
     """A message judged by its fence."""
@@ -88,7 +84,8 @@ def judge(known: Fence, response: SessionResponse) -> JudgedMessage:
     refused = refusal(known, got, about_round=isinstance(message, ABOUT_ROUND))
     if refused or got is None:
         return JudgedMessage(refused, known, 0)
-    if isinstance(message, WorldAssignment) and message.mode is not _RECONFIGURE:
+    # An assignment that only reconfigures begins no round.
+    if isinstance(message, WorldAssignment) and message.mode is not AssignmentMode.RECONFIGURE:
         newest = max(known.round, got.round)
         return JudgedMessage("", dataclasses.replace(got, round=newest), known.round)
     return JudgedMessage("", dataclasses.replace(got, round=known.round), got.round)

@@ -131,7 +131,7 @@ def azure_events(body: str, name: str) -> Notice | None:
         raise ValueError(f"{body[:80]!r} has no list of Events")  # noqa: TRY004 - likewise
     mine = [event for event in events if isinstance(event, dict) and _concerns(event, name)]
     found = [_azure_event(event) for event in mine]
-    return min(found, key=_gravity, default=None)
+    return min(found, key=lambda one: (one.stays, one.at or 0.0), default=None)
 
 
 def _concerns(event: dict[str, Any], name: str) -> bool:
@@ -149,10 +149,6 @@ def _azure_event(event: dict[str, Any]) -> Notice:
     text = what if known else f"unknown event {what[:80]}"
     at = None if event.get("EventStatus") == "Started" else _http_time(event.get("NotBefore"))
     return Notice(kind=kind, text=f"{text}: {said}" if said else text, stays=stays, at=at)
-
-
-def _gravity(notice: Notice) -> tuple[bool, float]:
-    return notice.stays, notice.at or 0.0
 
 
 # ------------------------------------------------------------------------------------------ file

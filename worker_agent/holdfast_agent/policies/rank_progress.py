@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from holdfast.page_sample import RankSample, SavingSample, TierSaving
+from holdfast.page_sample import RankSample, SavingSample
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_wire.messages import (
     BarrierAck,
@@ -136,16 +136,13 @@ def _costs(told: Sequence[SavingSample]) -> tuple[TierCost, ...]:
     for tier in TIERS:
         costs = [one.tiers[tier] for one in told if tier in one.tiers]
         if costs:
-            stop, durable = (max(ns) * NS for ns in zip(*map(_times, costs), strict=True))
+            stop = max(one.stop_ns for one in costs) * NS
+            durable = max(one.durable_ns for one in costs) * NS
             every = costs[0].every
             found.append(
                 TierCost(tier=tier, stop_seconds=stop, durable_seconds=durable, every=every)
             )
     return tuple(found)
-
-
-def _times(one: TierSaving) -> tuple[int, int]:
-    return one.stop_ns, one.durable_ns
 
 
 def ended_at_barrier(ranks: Mapping[int, Rank]) -> int:

@@ -129,25 +129,20 @@ def is_shown(orders: Orders) -> bool:
     return not orders & (Orders.KILLED | Orders.STOPPED)
 
 
-PRODUCTIVE = "PRODUCTIVE"
-CHECKPOINT = "CHECKPOINT"
-RESTART = "RESTART"
-WAITING = "WAITING"
-
 _CLASS = {
-    RoundPhase.IDLE: WAITING,
-    RoundPhase.KILLING: RESTART,
-    RoundPhase.STARTING: RESTART,
-    RoundPhase.RUNNING: PRODUCTIVE,
-    RoundPhase.STOPPING: CHECKPOINT,
-    RoundPhase.ENDED: WAITING,
+    RoundPhase.IDLE: "WAITING",
+    RoundPhase.KILLING: "RESTART",
+    RoundPhase.STARTING: "RESTART",
+    RoundPhase.RUNNING: "PRODUCTIVE",
+    RoundPhase.STOPPING: "CHECKPOINT",
+    RoundPhase.ENDED: "WAITING",
 }
 
 
 def class_of(phase: RoundPhase, *, saving: bool) -> str:
     """Return the class of time spent in `phase`; saving: a rank writes a checkpoint."""
     if phase is RoundPhase.RUNNING and saving:
-        return CHECKPOINT
+        return "CHECKPOINT"
     return _CLASS[phase]
 
 

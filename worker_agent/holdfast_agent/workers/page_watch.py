@@ -127,38 +127,45 @@ class PageWatch:
         self.saving = False
         """True: a rank was inside a checkpoint at the last heartbeat."""
 
-    def set_barrier(self, barrier: SetBarrier, round_number: int) -> str:
-        """Ask the ranks of a round to save after a step; return why not, empty: done."""
-        current = self._runner.running(round_number)
-        if current is None:
-            return f"round {round_number} does not run here"
+    def set_barrier(self, barrier: SetBarrier, round_number: int) -> None:
+        """Ask the ranks of a round to save after a step."""
         number, step = barrier.barrier_id, barrier.step
-        try:
-            for slot in range(current.size):
-                self._page.set_barrier(slot, number, step, goes_on=barrier.goes_on)
-        except PageError as error:
-            return str(error)
-        current.barrier = barrier
-        self._runner.changed.set()
-        return ""
 
-    def schedule(self, order: SetSchedule, round_number: int) -> str:
-        """Give the ranks of a round a new schedule of saves; return why not, empty: done.
+        def write(slot: int) -> None:
+            self._page.set_barrier(slot, number, step, goes_on=barrier.goes_on)
+
+        current = self._tell(round_number, write, f"arm {number} at step {step}")
+        if current is not None:
+            current.barrier = barrier
+            self._runner.changed.set()
+
+    def schedule(self, order: SetSchedule, round_number: int) -> None:
+        """Give the ranks of a round a new schedule of saves.
 
         Heartbeats report that the ranks have seen it: there is no hurry.
         """
-        current = self._runner.running(round_number)
-        if current is None:
-            return f"round {round_number} does not run here"
         number, every = order.schedule_id, by_tier(order.intervals)
+
+        def write(slot: int) -> None:
+            self._page.offer_schedule(slot, number, step=order.step, every=every)
+            if order.confirmed:
+                self._page.confirm_schedule(slot, number)
+
+        self._tell(round_number, write, f"schedule {number} from step {order.step}")
+
+    def _tell(self, number: int, write: Callable[[int], None], what: str) -> Round | None:
+        """Write to the slots of a round's ranks; return the round, None: a warning says why not."""
+        current = self._runner.running(number)
+        if current is None:
+            log.warning("%s: round %d does not run here", what, number)
+            return None
         try:
             for slot in range(current.size):
-                self._page.offer_schedule(slot, number, step=order.step, every=every)
-                if order.confirmed:
-                    self._page.confirm_schedule(slot, number)
+                write(slot)
         except PageError as error:
-            return str(error)
-        return ""
+            log.warning("%s: %s", what, error)
+            return None
+        return current
 
     async def beat(self) -> None:
         """Send heartbeats until cancelled."""
