@@ -219,13 +219,9 @@ class Statements:
 
     def renumber_rules(self, before: Sequence[FailureRule], after: Sequence[FailureRule]) -> None:
         """Give matched rules their places in the list that holds now; `before` held until now."""
-        self._kept = collections.deque(
-            (
-                dataclasses.replace(entry, message=_renumbered(entry.message, before, after))
-                for entry in self._kept
-            ),
-            maxlen=REPEATED_LIMIT,
-        )
+        for at, entry in enumerate(tuple(self._kept)):
+            message = _renumbered(entry.message, before, after)
+            self._kept[at] = dataclasses.replace(entry, message=message)
 
     def again(self, accepted: Fence, now: float, *, ending: int = 0) -> list[SessionRequest]:
         """Return the kept reports, in order, with present age and fence.
