@@ -177,8 +177,7 @@ class MasterSession:
         reason = end.reason
         if isinstance(end.error, stream.SilentError):
             reason = f"no Welcome within {self._patience:.0f} s"
-            longer = min(2 * self._patience, LONGEST_WELCOME_SECONDS)
-            self._patience = max(self._patience, longer)
+            self._patience = longer(self._patience)
         if end.endpoint:
             self._complain(end.endpoint, reason)
 
@@ -229,3 +228,8 @@ def outbox() -> stream.SendQueue:
             isinstance(last.message, Heartbeat) and isinstance(new.message, Heartbeat)
         ),
     )
+
+
+def longer(patience: float) -> float:
+    """Return the deadline for the next Welcome, after one that did not come in time, s."""
+    return max(patience, min(2 * patience, LONGEST_WELCOME_SECONDS))
