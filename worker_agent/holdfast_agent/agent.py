@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -27,8 +28,7 @@ from holdfast_agent.master_link.session import MasterSession
 from holdfast_agent.notices.sources import sources
 from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies import master_messages, rank_progress
-from holdfast_agent.policies.master_messages import RoundOrder
-from holdfast_agent.policies.round_phases import SecondsByClass, class_of, is_shown
+from holdfast_agent.policies.round_phases import class_of, is_shown, ledger
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.rounds import Round
@@ -93,7 +93,7 @@ class AgentParts:
         self.checks = CheckOrders(address, link, measuring, report, lambda: runner.alive)
         withdraw = session.statements.withdraw
         self.notices = NoticeWatch(sources(settings.notices), report, withdraw)
-        self.masterless = MasterlessWatch(runner, session, settings.node_rank)
+        self.masterless = MasterlessWatch(self.watch, runner, session, settings)
 
 
 class Agent:
@@ -114,15 +114,16 @@ class Agent:
         self._stated_round = 0
         """Round whose start had been reported when the newest hello was made; 0: none."""
         self._digest: StateDigest | None = None
-        self._ledger = SecondsByClass()
+        self._seconds = defaultdict[str, float](float)
+        """Seconds by class since this agent started."""
         self._accounted_at = time.monotonic()
         self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
             Welcome: self._on_welcome,
             WorldAssignment: self._on_assignment,
             StopRound: self._on_stop,
             PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
-            SetBarrier: self._on_barrier,
-            SetSchedule: self._on_schedule,
+            SetBarrier: parts.watch.set_barrier,
+            SetSchedule: parts.watch.schedule,
             CollectEvidence: parts.commands.collect_evidence,
             CheckNode: lambda order, _: parts.checks.on_order(order),
             DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
@@ -193,7 +194,7 @@ class Agent:
             round=number,
             step=rank_progress.common_step(seen, shown.number) if shown else 0,
             done_command_ids=parts.commands.done_ids(),
-            goodput=self._ledger.entries(),
+            goodput=ledger(self._seconds),
             digest=self._digest,
             store=parts.stores.prepared,
             assignment=dataclasses.replace(shown.assignment, roster=roster) if shown else None,
@@ -238,9 +239,8 @@ class Agent:
         runner.exits.rules = welcome.failure_rules
         if welcome.lease_seconds > 0:
             self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
-        verdict = master_messages.on_welcome(
-            session.accepted.round, welcome.round, alive=runner.alive
-        )
+        newest, alive = session.accepted.round, runner.alive
+        killed_for = master_messages.why_killed(newest, welcome.round, alive=alive)
         # A start that came after the hello is news, also where a rank has ended since.
         ending = runner.ending_round if runner.ending_round == self._stated_round else 0
         session.repeat(ending=ending)
@@ -249,8 +249,8 @@ class Agent:
             warm=parts.zygote.warm, said=self._said_warm, cold_reason=cold_reason
         ):
             session.report(Warmed(cold_reason=cold_reason))
-        if verdict.order is RoundOrder.KILL:
-            runner.kill(verdict.reason)
+        if killed_for:
+            runner.kill(killed_for)
         self._tools.arenas.restate()
 
     def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
@@ -258,21 +258,18 @@ class Agent:
             self._on_roster(assignment, own_round)
             return
         parts, number = self.parts, self.parts.session.accepted.round
-        verdict = master_messages.on_assignment(
-            own_round,
-            number,
-            assignment.local_world_size,
-            self._tools.settings.launch.local_world_size,
-        )
-        if verdict.order is not RoundOrder.START:
-            log.warning("assignment ignored: %s", verdict.reason)
+        offered = self._tools.settings.launch.local_world_size
+        size = assignment.local_world_size
+        ignored = master_messages.why_not_started(own_round, number, size, offered)
+        if ignored:
+            log.warning("assignment ignored: %s", ignored)
             return
         log.log(
             logging.WARNING if own_round else logging.INFO,  # a later round follows from an event
             "round %d: ranks %d to %d of %d (%s)",
             number,
             assignment.base_rank,
-            assignment.base_rank + assignment.local_world_size - 1,
+            assignment.base_rank + size - 1,
             assignment.world_size,
             assignment.reason,
         )
@@ -295,20 +292,11 @@ class Agent:
 
     def _on_stop(self, order: StopRound, number: int) -> None:
         runner, newest = self.parts.runner, self.parts.session.accepted.round
-        verdict = master_messages.on_stop(newest, number, alive=runner.alive)
-        if verdict.order is RoundOrder.KILL:
+        ignored = master_messages.why_not_stopped(newest, number, alive=runner.alive)
+        if not ignored:
             runner.stop(order.grace_seconds, order.reason)
-        self.parts.commands.when_dead(order.command_id, verdict.reason)
-
-    def _on_barrier(self, barrier: SetBarrier, number: int) -> None:
-        problem = self.parts.watch.set_barrier(barrier, number)
-        if problem:
-            log.warning("arm %d at step %d: %s", barrier.barrier_id, barrier.step, problem)
-
-    def _on_schedule(self, order: SetSchedule, number: int) -> None:
-        problem = self.parts.watch.schedule(order, number)
-        if problem:
-            log.warning("schedule %d from step %d: %s", order.schedule_id, order.step, problem)
+        text = ignored or f"the master stops round {newest}"
+        self.parts.commands.when_dead(order.command_id, text)
 
     def _on_leave(self, order: Leave) -> None:
         log.info("the master says leave: %s", order.reason)
@@ -338,15 +326,12 @@ class Agent:
             if not parts.shutdown.started:
                 parts.zygote.look(time.monotonic())
             if not parts.session.connected and parts.runner.alive:
-                limit = self.welcome.masterless_limit_seconds
-                barrier = await parts.masterless.look(limit)
-                if barrier is not None:
-                    self._on_barrier(barrier, parts.session.accepted.round)
+                await parts.masterless.look(self.welcome.masterless_limit_seconds)
 
     def _account(self) -> None:
         now = time.monotonic()
         name = class_of(self.parts.runner.phase, saving=self.parts.watch.saving)
-        self._ledger = self._ledger.add(name, now - self._accounted_at)
+        self._seconds[name] += now - self._accounted_at
         self._accounted_at = now
 
     def _supervised(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from holdfast.page_sample import RankSample, SavingSample, TierSaving
+from holdfast.page_sample import RankSample, SavingSample
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_wire.messages import (
     BarrierAck,
@@ -41,16 +41,6 @@ class Rank:
         """True: it answered SAVE_AND_STOP, saved and ended (or may be ended without loss)."""
         answered = self.sample.answered_id != 0
         return answered and (self.sample.barrier_complete or self.exit_code == 0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FirstStep:
-    """First step that all local ranks have completed."""
-
-    step: int
-    """Restored step + 1."""
-    at_ns: int
-    """Time at which the last rank completed it."""
 
 
 def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> RankProgress:
@@ -100,12 +90,15 @@ def common_step(ranks: Mapping[int, Rank], round_number: int) -> int:
     return min(steps) if steps and len(steps) == len(ranks) else 0
 
 
-def first_step(ranks: Mapping[int, Rank], round_number: int) -> FirstStep | None:
-    """Return the first completed step of all ranks; None while one still lacks it."""
+def first_step(ranks: Mapping[int, Rank], round_number: int) -> tuple[int, int] | None:
+    """Return the first step that all ranks have completed, and when the last one did, ns.
+
+    None while one still lacks it. The step is the restored one + 1.
+    """
     samples = [rank.sample for rank in ranks.values()]
     if not samples or any(s.round != round_number or not s.first_step_ns for s in samples):
         return None
-    return FirstStep(max(s.first_step for s in samples), max(s.first_step_ns for s in samples))
+    return max(s.first_step for s in samples), max(s.first_step_ns for s in samples)
 
 
 def barrier_ack(ranks: Mapping[int, Rank], barrier_id: int) -> BarrierAck | None:
@@ -143,16 +136,13 @@ def _costs(told: Sequence[SavingSample]) -> tuple[TierCost, ...]:
     for tier in TIERS:
         costs = [one.tiers[tier] for one in told if tier in one.tiers]
         if costs:
-            stop, durable = (max(ns) * NS for ns in zip(*map(_times, costs), strict=True))
+            stop = max(one.stop_ns for one in costs) * NS
+            durable = max(one.durable_ns for one in costs) * NS
             every = costs[0].every
             found.append(
                 TierCost(tier=tier, stop_seconds=stop, durable_seconds=durable, every=every)
             )
     return tuple(found)
-
-
-def _times(one: TierSaving) -> tuple[int, int]:
-    return one.stop_ns, one.durable_ns
 
 
 def ended_at_barrier(ranks: Mapping[int, Rank]) -> int:

@@ -20,7 +20,7 @@ from holdfast import loop_errors
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.master_link.commands import MAX_DONE
-from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
+from holdfast_agent.master_link.session import MasterSession, identity
 from holdfast_agent.policies import schedules
 from holdfast_wire.messages import (
     CommandDone,
@@ -123,11 +123,12 @@ class TorchrunNode:
 
     async def _run(self) -> None:
         settings = self._settings
-        dial = MasterDial(
-            endpoint=lambda: settings.master, job_uid=settings.job_uid, tls_dir=settings.tls_dir
-        )
         self._loop = asyncio.get_running_loop()
-        self._session = session = MasterSession(dial, random.Random())  # noqa: S311 - only jitter
+        self._session = session = MasterSession(
+            settings,
+            lambda: settings.master,
+            random.Random(),  # noqa: S311 - only jitter
+        )
         beats = asyncio.create_task(self._beat())
         try:
             await session.run(self)

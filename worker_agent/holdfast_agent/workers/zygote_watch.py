@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import loop_errors
-from holdfast_agent.policies import liveness
 from holdfast_agent.policies.liveness import ZygoteHistory
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import Lease
@@ -72,8 +71,6 @@ class ZygoteWatch:
         self._descriptor = -1
         """Descriptor of the events; kept because the zygote closes its own at its end."""
         self._gone = asyncio.Event()
-        self._is_ready = False
-        """It may have processes: before, all commands wait for it."""
         self.warm = False
         """True: the zygote is ready, or cannot fork any more."""
         self._history = ZygoteHistory()
@@ -82,6 +79,7 @@ class ZygoteWatch:
         self._started_at: float | None = None
         """Monotonic time of the start of a fresh zygote not ready yet; None: none."""
         self._ready_at: float | None = None
+        """Monotonic time since which it may have processes; before, all commands wait for it."""
         self._killed_at: float | None = None
         self._killed_for = ""
         self._restarting: asyncio.Task[None] | None = None
@@ -102,7 +100,6 @@ class ZygoteWatch:
     def listen(self) -> None:
         """Begin to read the events of a started zygote."""
         self._gone.clear()
-        self._is_ready = False
         self._descriptor = self._process.fileno()
         asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
@@ -145,7 +142,7 @@ class ZygoteWatch:
         So is one that still imports: it reads no command and has no processes.
         """
         self._process.shutdown()
-        if not self._gone.is_set() and not self._is_ready:
+        if not self._gone.is_set() and self._ready_at is None:
             os.kill(self._process.pid, signal.SIGKILL)
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
@@ -164,8 +161,7 @@ class ZygoteWatch:
             self._handlers[type(event)](event)
 
     def _on_ready(self, event: Ready) -> None:
-        self._is_ready = True
-        if not event.fork_ok:
+        if event.reason:
             log.warning("workers are started cold: %s", event.reason)
         self._runner.cold_reason = event.reason
         if self._started_at is not None:
@@ -245,12 +241,12 @@ class ZygoteWatch:
         """Start another one; ready_seconds: time for which the last one was ready, None: never."""
         while not self._ending():
             self._history = self._history.ended(ready_seconds)
-            verdict = liveness.judge_restart(self._history)
-            if not verdict.restart:
-                self._fail(f"{reason}; {verdict.reason}")
+            if self._history.given_up:
+                self._fail(f"{reason}; {self._history.given_up}")
                 break
-            log.error("%s: another is started in %.0f s; %s", reason, verdict.pause_seconds, REMEDY)
-            await asyncio.sleep(verdict.pause_seconds)
+            pause = self._history.pause_seconds
+            log.error("%s: another is started in %.0f s; %s", reason, pause, REMEDY)
+            await asyncio.sleep(pause)
             if self._ending():
                 break
             try:

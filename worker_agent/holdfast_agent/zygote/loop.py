@@ -135,7 +135,7 @@ class ZygoteLoop:
         reason = self.spawner.no_fork
         if reason:
             self.log(f"workers start as fresh interpreters: {reason}")
-        self._channel.send(Ready(not reason, reason, time.monotonic() - started))
+        self._channel.send(Ready(reason, time.monotonic() - started))
 
     def _descriptors(self) -> list[int]:
         """Return the descriptors that the loop itself has open."""

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.policies.failure import PLANNED
 from holdfast_wire.messages import BudgetCharge, BudgetKind, Incident, WorldDecided
@@ -110,7 +111,7 @@ class Accounts:
         world = self.job.master.core.inspect().worlds.running()
         if current is None or world is None or not current.started or current.dead:
             return 0
-        ending = current.exits or current.killed or current.stopped
+        ending = current.exits or current.orders & (Orders.KILLED | Orders.STOPPED)
         return 0 if ending or world.round != current.number else world.round
 
     def muddle(self, span: float = 0.0) -> None:
