@@ -25,26 +25,12 @@ from bench.load.results import (
 HEARTBEAT_5_SECONDS = "a heartbeat per 5 s"
 MANY = 10_000
 """As many agents as the machine's limits allow, to this many."""
-_INTRO = """\
-# Load on the job master, beside DLRover's
-
-Generated from [load.jsonl](load.jsonl) by `python -m bench.load --publish`.
-
-Real agents' streams (a certificate, a connection with mTLS and a stream each) against a real master
-process with its journal on disk. Generators and master share the machine, and the generators are
-niced by 10, so that the master has the right of way; the load average beside each figure says what
-else ran. DLRover's master gets as many messages per second from as many clients in the same run,
-without TLS, which it does not have. Agents of Holdfast send heartbeats in groups of 32, at one
-instant of clocks that are up to 1 ms wrong, so that the master takes several in one turn; DLRover's
-agents send each at a moment of its own, and so do its clients here. Trust the ratios more than the
-figures.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    title: str
-    text: str
+    name: str
+    """Of the placeholder in the page's text."""
     scenarios: tuple[str, ...]
     columns: tuple[tuple[str, str], ...]
     """Heading and figure."""
@@ -60,12 +46,7 @@ _USE = (
 )
 _TABLES = (
     _Table(
-        "Nothing happens",
-        "Agents train and send heartbeats at the interval that the master gave them, unless "
-        "another is named. CPU is the master's user and system time. A probe is GetJob, 20 "
-        "times a second; a heartbeat is seen once GetJob shows what it said (an upper "
-        "bound: the last question's own way is part of it). The probes' own cost is not in "
-        "the cores of this table.",
+        "steady",
         (STEADY,),
         (
             *_USE,
@@ -75,20 +56,12 @@ _TABLES = (
         ),
     ),
     _Table(
-        "The first world",
-        "From the last agent's word that it is warm to the last agent's place in the world. "
-        "Connected: from the first connection to the last Welcome. Master's part: from that word "
-        "in the master until gRPC has said that it took the last place, which an agent may have "
-        "read before.",
+        "world",
         (WORLD,),
         (("told, s", "told_s"), ("master's part, s", "own_s"), ("connected, s", "connected_s")),
     ),
     _Table(
-        "A worker fails",
-        "From one agent's word to the last agent's place in the new world, and the master's CPU "
-        "until then. Master's part: as above. Training: from that word until GetJob says that the "
-        "job trains to a user who connects once all are told: everybody's first words of the new "
-        "world come before him.",
+        "failure",
         (FAILURE,),
         (
             *((f"told {word}, s", f"told_s_{end}") for word, end in _SPREAD),
@@ -98,10 +71,7 @@ _TABLES = (
         ),
     ),
     _Table(
-        "The master is killed and all come back at once",
-        "SIGKILL, then a new process on the same journal and port. Welcomed: from the moment at "
-        "which it serves to the last Welcome. Attempts: streams that ended or could not be had, "
-        "the old ones among them.",
+        "herd",
         (HERD,),
         (
             ("serving, s", "serving_s"),
@@ -113,8 +83,7 @@ _TABLES = (
         ),
     ),
     _Table(
-        "Watchers beside the agents",
-        "Each watcher wants the status once a second; then a worker fails.",
+        "watchers",
         (WATCHERS,),
         (
             *_USE[:4],
@@ -125,9 +94,7 @@ _TABLES = (
         ),
     ),
     _Table(
-        "Peers that do not read",
-        "An agent stops reading while 200 messages a second are meant for it; a watcher never "
-        "reads while the status changes. Calm: the probes before.",
+        "slow",
         (SLOW_AGENT, SLOW_WATCHER),
         (
             ("cut off after, s", "cut_off_s"),
@@ -143,11 +110,13 @@ _TABLES = (
 
 def page_of(about: Mapping[str, Any], results: Sequence[LoadResult]) -> str:
     """Return the whole page."""
-    promises = page.promises(judge(results), page.PLAIN_COLUMNS)
-    parts = [_INTRO, _machine(about), promises]
-    parts += [part for item in _TABLES if (part := _section(item, results))]
-    parts.append(_peer(results))
-    return "\n".join(part for part in parts if part)
+    return page.fill(
+        "load/page",
+        run=_machine(about),
+        promises=page.promises(judge(results), page.PLAIN_COLUMNS),
+        peer=_peer(results),
+        **{one.name: _shown(one, results) for one in _TABLES},
+    )
 
 
 def number(value: float | None) -> str:
@@ -166,7 +135,7 @@ def _machine(about: Mapping[str, Any]) -> str:
     return "\n\n".join([said, *left_out]) + "\n"
 
 
-def _section(item: _Table, results: Sequence[LoadResult]) -> str:
+def _shown(item: _Table, results: Sequence[LoadResult]) -> str:
     found = [r for r in results if r.system == OURS and r.scenario in item.scenarios]
     if not found:
         return ""
@@ -180,7 +149,7 @@ def _section(item: _Table, results: Sequence[LoadResult]) -> str:
         for result in found
     ]
     header = ["agents", "", *(heading for heading, _ in item.columns), "load average"]
-    return f"## {item.title}\n\n{item.text}\n\n" + table(header, rows)
+    return table(header, rows)
 
 
 def _peer(results: Sequence[LoadResult]) -> str:
@@ -201,12 +170,7 @@ def _peer(results: Sequence[LoadResult]) -> str:
     header = ["clients", "call", *(heading for heading, name in _USE if name != "cores")]
     header += [f"answer {word}, ms" for word, _ in _SPREAD]
     header += ["CPU × Holdfast's", "load average"]
-    text = (
-        "Its local master. Heartbeat: what its agents report every 15 s. Poll: the question for "
-        "waiting nodes that they ask all the time. Ratios: of the medians (least of theirs over "
-        "greatest of ours – greatest over least), each of three windows."
-    )
-    return f"## DLRover 0.6.1\n\n{text}\n\n" + table(header, rows)
+    return table(header, rows)
 
 
 # --------------------------------------------------------------------------------------- the bars
