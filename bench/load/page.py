@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bench.harness import machine, page
@@ -27,85 +26,64 @@ MANY = 10_000
 """As many agents as the machine's limits allow, to this many."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    name: str
-    """Of the placeholder in the page's text."""
-    scenarios: tuple[str, ...]
-    columns: tuple[tuple[str, str], ...]
-    """Heading and figure."""
+def _spread(said: str, figure: str) -> dict[str, str]:
+    """Return the columns of a spread; `figure` ends with the unit of all of them."""
+    unit = figure.rpartition("_")[2]
+    return {f"{said} {end}, {unit}": f"{figure}_{end}" for end in ("p50", "p99", "max")}
 
 
-_SPREAD = (("p50", "p50"), ("p99", "p99"), ("max", "max"))
-_USE = (
-    ("messages/s", "messages_per_s"),
-    ("µs/message", "message_us"),
-    ("cores", "cores"),
-    ("MB", "rss_mb"),
-    ("open files", "files"),
+_USE = {
+    "messages/s": "messages_per_s",
+    "µs/message": "message_us",
+    "cores": "cores",
+    "MB": "rss_mb",
+    "open files": "files",
+}
+_PEERS_USE = {heading: name for heading, name in _USE.items() if name != "cores"} | _spread(
+    "answer", "answer_ms"
 )
-_TABLES = (
-    _Table(
-        "steady",
-        (STEADY,),
-        (
-            *_USE,
-            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
-            *((f"heartbeat seen {word}, ms", f"heartbeat_seen_ms_{end}") for word, end in _SPREAD),
-            ("falsely lost", "lost"),
-        ),
-    ),
-    _Table(
-        "world",
-        (WORLD,),
-        (("told, s", "told_s"), ("master's part, s", "own_s"), ("connected, s", "connected_s")),
-    ),
-    _Table(
-        "failure",
-        (FAILURE,),
-        (
-            *((f"told {word}, s", f"told_s_{end}") for word, end in _SPREAD),
-            ("master's part p50, s", "own_s_p50"),
-            ("CPU, s", "cpu_s_p50"),
-            ("training p50, s", "training_s_p50"),
-        ),
-    ),
-    _Table(
-        "herd",
-        (HERD,),
-        (
-            ("serving, s", "serving_s"),
-            ("welcomed, s", "welcomed_s"),
-            ("peak MB", "peak_mb"),
-            ("attempts", "attempts"),
-            ("new worlds", "rounds_made"),
-            ("workers killed", "workers_killed"),
-        ),
-    ),
-    _Table(
-        "watchers",
-        (WATCHERS,),
-        (
-            *_USE[:4],
-            ("news/s", "watched_per_s"),
-            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
-            ("agents told, s", "told_s"),
-            ("watchers told, s", "watchers_told_s"),
-        ),
-    ),
-    _Table(
-        "slow",
-        (SLOW_AGENT, SLOW_WATCHER),
-        (
-            ("cut off after, s", "cut_off_s"),
-            ("memory grew by, MB", "grown_mb"),
-            ("probe p50, ms", "probe_ms_p50"),
-            ("p99", "probe_ms_p99"),
-            ("calm p50, ms", "calm_probe_ms_p50"),
-            ("p99 ", "calm_probe_ms_p99"),
-        ),
-    ),
-)
+_SLOW = "slow"
+_SLOW_ONES = (SLOW_AGENT, SLOW_WATCHER)
+"""The scenarios of one table."""
+_TABLES = {
+    STEADY: {
+        **_USE,
+        **_spread("probe", "probe_ms"),
+        **_spread("heartbeat seen", "heartbeat_seen_ms"),
+        "falsely lost": "lost",
+    },
+    WORLD: {"told, s": "told_s", "master's part, s": "own_s", "connected, s": "connected_s"},
+    FAILURE: {
+        **_spread("told", "told_s"),
+        "master's part p50, s": "own_s_p50",
+        "CPU, s": "cpu_s_p50",
+        "training p50, s": "training_s_p50",
+    },
+    HERD: {
+        "serving, s": "serving_s",
+        "welcomed, s": "welcomed_s",
+        "peak MB": "peak_mb",
+        "attempts": "attempts",
+        "new worlds": "rounds_made",
+        "workers killed": "workers_killed",
+    },
+    WATCHERS: {
+        **{heading: name for heading, name in _USE.items() if name != "files"},
+        "news/s": "watched_per_s",
+        **_spread("probe", "probe_ms"),
+        "agents told, s": "told_s",
+        "watchers told, s": "watchers_told_s",
+    },
+    _SLOW: {
+        "cut off after, s": "cut_off_s",
+        "memory grew by, MB": "grown_mb",
+        "probe p50, ms": "probe_ms_p50",
+        "p99": "probe_ms_p99",
+        "calm p50, ms": "calm_probe_ms_p50",
+        "p99 ": "calm_probe_ms_p99",
+    },
+}
+"""Figures by their headings, by scenario, which is also the placeholder's name."""
 
 
 def page_of(about: Mapping[str, Any], results: Sequence[LoadResult]) -> str:
@@ -115,7 +93,7 @@ def page_of(about: Mapping[str, Any], results: Sequence[LoadResult]) -> str:
         run=_machine(about),
         promises=page.promises(judge(results), page.PLAIN_COLUMNS),
         peer=_peer(results),
-        **{one.name: _shown(one, results) for one in _TABLES},
+        **{scenario: _table(scenario, results) for scenario in _TABLES},
     )
 
 
@@ -135,42 +113,33 @@ def _machine(about: Mapping[str, Any]) -> str:
     return "\n\n".join([said, *left_out]) + "\n"
 
 
-def _shown(item: _Table, results: Sequence[LoadResult]) -> str:
-    found = [r for r in results if r.system == OURS and r.scenario in item.scenarios]
+def _table(scenario: str, results: Sequence[LoadResult]) -> str:
+    scenarios = _SLOW_ONES if scenario == _SLOW else (scenario,)
+    found = [one for one in results if one.system == OURS and one.scenario in scenarios]
     if not found:
         return ""
+    columns = _TABLES[scenario]
     rows = [
-        [
-            f"{result.clients:,}",
-            result.variant or (result.scenario if len(item.scenarios) > 1 else ""),
-            *(number(result.figures.get(name)) for _, name in item.columns),
-            f"{result.load:.1f}",
-        ]
-        for result in found
+        _row(one, one.variant or (one.scenario if len(scenarios) > 1 else ""), columns)
+        for one in found
     ]
-    header = ["agents", "", *(heading for heading, _ in item.columns), "load average"]
-    return table(header, rows)
+    return table(["agents", "", *columns, "load average"], rows)
+
+
+def _row(result: LoadResult, variant: str, columns: Mapping[str, str], *more: str) -> list[str]:
+    cells = [number(result.figures.get(name)) for name in columns.values()]
+    return [f"{result.clients:,}", variant, *cells, *more, f"{result.load:.1f}"]
 
 
 def _peer(results: Sequence[LoadResult]) -> str:
-    found = [result for result in results if result.system == PEER]
+    found = [one for one in results if one.system == PEER]
     if not found:
         return ""
     rows = [
-        [
-            f"{result.clients:,}",
-            result.variant,
-            *(number(result.figures.get(name)) for _, name in _USE if name != "cores"),
-            *(number(result.figures.get(f"answer_ms_{end}")) for _, end in _SPREAD),
-            times(ratio(results, result.clients, result.variant)),
-            f"{result.load:.1f}",
-        ]
-        for result in found
+        _row(one, one.variant, _PEERS_USE, times(ratio(results, one.clients, one.variant)))
+        for one in found
     ]
-    header = ["clients", "call", *(heading for heading, name in _USE if name != "cores")]
-    header += [f"answer {word}, ms" for word, _ in _SPREAD]
-    header += ["CPU × Holdfast's", "load average"]
-    return table(header, rows)
+    return table(["clients", "call", *_PEERS_USE, "CPU × Holdfast's", "load average"], rows)
 
 
 # --------------------------------------------------------------------------------------- the bars
