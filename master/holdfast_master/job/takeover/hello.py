@@ -192,14 +192,7 @@ def _welcome(job: JobContext, node: Node, round_number: int) -> None:
 
 def _stretch_heartbeats(job: JobContext) -> None:
     """A crowd is heard less often; the interval never shrinks again in one master's life."""
-    settings = job.settings
-    interval = liveness.heartbeat_interval(
-        len(job.membership.nodes),
-        usual=settings.heartbeat_seconds,
-        longest=settings.longest_heartbeat_seconds,
-        crowd=settings.crowd_nodes,
-        messages_per_second=settings.crowd_messages_per_second,
-    )
+    interval = liveness.heartbeat_interval(len(job.membership.nodes), job.settings)
     if interval <= job.membership.heartbeat:
         return
     job.membership.heartbeat = interval
@@ -225,7 +218,7 @@ def restore_nodes(job: JobContext) -> None:
     _stretch_heartbeats(job)
     for node in job.membership.nodes.values():
         node.heartbeat = job.membership.heartbeat
-        until = job.now + liveness.silence_limit(node.heartbeat, job.limits)
+        until = job.now + liveness.silence_limit(node.heartbeat, job.settings)
         job.timers.set(Timer.SILENCE, until, node.rank)
 
 
