@@ -36,9 +36,7 @@ def connected(job: JobContext, event: Connected) -> None:
         job.out.put(CloseSession(event.session, code, "HELLO_REFUSED", wrong))
         return
     node = job.membership.nodes.get(hello.node_rank)
-    incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
-    claim = Claim(hello.pod_uid, hello.agent_id)
-    arrival, reason = judge_arrival(incumbent, claim, _knowledge(job, hello))
+    arrival, reason = judge_arrival(node, hello, _knowledge(job, hello))
     if arrival is Arrival.OUTDATED:
         _send_away(job, event.session, hello, reason)
         return
@@ -231,14 +229,6 @@ class Arrival(enum.Enum):
     OUTDATED = "it must leave; the rank belongs to somebody newer"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
-    """An agent's claim to a node rank."""
-
-    pod_uid: str
-    agent_id: str
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
     """The knowledge about a claim and its rank from the operator and from the past."""
@@ -254,7 +244,7 @@ class Knowledge:
 
 
 def judge_arrival(
-    incumbent: Claim | None, hello: Claim, knowledge: Knowledge
+    incumbent: Node | None, hello: wire.Hello, knowledge: Knowledge
 ) -> tuple[Arrival, str]:
     """Decide which agent holds the rank after this hello, and say why.
 
