@@ -129,7 +129,7 @@ def read(home: JobHome) -> FinalState | None:
 
 
 def _part(twin: type[Any], data: Any) -> Any:
-    message = codec.PROTO[twin.__name__]()
+    message = codec.proto_of(twin.__name__)()
     return codec.from_proto(json_format.ParseDict(data, message, ignore_unknown_fields=True))
 
 
