@@ -174,7 +174,7 @@ class JobState:
     def planned_as(self, made: Plan) -> None:
         """Keep the parts of a plan that the next plan needs."""
         self.history = made.history
-        self.status.planned(made.status.get("conditions"))
+        self.status.conditions = made.status.get("conditions")
 
     def source(self, settings: OperatorSettings, *, newest: bool = False) -> PodSource:
         """Return the source of the job's pods; `newest`: with the templates that the spec has."""
@@ -263,7 +263,7 @@ class JobState:
 
     def first_messages(self) -> Iterable[Upward]:
         """Yield the first messages of a new stream to the master."""
-        self.link.tells_spec(self.generation)
+        self.link.spec_sent = self.generation
         yield master_spec(self.spec, self.generation)
         self.link.strikes_sent = self._strikes()
         if self.link.strikes_sent != ClusterStrikes():
@@ -279,8 +279,8 @@ class JobState:
 
     def send_news(self) -> None:
         """Tell the master of a spec, and of other jobs' strikes, that it does not know yet."""
-        if self.link.lacks_spec(self.generation):
-            self.link.tells_spec(self.generation)
+        if self.link.stream is not None and self.link.spec_sent not in (0, self.generation):
+            self.link.spec_sent = self.generation
             self.link.send(master_spec(self.spec, self.generation))
         strikes = self._strikes()
         if self.link.view.connected and strikes != self.link.strikes_sent:

@@ -113,14 +113,6 @@ class Link:
             self.stop = wish
             self.send(wish)
 
-    def tells_spec(self, generation: int) -> None:
-        """Note the generation of the spec that the master is sent."""
-        self.spec_sent = generation
-
-    def lacks_spec(self, generation: int) -> bool:
-        """Return True if a master that was sent a spec lacks this generation."""
-        return self.stream is not None and self.spec_sent not in (0, generation)
-
 
 def _newest(pods: Iterable[PodRecord]) -> str:
     """Return the uid of the pod behind the master's address; empty: it was not seen yet."""
