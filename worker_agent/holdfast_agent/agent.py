@@ -36,25 +36,7 @@ from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.workers.zygote_watch import ZygoteWatch
-from holdfast_wire.messages import (
-    AssignmentMode,
-    CheckNode,
-    ClockReply,
-    CollectEvidence,
-    DumpStacks,
-    Goodbye,
-    HeartbeatInterval,
-    Hello,
-    Leave,
-    PrepareStore,
-    SetBarrier,
-    SetSchedule,
-    StateDigest,
-    StopRound,
-    Warmed,
-    Welcome,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +45,7 @@ STORE_LINGER_SECONDS = 1.0
 yet would lose its store at once, and its exceptions would look like the cause."""
 CLOSE_SECONDS = 1.0
 """Seconds for the last messages when the agent ends."""
-FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
+FIRST_LIMITS = wire.Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """Limits that hold until a master sends its own."""
 
 
@@ -99,7 +81,7 @@ class AgentParts:
 class Agent:
     """One node's agent. `run` returns the reason and the exit code of its end."""
 
-    def __init__(self, tools: AgentContext, own: Hello, parts: AgentParts) -> None:
+    def __init__(self, tools: AgentContext, own: wire.Hello, parts: AgentParts) -> None:
         """Own the parts; nothing runs yet. Needs a running event loop.
 
         own: The hello's part that never changes.
@@ -113,24 +95,24 @@ class Agent:
         self._alone = asyncio.Event()
         self._stated_round = 0
         """Round whose start had been reported when the newest hello was made; 0: none."""
-        self._digest: StateDigest | None = None
+        self._digest: wire.StateDigest | None = None
         self._seconds = defaultdict[str, float](float)
         """Seconds by class since this agent started."""
         self._accounted_at = time.monotonic()
         self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
-            Welcome: self._on_welcome,
-            WorldAssignment: self._on_assignment,
-            StopRound: self._on_stop,
-            PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
-            SetBarrier: parts.watch.set_barrier,
-            SetSchedule: parts.watch.schedule,
-            CollectEvidence: parts.commands.collect_evidence,
-            CheckNode: lambda order, _: parts.checks.on_order(order),
-            DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
-            Leave: lambda order, _: self._on_leave(order),
-            ClockReply: lambda reply, _: parts.sampler.on_clock(reply),
-            StateDigest: lambda digest, _: self._on_digest(digest),
-            HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
+            wire.Welcome: self._on_welcome,
+            wire.WorldAssignment: self._on_assignment,
+            wire.StopRound: self._on_stop,
+            wire.PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
+            wire.SetBarrier: parts.watch.set_barrier,
+            wire.SetSchedule: parts.watch.schedule,
+            wire.CollectEvidence: parts.commands.collect_evidence,
+            wire.CheckNode: lambda order, _: parts.checks.on_order(order),
+            wire.DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
+            wire.Leave: lambda order, _: self._on_leave(order),
+            wire.ClockReply: lambda reply, _: parts.sampler.on_clock(reply),
+            wire.StateDigest: lambda digest, _: self._on_digest(digest),
+            wire.HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
             **dict.fromkeys(master_messages.ABOUT_CHECKPOINTS, tools.arenas.receive),
         }
 
@@ -161,7 +143,7 @@ class Agent:
         await parts.checks.close()
         await parts.zygote.stop_restarts()
         signalled = shutdown.signalled is not None and not end.own_fault
-        goodbye = Goodbye(reason=end.reason, failed=end.own_fault, signalled=signalled)
+        goodbye = wire.Goodbye(reason=end.reason, failed=end.own_fault, signalled=signalled)
         parts.session.report(goodbye)
         await parts.session.close(CLOSE_SECONDS)
         for task in tasks:
@@ -173,11 +155,11 @@ class Agent:
         """Act on a signal that ends the agent."""
         session = self.parts.session
         if self.parts.shutdown.on_signal(number, connected=session.connected):
-            session.report(Goodbye(reason=f"signal {number}", terminated=True))
+            session.report(wire.Goodbye(reason=f"signal {number}", terminated=True))
 
     # --- the stream -----------------------------------------------------------------------------
 
-    def hello(self) -> Hello:
+    def hello(self) -> wire.Hello:
         """Return the first message of a new stream: all that a master without memory must know."""
         parts = self.parts
         self._account()
@@ -226,7 +208,7 @@ class Agent:
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _on_welcome(self, welcome: Welcome, _: int) -> None:
+    def _on_welcome(self, welcome: wire.Welcome, _: int) -> None:
         parts, runner, session = self.parts, self.parts.runner, self.parts.session
         again = logging.WARNING if self._welcomed else logging.INFO
         self._welcomed = True
@@ -248,13 +230,13 @@ class Agent:
         if master_messages.warmth_unknown(
             warm=parts.zygote.warm, said=self._said_warm, cold_reason=cold_reason
         ):
-            session.report(Warmed(cold_reason=cold_reason))
+            session.report(wire.Warmed(cold_reason=cold_reason))
         if killed_for:
             runner.kill(killed_for)
         self._tools.arenas.restate()
 
-    def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
-        if assignment.mode is AssignmentMode.RECONFIGURE:
+    def _on_assignment(self, assignment: wire.WorldAssignment, own_round: int) -> None:
+        if assignment.mode is wire.AssignmentMode.RECONFIGURE:
             self._on_roster(assignment, own_round)
             return
         parts, number = self.parts, self.parts.session.accepted.round
@@ -281,7 +263,7 @@ class Agent:
         if not has_store:
             parts.runner.on_store_lost(assignment.store_id, "before the round was assigned")
 
-    def _on_roster(self, assignment: WorldAssignment, number: int) -> None:
+    def _on_roster(self, assignment: wire.WorldAssignment, number: int) -> None:
         """Hand the newest roster to the ranks of a round; none of them ends."""
         problem = self.parts.runner.rosters.take(assignment, number)
         if problem:
@@ -290,7 +272,7 @@ class Agent:
             epoch = assignment.roster.epoch
             log.info("outer roster of epoch %d: %s", epoch, assignment.reason)
 
-    def _on_stop(self, order: StopRound, number: int) -> None:
+    def _on_stop(self, order: wire.StopRound, number: int) -> None:
         runner, newest = self.parts.runner, self.parts.session.accepted.round
         ignored = master_messages.why_not_stopped(newest, number, alive=runner.alive)
         if not ignored:
@@ -298,12 +280,12 @@ class Agent:
         text = ignored or f"the master stops round {newest}"
         self.parts.commands.when_dead(order.command_id, text)
 
-    def _on_leave(self, order: Leave) -> None:
+    def _on_leave(self, order: wire.Leave) -> None:
         log.info("the master says leave: %s", order.reason)
         self.parts.commands.when_dead(order.command_id, order.reason)
         self.parts.shutdown.leave(order)
 
-    def _on_digest(self, digest: StateDigest) -> None:
+    def _on_digest(self, digest: wire.StateDigest) -> None:
         if master_messages.newer_digest(self._digest, digest):
             self._digest = digest
 

@@ -19,20 +19,8 @@ from holdfast_agent.workers.rounds import DYING_SECONDS, STUCK_SECONDS
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.shutdown import Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
-from holdfast_agent.zygote import process_tree
+from holdfast_agent.zygote import process_tree, protocol
 from holdfast_agent.zygote.process_tree import kill_below, signal_each
-from holdfast_agent.zygote.protocol import (
-    Failure,
-    ForkDisabled,
-    LeaseExpired,
-    Ready,
-    RoundDead,
-    StoreExited,
-    StoreReady,
-    WorkerExitedEvent,
-    WorkerStarted,
-    ZygoteExited,
-)
 from holdfast_wire.messages import Warmed
 
 log = logging.getLogger(__name__)
@@ -85,16 +73,16 @@ class ZygoteWatch:
         self._restarting: asyncio.Task[None] | None = None
         self._closed = False
         self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
-            Ready: self._on_ready,
-            ForkDisabled: self._on_fork_disabled,
-            WorkerStarted: runner.on_started,
-            WorkerExitedEvent: runner.on_exited,
-            RoundDead: self._on_dead,
-            StoreReady: stores.on_ready,
-            StoreExited: stores.on_exited,
-            LeaseExpired: self._on_lease_expired,
-            Failure: runner.on_failure,
-            ZygoteExited: self._on_exited,
+            protocol.Ready: self._on_ready,
+            protocol.ForkDisabled: self._on_fork_disabled,
+            protocol.WorkerStarted: runner.on_started,
+            protocol.WorkerExitedEvent: runner.on_exited,
+            protocol.RoundDead: self._on_dead,
+            protocol.StoreReady: stores.on_ready,
+            protocol.StoreExited: stores.on_exited,
+            protocol.LeaseExpired: self._on_lease_expired,
+            protocol.Failure: runner.on_failure,
+            protocol.ZygoteExited: self._on_exited,
         }
 
     def listen(self) -> None:
@@ -156,11 +144,11 @@ class ZygoteWatch:
     def _read(self) -> None:
         events = self._process.receive()
         # Workers that see a stale lease kill themselves: with the event first, that is no failure.
-        events.sort(key=lambda event: not isinstance(event, LeaseExpired))
+        events.sort(key=lambda event: not isinstance(event, protocol.LeaseExpired))
         for event in events:
             self._handlers[type(event)](event)
 
-    def _on_ready(self, event: Ready) -> None:
+    def _on_ready(self, event: protocol.Ready) -> None:
         if event.reason:
             log.warning("workers are started cold: %s", event.reason)
         self._runner.cold_reason = event.reason
@@ -171,7 +159,7 @@ class ZygoteWatch:
         log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
         self._become_warm(event.seconds)
 
-    def _on_fork_disabled(self, event: ForkDisabled) -> None:
+    def _on_fork_disabled(self, event: protocol.ForkDisabled) -> None:
         log.warning("workers are started cold from now on: %s", event.reason)
         self._runner.cold_reason = event.reason
         self._become_warm(0.0)
@@ -180,12 +168,12 @@ class ZygoteWatch:
         self.warm = True
         self._report(Warmed(seconds=seconds, cold_reason=self._runner.cold_reason))
 
-    def _on_dead(self, event: RoundDead) -> None:
+    def _on_dead(self, event: protocol.RoundDead) -> None:
         self._runner.on_dead(event.round)
         if self._runner.died.is_set():
             self._lease.resume()
 
-    def _on_lease_expired(self, event: LeaseExpired) -> None:
+    def _on_lease_expired(self, event: protocol.LeaseExpired) -> None:
         runner = self._runner
         # The lease may have run out while nothing lived, and a round have been started since.
         if runner.current is not None and runner.current.number in event.rounds:
@@ -195,7 +183,7 @@ class ZygoteWatch:
 
     # --- its end, and another one -------------------------------------------------------------
 
-    def _on_exited(self, event: ZygoteExited) -> None:
+    def _on_exited(self, event: protocol.ZygoteExited) -> None:
         """Restart an ended zygote; its workers have SIGKILL and become children of this process."""
         asyncio.get_running_loop().remove_reader(self._descriptor)
         self._gone.set()
@@ -204,7 +192,7 @@ class ZygoteWatch:
             self._runner.hold()
             self._restarting = asyncio.create_task(self._work(self._reason(event)))
 
-    def _reason(self, event: ZygoteExited) -> str:
+    def _reason(self, event: protocol.ZygoteExited) -> str:
         how, code = f"exit code {event.exit_code}", event.exit_code or 0
         if code < 0:
             names = [f" ({one.name})" for one in signal.Signals if one == -code]
