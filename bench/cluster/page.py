@@ -5,25 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-_HEAD: Final = """\
-# The operator on a real control plane
+from bench.harness.page import fill
 
-Generated from [cluster.jsonl](cluster.jsonl) by
-`PYTHONPATH=tests/support:tests/testbed python -m bench.cluster --publish`.
-
-etcd, kube-apiserver, kube-controller-manager and kube-scheduler are the real ones; the operator is
-a pod of the chart's release under its own account, with RBAC; pods are local processes
-([why and how](../design/0008-a-cluster-without-containers.md)). Control plane, nodes, operator and
-all training processes share one machine: {machine}. Each measurement had a cluster of its own; the
-load of the machine (1 minute) before each stands in the last table.
-
-| what | must be | measured |
-| --- | --- | --- |
-"""
-_RUNS: Final = (
-    "| measurement | when | commit | load | bed, s |",
-    "| --- | --- | --- | --- | --- |",
-)
 Line = Mapping[str, Any]
 Row = tuple[str, str, str, str, Callable[[Line], bool]]
 
@@ -124,21 +107,5 @@ def page(lines: Mapping[str, Line]) -> str:
         f"| {line['load_before']} | {line.get('bed_s', '')} |"
         for kind, line in lines.items()
     ]
-    runs = ["", *_RUNS, *dates]
-    return _HEAD.format(machine=machine) + "\n".join([*rows, *runs]) + "\n" + _TAIL
-
-
-_TAIL: Final = """
-- *Pod gone* is the watch event of a worker's deletion (forced: no grace counts), *created* that
-  of its successor; one watcher sees both.
-- *Lost silently*: the node is cut off the network, then its processes end; nothing is reported.
-  The time runs until the first step of the smaller world is written by real torch on gloo. The
-  node had neither the operator nor the job's master but where that is said. The cluster's own
-  patience with nodes is 4 s and 2 s but where its defaults are named.
-- *Bed*: until the control plane answers, four nodes are ready and the release is installed.
-- *Killed*: SIGKILL just before or after a drawn write to the API server, or after a drawn
-  time; every second kill follows closely on the one before. A watcher of all pods counts two living
-  pods of one place and epochs that are given twice; afterwards every job must have exactly its
-  pods, Services, Secrets and revision, and the job that trained beside them must not have begun a
-  round.
-"""
+    figures, runs = "\n".join(rows), "\n".join(dates)
+    return fill("cluster/page", machine=machine, figures=figures, runs=runs)

@@ -8,22 +8,9 @@ from collections.abc import Sequence
 from bench.failover.instants import Scene
 from bench.failover.verdict import Answer
 from bench.harness import machine
-from bench.harness.page import table
+from bench.harness.page import fill, table
 from bench.harness.record import Line
 
-_INTRO = """\
-# Masters killed at random instants
-
-Generated from [failover.jsonl](failover.jsonl) by `python -m bench.failover --publish`.
-
-A real `holdfast run` with three nodes; its master gets SIGKILL again and again while something
-happens, and every second time its journal is removed before the successor starts. After each kill
-it is counted, from what the training processes themselves wrote, which processes began and which
-steps were done. A change that was asked for (restart, killed rank, scale, drain) may start one
-round, and exactly one where it was granted; training alone may start none. An instant that falls
-short is a problem, and is listed. The machine was shared with other work: the counts matter here,
-not the times.
-"""
 _ABRUPT = frozenset({Scene.RESTART.value, Scene.WORKER.value})
 """Ranks are killed by the scene itself: the steps since their checkpoint are its price."""
 _HEAD = (
@@ -40,7 +27,7 @@ _HEAD = (
 
 def page(lines: Sequence[Line]) -> str:
     """Return the page's text."""
-    parts = [_INTRO]
+    parts = [fill("failover/page")]
     for torch in (False, True):
         instants = [line for line in lines if line["kind"] == "instant" and line["torch"] is torch]
         runs = [line for line in lines if line["kind"] == "run" and line["torch"] is torch]

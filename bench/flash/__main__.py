@@ -78,12 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, rows: list[Saves]) -> None:
     sandbox.check()
     left_out = list[str]()
-    peer = None
-    if any(row.system in PEERS for row in rows):
-        try:
-            peer = venvs.python_of("dlrover")
-        except venvs.SetupError as error:
-            left_out.append(f"DLRover: {error}")
+    peer = venvs.dlrover(left_out) if any(row.system in PEERS for row in rows) else None
     begun = time.monotonic()
     gpu = {"gpu": _gpu_name()} if options.device == "cuda" else {}
     facts = {"mib": options.mib, "device": options.device, **gpu}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from bench.flash import results as r
@@ -15,109 +15,29 @@ from bench.harness.page import Verdict, at_most, judged, load_range, table
 SIGNATURE_SECONDS: Final = 0.015
 """Seconds for comparing 20,000 tensors with those that were planned for."""
 RESPAWN_SECONDS: Final = 0.35
-_INTRO = """\
-# What a flash checkpoint costs, beside torch's and DLRover's
-
-Generated from [flash.jsonl](flash.jsonl) by `python -m bench.flash --publish`.
-
-All systems in one run, on the same state, each in processes and a sandbox of its own, on CPUs with
-gloo. Before every save the same bytes are copied once, a `copy_` for each tensor, by one thread of
-each rank into shared memory that is faulted in: × is the time of the save over that of its
-neighbour. Medians (least–greatest); the first save of a process is apart. "× Holdfast": of the
-medians of × (least of theirs over greatest of ours – greatest over least). CPU: × in CPU time of
-the first rank's process, which other programs disturb less; what a system leaves to processes of
-its own is not in it. Trust × more than seconds: two shared cores.
-"""
-_GPU_INTRO = """\
-# What a flash checkpoint costs a GPU, beside torch's and DLRover's
-
-Generated from [flash-gpu.jsonl](flash-gpu.jsonl) by
-`python -m bench.flash --device cuda --publish`.
-
-The state is on one GPU. Before every save the same bytes are copied once into shared memory that
-CUDA has pinned: a `copy_` for each tensor, one after another, one wait at the end; × is the time of
-the save over that of its neighbour. A save is measured until the training's stream could compute
-again. Restores: × of the same copies back. Each system in processes and a sandbox of its own, in
-one run; medians (least–greatest), the first save of a process apart; "× Holdfast" of the medians of
-×. CPU: × in CPU time of the trainer's process. DCP's reused stager has pinned memory.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    title: str
-    text: str
-    ours: str
-    """The system that the others are held against."""
-
-
-_SECTIONS = {
-    r.ONE: _Section(
-        "One rank", "What a save takes of the trainer: plain fp32 parameters, AdamW.", r.FLASH_2
-    ),
-    r.TWO: _Section(
-        "Two ranks",
-        "FSDP2, each rank half of the state; the slower rank counts, beside both ranks' copies at "
-        "once. DCP has a process group of its own.",
-        r.FLASH_1,
-    ),
-    r.SMALL: _Section(
-        "Many small tensors", "64 numbers each: what is left is the work for each.", r.FLASH_1
-    ),
-    r.STALL: _Section(
-        "The whole stall",
-        "What the trainer waits, and what its steps (9 ms of matrix products) lose until the "
-        "checkpoint is on disk. An overlapped copy begins after one optimizer step and has 0.6 s "
-        "of forward and backward until the next, which waits for it.",
-        r.OVERLAPPED,
-    ),
-    r.FIRST: _Section(
-        "The first save",
-        "Ten fresh arenas and more, each made ready by `prepare()`: its first save, then two more "
-        "(the row).",
-        r.FLASH_1,
-    ),
-    r.RESTORE: _Section(
-        "Restore",
-        "Into parameters and moments that are there, by as many threads as the rank has cores (4 "
-        "at most), as × of the same bytes copied back by one from warm "
-        "memory. Beside it another process hashes all the time, as a keeper does when a world "
-        "starts. `dcp.load` reads files that were just written.",
-        r.FLASH_1,
-    ),
+_OURS = {
+    r.ONE: r.FLASH_2,
+    r.TWO: r.FLASH_1,
+    r.SMALL: r.FLASH_1,
+    r.STALL: r.OVERLAPPED,
+    r.FIRST: r.FLASH_1,
+    r.RESTORE: r.FLASH_1,
 }
-
-_GPU_SECTIONS = _SECTIONS | {
-    r.ONE: _Section(
-        "One rank", "What a save takes of the trainer: plain fp32 parameters, AdamW.", r.FLASH_1
-    ),
-    r.STALL: _Section(
-        "The whole stall",
-        "What the trainer waits, and what its steps (matrix products on the GPU) lose until the "
-        "checkpoint is on disk. What is copied beside the steps has 0.6 s of forward and backward "
-        "until the optimizer's step, which waits for it.",
-        r.OVERLAPPED,
-    ),
-    r.RESTORE: _Section(
-        "Restore",
-        "Into parameters and moments that are there, while another process hashes all the time, as "
-        "a keeper does when a world starts. `dcp.load` reads files that were just written.",
-        r.FLASH_1,
-    ),
-}
+"""The system that the others are held against, by the case."""
+_OURS_ON_GPU = {case: ours for case, ours in _OURS.items() if case != r.TWO} | {r.ONE: r.FLASH_1}
 
 
 def page_of(about: Mapping[str, Any], results: Sequence[SaveResult]) -> str:
     """Return the whole page."""
     on_gpu = about.get("device") == "cuda"
-    parts = [_GPU_INTRO if on_gpu else _INTRO, _machine(about, results)]
-    if not on_gpu:
-        columns = {"promise (medians)": "text", "at": "promised", "measured": "reached"}
-        parts.append(page.promises(judge(results), columns | {"times": "times", "kept": "kept"}))
-    sections = _GPU_SECTIONS if on_gpu else _SECTIONS
-    parts += [_section(case, section, results) for case, section in sections.items()]
-    parts.append(_crashes(results))
-    return "\n".join(part for part in parts if part)
+    run, ours = _machine(about, results), _OURS_ON_GPU if on_gpu else _OURS
+    tables = {case.replace(" ", "_"): _table(case, base, results) for case, base in ours.items()}
+    if on_gpu:
+        return page.fill("flash/page_gpu", run=run, **tables)
+    columns = {"promise (medians)": "text", "at": "promised", "measured": "reached"}
+    promises = page.promises(judge(results), columns | {"times": "times", "kept": "kept"})
+    crash = _crashes(results)
+    return page.fill("flash/page", run=run, promises=promises, crash=crash, **tables)
 
 
 def _machine(about: Mapping[str, Any], results: Sequence[SaveResult]) -> str:
@@ -129,15 +49,16 @@ def _machine(about: Mapping[str, Any], results: Sequence[SaveResult]) -> str:
     return "\n\n".join([said, *left_out, *failed]) + "\n"
 
 
-def _section(case: str, section: _Section, results: Sequence[SaveResult]) -> str:
+def _table(case: str, ours: str, results: Sequence[SaveResult]) -> str:
+    """Return the size of a case's state, and what each system took of it."""
     systems = dict.fromkeys(one.system for one in results if one.case == case)
-    rows = [row for system in systems if (row := _row(case, system, section.ours, results))]
+    rows = [row for system in systems if (row := _row(case, system, ours, results))]
     if not rows:
         return ""
     sizes = [one for one in results if one.case == case and one.bytes]
     size = f"{sizes[0].bytes / 2**30:.2f} GiB, {sizes[0].tensors:,} tensors on a rank."
     header = ["system", "times", "s", "× copy", "CPU ×", "first ×", "left, MiB", "× Holdfast"]
-    return f"## {section.title}\n\n{section.text} {size}\n\n" + table(header, rows)
+    return f"{size}\n\n" + table(header, rows)
 
 
 def _row(case: str, system: str, ours: str, results: Sequence[SaveResult]) -> list[str]:
@@ -183,17 +104,9 @@ def _crashes(results: Sequence[SaveResult]) -> str:
     names = ("started_s", "fresh_s", "restored_s", "cold_copy_s")
     parts = [_spread([one.figures[name] for one in found], "") for name in names]
     rows = [[str(len(seconds)), _spread(seconds, ""), *parts]]
-    text = (
-        "Two nodes of a rank each under a master; one rank is killed (`bench.recovery`'s script "
-        "and rule), both go on from the step that the agents have in memory. Fresh processes' "
-        "part: import, join, build, first step. Cold copy: the same bytes into memory that nobody "
-        "has touched, in such a process, before."
-    )
     header = ["times", "killed → next step, s", "new processes begun", "fresh processes' part"]
     header += ["restore", "cold copy"]
-    return f"## A crash\n\n{text} {found[0].bytes / 2**20:.0f} MiB on a rank.\n\n" + table(
-        header, rows
-    )
+    return f"{found[0].bytes / 2**20:.0f} MiB on a rank.\n\n" + table(header, rows)
 
 
 # --------------------------------------------------------------------------------------- the bars

@@ -20,18 +20,6 @@ LIMIT_SECONDS = 2000.0
 BAR = 30.0
 """Times sooner than the soonest peer."""
 _OURS = "holdfast"
-_INTRO = """\
-# How soon a hang is noticed
-
-Generated from [hang.jsonl](hang.jsonl) by `python -m bench.hang --publish`.
-
-Two ranks of a plain script on two nodes, gloo, steps of 0.1 s. After 100 steps one rank sleeps for
-ever, and the other one waits for it in `all_reduce`. All systems run at the same time, each with
-its own defaults. A system notices the hang when it says so, or when anything happens to a rank:
-under torchrun and DLRover that is the time-out of gloo's collective, 30 min by default. Holdfast's
-limit is 10 times the 99th percentile of a step, and at least `health.hang.minSeconds`: 45 s by
-default, 5 s at the least.
-"""
 
 
 def page_of(about: Mapping[str, Any], results: Sequence[Hung]) -> str:
@@ -40,8 +28,8 @@ def page_of(about: Mapping[str, Any], results: Sequence[Hung]) -> str:
     soonest = min([one.seconds or one.limit for one in peers], default=0.0)
     head = ("system", "noticed after, s", "times sooner than the soonest peer", "by")
     rows = [_row(one, soonest) for one in results]
-    said = f"{machine.sentence(about)}\n"
-    return "\n".join([_INTRO, said, page.table((*head, "names the rank"), rows)])
+    found = page.table((*head, "names the rank"), rows)
+    return page.fill("hang/page", run=machine.sentence(about), table=found)
 
 
 def _row(one: Hung, soonest: float) -> list[str]:

@@ -1,17 +1,48 @@
-"""The parts of a page that every benchmark has: tables, spreads, ratios, judged promises. Pure."""
+"""The parts of a page that every benchmark has: its words, tables, ratios, judged promises."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from string import Template
 from typing import Any
+
+from bench import ROOT
 
 _KEPT = {True: "yes", False: "**no**", None: "–"}
 _COLUMNS = {"promise (medians)": "text", "at": "promised", "measured": "reached", "kept": "kept"}
 
 PLAIN_COLUMNS = {"promise": "text", "at": "promised", "measured": "reached", "kept": "kept"}
 """Of a section of promises that are not about medians."""
+
+
+def fill(name: str, /, **values: str) -> str:
+    """Return the text of `bench/{name}.md.template` with the values of its placeholders.
+
+    A section (from "## " on) is left out where all of its placeholders are empty, and so is a
+    paragraph that is an empty placeholder. ValueError names a placeholder without a value, and a
+    value without a placeholder.
+    """
+    text = (ROOT / "bench" / f"{name}.md.template").read_text(encoding="utf-8")
+    wanted = set(Template(text).get_identifiers())
+    if wanted != values.keys():
+        missing, unused = sorted(wanted - values.keys()), sorted(values.keys() - wanted)
+        raise ValueError(f"{name}.md.template: no value for {missing}, no placeholder for {unused}")
+    sections = [
+        section
+        for section in re.split(r"^(?=## )", text, flags=re.MULTILINE)
+        if not (names := Template(section).get_identifiers()) or any(values[one] for one in names)
+    ]
+    text = re.sub(
+        r"^\$\{(\w+)\}\n\n",
+        lambda found: found[0] if values[found[1]] else "",
+        "".join(sections),
+        flags=re.MULTILINE,
+    )
+    stripped = {one: value.rstrip("\n") for one, value in values.items()}
+    return Template(text).substitute(stripped).rstrip("\n") + "\n"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench import ROOT
 from bench.harness import machine, sandbox
+from bench.harness.launch import WorldError
 
 DOCS = ROOT / "docs" / "benchmarks"
 Line = Mapping[str, Any]
@@ -72,6 +73,9 @@ class Bench:
         except sandbox.SandboxError as error:
             print(f"bench.{self.name}: {error}", file=sys.stderr)
             return 2
+        except WorldError as error:
+            print(f"bench.{self.name}: {error}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             said = f"bench.{self.name}: interrupted; the results so far: {options.out}"
             print(said, file=sys.stderr)

@@ -71,6 +71,15 @@ def python_of(system: str) -> str:
     return python
 
 
+def dlrover(left_out: list[str]) -> str | None:
+    """Return DLRover's interpreter; without one return None, and note the reason in `left_out`."""
+    try:
+        return python_of("dlrover")
+    except SetupError as error:
+        left_out.append(f"DLRover: {error}")
+        return None
+
+
 def warm_up(python: str) -> None:
     """Train a few steps, save and restore, so that bytecode is on disk and files are in memory."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.page import kept, table
+from bench.harness.page import fill, kept, table
 from bench.harness.record import Line
 from bench.health.generator import KINDS
 from bench.health.rules import PEERS, RULES
@@ -31,23 +31,19 @@ def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
     sweep = [read_total(one) for one in lines if one["what"] == "sweep"]
     whole = [one for one in rules if one["kind"] == ALL]
     ours = next(read_total(one) for one in whole if one["rule"] == OURS)
-    last = about["first"] + ours.traces - 1
-    parts = [
-        _INTRO.format(traces=ours.traces, first=about["first"], last=last),
-        machine.sentence(about) + "\n",
-        overview(whole),
-        _READING,
-        "## The bars\n",
-        _bars(ours, sweep),
-        _SWEEP_INTRO.format(traces=sweep[0].traces if sweep else 0),
-        _sweep(sweep),
-        "## By kind of trace\n",
-        _kinds(rules),
-        _RECORDED_INTRO,
-        _recorded([one for one in lines if one["what"] == "recorded"]),
-        _OWN,
-    ]
-    return "\n".join(parts)
+    return fill(
+        "health/page",
+        traces=f"{ours.traces:,}",
+        first=str(about["first"]),
+        last=str(about["first"] + ours.traces - 1),
+        run=machine.sentence(about),
+        overview=overview(whole),
+        bars=_bars(ours, sweep),
+        swept=f"{sweep[0].traces if sweep else 0:,}",
+        sweep=_sweep(sweep),
+        kinds=_kinds(rules),
+        recorded=_recorded([one for one in lines if one["what"] == "recorded"]),
+    )
 
 
 def overview(lines: Sequence[Line]) -> str:
@@ -183,77 +179,3 @@ def _said(one: Line) -> str:
     if one["false_alarms"]:
         parts.append(f"{one['false_alarms']} false")
     return ", ".join(parts) or "–"
-
-
-_INTRO = """\
-# Stragglers: who is found, when, and who is wrongly accused
-
-Generated from [health.jsonl](health.jsonl) by `python -m bench.health --publish`.
-
-Each rule judges the same {traces:,} seeded traces (seeds {first} to {last}): local times of each
-rank in each step. Most have no straggler, but causes that are easily taken for one. The policy of
-the master ([design](../design/0031-health.md)) runs as shipped, with the defaults of a job's file:
-windows of 50 steps, 3 votes of 5, 20 %. It was tuned on other seeds, from 1,000,000 on. The
-generator and the policy have the same authors: it has no fault that they did not think of.
-"""
-_READING = """\
-- A slow node is found by its first accusation after its first slow step; slowdowns are 25 to 200 %
-  of a step. Delay is in steps until the end of that window. In the mean a node that was missed
-  counts as found at its trace's end.
-- A false alarm is each time that a node begins to be accused which is not slow. Precision is found
-  nodes over found nodes and false alarms.
-- Node-weeks are the wall times of all steps of all traces, for each node, without the time in which
-  it is slow. A step takes 1 to 32 s.
-- The rules of peers are their published thresholds on these local times, in the same windows:
-  NVRx's relative and individual scores, Megatron's deviation, DLRover's check at the job's start.
-  Nothing else of these products is judged. They judge each window by itself; ours counts votes.
-  Ours also uses what a script declares (work, checkpoints, evaluations, equal ranks) in the traces
-  that have it, and the check at the start.
-"""
-_SWEEP_INTRO = """\
-The last bars compare settings on each 25th trace ({traces:,}): peers' rules and ours in windows of
-5, 10, 25 and 50 steps, ours with 1 of 1, 2 of 3 and 3 of 5 votes. Peers are taken in the setting
-of the best F1: of all, and of those that find at least half. Ours are the earliest settings that
-have no more false alarms than the peer. The median of those found favours a rule that finds only
-the slowest.
-"""
-_RECORDED_INTRO = """\
-Cells are found nodes / false alarms.
-
-## Real runs
-
-Four ranks on one machine, DDP on gloo, recorded with torch's flight recorder
-([traces](../../bench/health/traces)) by `python -m bench.health.recorder`, aligned by the master's
-own code, in windows of 20 steps. In *slow* runs rank 2 sleeps longer from step 120 on. The machine
-had two cores and much other work: a step took 65 to 320 ms of which 30 ms were slept, so these runs
-show what noise does. Ours misses *slow loader*: it learned the noise in the first windows, when the
-machine was busy, and does not unlearn it.
-"""
-_OWN = """\
-## Your own rule
-
-A rule is a function from a trace to accusations, an array of windows and ranks. Write a file:
-
-```python
-import numpy as np
-
-
-def accuse(trace, steps):
-    # trace.local is [steps, ranks] in seconds; see bench/health/generator.py for the rest.
-    count = len(trace.local) // steps
-    windows = trace.local[: count * steps].reshape(count, steps, -1)
-    now = np.median(windows, axis=1)
-    usual = np.median(now[1:6], axis=0)  # of each rank's own past
-    change = now / usual
-    excess = change / np.median(change, axis=1, keepdims=True)
-    slow = excess > 1.3
-    slow[:6] = False
-    votes = np.cumsum(slow, axis=0)
-    votes[3:] -= votes[:-3].copy()
-    return votes == 3  # in three windows, one after another
-```
-
-`python -m bench.health --rule mine.py` prints its row and the oracle's on the published seeds, in
-minutes. `--traces 500` is a quick look. To have it in this table, put the function into
-`bench/health/rules.py` and a line into `RULES`.
-"""

@@ -66,12 +66,7 @@ def _run(options: argparse.Namespace) -> None:
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     sizes, left_out = fitting([int(size) for size in options.agents.split(",")], files)
-    python = None
-    if not options.no_peer:
-        try:
-            python = venvs.python_of("dlrover")
-        except venvs.SetupError as error:
-            left_out.append(f"DLRover: {error}")
+    python = None if options.no_peer else venvs.dlrover(left_out)
     begun = time.monotonic()
     facts = {"grpc": metadata.version("grpcio"), "open_files": files}
     with record.recording(options.out, left_out, plan="load", **facts) as note:

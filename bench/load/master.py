@@ -161,7 +161,7 @@ def ask(link: grpc.Channel, method: str, request: object, seconds: float = 30.0)
     """Call a method of JobService and return the response's twin."""
     call: Any = link.unary_unary(f"/holdfast.v1.JobService/{method}")
     data = call(codec.encode(request), timeout=seconds)
-    return codec.from_proto(codec.PROTO[f"{method}Response"].FromString(data))
+    return codec.from_proto(codec.proto_of(f"{method}Response").FromString(data))
 
 
 class Probe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from bench.harness import machine, page
@@ -25,129 +24,77 @@ from bench.load.results import (
 HEARTBEAT_5_SECONDS = "a heartbeat per 5 s"
 MANY = 10_000
 """As many agents as the machine's limits allow, to this many."""
-_INTRO = """\
-# Load on the job master, beside DLRover's
-
-Generated from [load.jsonl](load.jsonl) by `python -m bench.load --publish`.
-
-Real agents' streams (a certificate, a connection with mTLS and a stream each) against a real master
-process with its journal on disk. Generators and master share the machine, and the generators are
-niced by 10, so that the master has the right of way; the load average beside each figure says what
-else ran. DLRover's master gets as many messages per second from as many clients in the same run,
-without TLS, which it does not have. Agents of Holdfast send heartbeats in groups of 32, at one
-instant of clocks that are up to 1 ms wrong, so that the master takes several in one turn; DLRover's
-agents send each at a moment of its own, and so do its clients here. Trust the ratios more than the
-figures.
-"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    title: str
-    text: str
-    scenarios: tuple[str, ...]
-    columns: tuple[tuple[str, str], ...]
-    """Heading and figure."""
+def _spread(said: str, figure: str) -> dict[str, str]:
+    """Return the columns of a spread; `figure` ends with the unit of all of them."""
+    unit = figure.rpartition("_")[2]
+    return {f"{said} {end}, {unit}": f"{figure}_{end}" for end in ("p50", "p99", "max")}
 
 
-_SPREAD = (("p50", "p50"), ("p99", "p99"), ("max", "max"))
-_USE = (
-    ("messages/s", "messages_per_s"),
-    ("µs/message", "message_us"),
-    ("cores", "cores"),
-    ("MB", "rss_mb"),
-    ("open files", "files"),
+_USE = {
+    "messages/s": "messages_per_s",
+    "µs/message": "message_us",
+    "cores": "cores",
+    "MB": "rss_mb",
+    "open files": "files",
+}
+_PEERS_USE = {heading: name for heading, name in _USE.items() if name != "cores"} | _spread(
+    "answer", "answer_ms"
 )
-_TABLES = (
-    _Table(
-        "Nothing happens",
-        "Agents train and send heartbeats at the interval that the master gave them, unless "
-        "another is named. CPU is the master's user and system time. A probe is GetJob, 20 "
-        "times a second; a heartbeat is seen once GetJob shows what it said (an upper "
-        "bound: the last question's own way is part of it). The probes' own cost is not in "
-        "the cores of this table.",
-        (STEADY,),
-        (
-            *_USE,
-            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
-            *((f"heartbeat seen {word}, ms", f"heartbeat_seen_ms_{end}") for word, end in _SPREAD),
-            ("falsely lost", "lost"),
-        ),
-    ),
-    _Table(
-        "The first world",
-        "From the last agent's word that it is warm to the last agent's place in the world. "
-        "Connected: from the first connection to the last Welcome. Master's part: from that word "
-        "in the master until gRPC has said that it took the last place, which an agent may have "
-        "read before.",
-        (WORLD,),
-        (("told, s", "told_s"), ("master's part, s", "own_s"), ("connected, s", "connected_s")),
-    ),
-    _Table(
-        "A worker fails",
-        "From one agent's word to the last agent's place in the new world, and the master's CPU "
-        "until then. Master's part: as above. Training: from that word until GetJob says that the "
-        "job trains to a user who connects once all are told: everybody's first words of the new "
-        "world come before him.",
-        (FAILURE,),
-        (
-            *((f"told {word}, s", f"told_s_{end}") for word, end in _SPREAD),
-            ("master's part p50, s", "own_s_p50"),
-            ("CPU, s", "cpu_s_p50"),
-            ("training p50, s", "training_s_p50"),
-        ),
-    ),
-    _Table(
-        "The master is killed and all come back at once",
-        "SIGKILL, then a new process on the same journal and port. Welcomed: from the moment at "
-        "which it serves to the last Welcome. Attempts: streams that ended or could not be had, "
-        "the old ones among them.",
-        (HERD,),
-        (
-            ("serving, s", "serving_s"),
-            ("welcomed, s", "welcomed_s"),
-            ("peak MB", "peak_mb"),
-            ("attempts", "attempts"),
-            ("new worlds", "rounds_made"),
-            ("workers killed", "workers_killed"),
-        ),
-    ),
-    _Table(
-        "Watchers beside the agents",
-        "Each watcher wants the status once a second; then a worker fails.",
-        (WATCHERS,),
-        (
-            *_USE[:4],
-            ("news/s", "watched_per_s"),
-            *((f"probe {word}, ms", f"probe_ms_{end}") for word, end in _SPREAD),
-            ("agents told, s", "told_s"),
-            ("watchers told, s", "watchers_told_s"),
-        ),
-    ),
-    _Table(
-        "Peers that do not read",
-        "An agent stops reading while 200 messages a second are meant for it; a watcher never "
-        "reads while the status changes. Calm: the probes before.",
-        (SLOW_AGENT, SLOW_WATCHER),
-        (
-            ("cut off after, s", "cut_off_s"),
-            ("memory grew by, MB", "grown_mb"),
-            ("probe p50, ms", "probe_ms_p50"),
-            ("p99", "probe_ms_p99"),
-            ("calm p50, ms", "calm_probe_ms_p50"),
-            ("p99 ", "calm_probe_ms_p99"),
-        ),
-    ),
-)
+_SLOW = "slow"
+_SLOW_ONES = (SLOW_AGENT, SLOW_WATCHER)
+"""The scenarios of one table."""
+_TABLES = {
+    STEADY: {
+        **_USE,
+        **_spread("probe", "probe_ms"),
+        **_spread("heartbeat seen", "heartbeat_seen_ms"),
+        "falsely lost": "lost",
+    },
+    WORLD: {"told, s": "told_s", "master's part, s": "own_s", "connected, s": "connected_s"},
+    FAILURE: {
+        **_spread("told", "told_s"),
+        "master's part p50, s": "own_s_p50",
+        "CPU, s": "cpu_s_p50",
+        "training p50, s": "training_s_p50",
+    },
+    HERD: {
+        "serving, s": "serving_s",
+        "welcomed, s": "welcomed_s",
+        "peak MB": "peak_mb",
+        "attempts": "attempts",
+        "new worlds": "rounds_made",
+        "workers killed": "workers_killed",
+    },
+    WATCHERS: {
+        **{heading: name for heading, name in _USE.items() if name != "files"},
+        "news/s": "watched_per_s",
+        **_spread("probe", "probe_ms"),
+        "agents told, s": "told_s",
+        "watchers told, s": "watchers_told_s",
+    },
+    _SLOW: {
+        "cut off after, s": "cut_off_s",
+        "memory grew by, MB": "grown_mb",
+        "probe p50, ms": "probe_ms_p50",
+        "p99": "probe_ms_p99",
+        "calm p50, ms": "calm_probe_ms_p50",
+        "p99 ": "calm_probe_ms_p99",
+    },
+}
+"""Figures by their headings, by scenario, which is also the placeholder's name."""
 
 
 def page_of(about: Mapping[str, Any], results: Sequence[LoadResult]) -> str:
     """Return the whole page."""
-    promises = page.promises(judge(results), page.PLAIN_COLUMNS)
-    parts = [_INTRO, _machine(about), promises]
-    parts += [part for item in _TABLES if (part := _section(item, results))]
-    parts.append(_peer(results))
-    return "\n".join(part for part in parts if part)
+    return page.fill(
+        "load/page",
+        run=_machine(about),
+        promises=page.promises(judge(results), page.PLAIN_COLUMNS),
+        peer=_peer(results),
+        **{scenario: _table(scenario, results) for scenario in _TABLES},
+    )
 
 
 def number(value: float | None) -> str:
@@ -166,47 +113,33 @@ def _machine(about: Mapping[str, Any]) -> str:
     return "\n\n".join([said, *left_out]) + "\n"
 
 
-def _section(item: _Table, results: Sequence[LoadResult]) -> str:
-    found = [r for r in results if r.system == OURS and r.scenario in item.scenarios]
+def _table(scenario: str, results: Sequence[LoadResult]) -> str:
+    scenarios = _SLOW_ONES if scenario == _SLOW else (scenario,)
+    found = [one for one in results if one.system == OURS and one.scenario in scenarios]
     if not found:
         return ""
+    columns = _TABLES[scenario]
     rows = [
-        [
-            f"{result.clients:,}",
-            result.variant or (result.scenario if len(item.scenarios) > 1 else ""),
-            *(number(result.figures.get(name)) for _, name in item.columns),
-            f"{result.load:.1f}",
-        ]
-        for result in found
+        _row(one, one.variant or (one.scenario if len(scenarios) > 1 else ""), columns)
+        for one in found
     ]
-    header = ["agents", "", *(heading for heading, _ in item.columns), "load average"]
-    return f"## {item.title}\n\n{item.text}\n\n" + table(header, rows)
+    return table(["agents", "", *columns, "load average"], rows)
+
+
+def _row(result: LoadResult, variant: str, columns: Mapping[str, str], *more: str) -> list[str]:
+    cells = [number(result.figures.get(name)) for name in columns.values()]
+    return [f"{result.clients:,}", variant, *cells, *more, f"{result.load:.1f}"]
 
 
 def _peer(results: Sequence[LoadResult]) -> str:
-    found = [result for result in results if result.system == PEER]
+    found = [one for one in results if one.system == PEER]
     if not found:
         return ""
     rows = [
-        [
-            f"{result.clients:,}",
-            result.variant,
-            *(number(result.figures.get(name)) for _, name in _USE if name != "cores"),
-            *(number(result.figures.get(f"answer_ms_{end}")) for _, end in _SPREAD),
-            times(ratio(results, result.clients, result.variant)),
-            f"{result.load:.1f}",
-        ]
-        for result in found
+        _row(one, one.variant, _PEERS_USE, times(ratio(results, one.clients, one.variant)))
+        for one in found
     ]
-    header = ["clients", "call", *(heading for heading, name in _USE if name != "cores")]
-    header += [f"answer {word}, ms" for word, _ in _SPREAD]
-    header += ["CPU × Holdfast's", "load average"]
-    text = (
-        "Its local master. Heartbeat: what its agents report every 15 s. Poll: the question for "
-        "waiting nodes that they ask all the time. Ratios: of the medians (least of theirs over "
-        "greatest of ours – greatest over least), each of three windows."
-    )
-    return f"## DLRover 0.6.1\n\n{text}\n\n" + table(header, rows)
+    return table(["clients", "call", *_PEERS_USE, "CPU × Holdfast's", "load average"], rows)
 
 
 # --------------------------------------------------------------------------------------- the bars

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.harness import record
-from bench.harness.launch import WorldError
 from bench.local_sgd import elastic, torchft_ways
 from bench.local_sgd import results as r
 from bench.local_sgd.page import page_of
@@ -73,9 +72,6 @@ def _worlds(options: argparse.Namespace) -> Iterator[Iterable[Any]]:
         except NetworkError as error:
             said = f"bench.local_sgd: {world.row}, {world.group} is left out: {error}"
             print(said, file=sys.stderr)
-        except WorldError as error:
-            print(f"bench.local_sgd: {error}", file=sys.stderr)
-            raise SystemExit(1) from error
 
 
 def _elastic(options: argparse.Namespace) -> Iterator[Iterable[Any]]:

@@ -39,19 +39,6 @@ _OURS = (
 )
 _OURS_SECONDS = 0.5
 
-_HEAD = """# A job on real nodes
-
-Generated from [nodes.jsonl](nodes.jsonl) by
-`PYTHONPATH=tests/support:tests/testbed python -m bench.nodes --publish`.
-
-Two nodes with kubelet, containerd, runc, kube-proxy and the product's image
-([why and how](../design/0041-real-nodes.md)); control plane, nodes, operator and all training
-share one machine. Two workers train on gloo, with checkpoints in memory. Kubernetes gives a node
-up after 40 s, and its pods after 300 s more. Each kill has a job of its own, because a kubelet
-waits 10 s and more before it starts a container a second time within ten minutes.
-
-"""
-
 
 def _rows(faults: Sequence[Fault]) -> list[tuple[str, float, list[float]]]:
     rows = [
@@ -70,14 +57,19 @@ def page_of(about: Mapping[str, Any], faults: Sequence[Fault]) -> str:
         for what, bar, found in _rows(faults)
     ]
     measured = page.table(("what", "must be", "measured"), [(a, b, f"{c} s") for a, b, c in rows])
-    text = [_HEAD, machine.sentence(about), "\n\n", measured]
-    text.append("\nA killed container's time, in seconds, and the load of the machine before:\n\n")
-    for fault in (one for one in faults if one.kind == "killed"):
-        parts = "; ".join(f"{what} {seconds:.2f}" for what, seconds in fault.parts.items())
-        text.append(f"- {parts} (load {fault.load:.1f})\n")
-    loads = ", ".join(f"{one.kind} {one.load:.1f}" for one in faults)
-    text.append(f"\nLoad before each (1 minute): {loads}.\n")
-    return "".join(text)
+    killed_parts = [
+        "; ".join(f"{what} {seconds:.2f}" for what, seconds in fault.parts.items())
+        + f" (load {fault.load:.1f})"
+        for fault in faults
+        if fault.kind == "killed"
+    ]
+    return page.fill(
+        "nodes/page",
+        run=machine.sentence(about),
+        measured=measured,
+        killed="\n".join(f"- {text}" for text in killed_parts),
+        loads=", ".join(f"{one.kind} {one.load:.1f}" for one in faults),
+    )
 
 
 def problems(faults: Sequence[Fault]) -> list[str]:

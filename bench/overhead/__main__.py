@@ -19,28 +19,21 @@ from bench.overhead.measure import SdkCost, TrainingRun
 SDK_BAR_NS = 2000
 SHARE_BAR = 0.005
 
-_INTRO = """\
-# What Holdfast costs a job to which nothing happens
-
-Generated from [overhead.jsonl](overhead.jsonl) by `python -m bench.overhead --publish`.
-
-Two ranks of one node keep both cores busy (DDP over gloo, steps of about 30 ms of arithmetic, a
-heartbeat of what the SDK wrote into its page), in turns under torchrun without the SDK and under
-`holdfast-run` with it. What runs beside the ranks takes its CPU time from one of them, and the
-others wait for that one: so that time, as a share of the step's, is the overhead. The ranks answer
-samples of their collectives at the same time, so of them the rank counts that takes longest. The
-ratio of the step times says the same with the machine's noise in it. The job master runs on the
-node only here: in a cluster it has its own pod.
-"""
-
 
 def page_of(about: Mapping[str, Any], results: Sequence[SdkCost | TrainingRun]) -> str:
     """Return the page's text."""
     costs = [one for one in results if isinstance(one, SdkCost)]
     runs = [one for one in results if isinstance(one, TrainingRun)]
     words = machine.words(about, without={"memory_gib"})
-    said = f"{words}; load average {page.load_range(runs)}.\n"
-    return "\n".join([_INTRO, said, _promises(costs, runs), _sdk(costs), _steps(runs)])
+    values = ((run.pair, run.launcher, run.step_us) for run in runs)
+    return page.fill(
+        "overhead/page",
+        run=f"{words}; load average {page.load_range(runs)}.",
+        promises=_promises(costs, runs),
+        sdk=_sdk(costs),
+        steps=_steps(runs),
+        ratios=spread(page.turn_ratios(values, HOLDFAST, TORCHRUN), ".3f", " × torchrun's"),
+    )
 
 
 def _promises(costs: Sequence[SdkCost], runs: Sequence[TrainingRun]) -> str:
@@ -77,7 +70,7 @@ def _sdk(costs: Sequence[SdkCost]) -> str:
         for cost in costs
     ]
     head = ("CPU time of `job.step(n, samples=…, loss=…)`, ns", "median", "p10", "p90", "greatest")
-    return "## The SDK\n\n" + table(head, rows)
+    return table(head, rows)
 
 
 def _steps(runs: Sequence[TrainingRun]) -> str:
@@ -96,11 +89,7 @@ def _steps(runs: Sequence[TrainingRun]) -> str:
             ]
         )
     head = ("launcher", "runs", "step, ms", "launcher's share", "samples in a rank")
-    values = ((run.pair, run.launcher, run.step_us) for run in runs)
-    ratios = page.turn_ratios(values, HOLDFAST, TORCHRUN)
-    beside = spread(ratios, ".3f", " × torchrun's")
-    said = f"Step time, pair by pair: {beside}.\n"
-    return "## The step\n\n" + table((*head, "master's share"), rows) + "\n" + said
+    return table((*head, "master's share"), rows)
 
 
 def _result(**fields: Any) -> SdkCost | TrainingRun:

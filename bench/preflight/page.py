@@ -7,65 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.page import kept, table
+from bench.harness.page import fill, kept, table
 from bench.harness.record import Line
 from bench.preflight.checks import AGAIN, ALONE, PAIR
 
 LEAST_NAMED = 0.99
 MOST_SECONDS = 10.0
 """The bars: share of the bad nodes that are named, and seconds of a check on idle nodes."""
-_INTRO = """\
-# Preflight: who is named, and how soon
-
-Generated from [preflight.jsonl](preflight.jsonl) by `PYTHONPATH=tests/support python -m
-bench.preflight --publish`. [Health](../health.md) describes the check.
-"""
-_SIMULATED = """\
-## Clusters from seeds
-
-The shipped policy judges figures that differ from node to node and from test to test as measured
-ones do. What is left of a bad node's speed is drawn: CPU 0.25 to 0.6, memory 0.2 to 0.55,
-network 0.05 to 0.3. A dead node answers from the first or the second round on no more. In a job
-a dead agent is lost after 5 s, and the check goes on without it; "dead" is an agent that is
-connected and says nothing. Its round ends at the deadline: 185 s, or what is left of
-`timeoutSeconds`. The time is that of the most rounds any of the clusters had, by the parts
-above; without the deadline of a dead node.
-"""
-_PARTS = """\
-## Parts of a check
-
-Seconds of each part as the process of a node takes it, one process to a core. The import of
-torch is no part of a check: an agent makes it while its ranks' zygote imports torch, before a
-node can be checked. `waiting` is the share of the time in which some task on this machine waited
-for a CPU: above 0, the nodes were not idle, and the least of the trials is nearest to idle ones.
-"""
-_REAL = """\
-## Real agents
-
-Agents of one job on this machine, each with a host name of its own, so that any two are a pair.
-Each is bound to one core. Where there are more agents than cores, all are bound to the first one,
-and each has its share of it by a quota (a cgroup's, in periods of 10 ms): such nodes are slower,
-and a check of them takes longer, but none is faster than another. "Shared" stands where the
-machine allows no quota: such nodes are as fast as their neighbours let them be. Slow memory: each
-copy is made five times. Dead: the process that measures is killed once. Time is that from event
-`PreflightBegun` to the last verdict, and from the first `NodeJoined` on.
-"""
 
 
 def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
     """Return the page's text."""
     seconds = least(lines)
-    parts = [
-        _INTRO,
-        f"{machine.sentence(about)}\n",
-        _bars(lines, seconds),
-        _PARTS,
-        _parts(lines),
-        _real_section(lines),
-        _SIMULATED,
-        _simulated(lines, seconds),
-    ]
-    return "\n".join(parts)
+    return fill(
+        "preflight/page",
+        run=machine.sentence(about),
+        bars=_bars(lines, seconds),
+        parts=_parts(lines),
+        real=_real_table(lines),
+        simulated=_simulated(lines, seconds),
+    )
 
 
 def least(lines: Sequence[Line]) -> dict[str, float]:
@@ -120,7 +81,7 @@ def _parts(lines: Sequence[Line]) -> str:
     return table(("part", "trials without an error", "least", "median", "most", "waiting"), rows)
 
 
-def _real_section(lines: Sequence[Line]) -> str:
+def _real_table(lines: Sequence[Line]) -> str:
     found = [one for one in lines if one["what"] == "real"]
     kinds = dict.fromkeys((one["nodes"], one["fault"]) for one in found)
     rows = []
@@ -128,7 +89,7 @@ def _real_section(lines: Sequence[Line]) -> str:
         own = [one for one in found if (one["nodes"], one["fault"]) == (nodes, fault)]
         rows.append(_real(nodes, fault, own))
     head = ("nodes", "core of each", "fault", "trials", "named", "healthy named", "check, s")
-    return _REAL + "\n" + table((*head, "from hello, s"), rows)
+    return table((*head, "from hello, s"), rows)
 
 
 def _real(nodes: int, fault: str, own: Sequence[Line]) -> list[str]:

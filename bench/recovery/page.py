@@ -6,84 +6,37 @@ from statistics import median
 from typing import Any
 
 from bench.harness import machine
-from bench.harness.page import Verdict, at_most, judged, load_range, promises, ratio, table, times
-from bench.recovery.measure import Recovery
+from bench.harness.page import (
+    Verdict,
+    at_most,
+    fill,
+    judged,
+    load_range,
+    promises,
+    ratio,
+    table,
+    times,
+)
 from bench.recovery.results import OURS, RECOVERED, Result
 
-_INTRO = """\
-# Recovery, beside torchrun and DLRover
-
-Generated from [recovery.jsonl](recovery.jsonl) by `python -m bench.recovery --publish`.
-
-One script, one restore, two nodes of one worker each, gloo on the loopback, ~30 ms a step, a
-checkpoint every 10 steps. All systems in one run, their trials interleaved, each trial in a PID
-namespace of its own. A step counts once all ranks have completed it; "next step" is the first one
-of the new round; steps done again are a column of their own. Seconds: median (least–greatest).
-Ratios: of the medians (least of theirs over greatest of ours – greatest over least).
-
-"Tuned": the peer's own time-outs as low as it accepts without taking a healthy node for dead
-(torchrun: last call 1 s, keep-alive 3 × 1 s, its store in a process of its own, no store shared
-with the ranks; DLRover: last call 1 s), and collectives that give up after 5 s. Holdfast runs
-with its defaults. Trust the ratios more than the seconds: two shared cores.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    title: str
-    text: str
-    figure: Callable[[Recovery], float]
-    """The subject of the ratio."""
-    by_target: bool
-    """Which rank is hit makes a difference, so ranks have rows of their own."""
-
-
-SECTIONS = {
-    "crash": _Section(
-        "A worker process is killed",
-        "`kill -9` of either of two ranks. Next step: of both ranks.",
-        lambda found: found.total_s,
-        by_target=False,
-    ),
-    "node-lost": _Section(
-        "A node is lost",
-        "`kill -9` of an agent and everything below it. Next step: of the world that goes on.",
-        lambda found: found.total_s,
-        by_target=True,
-    ),
-    "rejoin": _Section(
-        "The node comes back",
-        "From the start of the new agent's process to the first step of both ranks. The ratio is "
-        "that of the pause: how long the rank that trained meanwhile stood still.",
-        lambda found: found.pause_s,
-        by_target=True,
-    ),
-    "agent-frozen": _Section(
-        "An agent freezes",
-        "SIGSTOP of an agent alone; its worker is free to go on.",
-        lambda found: found.total_s,
-        by_target=False,
-    ),
-    "node-frozen": _Section(
-        "A node freezes",
-        "SIGSTOP of an agent and everything below it.",
-        lambda found: found.total_s,
-        by_target=False,
-    ),
-}
+_MEASURED = ("crash", "node-lost", "rejoin", "agent-frozen", "node-frozen")
+_PAUSE_COUNTS = frozenset({"rejoin"})
+"""The subject of the ratio is the pause of the rank that trained on, not the whole time."""
+_BY_RANK = frozenset({"node-lost", "rejoin"})
+"""Which rank is hit makes a difference, so ranks have rows of their own."""
 
 
 def page(about: Mapping[str, Any], results: Sequence[Result]) -> str:
     """Return the whole page."""
-    parts = [_INTRO, _machine(about, results)]
+    promised = ""
     if any(result.case.system == OURS for result in results):
         columns = {"promise (medians)": "text", "at": "promised", "measured": "reached"}
-        parts.append(promises(judge(results), columns | {"trials": "times", "kept": "kept"}))
-    for name, section in SECTIONS.items():
-        of_it = [result for result in results if result.measured == name]
-        if of_it:
-            parts.append(_section(section, of_it))
-    return "\n".join(parts)
+        promised = promises(judge(results), columns | {"trials": "times", "kept": "kept"})
+    sections = {
+        name.replace("-", "_"): _section([one for one in results if one.measured == name])
+        for name in _MEASURED
+    }
+    return fill("recovery/page", run=_machine(about, results), promises=promised, **sections)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -110,18 +63,19 @@ def _machine(about: Mapping[str, Any], results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(section: _Section, results: Sequence[Result]) -> str:
+def _section(results: Sequence[Result]) -> str:
+    if not results:
+        return ""
     groups: dict[_Key, list[Result]] = {}
     for result in results:
-        groups.setdefault(_key(result, section), []).append(result)
-    ours = {key: _figures(section, group) for key, group in groups.items() if key.system == OURS}
+        groups.setdefault(_key(result), []).append(result)
+    ours = {key: _figures(group) for key, group in groups.items() if key.system == OURS}
     rows = [
-        _row(key, groups[key], _figures(section, groups[key]), _base(key, ours))
-        for key in sorted(groups)
+        _row(key, groups[key], _figures(groups[key]), _base(key, ours)) for key in sorted(groups)
     ]
     header = ["restore", "system", "rank hit", "recovered", "total, s", "pause, s", "restore, s"]
     header += ["steps redone", "× Holdfast"]
-    parts = [f"## {section.title}\n\n{section.text}\n", table(header, rows)]
+    parts = [table(header, rows)]
     parts += [f"- {line}" for line in _reasons(groups)]
     return "\n".join([*parts, "", _stages(groups)])
 
@@ -142,7 +96,7 @@ class _Key:
         return self.system if self.system == OURS else f"{self.system}, {self.variant}"
 
 
-def _key(result: Result, section: _Section) -> _Key:
+def _key(result: Result) -> _Key:
     case = result.case
     return _Key(
         restore_last=case.restore != "torch",
@@ -150,7 +104,7 @@ def _key(result: Result, section: _Section) -> _Key:
         peer=case.system != OURS,
         system=case.system,
         variant=case.variant,
-        rank=str(result.target) if section.by_target else "either",
+        rank=str(result.target) if result.measured in _BY_RANK else "either",
     )
 
 
@@ -161,8 +115,12 @@ def _base(key: _Key, ours: Mapping[_Key, Sequence[float]]) -> list[float]:
     return [value for k in exact or same for value in ours[k]]
 
 
-def _figures(section: _Section, results: Sequence[Result]) -> list[float]:
-    return [section.figure(result.recovery) for result in results if result.recovery]
+def _figures(results: Sequence[Result]) -> list[float]:
+    return [
+        found.pause_s if result.measured in _PAUSE_COUNTS else found.total_s
+        for result in results
+        if (found := result.recovery)
+    ]
 
 
 def _row(

@@ -23,15 +23,6 @@ from bench.harness.launch import HOLDFAST, LAUNCHERS, TORCHRUN
 SCRIPT = Path(__file__).with_name("script.py")
 TIMEOUT_SECONDS = 120.0
 BAR = 0.7
-_INTRO = """\
-# How soon a script starts
-
-Generated from [start.jsonl](start.jsonl) by `python -m bench.start --publish`.
-
-From the start of the launcher's process to the end of the script's first `all_reduce` on every
-rank: one node, gloo, the default options, in turns under `torchrun --standalone` and under
-`holdfast-run`, which starts a job master of its own. A script that imports no more than torch.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +49,8 @@ def page_of(about: Mapping[str, Any], results: Sequence[ScriptStart]) -> str:
         ratios = pair_ratios(mine)
         bar = f"≤ {BAR}: {page.kept(median(ratios) <= BAR)}"
         rows += [_row(TORCHRUN, mine, "1", ""), _row(HOLDFAST, mine, page.spread(ratios), bar)]
-    said = f"{machine.sentence(about)} Load average {page.load_range(results)}.\n"
-    return "\n".join([_INTRO, said, page.table(head, rows)])
+    said = f"{machine.sentence(about)} Load average {page.load_range(results)}."
+    return page.fill("start/page", run=said, table=page.table(head, rows))
 
 
 def _row(launcher: str, results: Sequence[ScriptStart], ratio: str, bar: str) -> list[str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import record
-from bench.harness.launch import WorldError
 from bench.universal.page import page_of
 from bench.universal.plan import State, megatron, run, worlds, zero
 from bench.universal.results import Timed
@@ -58,11 +57,7 @@ def _measured(state: State, options: argparse.Namespace, folder: Path) -> Iterat
     given["folder"] = str(folder)
     for world in worlds(state, options.turns, options.seed):
         _read(folder)
-        try:
-            yield from run(world, given, folder / "log.jsonl")
-        except WorldError as error:
-            print(f"bench.universal: {error}", file=sys.stderr)
-            raise SystemExit(1) from error
+        yield from run(world, given, folder / "log.jsonl")
 
 
 def _read(folder: Path) -> None:

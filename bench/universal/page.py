@@ -4,38 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from bench.harness import machine, page
 from bench.harness.page import Verdict, at_least, at_most, judged, spread, table
 from bench.universal import results as r
 from bench.universal.results import Timed
-
-_INTRO: Final = """\
-# Saves, loads and reshaping of DeepSpeed's and Megatron's state
-
-Generated from [universal.jsonl](universal.jsonl) by `python -m bench.universal --publish`.
-
-Real engines and optimizers in bf16 on CPU with gloo, one thread a rank. The ways take turns in an
-order drawn by a seed. All ranks begin together, and the slowest counts. × is a call's time over
-Holdfast's of the same turn, median and range: above 1 Holdfast is faster. Collectives are those of
-the rank with most: calls of `torch.distributed`, or sequence numbers of its groups.
-
-- *Save*: what training waits for, then the time until the step is committed. Other saves end in the
-  page cache; Holdfast's are synchronised.
-- *Warm copy*: all ranks copy their shards at once, streaming, between memory that is faulted in.
-- *Load from storage*: one call in fresh processes under `holdfast-run`, of files in the page cache.
-  The ranks have trained a step, so that there is memory for the moments.
-- *Load from memory*: one call after all ranks have failed and were started again, with memory for
-  the moments and without.
-- *Load as another world*: several loads in one world under `holdfast-run`; the agent compares the
-  hashes before the first one. `dcp.load` reads no more than the rank's own boxes.
-
-torch.save writes the tensors that Holdfast stores, a file for each rank, as DLRover's
-`megatron_dist_ckpt` does. Holdfast's load also makes the weights from the masters and gathers them.
-`dist_checkpointing` deals the replicas out to the ranks, as Megatron's training does. It gets gloo
-where it asks for NCCL: `fully_reshardable`, which gathers, would take other times on GPUs.
-"""
 
 
 def page_of(about: Mapping[str, Any], results: Sequence[Timed]) -> str:
@@ -44,11 +18,11 @@ def page_of(about: Mapping[str, Any], results: Sequence[Timed]) -> str:
     said = (
         f"{machine.sentence(about)} {versions}. Seed {about['seed']}. "
         f"Load average {page.load_range(results)}. {about.get('remark', '')}".strip()
-        + "\n"
     )
     columns = {"promise (medians)": "text", "state": "state", "at": "promised"}
     promises = page.promises(judge(results), columns | {"measured": "reached", "kept": "kept"})
-    return "\n".join([_INTRO, said, promises, *_states(results)])
+    states = "\n".join(_states(results))
+    return page.fill("universal/page", run=said, promises=promises, states=states)
 
 
 def ratios(results: Sequence[Timed], system: str, other: str) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -78,9 +78,9 @@ class FinalState:
             case wire.GetGoodputRequest():
                 return self._kept(self.goodput)
             case wire.ListIncidentsRequest():
-                return _incidents(self._kept(self.goodput).incidents, self.evidence)
+                return self._incidents()
             case wire.GetIncidentRequest():
-                return _incident(self._kept(self.goodput).incidents, self.evidence, request)
+                return self._incident(request.incident_id)
             case wire.GetHealthRequest():
                 return wire.GetHealthResponse(not_judged="the job has ended, and no world runs")
             case wire.StopJobRequest():
@@ -97,6 +97,32 @@ class FinalState:
                 "status and, for an hour, its events"
             )
         return part
+
+    def _incidents(self) -> wire.ListIncidentsResponse:
+        every = self._kept(self.goodput).incidents
+        try:
+            kept = evidence_file.listing(self.evidence) if self.evidence is not None else {}
+        except OSError:
+            kept = {}
+        with_evidence = tuple(one.id for one in every if one.id in kept)
+        return wire.ListIncidentsResponse(incidents=every, with_evidence=with_evidence)
+
+    def _incident(self, id_: str) -> wire.GetIncidentResponse:
+        fact = {one.id: one for one in self._kept(self.goodput).incidents}.get(id_)
+        if fact is None:
+            raise MasterRefusedError(
+                f"incident {id_!r} is none of the job's; `holdfast incidents` has them"
+            )
+        found: wire.IncidentEvidence | None = None
+        why = "none was kept: the master wrote no file for it"
+        try:
+            if self.evidence is not None:
+                found = evidence_file.read(self.evidence, id_)
+        except evidence_file.EvidenceFileError as error:
+            why = str(error)
+        if found is None:
+            return wire.GetIncidentResponse(incident=fact, evidence_missing=why)
+        return wire.GetIncidentResponse(incident=fact, evidence=found)
 
     def snapshot(self) -> wire.WatchJobResponse:
         """Return the message that a watcher gets first and last."""
@@ -129,42 +155,5 @@ def read(home: JobHome) -> FinalState | None:
 
 
 def _part(twin: type[Any], data: Any) -> Any:
-    message = codec.PROTO[twin.__name__]()
+    message = codec.proto_of(twin.__name__)()
     return codec.from_proto(json_format.ParseDict(data, message, ignore_unknown_fields=True))
-
-
-def _incidents(
-    incidents: Iterable[wire.Incident], directory: Path | None
-) -> wire.ListIncidentsResponse:
-    """Return the list; `directory` has the evidence, None: nobody kept it."""
-    every = tuple(incidents)
-    try:
-        kept = evidence_file.listing(directory) if directory is not None else {}
-    except OSError:
-        kept = {}
-    with_evidence = tuple(one.id for one in every if one.id in kept)
-    return wire.ListIncidentsResponse(incidents=every, with_evidence=with_evidence)
-
-
-def _incident(
-    incidents: Iterable[wire.Incident], directory: Path | None, request: wire.GetIncidentRequest
-) -> wire.GetIncidentResponse:
-    """Return one incident with all of its evidence.
-
-    Raises:
-        MasterRefusedError: no incident has that id.
-    """
-    fact = {each.id: each for each in incidents}.get(request.incident_id)
-    if fact is None:
-        raise MasterRefusedError(
-            f"incident {request.incident_id!r} is none of the job's; `holdfast incidents` has them"
-        )
-    found: wire.IncidentEvidence | None = None
-    why = "none was kept: the master wrote no file for it"
-    try:
-        found = evidence_file.read(directory, fact.id) if directory is not None else None
-    except evidence_file.EvidenceFileError as error:
-        why = str(error)
-    if found is None:
-        return wire.GetIncidentResponse(incident=fact, evidence_missing=why)
-    return wire.GetIncidentResponse(incident=fact, evidence=found)

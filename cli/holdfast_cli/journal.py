@@ -20,7 +20,7 @@ from holdfast_cli.job_directory import find_job
 from holdfast_wire import codec
 
 _TOOLS = "holdfast_master.replay.inspect"
-_RECORD = codec.PROTO["JournalRecord"].DESCRIPTOR
+_RECORD = codec.proto_of("JournalRecord").DESCRIPTOR
 _KINDS = (one.message_type for one in _RECORD.oneofs_by_name["fact"].fields)
 FACTS = sorted({kind.name for kind in _KINDS if kind is not None} - {"JobFolded"})
 """Kinds of facts, for the completion and the check of --kind; a folded job is a file's base."""

@@ -17,7 +17,6 @@ from holdfast_cli.terminal_text import clean
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EndReason
 from holdfast_wire.strikes import NODE_SOURCE
-from holdfast_wire.tiers import word
 
 ASSUMED = "assumed where no rank reports steps: the time since a guessed first step, or the start"
 """Note beside a goodput that is a guess."""
@@ -155,7 +154,7 @@ def status_table(status: wire.JobStatus, unkept: Collection[str] = ()) -> str:
         ("Budgets", _budgets(status)),
         ("Running for", duration(status.job_seconds)),
     ]
-    rows += [(word(one.tier).capitalize(), _interval(one)) for one in status.checkpoint_intervals]
+    rows += [(words(one.tier).capitalize(), _interval(one)) for one in status.checkpoint_intervals]
     if status.outer_replicas:
         rows.append(("Synchronise", _roster(status)))
     if status.sync is not None:
@@ -248,7 +247,7 @@ def goodput_table(goodput: wire.GetGoodputResponse) -> str:
     """Return `holdfast goodput`: classes, then incidents with what they cost."""
     total = goodput.node_seconds or 1.0
     classes = [
-        (class_name(entry), f"{entry.node_seconds:.1f}", f"{entry.node_seconds / total:.1%}")
+        (words(entry.kind), f"{entry.node_seconds:.1f}", f"{entry.node_seconds / total:.1%}")
         for entry in sorted(goodput.totals, key=lambda entry: -entry.node_seconds)
         if entry.node_seconds > 0
     ]
@@ -280,9 +279,9 @@ def incidents_table(incidents: Sequence[wire.Incident]) -> str:
     return columns(header, [_incident_row(incident) for incident in incidents])
 
 
-def class_name(entry: wire.GoodputEntry) -> str:
+def words(member: enum.Enum) -> str:
     """Return `rolled back` for GoodputClass.ROLLED_BACK."""
-    return entry.kind.name.lower().replace("_", " ")
+    return member.name.lower().replace("_", " ")
 
 
 def _interval(one: wire.CheckpointInterval) -> str:
@@ -299,12 +298,8 @@ def _restarts(status: wire.JobStatus) -> str:
 
 
 def _budgets(status: wire.JobStatus) -> str:
-    spent = [f"{_budget(state.kind)} {state.used}/{state.limit}" for state in status.budgets]
+    spent = [f"{words(state.kind)} {state.used}/{state.limit}" for state in status.budgets]
     return ", ".join(spent) or "untouched"
-
-
-def _budget(kind: wire.BudgetKind) -> str:
-    return kind.name.lower().replace("_", " ")
 
 
 def _node_row(node: wire.NodeInfo) -> tuple[str, ...]:
@@ -362,7 +357,7 @@ def _incident_row(incident: wire.Incident) -> tuple[str, ...]:
     culprit = f"node {incident.culprit_node}" if incident.culprit_node else "-"
     if incident.culprit_rank:
         culprit += f" rank {incident.culprit_rank}"
-    charged = _budget(incident.charged) if incident.charged else "none"
+    charged = words(incident.charged) if incident.charged else "none"
     return (
         clock(incident.opened_unix),
         incident.cause,

@@ -49,7 +49,7 @@ def _restarts(status: JobStatus) -> str:
 def _incident(incident: Incident, *, replicas: bool) -> str:
     culprit = f" node {incident.culprit_node}" if incident.culprit_node else ""
     rank = f" rank {incident.culprit_rank}" if incident.culprit_rank else ""
-    charged = incident.charged.name.lower().replace("_", " ") if incident.charged else "none"
+    charged = render.words(incident.charged) if incident.charged else "none"
     to = incident.to_round or "none"
     redone = counted(incident.steps_redone, "step")
     return (

@@ -5,6 +5,7 @@ Decisions stand in `policies` and `job`. No clock, I/O, logging or randomness.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,14 +26,13 @@ from holdfast_master.job.requests import (
 )
 from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.job.rescale import barrier
-from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.apply import apply
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.job.state.timers import Subject, Timer
 from holdfast_master.job.takeover import adoption, from_journal, hello
-from holdfast_master.job.worlds import digests, rounds, start
+from holdfast_master.job.worlds import rounds, start
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
@@ -57,25 +57,17 @@ class Core:
         state = JobState(event_limit=settings.event_limit, incident_limit=settings.incident_limit)
         for record in records:
             apply(state, record)
-        self._job = JobContext(identity, settings, state)
+        self.job = JobContext(identity, settings, state)
+        """For reading: it lives on with each input."""
 
     def open(self, now: inputs.Moment) -> list[Instruction]:
         """The first batch: opens the journal's segment of this epoch, starts the clocks."""
-        job = self._job
+        job = self.job
         restored = job.state.sequence > 0
         job.clock.open(now, job.state.job_seconds)
         identity = job.identity
-        job.out.record(
-            wire.SegmentOpened(
-                format=JOURNAL_FORMAT,
-                epoch=identity.epoch,
-                incarnation=identity.incarnation,
-                job_name=identity.job_name,
-                job_uid=identity.job_uid,
-                version=identity.version,
-            ),
-            durable=True,
-        )
+        head = wire.SegmentOpened(format=JOURNAL_FORMAT, **dataclasses.asdict(identity))
+        job.out.record(head, durable=True)
         if restored:
             text = f"epoch {identity.epoch} goes on from round {job.state.round}"
             job.out.event(EventReason.MASTER_RESTORED, text)
@@ -91,7 +83,7 @@ class Core:
 
     def handle(self, event: inputs.Input, now: inputs.Moment) -> list[Instruction]:
         """Take one input; `now.mono` never goes back. The returned batch is carried out whole."""
-        job = self._job
+        job = self.job
         job.clock.moment = now
         job.changes.begin()
         if not job.stepped_down:
@@ -101,78 +93,61 @@ class Core:
 
     def next_deadline(self) -> float | None:
         """Monotonic time at which a Ticked is due; None: nothing is waited for."""
-        if self._job.stepped_down:
+        if self.job.stepped_down:
             return None
-        due = self._job.timers.next()
-        return None if due is None else due + self._job.clock.stalled
-
-    def durable_state(self) -> JobState:
-        """A copy of what the journal's records so far come to; later inputs do not change it."""
-        return snapshot.copied(self._job.state)
+        due = self.job.timers.next()
+        return None if due is None else due + self.job.clock.stalled
 
     def reasons(self) -> tuple[str, ...]:
         """Return why the newest call looked at the decisions again; empty: it did not."""
-        return tuple(self._job.changes.batch)
-
-    def inspect(self) -> JobContext:
-        """The job's context for reading, for tests: it lives on with each input."""
-        return self._job
-
-    def newest_record(self) -> int:
-        """Sequence of the newest record; 0: there is none."""
-        return self._job.state.sequence
+        return tuple(self.job.changes.batch)
 
     def status(self, now: inputs.Moment) -> wire.JobStatus:
         """The whole small truth, for JobService and the operator."""
-        self._job.clock.moment = now
-        return views.status(self._job)
+        self.job.clock.moment = now
+        return views.status(self.job)
 
     def nodes(self, now: inputs.Moment) -> tuple[wire.NodeInfo, ...]:
         """Every known or expected node, in node rank order."""
-        self._job.clock.moment = now
-        return views.nodes(self._job)
+        self.job.clock.moment = now
+        return views.nodes(self.job)
 
     def history(self, now: inputs.Moment) -> tuple[wire.HostHistory, ...]:
         """Hosts that something spoke against, the worst first."""
-        self._job.clock.moment = now
-        return strikes.history(self._job)
+        self.job.clock.moment = now
+        return strikes.history(self.job)
 
     def events_after(self, sequence: int, limit: int) -> tuple[wire.JobEvent, ...]:
         """Events after this sequence, oldest first, at most `limit`."""
-        return views.events_after(self._job.state, sequence, limit)
+        return views.events_after(self.job.state, sequence, limit)
 
     def newest_event(self) -> int:
         """Sequence of the newest event; 0: none yet."""
-        return self._job.state.event_sequence
+        return self.job.state.event_sequence
 
     def goodput(self, now: inputs.Moment) -> wire.GetGoodputResponse:
         """Node-seconds by class, whole and by node, and every incident with its cost."""
-        self._job.clock.moment = now
-        return views.goodput(self._job)
+        self.job.clock.moment = now
+        return views.goodput(self.job)
 
     def incidents(self, now: inputs.Moment) -> tuple[wire.Incident, ...]:
         """Every incident that is remembered, oldest first."""
-        self._job.clock.moment = now
-        return views.listed_incidents(self._job)
+        self.job.clock.moment = now
+        return views.listed_incidents(self.job)
 
     def health(self, now: inputs.Moment) -> wire.GetHealthResponse:
         """The ranks of the running world, who is slow, and the hang that holds."""
-        self._job.clock.moment = now
-        return health_view.health(self._job)
+        self.job.clock.moment = now
+        return health_view.health(self.job)
 
     def figures(self, now: inputs.Moment) -> JobFigures:
         """The job's figures for its metrics."""
-        self._job.clock.moment = now
-        return figures.figures(self._job)
-
-    def digest(self, now: inputs.Moment) -> wire.StateDigest:
-        """The digest: the state that a master without a journal needs."""
-        self._job.clock.moment = now
-        return digests.build(self._job)
+        self.job.clock.moment = now
+        return figures.figures(self.job)
 
     def spec(self) -> wire.MasterSpec | None:
         """The spec in force; None: none has come yet."""
-        return self._job.state.spec
+        return self.job.state.spec
 
 
 # ---------------------------------------------------------------------------------------- inputs

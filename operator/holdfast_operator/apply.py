@@ -140,7 +140,9 @@ class Applier:
         source = state.source(self._settings)
         if action.slot.role is Role.MASTER:
             return master_pod(source, action, await self._next_epoch(state))
-        await self._note_revision(state)
+        revision = state.templates.revision
+        if state.status.revision != revision:  # before there is a pod of it: a successor needs it
+            await self._note(state, templateRevision=revision)
         if action.slot.role is Role.WORKER:
             await self._owned.certify(state, action.slot)
         source = dataclasses.replace(source, starts_again=await self._client.starts_again())
@@ -190,12 +192,6 @@ class Applier:
         allocated = int((found.get("status") or {}).get("masterPods", 0)) + 1
         await self._note(state, masterPods=allocated, templateRevision=state.templates.revision)
         return _first_epoch(state)
-
-    async def _note_revision(self, state: JobState) -> None:
-        """Write down the templates of the pods before there is one: a successor needs them."""
-        revision = state.templates.revision
-        if state.status.revision != revision:
-            await self._note(state, templateRevision=revision)
 
     async def _note(self, state: JobState, **fields: Any) -> None:
         path = f"{state.owner.path}/status?fieldManager={MANAGER}"

@@ -93,7 +93,7 @@ class JobCredentials:
             "kind": "Secret",
             "metadata": metadata,
             "type": "holdfast.dev/tls",
-            "data": {file: _text(data) for file, data in files.items()},
+            "data": {file: base64.b64encode(data).decode() for file, data in files.items()},
         }
 
 
@@ -120,10 +120,6 @@ def _files(credentials: Credentials) -> dict[str, bytes]:
         keys.CERT_FILE: credentials.certificate,
         keys.KEY_FILE: credentials.key,
     }
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def _now() -> dt.datetime:

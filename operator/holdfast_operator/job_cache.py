@@ -24,9 +24,11 @@ class JobCache:
 
     def newest(self, key: Key) -> Body | None:
         """Return the newest known object of a name; of two, the one made later."""
-        bodies = list(self._bodies.get(key, {}).values())
-        # If two are equal, `max` takes the first.
-        return max(reversed(bodies), key=_created, default=None)
+        bodies = self._bodies.get(key, {}).values()
+        # Times in RFC 3339 and UTC sort as text. If two are equal, the last one counts.
+        return max(
+            reversed(bodies), key=lambda one: one["metadata"]["creationTimestamp"], default=None
+        )
 
     def phases(self) -> list[str]:
         """Return the phase in the status of each name's newest object; Pending: it has none yet."""
@@ -67,8 +69,3 @@ def _version(body: Body) -> tuple[int, int]:
     metadata = body["metadata"]
     version = str(metadata.get("resourceVersion", ""))
     return int(metadata.get("generation", 0)), int(version) if version.isdecimal() else 0
-
-
-def _created(body: Body) -> str:
-    created: str = body["metadata"]["creationTimestamp"]  # RFC 3339 in UTC: sorts by time
-    return created

@@ -17,23 +17,8 @@ import prometheus_client as prometheus
 
 from holdfast_operator.plan.view import Said
 from holdfast_wire import codec, stream
+from holdfast_wire import messages as wire
 from holdfast_wire.channel import operator_channel_options
-from holdfast_wire.messages import (
-    ClusterStrikes,
-    Fence,
-    JobEvent,
-    JobSnapshot,
-    MasterSpec,
-    PodListDone,
-    PodObservation,
-    ScaleResult,
-    StopRequest,
-    StrikesReported,
-    SyncRequest,
-    SyncResponse,
-    WatchJobRequest,
-    WatchJobResponse,
-)
 
 _log = logging.getLogger(__name__)
 _METHOD: Final = "/holdfast.v1.OperatorService/Sync"
@@ -55,9 +40,16 @@ OTHER_MASTERS: Final = prometheus.Counter(
     "holdfast_operator_other_masters_total",
     "Messages that were not acted on because there is a newer master.",
 )
-Response = TypeVar("Response", SyncResponse, WatchJobResponse)
-Upward = MasterSpec | PodObservation | ScaleResult | StopRequest | PodListDone | ClusterStrikes
-Downward = Said | StrikesReported
+Response = TypeVar("Response", wire.SyncResponse, wire.WatchJobResponse)
+Upward = (
+    wire.MasterSpec
+    | wire.PodObservation
+    | wire.ScaleResult
+    | wire.StopRequest
+    | wire.PodListDone
+    | wire.ClusterStrikes
+)
+Downward = Said | wire.StrikesReported
 
 
 class MasterLink:
@@ -70,8 +62,8 @@ class MasterLink:
         tls: Callable[[], Path],
         first: Callable[[], Iterable[Upward]],
         heard: Callable[[Downward | None], None],
-        told: Callable[[Sequence[JobEvent]], None],
-        refusal: Callable[[Fence | None], str],
+        told: Callable[[Sequence[wire.JobEvent]], None],
+        refusal: Callable[[wire.Fence | None], str],
     ) -> None:
         """Begin to connect.
 
@@ -105,12 +97,14 @@ class MasterLink:
             tls_dir=tls,
             options=lambda limit: operator_channel_options(job_uid, limit),
         )
-        self._stream = stream.Stream(_METHOD, SyncResponse, way, self, self, beside=self._watch)
+        self._stream = stream.Stream(
+            _METHOD, wire.SyncResponse, way, self, self, beside=self._watch
+        )
         self._task = asyncio.create_task(self._run(), name=f"link {job_uid}")
 
     def send(self, message: Upward) -> None:
         """Queue a message; without a stream it is dropped: the next one begins with all of it."""
-        self._stream.send(SyncRequest(message=message))
+        self._stream.send(wire.SyncRequest(message=message))
 
     async def close(self) -> None:
         """End the stream."""
@@ -129,11 +123,11 @@ class MasterLink:
 
     # --- messages: `stream.Peer` ------------------------------------------------------------------
 
-    def opening(self) -> Iterable[SyncRequest]:
+    def opening(self) -> Iterable[wire.SyncRequest]:
         """Return the first messages of a new stream."""
-        return (SyncRequest(message=message) for message in self._first())
+        return (wire.SyncRequest(message=message) for message in self._first())
 
-    def received(self, response: SyncResponse) -> bool:
+    def received(self, response: wire.SyncResponse) -> bool:
         """Pass a message on; hang up on an outdated master."""
         if self._drops(response):
             return False  # outdated: the next stream may lead to the newer master
@@ -192,7 +186,7 @@ class MasterLink:
             _log.info("master %s: %s", self._target, trouble)
         self._trouble = trouble
 
-    def _drops(self, response: SyncResponse) -> bool:
+    def _drops(self, response: wire.SyncResponse) -> bool:
         """Return True if its master is outdated: that is counted, and the first one is logged."""
         refusal = self._refusal(response.fence)
         if not refusal:
@@ -207,19 +201,19 @@ class MasterLink:
     async def _watch(self, channel: grpc.aio.Channel) -> None:
         open_watch: Any = channel.unary_stream(_WATCH)
         while True:
-            request = WatchJobRequest(
+            request = wire.WatchJobRequest(
                 resume_token=self._resume_token, min_interval_seconds=_STATUS_SECONDS
             )
             try:
                 async for data in open_watch(codec.encode(request)):
-                    response = self._understood(WatchJobResponse, data)
+                    response = self._understood(wire.WatchJobResponse, data)
                     if response is None:
                         continue
                     self._resume_token = response.resume_token or self._resume_token
                     match response.message:
-                        case JobSnapshot() as snapshot:
+                        case wire.JobSnapshot() as snapshot:
                             self._told(snapshot.events)
-                        case JobEvent() as event:
+                        case wire.JobEvent() as event:
                             self._told((event,))
                         case _:
                             pass

@@ -31,7 +31,6 @@ from holdfast_operator.plan.lost import AGAIN_SECONDS, gone, judged, stranded, v
 from holdfast_operator.plan.pods import (
     MASTER_SLOT,
     ObservedPod,
-    PodSlot,
     by_slot,
     overdue,
     wanted_slots,
@@ -64,7 +63,7 @@ def plan(job: PlannedJob, pods: Iterable[ObservedPod], master: MasterView, now: 
     known = tuple(judged(overdue(seen, now), job, master, now))
     known = tuple(stranded(known, job, gone(known, job, now)))
     existing = by_slot(known)
-    wanted = tuple(_wanted(job))
+    wanted = (MASTER_SLOT,) if job.spec.suspend else tuple(wanted_slots(job.spec))
     look = Look(
         job=job,
         pods=existing,
@@ -103,10 +102,6 @@ def _verdicts(
     for at in (verdict_at(pod, job, master) for pod in pods):
         if at is not None and (at > now or job.cut_off):
             yield max(at, now + AGAIN_SECONDS) if job.cut_off else at
-
-
-def _wanted(job: PlannedJob) -> Iterable[PodSlot]:
-    return (MASTER_SLOT,) if job.spec.suspend else wanted_slots(job.spec)
 
 
 def _steps(look: Look) -> Steps:

@@ -40,7 +40,7 @@ from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus
 from holdfast_operator.template_revisions import Revisions
-from holdfast_wire.messages import FinishDecision, JobEvent, StrikesReported
+from holdfast_wire.messages import FinishDecision, StrikesReported
 from holdfast_wire.strikes import SUSPECT_FROM
 
 _log = logging.getLogger(__name__)
@@ -51,63 +51,53 @@ _CHANGED_SECONDS: Final = 0.2
 """Wait after a write that met a newer version of the object, which is known by then."""
 
 
-class JobSession:
-    """Stream and probe of one job, from now on until its link is closed."""
+def begin_session(
+    state: JobState, reporter: Reporter, wake: Callable[[Key], None], own_node: str
+) -> None:
+    """Begin to probe a job's nodes and to connect to its master, until its link is closed.
 
-    def __init__(
-        self, state: JobState, reporter: Reporter, wake: Callable[[Key], None], own_node: str
-    ) -> None:
-        """Begin to probe and to connect.
+    Args:
+        state: The job; its link gets stream and probe.
+        reporter: Takes the events of the master.
+        wake: Has the job looked at.
+        own_node: Node of this process; empty: not known.
+    """
 
-        Args:
-            state: The job; its link gets stream and probe.
-            reporter: Takes the events of the master.
-            wake: Has the job looked at.
-            own_node: Node of this process; empty: not known.
-        """
-        self._state = state
-        self._reporter = reporter
-        self._wake = wake
-        self._probe = NodeProbe(
-            name="/".join(state.key),
-            port=state.spec.master_port,
-            own_node=own_node,
-            pods=state.pods,
-            suspects=state.in_doubt,
-            found=self._found,
-        )
-        self._probe.start()
-        stream = MasterLink(
-            where=state.master_address,
-            job_uid=state.owner.uid,
-            tls=state.credentials.issuer.operator_folder,
-            first=state.first_messages,
-            heard=self._received,
-            told=self._events,
-            refusal=state.link.refusal,
-        )
-        state.link.open(stream, self._probe)
+    def found(reach: NodeReachability) -> None:
+        state.finds(reach)
+        wake(state.key)
 
-    def _received(self, message: Downward | None) -> None:
-        """Take a message of the master; None: the stream to it has ended."""
-        state = self._state
+    def heard(message: Downward | None) -> None:
         if isinstance(message, StrikesReported):
             strikes = of_job(message.strikes, "/".join(state.key), state.owner.uid)
             state.nodes.history.add(strikes)
             return
         state.receive(message, time.time())
         if message is None:
-            self._probe.probe_now()
+            probe.probe_now()
         elif state.link.view.speaker:
-            self._probe.met(state.link.view.speaker)
-        self._wake(state.key)
+            probe.met(state.link.view.speaker)
+        wake(state.key)
 
-    def _events(self, events: Sequence[JobEvent]) -> None:
-        self._reporter.report(self._state.owner, map(from_master, events))
-
-    def _found(self, reach: NodeReachability) -> None:
-        self._state.finds(reach)
-        self._wake(self._state.key)
+    probe = NodeProbe(
+        name="/".join(state.key),
+        port=state.spec.master_port,
+        own_node=own_node,
+        pods=state.pods,
+        suspects=state.in_doubt,
+        found=found,
+    )
+    probe.start()
+    stream = MasterLink(
+        where=state.master_address,
+        job_uid=state.owner.uid,
+        tls=state.credentials.issuer.operator_folder,
+        first=state.first_messages,
+        heard=heard,
+        told=lambda events: reporter.report(state.owner, map(from_master, events)),
+        refusal=state.link.refusal,
+    )
+    state.link.open(stream, probe)
 
 
 class Reconciler:
@@ -274,7 +264,7 @@ class Reconciler:
             if ended:
                 await state.link.close()
             elif state.link.stream is None:
-                JobSession(state, self._reporter, self._wake, self._settings.node_name)
+                begin_session(state, self._reporter, self._wake, self._settings.node_name)
         if goes_on and state.credentials.prepared:
             await self._owned.keep_budget(state)
             waits.append(await self._owned.resync(state, time.time()))

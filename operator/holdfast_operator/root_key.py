@@ -117,7 +117,8 @@ class RootKey:
         except KubeError as error:
             _log.warning("jobs of an earlier root key were not looked for: %s", error)
             return
-        names = sorted(_name(one) for one in found["items"] if _runs(one))
+        running = (one["metadata"] for one in found["items"] if _runs(one))
+        names = sorted(f"{one['namespace']}/{one['name']}" for one in running)
         if names:
             _log.critical(
                 "Secret %s was gone, and a new root key is made; %d jobs run with certificates of "
@@ -163,10 +164,6 @@ def _key_of(secret: Mapping[str, Any]) -> bytes | None:
     except binascii.Error:
         return None
     return key if len(key) >= ROOT_KEY_BYTES else None
-
-
-def _name(job: Mapping[str, Any]) -> str:
-    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
 
 
 def _runs(job: Mapping[str, Any]) -> bool:

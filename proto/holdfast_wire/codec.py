@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import importlib
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -23,30 +24,6 @@ from holdfast_wire import messages
 Twin = TypeVar("Twin")
 Decode = Callable[[Any], Any]
 """Wire type of whole numbers."""
-
-
-class _Protos(Mapping[str, type[Message]]):
-    """Every protobuf class by its message's name; its module is imported at the first use."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, type[Message]] = {}
-
-    def __getitem__(self, name: str) -> type[Message]:
-        found = self._found.get(name)
-        if found is None:
-            module = importlib.import_module(f"holdfast_wire.v1.{messages.MESSAGES[name]}_pb2")
-            found = self._found[name] = getattr(module, name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(messages.MESSAGES)
-
-    def __len__(self) -> int:
-        return len(messages.MESSAGES)
-
-
-PROTO: Mapping[str, type[Message]] = _Protos()
-"""Every protobuf class by its message name, which is also its twin's name."""
 
 
 class WireError(ValueError):
@@ -63,7 +40,12 @@ class _Converter:
     from_proto: Callable[[Any], Any]
 
 
-_CONVERTERS: dict[str, _Converter] = {}
+@functools.cache
+def proto_of(name: str) -> type[Message]:
+    """The protobuf class of a message, by its name and its twin's; imported at the first use."""
+    module = importlib.import_module(f"holdfast_wire.v1.{messages.MESSAGES[name]}_pb2")
+    found: type[Message] = getattr(module, name)
+    return found
 
 
 def to_proto(twin: object) -> Any:
@@ -109,7 +91,7 @@ def encode_received(
     instructions: how many followed from it. session: number of the agent's stream. request: the
     SessionRequest, as received.
     """
-    proto: Any = PROTO["InputRecorded"]
+    proto: Any = proto_of("InputRecorded")
     recorded: Message = proto(
         mono=moment[0],
         unix_time=moment[1],
@@ -137,7 +119,7 @@ def parse(kind: type[Any], data: bytes) -> Any:
     Raises:
         WireError: `data` is no such message.
     """
-    proto = PROTO[kind.__name__]()
+    proto = proto_of(kind.__name__)()
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
@@ -145,16 +127,11 @@ def parse(kind: type[Any], data: bytes) -> Any:
     return proto
 
 
+@functools.cache
 def _converter(name: str) -> _Converter:
-    found = _CONVERTERS.get(name)
-    if found is None:
-        if name not in PROTO:
-            raise WireError(f"{name} is not a message of holdfast.v1")
-        found = _CONVERTERS[name] = _compile(getattr(messages, name), PROTO[name])
-    return found
-
-
-def _compile(twin: type[Any], proto: type[Message]) -> _Converter:
+    if name not in messages.MESSAGES:
+        raise WireError(f"{name} is not a message of holdfast.v1")
+    twin, proto = getattr(messages, name), proto_of(name)
     hints = typing.get_type_hints(twin)
     oneofs = _oneofs(proto)
     plain = [field.name for field in dataclasses.fields(twin) if field.name not in oneofs]

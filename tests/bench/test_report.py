@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bench.harness import machine
-from bench.harness.page import ratio, table, times
+from bench.harness.page import fill, ratio, table, times
 from bench.harness.record import to_line
 from bench.recovery.__main__ import BENCH
 from bench.recovery.measure import Recovery
@@ -78,6 +79,30 @@ def test_a_ratio_is_bounded_by_the_worst_pairings() -> None:
 def test_a_table_has_one_line_per_row() -> None:
     """Header, rule, rows."""
     assert table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+@pytest.fixture
+def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's words: two sections, and a paragraph that may say nothing."""
+    (tmp_path / "bench").mkdir()
+    words = "# Page\n\n${run}\n\n${bars}\n\n## One\n\nText.\n\n${one}\n\n## Two\n\n${two}\n"
+    (tmp_path / "bench/p.md.template").write_text(words)
+    monkeypatch.setattr("bench.harness.page.ROOT", tmp_path)
+
+
+@pytest.mark.usefixtures("template")
+def test_what_says_nothing_is_left_out_of_a_page() -> None:
+    """A section with its heading, and a paragraph; a value is not searched for placeholders."""
+    said = "# Page\n\nrun\n\n## Two\n\n$one\n"
+    assert fill("p", run="run", bars="", one="", two="$one\n") == said
+
+
+@pytest.mark.usefixtures("template")
+def test_a_missing_and_an_unused_placeholder_are_named() -> None:
+    """Both, with the file."""
+    said = r"p\.md\.template: no value for \['bars'\], no placeholder for \['three'\]"
+    with pytest.raises(ValueError, match=said):
+        fill("p", run="", one="", two="", three="")
 
 
 def test_a_peer_that_never_recovers_has_no_number() -> None:

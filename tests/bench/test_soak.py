@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench import soak
+from bench.harness import machine
 from bench.soak import LEAST, SLACK, Descriptors, kept
 
 LEAKS = "import os, sys\nfor line in sys.stdin: os.open('/dev/null', 0); print(flush=True)"
@@ -81,3 +82,13 @@ def test_what_is_left_is_found_before_the_sweep(
     assert len(now["ports"]) == 1
     assert set(whole) >= {"processes", "ports", "temporary"}
     assert "processes" not in soak.left_behind(before, tmp_path)
+
+
+def test_the_page_counts_the_faults_of_all_jobs() -> None:
+    """By their kinds; whatever a job left is listed by its number."""
+    job = {"faults": 3, "kinds": {"kill": 2, "freeze": 1}, "verdict": "as in peace", "option": "x"}
+    jobs = [job | {"unswept": {"shared_memory": ["a"]}, "descriptors": []}] * 2
+    text = soak.page(jobs, 1.6, machine.about("soak", []))
+    assert "**6 faults in a row over 2 jobs in 2 minutes" in text
+    assert "| kill | 4 |" in text
+    assert "- job 2: 1 of shared memory" in text

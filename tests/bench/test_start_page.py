@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.harness import machine
+from bench.harness.launch import WorldError
 from bench.start.__main__ import BENCH, ScriptStart, main, page_of, pair_ratios
 
 ABOUT = machine.about("record", {})
@@ -49,3 +50,16 @@ def test_a_pair_of_starts_is_measured(tmp_path: Path) -> None:
     assert [one.launcher for one in results] == ["holdfast", "torchrun"]
     for one in results:
         assert 0 < one.first_collective_s < one.over_s
+
+
+def test_a_world_that_fails_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the bench: its name, the reason, and code 1."""
+
+    def failed(*_: object) -> None:
+        raise WorldError("torchrun: exit code 1: no module named x")
+
+    monkeypatch.setattr("bench.start.__main__.measure", failed)
+    assert main([f"--out={tmp_path / 'start.jsonl'}"]) == 1
+    assert capsys.readouterr().err == "bench.start: torchrun: exit code 1: no module named x\n"

@@ -24,7 +24,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from holdfast.job import CONTINUE, SAVE, SAVE_AND_STOP, Action, Job, init
-from holdfast.page import Section
+from holdfast.page_sample import Section
 
 __all__ = [
     "CONTINUE",

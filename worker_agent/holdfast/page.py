@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
@@ -36,18 +37,13 @@ from holdfast_wire.keys import ENV_PAGE
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 
-__all__ = [
-    "DEFAULT_LEASE_LIMIT_NS",
-    "Page",
-    "PageError",
-    "RankSample",
-    "SavingSample",
-    "Section",
-    "TierSaving",
-]
-
 _MAX_BARRIER: Final = 2**63
 """Ids and steps stay below this, far from the end of the word."""
+
+_NUMBERS: Final = {
+    one.name: Word[one.name.upper()] for one in fields(RankSample) if one.type == "int"
+}
+"""Field of a sample that is a plain number → its word."""
 
 
 class PageError(Exception):
@@ -62,26 +58,14 @@ def _decode(copy: bytes, *, consistent: bool) -> RankSample:
     notice = copy[NOTICE_OFFSET : NOTICE_OFFSET + min(words[Word.IMPORT_VARIABLE], NOTICE_BYTES)]
     return RankSample(
         consistent=consistent and known,
-        pid=words[Word.PID],
-        round=words[Word.ROUND],
         attached=bool(words[Word.ATTACHED]),
-        step=words[Word.STEP],
-        step_ns=words[Word.STEP_NS],
-        step_duration_ns=words[Word.STEP_DURATION_NS],
-        samples=words[Word.SAMPLES],
         loss=memoryview(copy).cast("d")[Word.LOSS] if words[Word.HAS_LOSS] else None,
         section=Section(section) if known else Section.INIT,
-        section_ns=words[Word.SECTION_NS],
-        first_step=words[Word.FIRST_STEP],
-        first_step_ns=words[Word.FIRST_STEP_NS],
-        ack_id=words[Word.ACK_ID],
-        ack_step=words[Word.ACK_STEP],
-        answered_id=words[Word.ANSWERED_ID],
-        answered_step=words[Word.ANSWERED_STEP],
         barrier_complete=bool(words[Word.BARRIER_COMPLETE]),
         clean_exit=bool(words[Word.CLEAN_EXIT]),
         import_variable=notice.decode(errors="replace"),
         saving=_saving(words) if words[Word.SAVES] else None,
+        **{name: words[word] for name, word in _NUMBERS.items()},
     )
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Final
 
-from holdfast.page import Page, PageError, TierSaving
+from holdfast.page import Page, PageError
 from holdfast.page_layout import (
     GOES_ON,
+    MAX_WORD,
     NEEDS_FENCE,
     SLOT_WORDS,
     TIER_WORDS,
@@ -28,7 +29,7 @@ from holdfast.page_layout import (
     keep_order,
     schedule_check,
 )
-from holdfast.page_sample import Section
+from holdfast.page_sample import Section, TierSaving
 from holdfast_wire.messages import Tier
 from holdfast_wire.tiers import TIERS
 
@@ -42,8 +43,6 @@ _LOSS: Final = int(Word.LOSS)
 _BARRIER_ID: Final = int(Word.BARRIER_ID)
 _LEASE: Final = int(Header.LEASE_NS)
 _NOTHING: Final = int(StepAnswer.NOTHING)
-_MOST: Final = 2**64 - 1
-"""Value of a word of the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ class SlotWriter:
         if now - renewed > self._lease_limit and renewed:
             os.kill(self.pid, signal.SIGKILL)
         words, last, sequence = self._words, self._last_ns, self._sequence
-        self._samples = min(self._samples + samples, _MOST)
+        self._samples = min(self._samples + samples, MAX_WORD)
         self._last_ns = now
         words[_SEQUENCE] = sequence + 1
         if NEEDS_FENCE:

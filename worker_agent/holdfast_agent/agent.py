@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -27,8 +28,7 @@ from holdfast_agent.master_link.session import MasterSession
 from holdfast_agent.notices.sources import sources
 from holdfast_agent.notices.watch import NoticeWatch
 from holdfast_agent.policies import master_messages, rank_progress
-from holdfast_agent.policies.master_messages import RoundOrder
-from holdfast_agent.policies.round_phases import SecondsByClass, class_of, is_shown
+from holdfast_agent.policies.round_phases import class_of, is_shown, ledger
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import DeathWatch, HeartbeatClock, Lease, PageWatch
 from holdfast_agent.workers.rounds import Round
@@ -36,25 +36,7 @@ from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
 from holdfast_agent.workers.zygote_watch import ZygoteWatch
-from holdfast_wire.messages import (
-    AssignmentMode,
-    CheckNode,
-    ClockReply,
-    CollectEvidence,
-    DumpStacks,
-    Goodbye,
-    HeartbeatInterval,
-    Hello,
-    Leave,
-    PrepareStore,
-    SetBarrier,
-    SetSchedule,
-    StateDigest,
-    StopRound,
-    Warmed,
-    Welcome,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +45,7 @@ STORE_LINGER_SECONDS = 1.0
 yet would lose its store at once, and its exceptions would look like the cause."""
 CLOSE_SECONDS = 1.0
 """Seconds for the last messages when the agent ends."""
-FIRST_LIMITS = Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
+FIRST_LIMITS = wire.Welcome(masterless_limit_seconds=600.0, lease_seconds=4.0)
 """Limits that hold until a master sends its own."""
 
 
@@ -93,13 +75,13 @@ class AgentParts:
         self.checks = CheckOrders(address, link, measuring, report, lambda: runner.alive)
         withdraw = session.statements.withdraw
         self.notices = NoticeWatch(sources(settings.notices), report, withdraw)
-        self.masterless = MasterlessWatch(runner, session, settings.node_rank)
+        self.masterless = MasterlessWatch(self.watch, runner, session, settings)
 
 
 class Agent:
     """One node's agent. `run` returns the reason and the exit code of its end."""
 
-    def __init__(self, tools: AgentContext, own: Hello, parts: AgentParts) -> None:
+    def __init__(self, tools: AgentContext, own: wire.Hello, parts: AgentParts) -> None:
         """Own the parts; nothing runs yet. Needs a running event loop.
 
         own: The hello's part that never changes.
@@ -113,23 +95,24 @@ class Agent:
         self._alone = asyncio.Event()
         self._stated_round = 0
         """Round whose start had been reported when the newest hello was made; 0: none."""
-        self._digest: StateDigest | None = None
-        self._ledger = SecondsByClass()
+        self._digest: wire.StateDigest | None = None
+        self._seconds = defaultdict[str, float](float)
+        """Seconds by class since this agent started."""
         self._accounted_at = time.monotonic()
         self._handlers: Mapping[type[Any], Callable[[Any, Any], None]] = {
-            Welcome: self._on_welcome,
-            WorldAssignment: self._on_assignment,
-            StopRound: self._on_stop,
-            PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
-            SetBarrier: self._on_barrier,
-            SetSchedule: self._on_schedule,
-            CollectEvidence: parts.commands.collect_evidence,
-            CheckNode: lambda order, _: parts.checks.on_order(order),
-            DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
-            Leave: lambda order, _: self._on_leave(order),
-            ClockReply: lambda reply, _: parts.sampler.on_clock(reply),
-            StateDigest: lambda digest, _: self._on_digest(digest),
-            HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
+            wire.Welcome: self._on_welcome,
+            wire.WorldAssignment: self._on_assignment,
+            wire.StopRound: self._on_stop,
+            wire.PrepareStore: lambda order, _: parts.stores.prepare(order.store_id),
+            wire.SetBarrier: parts.watch.set_barrier,
+            wire.SetSchedule: parts.watch.schedule,
+            wire.CollectEvidence: parts.commands.collect_evidence,
+            wire.CheckNode: lambda order, _: parts.checks.on_order(order),
+            wire.DumpStacks: lambda order, _: parts.commands.dump_stacks(order),
+            wire.Leave: lambda order, _: self._on_leave(order),
+            wire.ClockReply: lambda reply, _: parts.sampler.on_clock(reply),
+            wire.StateDigest: lambda digest, _: self._on_digest(digest),
+            wire.HeartbeatInterval: lambda order, _: self._set_interval(order.heartbeat_seconds),
             **dict.fromkeys(master_messages.ABOUT_CHECKPOINTS, tools.arenas.receive),
         }
 
@@ -160,7 +143,7 @@ class Agent:
         await parts.checks.close()
         await parts.zygote.stop_restarts()
         signalled = shutdown.signalled is not None and not end.own_fault
-        goodbye = Goodbye(reason=end.reason, failed=end.own_fault, signalled=signalled)
+        goodbye = wire.Goodbye(reason=end.reason, failed=end.own_fault, signalled=signalled)
         parts.session.report(goodbye)
         await parts.session.close(CLOSE_SECONDS)
         for task in tasks:
@@ -172,11 +155,11 @@ class Agent:
         """Act on a signal that ends the agent."""
         session = self.parts.session
         if self.parts.shutdown.on_signal(number, connected=session.connected):
-            session.report(Goodbye(reason=f"signal {number}", terminated=True))
+            session.report(wire.Goodbye(reason=f"signal {number}", terminated=True))
 
     # --- the stream -----------------------------------------------------------------------------
 
-    def hello(self) -> Hello:
+    def hello(self) -> wire.Hello:
         """Return the first message of a new stream: all that a master without memory must know."""
         parts = self.parts
         self._account()
@@ -193,7 +176,7 @@ class Agent:
             round=number,
             step=rank_progress.common_step(seen, shown.number) if shown else 0,
             done_command_ids=parts.commands.done_ids(),
-            goodput=self._ledger.entries(),
+            goodput=ledger(self._seconds),
             digest=self._digest,
             store=parts.stores.prepared,
             assignment=dataclasses.replace(shown.assignment, roster=roster) if shown else None,
@@ -225,7 +208,7 @@ class Agent:
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _on_welcome(self, welcome: Welcome, _: int) -> None:
+    def _on_welcome(self, welcome: wire.Welcome, _: int) -> None:
         parts, runner, session = self.parts, self.parts.runner, self.parts.session
         again = logging.WARNING if self._welcomed else logging.INFO
         self._welcomed = True
@@ -238,9 +221,8 @@ class Agent:
         runner.exits.rules = welcome.failure_rules
         if welcome.lease_seconds > 0:
             self._tools.page.words[Header.LEASE_LIMIT_NS] = int(welcome.lease_seconds * 1e9)
-        verdict = master_messages.on_welcome(
-            session.accepted.round, welcome.round, alive=runner.alive
-        )
+        newest, alive = session.accepted.round, runner.alive
+        killed_for = master_messages.why_killed(newest, welcome.round, alive=alive)
         # A start that came after the hello is news, also where a rank has ended since.
         ending = runner.ending_round if runner.ending_round == self._stated_round else 0
         session.repeat(ending=ending)
@@ -248,31 +230,28 @@ class Agent:
         if master_messages.warmth_unknown(
             warm=parts.zygote.warm, said=self._said_warm, cold_reason=cold_reason
         ):
-            session.report(Warmed(cold_reason=cold_reason))
-        if verdict.order is RoundOrder.KILL:
-            runner.kill(verdict.reason)
+            session.report(wire.Warmed(cold_reason=cold_reason))
+        if killed_for:
+            runner.kill(killed_for)
         self._tools.arenas.restate()
 
-    def _on_assignment(self, assignment: WorldAssignment, own_round: int) -> None:
-        if assignment.mode is AssignmentMode.RECONFIGURE:
+    def _on_assignment(self, assignment: wire.WorldAssignment, own_round: int) -> None:
+        if assignment.mode is wire.AssignmentMode.RECONFIGURE:
             self._on_roster(assignment, own_round)
             return
         parts, number = self.parts, self.parts.session.accepted.round
-        verdict = master_messages.on_assignment(
-            own_round,
-            number,
-            assignment.local_world_size,
-            self._tools.settings.launch.local_world_size,
-        )
-        if verdict.order is not RoundOrder.START:
-            log.warning("assignment ignored: %s", verdict.reason)
+        offered = self._tools.settings.launch.local_world_size
+        size = assignment.local_world_size
+        ignored = master_messages.why_not_started(own_round, number, size, offered)
+        if ignored:
+            log.warning("assignment ignored: %s", ignored)
             return
         log.log(
             logging.WARNING if own_round else logging.INFO,  # a later round follows from an event
             "round %d: ranks %d to %d of %d (%s)",
             number,
             assignment.base_rank,
-            assignment.base_rank + assignment.local_world_size - 1,
+            assignment.base_rank + size - 1,
             assignment.world_size,
             assignment.reason,
         )
@@ -284,7 +263,7 @@ class Agent:
         if not has_store:
             parts.runner.on_store_lost(assignment.store_id, "before the round was assigned")
 
-    def _on_roster(self, assignment: WorldAssignment, number: int) -> None:
+    def _on_roster(self, assignment: wire.WorldAssignment, number: int) -> None:
         """Hand the newest roster to the ranks of a round; none of them ends."""
         problem = self.parts.runner.rosters.take(assignment, number)
         if problem:
@@ -293,29 +272,20 @@ class Agent:
             epoch = assignment.roster.epoch
             log.info("outer roster of epoch %d: %s", epoch, assignment.reason)
 
-    def _on_stop(self, order: StopRound, number: int) -> None:
+    def _on_stop(self, order: wire.StopRound, number: int) -> None:
         runner, newest = self.parts.runner, self.parts.session.accepted.round
-        verdict = master_messages.on_stop(newest, number, alive=runner.alive)
-        if verdict.order is RoundOrder.KILL:
+        ignored = master_messages.why_not_stopped(newest, number, alive=runner.alive)
+        if not ignored:
             runner.stop(order.grace_seconds, order.reason)
-        self.parts.commands.when_dead(order.command_id, verdict.reason)
+        text = ignored or f"the master stops round {newest}"
+        self.parts.commands.when_dead(order.command_id, text)
 
-    def _on_barrier(self, barrier: SetBarrier, number: int) -> None:
-        problem = self.parts.watch.set_barrier(barrier, number)
-        if problem:
-            log.warning("arm %d at step %d: %s", barrier.barrier_id, barrier.step, problem)
-
-    def _on_schedule(self, order: SetSchedule, number: int) -> None:
-        problem = self.parts.watch.schedule(order, number)
-        if problem:
-            log.warning("schedule %d from step %d: %s", order.schedule_id, order.step, problem)
-
-    def _on_leave(self, order: Leave) -> None:
+    def _on_leave(self, order: wire.Leave) -> None:
         log.info("the master says leave: %s", order.reason)
         self.parts.commands.when_dead(order.command_id, order.reason)
         self.parts.shutdown.leave(order)
 
-    def _on_digest(self, digest: StateDigest) -> None:
+    def _on_digest(self, digest: wire.StateDigest) -> None:
         if master_messages.newer_digest(self._digest, digest):
             self._digest = digest
 
@@ -338,15 +308,12 @@ class Agent:
             if not parts.shutdown.started:
                 parts.zygote.look(time.monotonic())
             if not parts.session.connected and parts.runner.alive:
-                limit = self.welcome.masterless_limit_seconds
-                barrier = await parts.masterless.look(limit)
-                if barrier is not None:
-                    self._on_barrier(barrier, parts.session.accepted.round)
+                await parts.masterless.look(self.welcome.masterless_limit_seconds)
 
     def _account(self) -> None:
         now = time.monotonic()
         name = class_of(self.parts.runner.phase, saving=self.parts.watch.saving)
-        self._ledger = self._ledger.add(name, now - self._accounted_at)
+        self._seconds[name] += now - self._accounted_at
         self._accounted_at = now
 
     def _supervised(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -29,7 +29,7 @@ from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import StandaloneError
 from holdfast_agent.health.node_check.process import Interrupt
 from holdfast_agent.master_link.peers import PeerServer
-from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
+from holdfast_agent.master_link.session import MasterSession, identity
 from holdfast_agent.policies.exit_codes import ExitCode, heeded, is_job_over
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.log_files import LogKeeper
@@ -38,7 +38,7 @@ from holdfast_agent.workers.shutdown import End, Shutdown
 from holdfast_agent.zygote.handle import Zygote
 from holdfast_agent.zygote.process_tree import reap_adopted
 from holdfast_wire import loopback
-from holdfast_wire.messages import Fence, GetRoundResponse, WorkerExited
+from holdfast_wire.messages import Fence, WorkerExited
 
 if TYPE_CHECKING:
     from holdfast_agent.checkpoint.parts import PartReader
@@ -74,14 +74,11 @@ async def work(
         inherited=inherited,
         spared=lambda: (*(own_master.pids if own_master else ()), *measuring.pids),
     )
-    dial = MasterDial(
-        endpoint=own_master.endpoint if own_master else lambda: settings.master,
-        job_uid=settings.job_uid,
-        tls_dir=settings.tls_dir,
-    )
-    session = MasterSession(dial, random.Random(os.urandom(8)))  # noqa: S311 - only jitter
+    endpoint = own_master.endpoint if own_master else lambda: settings.master
+    jitter = random.Random(os.urandom(8))  # noqa: S311 - nothing secret
+    session = MasterSession(settings, endpoint, jitter)
     parts = AgentParts(tools, session, address, measuring)
-    peers = PeerServer(partial(_known, session, parts.runner), arenas)
+    peers = PeerServer(parts.masterless.known, arenas)
     own = dataclasses.replace(
         identity(settings, secrets.token_hex(8), address),
         topology=settings.topology,
@@ -94,7 +91,7 @@ async def work(
     )
     agent = Agent(tools, own, parts)
     guard = asyncio.create_task(_keep_master(own_master, parts.shutdown)) if own_master else None
-    arenas.open(session.report, partial(_reader, session))
+    arenas.open(session.report, partial(_reader, session, settings))
     over = False
     try:
         end = await _until_end(agent, tools, peers)
@@ -118,21 +115,14 @@ def _devices(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"cuda:{name}" for name in names)
 
 
-def _reader(session: MasterSession) -> PartReader:
+def _reader(session: MasterSession, settings: Settings) -> PartReader:
     """Return the reader of other agents' memory; most agents never need it."""
     from holdfast_agent.checkpoint.parts import PartReader
 
     def fence(number: int) -> Fence:
-        return session.accepted.fence(number)
+        return dataclasses.replace(session.accepted, round=number)
 
-    return PartReader(fence, session.dial.job_uid, session.dial.tls_dir)
-
-
-def _known(session: MasterSession, runner: RoundRunner) -> GetRoundResponse:
-    """Return the answer for a peer that has no master."""
-    accepted, current = session.accepted, runner.current
-    barrier = current.stop_barrier if current and current.number == accepted.round else None
-    return GetRoundResponse(fence=accepted.fence(), has_master=session.connected, barrier=barrier)
+    return PartReader(fence, settings.job_uid, settings.tls_dir)
 
 
 async def _keep_master(own_master: Standalone, shutdown: Shutdown) -> None:

@@ -107,10 +107,6 @@ class Census:
         parents = {int(fields[1]) for fields in stats if fields}
         return sorted(parents - {1, node.agent_pid})
 
-    def tree(self, node: NodeInfo) -> list[int]:
-        """Return the agent and all processes below it."""
-        return [node.agent_pid, *descendants(node.agent_pid)]
-
     def master(self) -> list[int]:
         """Return the master's process."""
         endpoint = self._home.endpoint()
@@ -254,7 +250,7 @@ def _of_node(kind: FaultKind, node: NodeInfo, census: Census) -> list[int]:
     if kind is FaultKind.KILL_ZYGOTE:
         return census.zygote(node)
     if kind in {FaultKind.KILL_NODE, FaultKind.FREEZE_NODE}:
-        return census.tree(node)
+        return [node.agent_pid, *descendants(node.agent_pid)]
     return [node.agent_pid]
 
 

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,10 +22,6 @@ from holdfast_cli.errors import JobNotFoundError, MasterUnreachableError
 
 _Answer = TypeVar("_Answer")
 _TIMEOUT_SECONDS: Final = 10.0
-_UNAUTHORIZED: Final = 401
-_FORBIDDEN: Final = 403
-_NOT_FOUND: Final = 404
-_ERROR: Final = 400
 _PROTOCOL: Final = "v4.channel.k8s.io"
 _DATA, _TROUBLE = b"\0", b"\1"
 _PORT_BYTES: Final = 2
@@ -118,20 +115,20 @@ class Connection:
         headers = {"Accept": "application/json"}
         url = self.access.server + path
         async with session.get(url, headers=headers, server_hostname=name) as response:
-            if response.status == _UNAUTHORIZED and again:
+            if response.status == HTTPStatus.UNAUTHORIZED and again:
                 await self._reload()
                 return await self._get(path, again=False)
             answer = await response.json(content_type=None)
-            if response.status >= _ERROR:
+            if response.status >= HTTPStatus.BAD_REQUEST:
                 raise self._refused(response.status, answer.get("message", ""))
             return answer
 
     def _refused(self, code: int, message: str) -> JobNotFoundError | MasterUnreachableError:
-        if code == _NOT_FOUND:
+        if code == HTTPStatus.NOT_FOUND:
             return JobNotFoundError(f"cluster {self._where}: {message}")
-        if code == _UNAUTHORIZED:
+        if code == HTTPStatus.UNAUTHORIZED:
             message = f"it does not know you ({message}); log in to it again"
-        elif code == _FORBIDDEN:
+        elif code == HTTPStatus.FORBIDDEN:
             message += "; the namespace's role `edit` has every right that is needed"
         return MasterUnreachableError(f"cluster {self._where}: {message}")
 

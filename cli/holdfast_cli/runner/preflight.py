@@ -17,7 +17,7 @@ from holdfast_operator.plan.pods import PodSlot
 from holdfast_operator.pods.command import is_agent, is_open, read_command
 from holdfast_operator.pods.environment import PodIdentity
 from holdfast_operator.pods.process import PodProcess, build_process, templates
-from holdfast_operator.pods.template import main_container
+from holdfast_operator.pods.template import main_container, words_of
 from holdfast_operator.spec import ElasticJob, Problem
 from holdfast_operator.spec.problems import Path, ProblemKind, show_value
 
@@ -63,8 +63,7 @@ def _check_container(
         return
     env = environment(process.env)
     yield from _check_sizes(process, env, path)
-    raw = [*(container.get("command") or ()), *(container.get("args") or ())]
-    yield from _check_program(raw, process, env, directory, path)
+    yield from _check_program(words_of(container), process, env, directory, path)
 
 
 def _check_program(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from holdfast_master.job.state import snapshot
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal.compaction import CompactionResult, Retention, compact
 from holdfast_master.journal.segments import JournalError
@@ -26,16 +26,6 @@ _KEPT_MASTERS = 100
 """Earlier masters that a base names, so that their watch tokens stay good."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CompactionPolicy:
-    """The settings by which the journal is compacted."""
-
-    directory: Path
-    segment_bytes: int
-    """A base is written after this many bytes of facts."""
-    retention: Retention
-
-
 Note = Callable[[str, str], None]
 """Takes the reason and the text of an event."""
 
@@ -45,14 +35,19 @@ class Housekeeper:
 
     def __init__(
         self,
-        habits: CompactionPolicy,
+        directory: Path,
+        segment_bytes: int,
+        retention: Retention,
         head: SegmentOpened,
         masters: Sequence[PastMaster],
         tail_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; tail_bytes: written after the newest base when this master began."""
-        self._habits = habits
+        """Prepare; a base is written after `segment_bytes` of facts.
+
+        tail_bytes: written after the newest base when this master began.
+        """
+        self._directory, self._segment_bytes, self._retention = directory, segment_bytes, retention
         self._head = head
         self._masters = tuple(masters)[-_KEPT_MASTERS:]
         self._covered = -tail_bytes
@@ -65,7 +60,7 @@ class Housekeeper:
         self._troubled = False
         self._slow_noted = False
 
-    def after_batch(self, journal: Journal, state: Callable[[], JobState], note: Note) -> None:
+    def after_batch(self, journal: Journal, state: JobState, note: Note) -> None:
         """Start a compaction where one is due; costs a comparison where none is.
 
         Called when all records of a batch are written and before the next input is taken, so that
@@ -77,13 +72,13 @@ class Housekeeper:
         self._note_trouble(self._failed or journal.rotation_trouble, note)
         written = journal.bytes_written
         # A base that is larger than what it stands for is not worth its writing.
-        if written - self._covered < max(self._habits.segment_bytes, self._base_bytes):
+        if written - self._covered < max(self._segment_bytes, self._base_bytes):
             return
         if self._clock() < self._not_before:
             return
         self._began, self._slow_noted = self._clock(), False
         journal.ask_rotation()
-        copied = state()
+        copied = snapshot.copied(state)
         self._running = threading.Thread(target=self._compact, args=(copied, written), daemon=True)
         self._running.start()
 
@@ -106,9 +101,10 @@ class Housekeeper:
         )
         mine = (own.epoch, own.incarnation)
         masters = [m for m in self._masters if (m.epoch, m.incarnation) != mine] + [own]
-        directory, retention = self._habits.directory, self._habits.retention
         try:
-            done = compact(directory, self._head, state, masters, retention, time.time())
+            done = compact(
+                self._directory, self._head, state, masters, self._retention, time.time()
+            )
         except (JournalError, OSError) as error:
             log.warning("%s", error)
             self._not_before = self._clock() + RETRY_SECONDS

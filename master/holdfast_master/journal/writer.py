@@ -61,33 +61,21 @@ class Journal:
         self._pending = bytearray()
         self._written = 0
         self._retry_at = 0.0
-        self._trouble = ""
+        self.trouble = ""
+        """Why records are not on disk now, for people; empty: the records are on disk."""
         self._abandoned = False
         self._newest_record = b""
         self._rotation_asked = False
-        self._rotation_trouble = ""
-        self._bytes = 0
+        self.rotation_trouble = ""
+        """Why the last new file could not be begun, for people; empty: it was begun."""
+        self.bytes_written = 0
+        """Of all records that this process has handed in so far."""
         self._refuse_newer(epoch)
         if self._path.exists():
             # Also where nothing can be written: a lost race is better found late than never.
             self._check_owner()
         with self._noting_trouble():
             self._take()
-
-    @property
-    def trouble(self) -> str:
-        """Return why records are not on disk now, for people; empty: the records are on disk."""
-        return self._trouble
-
-    @property
-    def bytes_written(self) -> int:
-        """The bytes of all records that this process has handed in so far."""
-        return self._bytes
-
-    @property
-    def rotation_trouble(self) -> str:
-        """Return why the last new file could not be begun, for people; empty: it was begun."""
-        return self._rotation_trouble
 
     def ask_rotation(self) -> None:
         """Begin a new file with the next commit. May be called from another thread."""
@@ -101,38 +89,38 @@ class Journal:
         """
         if self._abandoned:
             return
-        if self._rotation_asked and not self._trouble and self._file is not None:
+        if self._rotation_asked and not self.trouble and self._file is not None:
             self._rotate(self._file)
         framed = b"".join(map(framing.frame, records))
-        self._bytes += len(framed)
+        self.bytes_written += len(framed)
         self._pending += framed
         self._newest_record = records[-1] if records else self._newest_record
-        if self._trouble and self._clock() < self._retry_at:
+        if self.trouble and self._clock() < self._retry_at:
             self._give_up_beyond_bound()
             return
         with self._noting_trouble():
             file = self._take() if self._file is None else self._file
             self._write(file)
-            if durable or self._trouble or self._written >= SYNC_BYTES:
+            if durable or self.trouble or self._written >= SYNC_BYTES:
                 self._sync(file)
-            self._trouble = ""
+            self.trouble = ""
 
     def _rotate(self, file: int) -> None:
         # The old file goes on being written when this fails: nothing depends on the new one.
         self._rotation_asked = False
         with self._noting_trouble():
             self._sync(file)
-        if self._trouble or not self._newest_record:
+        if self.trouble or not self._newest_record:
             return
         try:
             path, new = self._begin_part()
         except OSError as error:
-            self._rotation_trouble = (
+            self.rotation_trouble = (
                 f"journal {self._path.parent}: {error.strerror}: no new file can be begun, "
                 f"{self._path.name} goes on: make room"
             )
             return
-        self._rotation_trouble = ""
+        self.rotation_trouble = ""
         os.close(file)
         self._path, self._file = path, new
         self._durable_bytes = os.fstat(new).st_size
@@ -173,7 +161,7 @@ class Journal:
         try:
             yield
         except OSError as error:
-            self._trouble = f"journal {self._path}: {error.strerror} ({type(error).__name__})"
+            self.trouble = f"journal {self._path}: {error.strerror} ({type(error).__name__})"
             self._retry_at = self._clock() + RETRY_SECONDS
             self._cut_back()
             self._give_up_beyond_bound()
@@ -247,11 +235,11 @@ class Journal:
                 os.ftruncate(self._file, self._durable_bytes + self._written)
 
     def _give_up_beyond_bound(self) -> None:
-        if self._trouble and len(self._pending) > MAX_PENDING_BYTES:
+        if self.trouble and len(self._pending) > MAX_PENDING_BYTES:
             self._abandoned = True
             self._pending.clear()
             self._written = 0
-            self._trouble += f"; more than {MAX_PENDING_BYTES} bytes are waiting: given up"
+            self.trouble += f"; more than {MAX_PENDING_BYTES} bytes are waiting: given up"
 
 
 def _newest_part(directory: Path, epoch: int) -> Path:

@@ -7,6 +7,7 @@ import enum
 from collections.abc import Iterable, Sequence
 
 from holdfast_master.policies.quantities import period
+from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import Budget, BudgetCharge, BudgetKind, FailureAction, FailureRule
 from holdfast_wire.reasons import Cause, EndReason
 
@@ -320,15 +321,6 @@ _RESTARTS_AT_ONCE = 1
 """Restarts without progress that do not wait."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BackoffSchedule:
-    """The growth of the pause, s."""
-
-    first: float
-    """The first pause; each further one is twice as long."""
-    longest: float
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Pause:
     """The pause before one restart, with its reason."""
@@ -337,7 +329,7 @@ class Pause:
     reason: str
 
 
-def pause(in_a_row: int, schedule: BackoffSchedule) -> Pause:
+def pause(in_a_row: int, settings: CoreSettings) -> Pause:
     """The pause before the restart with this number in a row without a new step; 0: it made one.
 
     It counts from the end of the failed round. The first restart without progress is at once, as
@@ -349,6 +341,7 @@ def pause(in_a_row: int, schedule: BackoffSchedule) -> Pause:
     if doublings < 0:
         return Pause(0.0, "the first restart is at once")
     # The exponent is bounded: a budget may allow thousands of restarts.
-    seconds = min(schedule.longest, schedule.first * 2.0 ** min(doublings, 32))
+    seconds = settings.backoff_seconds * 2.0 ** min(doublings, 32)
+    seconds = min(settings.longest_backoff_seconds, seconds)
     text = f"restart {in_a_row} in a row without a new step begins after {seconds:g} s"
     return Pause(seconds, text)

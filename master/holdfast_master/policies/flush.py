@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Collection
 
+from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import CheckpointVersion as Version
 
 Holder = tuple[int, str]
@@ -133,22 +134,19 @@ def goes_apart(
     return any(holder not in candidates for holder in memory.holders)
 
 
-def patience(
-    stock: Stock, step_seconds: float, *, least: float, unknown: float, most: float
-) -> float:
+def patience(stock: Stock, step_seconds: float, settings: CoreSettings) -> float:
     """Return how long a world may be held up for the sake of memory, s; 0: it is not worth it.
 
     The wait is as long as the steps take that the world would redo without memory. However the wait
     ends, the job loses at most twice the time that the better choice would have cost.
 
-    step_seconds: a usual step; 0: not known. least: less work than this is simply redone. unknown:
-    the wait where the time of a step is not known. most: the longest wait.
+    step_seconds: a usual step; 0: not known, and the wait is that of a barrier.
     """
-    memory, floor = stock.memory, stock.committed
+    memory, floor, most = stock.memory, stock.committed, settings.rescue_seconds
     if memory is None:
         return most
     if step_seconds <= 0:
-        return min(unknown, most)
+        return min(settings.barrier_seconds, most)
     steps = memory.version.step - (floor.step if floor is not None else 0)
     redo = max(0, steps) * step_seconds
-    return 0.0 if redo < least else min(redo, most)
+    return 0.0 if redo < settings.rescue_least_seconds else min(redo, most)

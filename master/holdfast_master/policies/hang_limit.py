@@ -115,15 +115,6 @@ class Limit:
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HangJudgement:
-    """Whether a world hangs, with the reason."""
-
-    hangs: bool
-    limit: Limit
-    reason: str
-
-
 def learn_pause(
     past: LearnedTimes,
     seconds: float,
@@ -165,8 +156,8 @@ def phases(sections: Iterable[RankSection], *, paused: bool) -> frozenset[Phase]
 
 def judge(
     found: Iterable[Phase], since_seconds: float, learned: LearnedTimes, policy: HangPolicy
-) -> HangJudgement:
-    """Judge a world that makes no progress.
+) -> str:
+    """Return why a world that makes no progress hangs; empty: it does not yet.
 
     Args:
         found: The phases of its ranks. The most patient one counts: while one rank saves, the
@@ -180,9 +171,9 @@ def judge(
         [limit(phase, learned, policy) for phase in sorted(found, key=lambda phase: phase.name)],
         key=lambda one: one.seconds,
     )
-    hangs = since_seconds > longest.seconds
-    text = f"no progress for {in_words(max(0.0, since_seconds))}; {longest.reason}"
-    return HangJudgement(hangs=hangs, limit=longest, reason=text)
+    if since_seconds <= longest.seconds:
+        return ""
+    return f"no progress for {in_words(since_seconds)}; {longest.reason}"
 
 
 def limit(phase: Phase, learned: LearnedTimes, policy: HangPolicy) -> Limit:

@@ -194,17 +194,29 @@ _LEAVE = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PastResponse:
-    """A hang that was answered before, in whatever world of the job."""
+class AnsweredHang:
+    """A hang that ended its world, in whatever world of the job."""
 
     kind: HangKind
     ranks: tuple[int, ...]
     """The odd ones."""
     hosts: tuple[str, ...]
     """Of their nodes; a node's successor has its number, and perhaps another host."""
-    cost_seconds: float
-    """From the last progress before it to the first one that was new after it, s; where none was,
-    to the last progress before the hang that is to be answered."""
+    began: float
+    """Patient clock at the last progress before it, s."""
+    round: int
+    reached: int
+    """Newest step of that world; 0: steps are not known."""
+    cost_seconds: float = 0.0
+    """From the last progress before it to the first one that was new after it, s; 0: none was."""
+
+    def until(self, next_began: float) -> AnsweredHang:
+        """With its cost, where none is known: up to the last progress before the next hang.
+
+        To count until now would have the wait grow as fast as it is waited.
+        """
+        cost = self.cost_seconds or max(0.0, next_began - self.began)
+        return dataclasses.replace(self, cost_seconds=cost)
 
 
 def decide(
@@ -213,7 +225,7 @@ def decide(
     *,
     tried: bool,
     hosts: Mapping[int, str] = {},
-    past: Sequence[PastResponse] = (),
+    past: Sequence[AnsweredHang] = (),
     waited_seconds: float = math.inf,
     excused_seconds: float = 0.0,
 ) -> HangResponse:
@@ -259,7 +271,7 @@ def _leave(
     verdict: HangVerdict,
     nodes: Mapping[int, int],
     hosts: Mapping[int, str],
-    same: Sequence[PastResponse],
+    same: Sequence[AnsweredHang],
 ) -> HangResponse:
     """Have the nodes leave, unless all have it, or it has followed the rank from another node."""
     bad = {nodes[one.rank] for one in verdict.ranks if remedy_of(one.kind) is verdict.remedy}

@@ -29,6 +29,13 @@ from holdfast_wire.tiers import by_tier, word
 
 _SHORTEST_STOP = 1e-6
 """s: no save stops training for less; a report that says so would make the interval nothing."""
+_LONGEST_SECONDS = 3600.0
+"""s: between saves of a tier, however rare failures are: an hour is what people will lose."""
+_CHANGE = 1.25
+"""Ratio from which a new interval takes the place of the old one. At 1.25 the cost of saving and of
+failures together is 2.5 % above its least, which is flat."""
+_OVERLAP = 1.25
+"""Times that a write must fit between two saves to its tier: the next would wait for it."""
 
 Every = Mapping[Tier, int]
 """Steps between saves, by tier; 0: none of its own, or nobody's number."""
@@ -56,19 +63,6 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class IntervalLimits:
-    """Bounds of an interval, and when a new one is worth a change."""
-
-    longest_seconds: float = 3600.0
-    """s: between saves of a tier, however rare failures are: an hour is what people will lose."""
-    change: float = 1.25
-    """Ratio from which a new interval takes the place of the old one. At 1.25 the cost of saving
-    and of failures together is 2.5 % above its least, which is flat."""
-    overlap: float = 1.25
-    """Times that a write must fit between two saves to its tier: the next would wait for it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalVerdict:
     """The intervals that are to hold, with the reasons."""
 
@@ -82,21 +76,14 @@ def wished(spec: MasterSpec) -> Every:
     return by_tier(spec.checkpoint.intervals if spec.checkpoint is not None else ())
 
 
-def decide(
-    costs: Costs,
-    rates: Rates,
-    now: Every,
-    *,
-    fixed: Every,
-    limits: IntervalLimits = IntervalLimits(),
-) -> IntervalVerdict:
+def decide(costs: Costs, rates: Rates, now: Every, *, fixed: Every) -> IntervalVerdict:
     """The intervals for these costs and rates, or `now` where the difference is small.
 
     fixed: numbers that somebody wrote; 0: none did.
     """
-    choice = _Choice(costs, rates, limits)
+    choice = _Choice(costs, rates)
     best, bound = choice.best(now, fixed), choice.bound(fixed)
-    settled = all(_is_near(best[tier], now[tier], limits) for tier in best)
+    settled = all(_is_near(best[tier], now[tier]) for tier in best)
     forced = any(fixed[tier] not in {0, now[tier]} for tier in best)
     every = now if settled and not forced else best
     numbers = " and ".join(str(best[tier]) for tier in sorted(best))
@@ -105,14 +92,13 @@ def decide(
         every=every,
         changed=every != now,
         reasons={
-            tier: _reason(tier, costs, rates, fixed, limits) + bound.get(tier, "") + kept
-            for tier in best
+            tier: _reason(tier, costs, rates, fixed) + bound.get(tier, "") + kept for tier in best
         },
     )
 
 
-def _is_near(new: int, old: int, limits: IntervalLimits) -> bool:
-    return min(new, old) * limits.change > max(new, old) or new == old
+def _is_near(new: int, old: int) -> bool:
+    return min(new, old) * _CHANGE > max(new, old) or new == old
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,7 +107,6 @@ class _Choice:
 
     costs: Costs
     rates: Rates
-    limits: IntervalLimits
 
     @property
     def tiers(self) -> Sequence[Tier]:
@@ -233,12 +218,12 @@ class _Choice:
         return min(max(1, round(seconds / self.costs.step)), self._most())
 
     def _most(self) -> int:
-        return max(1, int(self.limits.longest_seconds / self.costs.step))
+        return max(1, int(_LONGEST_SECONDS / self.costs.step))
 
     def _least(self, tier: Tier) -> int:
         """The least steps between two saves in which one write to the tier fits."""
         durable = self.costs.tiers[tier].durable
-        return max(1, math.ceil(self.limits.overlap * durable / self.costs.step))
+        return max(1, math.ceil(_OVERLAP * durable / self.costs.step))
 
 
 def daly(cost: float, mean: float) -> float:
@@ -257,7 +242,7 @@ _FORMULA = "sqrt(2 × cost × time between failures), as by Young and Daly"
 rest."""
 
 
-def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every, limits: IntervalLimits) -> str:
+def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every) -> str:
     cost = costs.tiers[tier]
     if fixed[tier]:
         return "the job's spec says so"
@@ -270,4 +255,4 @@ def _reason(tier: Tier, costs: Costs, rates: Rates, fixed: Every, limits: Interv
     text = f"a save {stop}, a step takes {step}, {often}"
     if cost.durable:
         text += f"; a write of {in_words(cost.durable)} has to fit"
-    return f"{_FORMULA}: {text}; {in_words(limits.longest_seconds)} at the most"
+    return f"{_FORMULA}: {text}; {in_words(_LONGEST_SECONDS)} at the most"

@@ -9,14 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LivenessLimits:
-    """Time limits of liveness, s."""
-
-    lease: float
-    reconnect: float
-    """A stream that is back within this was never gone."""
+from holdfast_master.settings import CoreSettings
 
 
 class NodeHealth(enum.Enum):
@@ -55,21 +48,21 @@ class Judgement:
     """Unless it is heard before, the judgement changes then, s."""
 
 
-def silence_limit(heartbeat: float, limits: LivenessLimits) -> float:
+def silence_limit(heartbeat: float, settings: CoreSettings) -> float:
     """Return how long a node may say nothing before the node counts as lost, s."""
-    return limits.lease + 2 * heartbeat
+    return settings.lease_seconds + 2 * heartbeat
 
 
-def judge(pulse: Pulse, limits: LivenessLimits, now: float) -> Judgement:
+def judge(pulse: Pulse, settings: CoreSettings, now: float) -> Judgement:
     """Judge the node's health at `now`."""
-    limit = silence_limit(pulse.heartbeat, limits)
+    limit = silence_limit(pulse.heartbeat, settings)
     lost_at = pulse.last_heard + limit
     silent = now - pulse.last_heard
     if now >= lost_at:
         text = f"silent for {silent:.1f} s, the limit is {limit:g} s"
         return Judgement(NodeHealth.LOST, text, now)
     if not pulse.connected:
-        away_at = pulse.disconnected_at + limits.reconnect
+        away_at = pulse.disconnected_at + settings.reconnect_seconds
         if now < away_at:
             text, until = "its stream broke a moment ago", min(away_at, lost_at)
             return Judgement(NodeHealth.BLIP, text, until)
@@ -92,14 +85,13 @@ def next_look(until: float, heartbeat: float, now: float) -> float:
     return early if early > now else until
 
 
-def heartbeat_interval(
-    nodes: int, *, usual: float, longest: float, crowd: int, messages_per_second: float
-) -> float:
+def heartbeat_interval(nodes: int, settings: CoreSettings) -> float:
     """The seconds between heartbeats with which `nodes` agents do not flood the master.
 
-    Up to `crowd` nodes the interval is `usual`; above, it grows in half seconds up to `longest`.
+    Up to `crowd_nodes` the interval is the usual one; above, it grows in half seconds.
     """
-    if nodes <= crowd:
+    usual = settings.heartbeat_seconds
+    if nodes <= settings.crowd_nodes:
         return usual
-    halves = -(-2 * nodes // max(1, int(messages_per_second)))
-    return min(longest, max(usual, halves / 2))
+    halves = -(-2 * nodes // max(1, int(settings.crowd_messages_per_second)))
+    return min(settings.longest_heartbeat_seconds, max(usual, halves / 2))

@@ -8,6 +8,7 @@ import math
 
 from holdfast_master.policies.quantities import counted, verb
 from holdfast_master.policies.rendezvous import Bounds
+from holdfast_master.settings import CoreSettings
 
 
 class Purpose(enum.Enum):
@@ -32,21 +33,11 @@ class Fleet:
     spare_since: float | None
     """Since when there has been a spare that the world could use, s."""
     bounds: Bounds
+    cost: float
+    """Measured pause of the whole world for one rescale, s."""
     starts_until: float | None = None
     """Until when the world may still be starting, s: nobody has seen a step of it, and to grow it
     would throw its start away; infinite: until its first step is seen; None: it trains."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Economy:
-    """The terms on which growing pays."""
-
-    window: float
-    """How long a spare waits for others that are expected, s."""
-    horizon: float
-    """Over this long the gain counts, s."""
-    cost: float
-    """Measured pause of the whole world for one rescale, s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +57,7 @@ class Rescale:
     reason: str
 
 
-def decide(fleet: Fleet, economy: Economy, now: float) -> Keep | Rescale:
+def decide(fleet: Fleet, settings: CoreSettings, now: float) -> Keep | Rescale:
     """Decide whether the running world is to change."""
     bounds = fleet.bounds
     staying = fleet.members - fleet.leaving
@@ -81,17 +72,19 @@ def decide(fleet: Fleet, economy: Economy, now: float) -> Keep | Rescale:
         return Rescale(Purpose.SHRINK, size, text)
     if size <= fleet.members:
         return Keep()
-    return _grow(fleet, economy, size, now)
+    return _grow(fleet, settings, size, now)
 
 
-def _grow(fleet: Fleet, economy: Economy, size: int, now: float) -> Keep | Rescale:
-    if economy.horizon * (size - fleet.members) / size <= economy.cost:
+def _grow(fleet: Fleet, settings: CoreSettings, size: int, now: float) -> Keep | Rescale:
+    if settings.grow_horizon_seconds * (size - fleet.members) / size <= fleet.cost:
         return Keep()  # the change costs more than it would gain
     starts = fleet.starts_until
     if starts is not None and now < starts:
         return Keep(None if math.isinf(starts) else starts)
     if size < fleet.bounds.largest and fleet.expected:
-        until = (now if fleet.spare_since is None else fleet.spare_since) + economy.window
+        until = (
+            now if fleet.spare_since is None else fleet.spare_since
+        ) + settings.grow_window_seconds
         if now < until:
             return Keep(until)
     return Rescale(Purpose.GROW, size, f"grows from {fleet.members} to {size} nodes")

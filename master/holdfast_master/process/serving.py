@@ -46,8 +46,7 @@ from holdfast_master.server.pending_requests import Questions
 from holdfast_master.server.rpc import CallCounters
 from holdfast_master.server.sessions import SessionTable
 from holdfast_master.server.watch_service import Views, WatchService
-from holdfast_master.settings import CoreIdentity
-from holdfast_wire import __version__, channel
+from holdfast_wire import channel
 from holdfast_wire.messages import Fence, SpecAccepted
 from holdfast_wire.reasons import EventReason
 
@@ -358,17 +357,10 @@ async def serve(config: MasterConfig, storage: Storage) -> ProcessEnd:
         ServeError: the port cannot be had.
         CredentialsError: the certificate files cannot be read.
     """
-    identity = CoreIdentity(
-        job_name=config.job_name,
-        job_uid=config.job_uid,
-        epoch=config.epoch,
-        incarnation=config.incarnation,
-        version=__version__,
-    )
-    core = Core(identity, config.core, storage.history.records)
+    core = Core(config.identity, config.core, storage.history.records)
     journal, history, decider = storage.journal, storage.history, storage.decider(core)
     master = Master(config, core, journal, history, decider, storage.evidence)
-    master.after_records = lambda: storage.after_batch(core.durable_state, master.note_journal)
+    master.after_records = lambda: storage.after_batch(core.job.state, master.note_journal)
     try:
         ending = await master.run()
         log.info("exiting: %s", ending.value, extra=master.summary())

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from holdfast_master.replay.typed_json import TypedJsonError, read_dataclass
 from holdfast_master.server.spec_check import spec_problem
-from holdfast_master.settings import CoreSettings
-from holdfast_wire import keys
+from holdfast_master.settings import CoreIdentity, CoreSettings
+from holdfast_wire import __version__, keys
 from holdfast_wire.messages import MasterSpec
 
 
@@ -96,6 +96,17 @@ class MasterConfig:
     """File that the log is appended to, made 0600. Default: standard error."""
     core: CoreSettings = dataclasses.field(default_factory=CoreSettings)
     """Time limits of the core; each field's default stands there."""
+
+    @property
+    def identity(self) -> CoreIdentity:
+        """The core's part of it; the heads of the journal and the recording have the same names."""
+        return CoreIdentity(
+            job_name=self.job_name,
+            job_uid=self.job_uid,
+            epoch=self.epoch,
+            incarnation=self.incarnation,
+            version=__version__,
+        )
 
 
 def load(path: Path) -> MasterConfig:

@@ -6,14 +6,13 @@ import asyncio
 import dataclasses
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 from holdfast_master.core import Core
 from holdfast_master.instructions import JOURNAL_FORMAT
 from holdfast_master.job.state.job_state import JobState
 from holdfast_master.journal.compaction import Retention
-from holdfast_master.journal.compaction_policy import CompactionPolicy, Housekeeper, Note
+from holdfast_master.journal.compaction_policy import Housekeeper, Note
 from holdfast_master.journal.reader import History, read_history
 from holdfast_master.journal.segments import JournalError, epochs
 from holdfast_master.journal.writer import Journal
@@ -22,7 +21,7 @@ from holdfast_master.process.evidence_store import EvidenceStore
 from holdfast_master.process.settings import MasterConfig
 from holdfast_master.replay.files import FORMAT as RECORDING_FORMAT
 from holdfast_master.replay.recorder import InputRecorder, RecordedCore
-from holdfast_wire import __version__, evidence_file
+from holdfast_wire import evidence_file
 from holdfast_wire.messages import RecordingOpened, SegmentOpened
 
 
@@ -40,7 +39,7 @@ class Storage:
         """The core as the loop is to use it: recorded, where that is wanted."""
         return core if self.recorder is None else RecordedCore(core, self.recorder)
 
-    def after_batch(self, state: Callable[[], JobState], note: Note) -> None:
+    def after_batch(self, state: JobState, note: Note) -> None:
         """Compact where it is time; called between batches, on the loop's thread."""
         if self.housekeeper is not None and self.journal is not None:
             self.housekeeper.after_batch(self.journal, state, note)
@@ -68,41 +67,27 @@ def open_storage(config: MasterConfig) -> Storage:
     # The lock first: nobody else writes the segment that is read.
     journal = Journal(directory, config.epoch, config.incarnation)
     history = read_history(directory, config.job_uid, own_epoch=config.epoch)
-    habits = CompactionPolicy(
-        directory=directory,
-        segment_bytes=config.journal_segment_bytes,
-        retention=Retention(
-            seconds=config.journal_keep_hours * 3600.0, limit_bytes=config.journal_keep_bytes
-        ),
+    retention = Retention(
+        seconds=config.journal_keep_hours * 3600.0, limit_bytes=config.journal_keep_bytes
     )
-    housekeeper = Housekeeper(habits, _head(config), history.masters, history.tail_bytes)
+    housekeeper = Housekeeper(
+        directory,
+        config.journal_segment_bytes,
+        retention,
+        SegmentOpened(format=JOURNAL_FORMAT, **dataclasses.asdict(config.identity)),
+        history.masters,
+        history.tail_bytes,
+    )
     evidence = EvidenceStore(directory / evidence_file.DIRECTORY, config.incarnation)
     return Storage(history, journal, housekeeper, _recorder(config), evidence)
-
-
-def _head(config: MasterConfig) -> SegmentOpened:
-    return SegmentOpened(
-        format=JOURNAL_FORMAT,
-        epoch=config.epoch,
-        incarnation=config.incarnation,
-        job_name=config.job_name,
-        job_uid=config.job_uid,
-        version=__version__,
-    )
 
 
 def _recorder(config: MasterConfig) -> InputRecorder | None:
     if config.journal_dir is None or not config.recording_bytes:
         return None
-    head = RecordingOpened(
-        format=RECORDING_FORMAT,
-        epoch=config.epoch,
-        incarnation=config.incarnation,
-        job_name=config.job_name,
-        job_uid=config.job_uid,
-        version=__version__,
-        settings=json.dumps(dataclasses.asdict(config.core)),
-    )
+    settings = json.dumps(dataclasses.asdict(config.core))
+    identity = dataclasses.asdict(config.identity)
+    head = RecordingOpened(format=RECORDING_FORMAT, settings=settings, **identity)
     return InputRecorder(config.journal_dir, head, config.recording_bytes)
 
 

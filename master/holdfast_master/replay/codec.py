@@ -5,21 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from holdfast_master.inputs import (
-    Connected,
-    DisconnectCause,
-    Disconnected,
-    Input,
-    JournalNoted,
-    OperatorConnected,
-    OperatorDisconnected,
-    OperatorMessage,
-    PeerRefused,
-    Received,
-    Stalled,
-    Ticked,
-    UserCall,
-)
+from holdfast_master import inputs
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
@@ -29,12 +15,12 @@ class RecordedInputError(ValueError):
     """A recorded input that is none."""
 
 
-def to_message(event: Input) -> Any:
+def to_message(event: inputs.Input) -> Any:
     """Return the content of `InputRecorded.input` for this input."""
     return _TO[type(event)](event)
 
 
-def from_message(recorded: wire.InputRecorded) -> Input:
+def from_message(recorded: wire.InputRecorded) -> inputs.Input:
     """The input that was recorded.
 
     Raises:
@@ -47,64 +33,70 @@ def from_message(recorded: wire.InputRecorded) -> Input:
     return made
 
 
-def _said(event: Connected | Received) -> wire.AgentSaid:
-    message = event.hello if isinstance(event, Connected) else event.message
+def _said(event: inputs.Connected | inputs.Received) -> wire.AgentSaid:
+    message = event.hello if isinstance(event, inputs.Connected) else event.message
     raw = event.raw or codec.encode(wire.SessionRequest(fence=event.fence, message=message))
     return wire.AgentSaid(session=event.session, request=raw)
 
 
 _TO: dict[type, Callable[[Any], Any]] = {
-    Connected: _said,
-    Received: _said,
-    Disconnected: lambda event: wire.AgentDisconnected(
+    inputs.Connected: _said,
+    inputs.Received: _said,
+    inputs.Disconnected: lambda event: wire.AgentDisconnected(
         session=event.session, cause=event.cause.value
     ),
-    OperatorConnected: lambda _: wire.OperatorStream(connected=True),
-    OperatorDisconnected: lambda _: wire.OperatorStream(connected=False),
-    OperatorMessage: lambda event: wire.SyncRequest(message=event.message),
-    UserCall: lambda event: wire.UserAsked(
+    inputs.OperatorConnected: lambda _: wire.OperatorStream(connected=True),
+    inputs.OperatorDisconnected: lambda _: wire.OperatorStream(connected=False),
+    inputs.OperatorMessage: lambda event: wire.SyncRequest(message=event.message),
+    inputs.UserCall: lambda event: wire.UserAsked(
         request_id=event.request_id,
         who=event.who,
         method=type(event.request).__name__.removesuffix("Request"),
         request=codec.encode(event.request),
     ),
-    JournalNoted: lambda event: wire.ShellNoted(reason=event.reason, text=event.text),
-    PeerRefused: lambda event: wire.ShellNoted(reason=EventReason.PEER_REFUSED, text=event.text),
-    Ticked: lambda _: wire.DeadlineCame(),
-    Stalled: lambda event: wire.MasterStalled(seconds=event.seconds),
+    inputs.JournalNoted: lambda event: wire.ShellNoted(reason=event.reason, text=event.text),
+    inputs.PeerRefused: lambda event: wire.ShellNoted(
+        reason=EventReason.PEER_REFUSED, text=event.text
+    ),
+    inputs.Ticked: lambda _: wire.DeadlineCame(),
+    inputs.Stalled: lambda event: wire.MasterStalled(seconds=event.seconds),
 }
 
 
-def _agent(said: wire.AgentSaid) -> Input | None:
+def _agent(said: wire.AgentSaid) -> inputs.Input | None:
     request = codec.decode(wire.SessionRequest, said.request)
     if isinstance(request.message, wire.Hello):
-        return Connected(said.session, request.message, request.fence, said.request)
+        return inputs.Connected(said.session, request.message, request.fence, said.request)
     if request.message is None:
         return None
-    return Received(said.session, request.fence, request.message, said.request)
+    return inputs.Received(said.session, request.fence, request.message, said.request)
 
 
-def _asked(asked: wire.UserAsked) -> Input | None:
+def _asked(asked: wire.UserAsked) -> inputs.Input | None:
     known = wire.METHODS.get(f"/holdfast.v1.JobService/{asked.method}")
     if known is None:
         return None
     request = codec.decode(getattr(wire, known[0]), asked.request)
-    return UserCall(asked.request_id, request, asked.who)
+    return inputs.UserCall(asked.request_id, request, asked.who)
 
 
-def _noted(note: wire.ShellNoted) -> Input:
+def _noted(note: wire.ShellNoted) -> inputs.Input:
     if note.reason == EventReason.PEER_REFUSED:
-        return PeerRefused(note.text)
-    return JournalNoted(note.reason, note.text)
+        return inputs.PeerRefused(note.text)
+    return inputs.JournalNoted(note.reason, note.text)
 
 
-_FROM: dict[type, Callable[[Any], Input | None]] = {
+_FROM: dict[type, Callable[[Any], inputs.Input | None]] = {
     wire.AgentSaid: _agent,
-    wire.AgentDisconnected: lambda gone: Disconnected(gone.session, DisconnectCause(gone.cause)),
-    wire.OperatorStream: lambda it: OperatorConnected() if it.connected else OperatorDisconnected(),
-    wire.SyncRequest: lambda it: None if it.message is None else OperatorMessage(it.message),
+    wire.AgentDisconnected: lambda gone: inputs.Disconnected(
+        gone.session, inputs.DisconnectCause(gone.cause)
+    ),
+    wire.OperatorStream: lambda it: (
+        inputs.OperatorConnected() if it.connected else inputs.OperatorDisconnected()
+    ),
+    wire.SyncRequest: lambda it: None if it.message is None else inputs.OperatorMessage(it.message),
     wire.UserAsked: _asked,
     wire.ShellNoted: _noted,
-    wire.DeadlineCame: lambda _: Ticked(),
-    wire.MasterStalled: lambda stalled: Stalled(stalled.seconds),
+    wire.DeadlineCame: lambda _: inputs.Ticked(),
+    wire.MasterStalled: lambda stalled: inputs.Stalled(stalled.seconds),
 }

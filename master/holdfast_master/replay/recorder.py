@@ -43,7 +43,7 @@ class RecordedCore:
 
     def open(self, now: Moment) -> list[Instruction]:
         """The first batch; the recording begins with it."""
-        self._recorder.begin(now, self._core.newest_record())
+        self._recorder.begin(now, self._core.job.state.sequence)
         return self._core.open(now)
 
     def handle(self, event: Input, now: Moment) -> list[Instruction]:
@@ -52,10 +52,10 @@ class RecordedCore:
         try:
             batch = core.handle(event, now)
         except Exception:
-            recorder.note((event, now, core.newest_record(), 0, True))
+            recorder.note((event, now, core.job.state.sequence, 0, True))
             raise
         others = sum(not isinstance(item, Record) for item in batch)
-        recorder.note((event, now, core.newest_record(), others, False))
+        recorder.note((event, now, core.job.state.sequence, others, False))
         return batch
 
     def next_deadline(self) -> float | None:

@@ -65,11 +65,11 @@ def redecide(
     yield step
     if step.difference:
         return
-    newest = core.newest_record()
+    newest = core.job.state.sequence
     for number, recorded in enumerate(inputs, start=1):
         moment = Moment(recorded.mono, recorded.unix_time)
         step = _again(core, number, moment, recorded, facts, newest)
-        newest = core.newest_record()
+        newest = core.job.state.sequence
         yield step
         if step.difference:
             return
@@ -121,7 +121,7 @@ def _again(
     records = _facts_of(batch)
     others = len(batch) - len(records)
     text = compare(records, then)
-    if not text and core.newest_record() != recorded.sequence:
+    if not text and core.job.state.sequence != recorded.sequence:
         count = max(0, recorded.sequence - newest)
         text = f"{count} facts followed then, {len(records)} follow today"
     if not text and others != recorded.instructions:

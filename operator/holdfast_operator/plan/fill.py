@@ -52,7 +52,8 @@ def fill(look: Look, slot: PodSlot) -> Steps:
     reason = _why_create(look, slot, entry)
     if reason is None or look.job.stopping:
         return
-    not_before = max(entry.not_before, _refused_until(look, slot))
+    refusal = look.job.refused.get(slot)
+    not_before = max(entry.not_before, refusal.not_before if refusal else 0.0)
     # A later end comes from a node's wrong clock, or this clock was set back.
     if look.now < not_before <= look.now + LONGEST_WAIT_SECONDS:
         yield Wake(not_before)
@@ -72,11 +73,6 @@ def _shun(look: Look, pods: tuple[ObservedPod, ...]) -> tuple[str, ...]:
     """Return the nodes whose pod of this place does not end, though the cluster finds them well."""
     lost = (pod.node for pod in pods if pod.lost and pod.node not in {"", *look.gone})
     return tuple(dict.fromkeys(lost))
-
-
-def _refused_until(look: Look, slot: PodSlot) -> float:
-    refusal = look.job.refused.get(slot)
-    return 0.0 if refusal is None else refusal.not_before
 
 
 def _tidy(pods: tuple[ObservedPod, ...], grace_s: int) -> Steps:

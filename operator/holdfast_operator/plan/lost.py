@@ -98,10 +98,6 @@ def cut_off(reached: Iterable[bool], nodes: Iterable[str]) -> bool:
     """
     if any(reached):
         return False
-    first: str | None = None
-    for node in nodes:
-        if first is None:
-            first = node
-        elif node != first:
-            return True
-    return False
+    others = iter(nodes)
+    first = next(others, None)
+    return any(node != first for node in others)

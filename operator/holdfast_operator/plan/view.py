@@ -70,7 +70,7 @@ class MasterView:
         view = dataclasses.replace(self, connected=True)
         match said:
             case JobStatus():
-                excluded = self.excluded + _new(said.excluded_nodes, self.excluded)
+                excluded = tuple(dict.fromkeys((*self.excluded, *said.excluded_nodes)))
                 return dataclasses.replace(view, status=said, excluded=excluded)
             case ReplaceDecision():
                 decisions = {**self.replace, said.node_rank: said}
@@ -101,10 +101,6 @@ class MasterView:
     def disconnected(self, now: float | None = None) -> MasterView:
         """Return the view after the stream ended: its messages still hold."""
         return dataclasses.replace(self, connected=False, silent_since=now)
-
-
-def _new(nodes: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(node for node in dict.fromkeys(nodes) if node not in known)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ def keep_arenas(pod: dict[str, Any], container: dict[str, Any]) -> None:
     container["restartPolicyRules"] = [rule]
     if named:
         return
-    container["env"] = [*(container.get("env") or ()), _variable()]
+    variable = {"name": keys.ENV_ARENA_DIR, "value": ARENA_DIR}
+    container["env"] = [*(container.get("env") or ()), variable]
     mounts = container.get("volumeMounts") or ()
     if any(str(one.get("mountPath", "")).rstrip("/") == ARENA_DIR for one in mounts):
         return
@@ -42,10 +43,6 @@ def keep_arenas(pod: dict[str, Any], container: dict[str, Any]) -> None:
     volumes = pod.get("volumes") or ()
     if all(one.get("name") != VOLUME for one in volumes):
         pod["volumes"] = [*volumes, {"name": VOLUME, "emptyDir": _memory(container)}]
-
-
-def _variable() -> dict[str, str]:
-    return {"name": keys.ENV_ARENA_DIR, "value": ARENA_DIR}
 
 
 def _memory(container: Mapping[str, Any]) -> dict[str, str]:

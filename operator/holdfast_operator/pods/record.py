@@ -318,14 +318,13 @@ def _unheard(conditions: Any) -> bool:
 
 def not_started(spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     """Return the reason why a pod's main container has not started; empty: it has, or unknown."""
-    stated = {one["name"]: one for one in status.get("containerStatuses") or ()}
-    name = spec["containers"][our_container(spec)]["name"]
-    main = (stated.get(name) or {}).get("state") or {}
+    main = _main_status(spec, status).get("state") or {}
     if "running" in main or "terminated" in main:
         return ""
     if not spec.get("nodeName"):
         return "it has no node yet"
     ahead = next(_ahead(spec, status), None)
+    name = spec["containers"][our_container(spec)]["name"]
     return ahead if ahead is not None else f"container {name} {_state(main)}"
 
 

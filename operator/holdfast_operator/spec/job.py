@@ -12,20 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast_operator.spec.quantities import to_bytes
-from holdfast_wire.messages import (
-    Budget,
-    BudgetKind,
-    CheckpointPolicy,
-    FailureAction,
-    FailureRule,
-    HangPolicy,
-    HealthMode,
-    HealthPolicy,
-    PreflightPolicy,
-    StragglerPolicy,
-    SuccessPolicy,
-    Tier,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.tiers import to_intervals
 
 
@@ -74,7 +61,7 @@ class Size:
 class FailureRuleSpec:
     """One rule of failurePolicy."""
 
-    rule: FailureRule
+    rule: wire.FailureRule
     """The rule in the master's form; exactly one matcher is set."""
     container: str = ""
     """Container whose exit codes count; empty: any."""
@@ -111,11 +98,11 @@ class ExtraRole:
 
 _MOST_STEPS: Final = 2**31 - 1
 """Limit of the wire; no job lives long enough to reach it."""
-BUDGETS: Final[Mapping[BudgetKind, str]] = {
-    BudgetKind.FAILURES: "failures",
-    BudgetKind.PREEMPTIONS: "preemptions",
-    BudgetKind.RESCALES: "rescales",
-    BudgetKind.NO_PROGRESS: "noProgressRestarts",
+BUDGETS: Final[Mapping[wire.BudgetKind, str]] = {
+    wire.BudgetKind.FAILURES: "failures",
+    wire.BudgetKind.PREEMPTIONS: "preemptions",
+    wire.BudgetKind.RESCALES: "rescales",
+    wire.BudgetKind.NO_PROGRESS: "noProgressRestarts",
 }
 """Each budget's name in the spec and in the status."""
 
@@ -135,21 +122,21 @@ class JobSpec:
     standbys: int
     suspend: bool
     active_deadline_s: int | None
-    success_policy: SuccessPolicy
+    success_policy: wire.SuccessPolicy
     join_window_s: int
     scale_down_grace_s: int
     below_min_timeout_s: int
     rules: tuple[FailureRuleSpec, ...]
-    budgets: tuple[Budget, ...]
+    budgets: tuple[wire.Budget, ...]
     memory: MemoryPolicy | None
     """None: each pod has what its template says."""
-    health: HealthPolicy
+    health: wire.HealthPolicy
     exclude_failed_nodes: bool
     max_excluded_nodes: int
     avoid_struck_nodes: bool
     """True: new pods avoid nodes on which several jobs had trouble."""
     cleanup: Cleanup
-    checkpoint: CheckpointPolicy
+    checkpoint: wire.CheckpointPolicy
     """Settings of checkpoints; they go unchanged to the master and to the checkpoint servers."""
     delete_grace_s: int | None
     """Time for which a deletion may wait for a last checkpoint, s; None: it does not wait."""
@@ -208,7 +195,7 @@ class JobSpec:
             standbys=spec["worker"]["standbys"],
             suspend=spec["suspend"],
             active_deadline_s=spec.get("activeDeadlineSeconds"),
-            success_policy=SuccessPolicy[_upper(spec["successPolicy"])],
+            success_policy=wire.SuccessPolicy[_upper(spec["successPolicy"])],
             join_window_s=elastic["joinWindowSeconds"],
             scale_down_grace_s=elastic["scaleDownGraceSeconds"],
             below_min_timeout_s=elastic["belowMinTimeoutSeconds"],
@@ -233,10 +220,10 @@ class JobSpec:
         )
 
 
-def _checkpoint(checkpoint: Mapping[str, Any]) -> CheckpointPolicy:
+def _checkpoint(checkpoint: Mapping[str, Any]) -> wire.CheckpointPolicy:
     storage = checkpoint["storage"]
-    every = {Tier.MEMORY: _every(checkpoint["memory"]), Tier.STORAGE: _every(storage)}
-    return CheckpointPolicy(
+    every = {wire.Tier.MEMORY: _every(checkpoint["memory"]), wire.Tier.STORAGE: _every(storage)}
+    return wire.CheckpointPolicy(
         keep_last=storage["keepLast"],
         keep_every=storage["keepEverySteps"],
         intervals=to_intervals(every),
@@ -261,8 +248,8 @@ def _upper(camel: str) -> str:
 def _rule(rule: Mapping[str, Any]) -> FailureRuleSpec:
     codes = rule.get("onExitCodes", {})
     conditions = rule.get("onPodConditions", ())
-    made = FailureRule(
-        action=FailureAction[_upper(rule["action"])],
+    made = wire.FailureRule(
+        action=wire.FailureAction[_upper(rule["action"])],
         exit_codes=tuple(codes.get("values", ())),
         exit_codes_not_in=codes.get("operator") == "NotIn",
         pod_conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
@@ -271,10 +258,10 @@ def _rule(rule: Mapping[str, Any]) -> FailureRuleSpec:
     return FailureRuleSpec(rule=made, container=codes.get("containerName", ""))
 
 
-def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Iterator[Budget]:
+def _budgets(budgets: Mapping[str, Mapping[str, int]]) -> Iterator[wire.Budget]:
     for kind, name in BUDGETS.items():
         limit, window_s = budgets[name]["limit"], budgets[name]["windowSeconds"]
-        yield Budget(kind=kind, limit=limit, window_seconds=window_s)
+        yield wire.Budget(kind=kind, limit=limit, window_seconds=window_s)
 
 
 def _memory(memory: Mapping[str, Any] | None) -> MemoryPolicy | None:
@@ -284,21 +271,21 @@ def _memory(memory: Mapping[str, Any] | None) -> MemoryPolicy | None:
     return MemoryPolicy(raise_percent=memory["raisePercent"], most_bytes=most or 0)
 
 
-def _health(health: Mapping[str, Mapping[str, Any]]) -> HealthPolicy:
+def _health(health: Mapping[str, Mapping[str, Any]]) -> wire.HealthPolicy:
     preflight, hang, straggler = health["preflight"], health["hang"], health["straggler"]
-    return HealthPolicy(
-        preflight=PreflightPolicy(
+    return wire.HealthPolicy(
+        preflight=wire.PreflightPolicy(
             mode=_health_mode(preflight),
             network_check=preflight["networkCheck"],
             timeout_seconds=float(preflight["timeoutSeconds"]),
         ),
-        hang=HangPolicy(
+        hang=wire.HangPolicy(
             mode=_health_mode(hang),
             step_time_factor=float(hang["stepTimeFactor"]),
             min_seconds=float(hang["minSeconds"]),
             first_step_seconds=float(hang["firstStepSeconds"]),
         ),
-        straggler=StragglerPolicy(
+        straggler=wire.StragglerPolicy(
             mode=_health_mode(straggler),
             slowdown_percent=float(straggler["slowdownPercent"]),
             window_steps=straggler["windowSteps"],
@@ -308,8 +295,8 @@ def _health(health: Mapping[str, Mapping[str, Any]]) -> HealthPolicy:
     )
 
 
-def _health_mode(check: Mapping[str, Any]) -> HealthMode:
-    return HealthMode[check["mode"].upper()]
+def _health_mode(check: Mapping[str, Any]) -> wire.HealthMode:
+    return wire.HealthMode[check["mode"].upper()]
 
 
 def _extra_role(role: Mapping[str, Any]) -> ExtraRole:

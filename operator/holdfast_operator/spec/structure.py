@@ -54,8 +54,10 @@ class _Walk:
             yield from self._object(value, schema, path)
         elif schema.kind is FieldKind.ARRAY:
             yield from self._array(value, schema, path)
-        else:
-            yield from check_scalar(value, schema, path)
+        elif isinstance(value, str):
+            yield from _check_text(value, schema, path)
+        elif is_int(value):
+            yield from _check_number(value, schema, path)
 
     def _object(self, value: dict[str, Any], schema: Schema, path: Path) -> Iterator[Problem]:
         if schema.most is not None and len(value) > schema.most:
@@ -199,14 +201,6 @@ def _range(schema: Schema) -> tuple[int, int]:
         low if schema.least is None else max(low, schema.least),
         high if schema.most is None else min(high, schema.most),
     )
-
-
-def check_scalar(value: Any, schema: Schema, path: Path) -> Iterator[Problem]:
-    """Yield every fault of a text, number or boolean that has the right type."""
-    if is_int(value):
-        yield from _check_number(value, schema, path)
-    elif isinstance(value, str):
-        yield from _check_text(value, schema, path)
 
 
 def _check_number(value: int, schema: Schema, path: Path) -> Iterator[Problem]:

@@ -80,11 +80,8 @@ class Document:
         return dataclasses.replace(problem, line=mark.line, value=value)
 
     def _line_above(self, path: Path) -> int:
-        for end in range(len(path), 0, -1):
-            mark = self.marks.get(path[:end])
-            if mark is not None:
-                return mark.line
-        return self.line
+        above = (self.marks.get(path[:end]) for end in range(len(path), 0, -1))
+        return next((mark.line for mark in above if mark is not None), self.line)
 
 
 def read_documents(text: str, source: str) -> tuple[Document, ...]:

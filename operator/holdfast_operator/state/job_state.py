@@ -24,7 +24,7 @@ from holdfast_operator.pods.revision import TemplatesInForce
 from holdfast_operator.pods.workloads import QUEUE
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
-from holdfast_operator.spec.job import SpecVersion
+from holdfast_operator.spec.job import NO_VERSION, SpecVersion
 from holdfast_operator.state.credentials import Credentials
 from holdfast_operator.state.expectations import Expectations
 from holdfast_operator.state.link import Link
@@ -206,7 +206,7 @@ class JobState:
     def planned_as(self, made: Plan) -> None:
         """Keep the parts of a plan that the next plan needs."""
         self.history = made.history
-        self.status.planned(made.status.get("conditions"))
+        self.status.conditions = made.status.get("conditions")
 
     def source(self, settings: OperatorSettings, *, newest: bool = False) -> PodSource:
         """Return the source of the job's pods; `newest`: with the templates that the spec has."""
@@ -302,7 +302,7 @@ class JobState:
 
     def first_messages(self) -> Iterable[Upward]:
         """Yield the first messages of a new stream to the master."""
-        self.link.tells_spec(self.spec_version)
+        self.link.spec_sent = self.spec_version
         yield master_spec(self.spec, self.spec_version)
         self.link.strikes_sent = self._strikes()
         if self.link.strikes_sent != ClusterStrikes():
@@ -318,9 +318,10 @@ class JobState:
 
     def send_news(self) -> None:
         """Tell the master of a spec, and of other jobs' strikes, that it does not know yet."""
-        if self.link.lacks_spec(self.spec_version):
-            self.link.tells_spec(self.spec_version)
-            self.link.send(master_spec(self.spec, self.spec_version))
+        sent, version = self.link.spec_sent, self.spec_version
+        if self.link.stream is not None and sent not in (NO_VERSION, version):
+            self.link.spec_sent = version
+            self.link.send(master_spec(self.spec, version))
         strikes = self._strikes()
         if self.link.view.connected and strikes != self.link.strikes_sent:
             self.link.strikes_sent = strikes

@@ -114,14 +114,6 @@ class Link:
             self.stop = wish
             self.send(wish)
 
-    def tells_spec(self, version: SpecVersion) -> None:
-        """Note the version of the spec that the master is sent."""
-        self.spec_sent = version
-
-    def lacks_spec(self, version: SpecVersion) -> bool:
-        """Return True if a master that was sent a spec lacks this version."""
-        return self.stream is not None and self.spec_sent not in (NO_VERSION, version)
-
 
 def _newest(pods: Iterable[PodRecord]) -> str:
     """Return the uid of the pod behind the master's address; empty: it was not seen yet."""

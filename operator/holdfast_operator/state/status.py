@@ -44,10 +44,6 @@ class WrittenStatus:
         """Note a request to write it."""
         self.asked_at = now
 
-    def planned(self, conditions: Sequence[Mapping[str, Any]] | None) -> None:
-        """Note the conditions of the newest plan."""
-        self.conditions = conditions
-
     def for_planner(self) -> Mapping[str, Any]:
         """Return the status for the next plan."""
         if self.conditions is None or self.ended:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast_operator.plan.history import EXTRA_ATTEMPTS
 from holdfast_operator.plan.inputs import Look, Queued
-from holdfast_operator.plan.pods import PodSlot, Role, wanted_slots
+from holdfast_operator.plan.pods import Role, wanted_slots
 from holdfast_operator.plan.view import JobOutcome
 from holdfast_operator.status.blocked_pods import awaited, failed, obstacle
 from holdfast_operator.status.world import begun, hears, kept_until, starts, world
@@ -195,6 +195,12 @@ def _joined(message: str, more: str) -> str:
     return f"{message}; {more}" if more else message
 
 
+def _hindered(look: Look, message: str) -> str:
+    """Return the message with the obstacle of the workers' pods, if one is known."""
+    found = obstacle(look, Role.WORKER)
+    return message if found is None else f"{message}; {found.reason}: {found.text}"
+
+
 def _scaling(look: Look) -> Statement:
     if world(look).round == 0:
         return Statement(False, "NotStarted", "there was no world yet")
@@ -205,7 +211,10 @@ def _scaling(look: Look) -> Statement:
     going = [pod for pod in look.live(Role.WORKER) if pod.slot not in wanted]
     if going:
         return Statement(True, "ScaleDown", f"{len(going)} workers are to go")
-    coming = [slot for slot in wanted if _is_coming(look, slot)]
+    # Places that have never had a pod.
+    coming = [
+        slot for slot in wanted if slot.role is Role.WORKER and look.entry(slot).incarnation < 0
+    ]
     if coming:
         return Statement(True, "ScaleUp", f"{len(coming)} workers are to come")
     return _scales_on(look) or Statement(False, "Steady")
@@ -220,10 +229,7 @@ def _scales_on(look: Look) -> Statement | None:
             message = f"{active} workers train, {expected} are to"
             if not changes:
                 message = f"{active} workers start; not every rank has completed a step yet"
-            found = obstacle(look, Role.WORKER)
-            if found is not None:
-                message = f"{message}; {found.reason}: {found.text}"
-            return Statement(True, reason, message)
+            return Statement(True, reason, _hindered(look, message))
     return None
 
 
@@ -248,11 +254,6 @@ def _expected(look: Look) -> int:
     return spec.replicas - spec.replicas % spec.unit
 
 
-def _is_coming(look: Look, slot: PodSlot) -> bool:
-    """Return True if a worker's place has never had a pod."""
-    return slot.role is Role.WORKER and look.entry(slot).incarnation < 0
-
-
 def _degraded(look: Look) -> Statement:
     known = world(look)
     given_up = _given_up(look)
@@ -263,10 +264,7 @@ def _degraded(look: Look) -> Statement:
     expected = _expected(look)
     if known.active < expected:
         message = f"{known.active} of {expected} workers train"
-        found = obstacle(look, Role.WORKER)
-        if found is not None:
-            message = f"{message}; {found.reason}: {found.text}"
-        return Statement(True, "BelowRequested", message)
+        return Statement(True, "BelowRequested", _hindered(look, message))
     if look.avoided:
         return Statement(True, "NodeExcluded", "avoided nodes: " + ", ".join(look.avoided))
     return Statement(False, "AsRequested")

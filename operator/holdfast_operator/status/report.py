@@ -26,7 +26,7 @@ _RUNNING: Final = frozenset({JobPhase.TRAINING, JobPhase.STOPPING, JobPhase.SUCC
 def report(look: Look, outcome: JobOutcome | None, *, finished: bool) -> dict[str, Any]:
     """Return the whole status object of a job; `finished`: it is over with this look."""
     if look.job.ended_at is not None:
-        return _ended(look)
+        return {**look.job.status, **_pods(look)}  # only its pods still change
     job, master = look.job, look.master
     status: dict[str, Any] = {
         "observedGeneration": job.generation,
@@ -59,11 +59,6 @@ def report(look: Look, outcome: JobOutcome | None, *, finished: bool) -> dict[st
     status["conditions"] = conditions(look, outcome, finished=finished)
     status["phase"] = _phase(look, outcome, status)
     return status
-
-
-def _ended(look: Look) -> dict[str, Any]:
-    """Return the status of a job that is over: only its pods still change."""
-    return {**look.job.status, **_pods(look)}
 
 
 def _pods(look: Look) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from agents.agent_process import eventually
 from agents.page_worker import python
 from holdfast.page import Page
 from holdfast.robust_mark import OWNER_DIED, RobustMark
-from holdfast_agent.policies.round_phases import RoundPhase
+from holdfast_agent.policies.round_phases import Orders, RoundPhase
 from holdfast_agent.workers import rounds
 from holdfast_agent.workers.log_files import RankFiles, RoundLogs
 from holdfast_agent.workers.page_watch import DeathWatch
@@ -131,10 +131,10 @@ async def test_what_is_no_failure_or_no_death_waits_for_the_zygote(
     assert await node.reported() == [code]
 
 
-@pytest.mark.parametrize("field", ["killed_at", "stop_ordered", "lease_expired"])
-async def test_what_the_agent_ended_is_not_reported(node: Node, field: str) -> None:
+@pytest.mark.parametrize("orders", list(Orders))
+async def test_what_the_agent_ended_is_not_reported(node: Node, orders: Orders) -> None:
     """Its own SIGKILL is no failure, however early it is seen."""
-    setattr(node.round, field, 1.0)
+    node.round.orders = orders
     await _die(node, subprocess.Popen.kill)
     assert node.round.exits == {}
     node.told(-signal.SIGKILL)
@@ -161,7 +161,7 @@ async def test_a_dying_worker_does_not_make_its_node_stuck_at_once(node: Node) -
     node.round.pids = {0: 1, 1: 2}
     node.runner.on_dying(1, -9)
     node.runner.kill("test")
-    assert node.round.killed_at is not None
+    assert node.round.killed_at
     late = node.round.killed_at + rounds.STUCK_SECONDS + 1
     assert node.runner.stuck(late) == ""
     assert node.runner.stuck(node.round.killed_at + rounds.DYING_SECONDS + 1)

@@ -12,7 +12,6 @@ import pytest
 from agents import control_groups
 from agents.plain_python import plain_python
 from agents.scripted_node import Node
-from holdfast_agent.workers import memory_use
 from holdfast_agent.workers.memory_use import GroupMemory, MemoryWatch, group_memory
 from holdfast_wire.messages import MemoryUse, WorkerExited
 from masters.scripted_master import assignment
@@ -92,6 +91,17 @@ def _group(limit: int | None, kills: int | None, peak: int | None = 700) -> Grou
             _group(10, None),
             id="v1-before-linux-4.13",
         ),
+        pytest.param(
+            "0::/\n",
+            UNIFIED,
+            {
+                "memory.max": "-5",
+                "memory.current": "many",
+                "memory.events": "oom_kill\noom_kill x",
+            },
+            GroupMemory(),
+            id="odd-files-are-no-numbers",
+        ),
         pytest.param("", "", {}, GroupMemory(), id="no-control-groups"),
     ],
 )
@@ -100,12 +110,6 @@ def test_the_memory_of_every_kind_of_control_group_is_read(
 ) -> None:
     """Version 1, 2 and both; the tightest limit that can be seen, the use of the own group."""
     assert group_memory(control_groups.tree(tmp_path, groups, mounts, files)) == expected
-
-
-def test_an_odd_file_is_no_number() -> None:
-    """Nothing is made up of it."""
-    files = {"memory.max": "-5", "memory.current": "many", "memory.events": "oom_kill\noom_kill x"}
-    assert memory_use.read(files, unified=True) == GroupMemory()
 
 
 def test_kills_are_counted_from_the_round_s_start(tmp_path: Path) -> None:

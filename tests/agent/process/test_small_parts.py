@@ -19,7 +19,7 @@ from holdfast_agent.errors import InputError
 from holdfast_agent.health import stacks
 from holdfast_agent.master_link import session
 from holdfast_agent.master_link.session import MAX_QUEUE
-from holdfast_agent.policies.master_messages import Accepted, Statements
+from holdfast_agent.policies.master_messages import Statements
 from holdfast_agent.text_limits import cut
 from holdfast_agent.workers import exit_reports
 from holdfast_agent.workers.log_files import RankFiles
@@ -30,6 +30,7 @@ from holdfast_wire.keys import MAX_TEXT_BYTES
 from holdfast_wire.messages import (
     BarrierReached,
     FailureRule,
+    Fence,
     Heartbeat,
     RoundStarted,
     SessionRequest,
@@ -143,15 +144,15 @@ def test_what_happened_is_told_again_in_order_with_its_age() -> None:
     statements.note(Heartbeat(sequence=9), 3, now=10.0)
     statements.note(RoundStarted(), 4, now=11.0)
     statements.note(BarrierReached(barrier_id=1, step=2), 4, now=12.0)
-    again = statements.again(Accepted(epoch=2, incarnation="x", round=4), now=12.0)
+    again = statements.again(Fence(epoch=2, incarnation="x", round=4), now=12.0)
     assert [type(r.message) for r in again] == [WorkerExited, RoundStarted, BarrierReached]
     assert [r.fence.round for r in again if r.fence is not None] == [3, 4, 4]
     assert isinstance(again[0].message, WorkerExited)
     assert again[0].message.age_seconds == 2.5
-    ending = statements.again(Accepted(), now=12.0, ending=4)
+    ending = statements.again(Fence(), now=12.0, ending=4)
     assert [type(r.message) for r in ending] == [WorkerExited, BarrierReached]
     statements.forget_before(4)
-    assert len(statements.again(Accepted(), now=12.0)) == 2
+    assert len(statements.again(Fence(), now=12.0)) == 2
 
 
 def test_a_rule_that_matched_is_told_by_its_place_in_the_list_of_the_newest_welcome() -> None:
@@ -161,7 +162,7 @@ def test_a_rule_that_matched_is_told_by_its_place_in_the_list_of_the_newest_welc
     statements.note(WorkerExited(rank=1, exit_code=1, matched_rules=(1,)), 3, now=0.0)
     statements.note(RoundStarted(), 3, now=0.0)
     statements.renumber_rules(_rules("ECC", "NCCL", "Xid"), _rules("new", "ECC", "Xid"))
-    again = [request.message for request in statements.again(Accepted(), now=0.0)]
+    again = [request.message for request in statements.again(Fence(), now=0.0)]
     assert [m.matched_rules for m in again[:2] if isinstance(m, WorkerExited)] == [(1, 2), ()]
     assert again[2] == RoundStarted()
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from holdfast_agent.config.notice_sources import NoticeService, NoticeSource, parse
+from holdfast_agent.config.notice_sources import parse
 from holdfast_agent.errors import InputError
 from holdfast_agent.policies import notices
-from holdfast_agent.policies.master_messages import Accepted, Statements
-from holdfast_agent.policies.notices import Notice, NoticeNews
-from holdfast_wire.messages import NoticeKind, NoticeReceived
+from holdfast_agent.policies.master_messages import Statements
+from holdfast_agent.policies.notices import Notice
+from holdfast_wire.messages import Fence, NoticeKind, NoticeReceived
 
 TAKEN = (NoticeKind.PREEMPTION, False)
 ENDS = (NoticeKind.MAINTENANCE, False)
@@ -199,20 +199,20 @@ SPOT = Notice(kind=NoticeKind.PREEMPTION, text="spot", at=10.0)
 @pytest.mark.parametrize(
     ("known", "found", "expected"),
     [
-        (None, None, NoticeNews.NOTHING),
-        (None, SPOT, NoticeNews.ANNOUNCED),
-        (SPOT, SPOT, NoticeNews.NOTHING),
-        (SPOT, Notice(kind=NoticeKind.PREEMPTION, text="other", at=20.0), NoticeNews.NOTHING),
-        (SPOT, Notice(kind=NoticeKind.MAINTENANCE, text="spot"), NoticeNews.ANNOUNCED),
-        (Notice(kind=NoticeKind.PREEMPTION, text="risk", stays=True), SPOT, NoticeNews.ANNOUNCED),
-        (SPOT, None, NoticeNews.WITHDRAWN),
+        (None, None, False),
+        (None, SPOT, True),
+        (SPOT, SPOT, False),
+        (SPOT, Notice(kind=NoticeKind.PREEMPTION, text="other", at=20.0), False),
+        (SPOT, Notice(kind=NoticeKind.MAINTENANCE, text="spot"), True),
+        (Notice(kind=NoticeKind.PREEMPTION, text="risk", stays=True), SPOT, True),
+        (SPOT, None, True),
     ],
 )
 def test_only_a_notice_of_another_kind_is_news(
-    known: Notice | None, found: Notice | None, expected: NoticeNews
+    known: Notice | None, found: Notice | None, *, expected: bool
 ) -> None:
     """The same answer comes every second."""
-    assert notices.compare(known, found) is expected
+    assert notices.is_news(known, found) is expected
 
 
 def test_the_pause_doubles_up_to_a_minute() -> None:
@@ -226,32 +226,29 @@ def test_a_notice_is_said_to_every_new_master_until_it_is_withdrawn() -> None:
     said.note(NoticeReceived(source="gce preempted", seconds_left=30.0), 0, now=10.0)
     said.note(NoticeReceived(source="file", seconds_left=5.0), 0, now=10.0)
     said.forget_before(7)
-    again = [request.message for request in said.again(Accepted(), now=18.0)]
+    again = [request.message for request in said.again(Fence(), now=18.0)]
     assert again == [
         NoticeReceived(source="gce preempted", seconds_left=22.0),
         NoticeReceived(source="file", seconds_left=0.0),
     ]
     said.withdraw("gce preempted")
     said.withdraw("aws rebalance")
-    assert [request.message for request in said.again(Accepted(), now=18.0)] == again[1:]
+    assert [request.message for request in said.again(Fence(), now=18.0)] == again[1:]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", ()),
-        ("gce", (NoticeSource(NoticeService.GCE, "http://metadata.google.internal"),)),
+        ("", {}),
+        ("gce", {"gce": "http://metadata.google.internal"}),
         (
             "aws, azure@https://10.0.0.1:8443/",
-            (
-                NoticeSource(NoticeService.AWS, "http://169.254.169.254"),
-                NoticeSource(NoticeService.AZURE, "https://10.0.0.1:8443"),
-            ),
+            {"aws": "http://169.254.169.254", "azure": "https://10.0.0.1:8443"},
         ),
-        ("file:/run/n-{node_rank}", (NoticeSource(NoticeService.FILE, "/run/n-7"),)),
+        ("file:/run/n-{node_rank}", {"file": "/run/n-7"}),
     ],
 )
-def test_the_variable_names_sources(text: str, expected: tuple[NoticeSource, ...]) -> None:
+def test_the_variable_names_sources(text: str, expected: dict[str, str]) -> None:
     """Each with its address, or the usual one."""
     assert parse(text, 7) == expected
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.page import Page, RankSample, SavingSample, TierSaving
-from holdfast.page_sample import Section
+from holdfast.page import Page
+from holdfast.page_sample import RankSample, SavingSample, Section, TierSaving
 from holdfast_agent.policies import rank_progress
-from holdfast_agent.policies.rank_progress import FirstStep, Rank
+from holdfast_agent.policies.rank_progress import Rank
 from holdfast_wire.messages import (
     BarrierAck,
     BarrierReached,
@@ -80,8 +80,8 @@ def test_the_first_step_is_the_last_ranks() -> None:
     """A round has its first step when every rank has; the time is the latest one's."""
     early = _rank(first_step=5, first_step_ns=10)
     late = _rank(first_step=5, first_step_ns=30)
-    assert rank_progress.first_step({0: early}, 3) == FirstStep(5, 10)
-    assert rank_progress.first_step({0: early, 1: late}, 3) == FirstStep(5, 30)
+    assert rank_progress.first_step({0: early}, 3) == (5, 10)
+    assert rank_progress.first_step({0: early, 1: late}, 3) == (5, 30)
     assert rank_progress.first_step({0: early, 1: _rank()}, 3) is None
     assert rank_progress.first_step({0: early, 1: dataclasses.replace(late)}, 4) is None
     assert rank_progress.first_step({}, 3) is None

@@ -15,11 +15,12 @@ import pytest
 
 from holdfast.local_sgd.members.members import roster_file
 from holdfast.local_sgd.triggers.by_cost import reporter
-from holdfast_agent.policies.master_messages import REPEATED_LIMIT, Accepted, Statements
+from holdfast_agent.policies.master_messages import REPEATED_LIMIT, Statements
 from holdfast_agent.workers.replica_files import RosterFile, SyncChoices
 from holdfast_wire import keys
 from holdfast_wire.messages import (
     AssignmentMode,
+    Fence,
     OuterRoster,
     ReplicaReady,
     RosterFailed,
@@ -246,5 +247,5 @@ def test_many_choices_push_nothing_else_out_of_what_a_new_master_is_told() -> No
     kept.note(ReplicaReady(replica=3), 1, 0.0)
     for step in range(2 * REPEATED_LIMIT):
         kept.note(SyncChosen(step=step), 1, float(step))
-    told = [request.message for request in kept.again(Accepted(), now=0.0)]
+    told = [request.message for request in kept.again(Fence(), now=0.0)]
     assert told == [ReplicaReady(replica=3), SyncChosen(step=2 * REPEATED_LIMIT - 1)]

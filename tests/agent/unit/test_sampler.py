@@ -12,6 +12,7 @@ import pytest
 from holdfast_agent.health import sampler
 from holdfast_agent.health.sampler import Sampler
 from holdfast_agent.policies import schedules
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_wire.messages import ClockProbe, ClockReply, CollectiveSamples, HealthPolicy
 
 
@@ -20,7 +21,7 @@ async def test_a_defect_in_a_sample_is_logged_and_the_next_one_comes(
 ) -> None:
     """An error that nobody foresaw must not end the agent, and with it the training."""
     monkeypatch.setattr(schedules, "until_multiple", lambda *_: 0.01)
-    current = SimpleNamespace(number=1, dead=False, kill_ordered=False, pids={0: 1}, exits={})
+    current = SimpleNamespace(number=1, dead=False, orders=Orders.NONE, pids={0: 1}, exits={})
     runner = SimpleNamespace(current=current)  # without log files: asking its rank fails
     probes: list[object] = []
     third = asyncio.Event()

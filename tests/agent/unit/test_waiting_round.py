@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from holdfast.page import Page
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_agent.workers.log_files import RoundLogs
 from holdfast_agent.workers.page_watch import Lease
 from holdfast_agent.workers.rounds import Round
@@ -87,9 +88,9 @@ async def test_processes_beside_a_waiting_round_are_killed(node: Node) -> None:
     """The lease is theirs, and stays stale until they are dead."""
     node.tick(1 * SECOND)
     node.wait(7)
-    node.runner.current = Round(number=6, assignment=WorldAssignment(), killed_at=0.0)
+    node.runner.current = Round(number=6, assignment=WorldAssignment(), orders=Orders.KILLED)
     node.tick(9 * SECOND)
-    assert node.runner.current.lease_expired
+    assert Orders.LEASE_EXPIRED in node.runner.current.orders
     assert node.page.lease_is_stale(9 * SECOND)
 
 
@@ -99,10 +100,10 @@ async def test_a_round_that_was_started_after_the_lease_ran_out_lives_on(node: N
     node.runner.release()
     node.hear(LeaseExpired(9.0, ()))
     assert node.runner.current is not None
-    assert not node.runner.current.orders.killed
+    assert Orders.KILLED not in node.runner.current.orders
     assert not node.page.lease_is_stale(time.monotonic_ns())
     node.hear(LeaseExpired(9.0, (7,)))
-    assert node.runner.current.lease_expired
+    assert Orders.LEASE_EXPIRED in node.runner.current.orders
 
 
 async def test_a_round_that_was_dead_before_the_lease_ran_out_did_not_end_by_it(node: Node) -> None:

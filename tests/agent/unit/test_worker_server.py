@@ -91,7 +91,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_a_flight_record_becomes_values(serve: Serve) -> None:
     """Each entry's group, number, name, sizes, dtypes and time are read."""
     body = {"entries": [ENTRY], "pg_config": {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}}
-    record = serve(answer(json.dumps(body).encode())).flight_record(5)
+    record = parse_flight_record(serve(answer(json.dumps(body).encode())).flight_trace(5))
     assert record.entries == (
         FlightEntry(
             group="0",
@@ -112,7 +112,7 @@ def test_without_a_collective_there_are_no_entries(serve: Serve) -> None:
     body = (
         b'{"comm_lib_version":"","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2"}'
     )
-    assert serve(answer(body)).flight_record(5).entries == ()
+    assert parse_flight_record(serve(answer(body)).flight_trace(5)).entries == ()
 
 
 def test_the_groups_of_gloo_have_no_ranks() -> None:

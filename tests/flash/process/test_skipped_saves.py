@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from checkpoints.filled_arenas import layout
+from checkpoints.filled_arenas import grant, layout
 from checkpoints.led_nodes import Node, rank_of, received, served
 from checkpoints.small_models import opened, state_of, train
 from holdfast.flash.memory.arena import RankArena
@@ -165,7 +165,7 @@ def test_what_a_keeper_cannot_make_is_an_error_for_the_trainer_alone() -> None:
 
     arenas = ArenaStore(lambda: Room(available=2**40, source="a test"), backend=Nowhere())  # type: ignore[arg-type]
     with pytest.raises(ArenaStoreError, match=r"rank 0: .*Input/output error"):
-        arenas.grant(0, layout())
+        grant(arenas, 0, layout())
     arenas.close()
 
 

@@ -26,7 +26,6 @@ from checkpoints.led_nodes import (
 from checkpoints.sample_shards import begin, sample_step, save
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Restore, RestoreStart
-from holdfast.flash.storage.commit import sweep
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.owners import clear_up, left_behind
 from holdfast_wire.messages import Tier
@@ -200,4 +199,3 @@ def test_a_commit_is_none_the_less_done_where_a_sweep_takes_what_it_replaced(
     for lineage in (1, 2):
         save(disk, tmp_path, sample_step(9, random.Random(lineage), lineage=lineage))
     assert _names(tmp_path) == ["step_9"]
-    assert sweep(disk, str(tmp_path), lambda _: False) == []

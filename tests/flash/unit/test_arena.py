@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from checkpoints.filled_arenas import layout, save
+from checkpoints.filled_arenas import grant, layout, save
 from checkpoints.sample_shards import sample_shard
 from holdfast.flash.memory.arena import (
     PAGE,
@@ -130,28 +130,39 @@ def test_an_arena_without_room_is_refused_before_it_is_made() -> None:
     """The keeper asks for what is left first; nothing was allocated."""
     arenas = ArenaStore(room=lambda: Room(available=1, source="a test"))
     with pytest.raises(ArenaStoreError, match="are left by a test"):
-        arenas.grant(0, layout(world=1))
+        grant(arenas, 0, layout(world=1))
     assert arenas.held.ranks == []
 
 
 def test_the_same_layout_gets_the_same_arena_and_another_one_a_new(arenas: ArenaStore) -> None:
     """A restarted trainer finds what was saved; with a new layout the old one stays until then."""
-    first = arenas.grant(0, layout(world=1))
+    first = grant(arenas, 0, layout(world=1))
     _write(first.arena, 0, 7)
     arenas.saved(0, Version(1, 7), work=False)
-    assert arenas.grant(0, layout(world=1)) is first
-    second = arenas.grant(0, layout())
+    assert grant(arenas, 0, layout(world=1)) is first
+    second = grant(arenas, 0, layout())
     assert second is not first
     assert arenas.held.find(0, Version(1, 7)) == (first, first.arena.slots[0])
 
 
+def test_a_step_of_an_abandoned_lineage_is_no_step_of_the_new_one(arenas: ArenaStore) -> None:
+    """Two ranks with step 12 of different lineages have nothing in common but what is below."""
+    for rank, lineage in ((0, 1), (1, 2)):
+        slots = grant(arenas, rank, layout(rank)).arena.slots
+        for slot, version in zip(slots, (Version(1, 10), Version(lineage, 12)), strict=False):
+            slot.begin_write(version)
+            slot.commit([0])
+    assert arenas.held.common(range(2)) == {Version(1, 10)}
+    assert arenas.held.common(range(3)) == arenas.held.common(()) == frozenset()
+
+
 def test_an_old_arena_goes_once_a_newer_version_is_complete(arenas: ArenaStore) -> None:
     """It is freed by the first save to the new one, and not before."""
-    first = arenas.grant(0, layout(world=1))
+    first = grant(arenas, 0, layout(world=1))
     _write(first.arena, 0, 7)
     arenas.saved(0, Version(1, 7), work=False)
     bigger = layout(world=1, room=2 * ROOM)
-    second = arenas.grant(0, bigger)
+    second = grant(arenas, 0, bigger)
     _write(second.arena, 0, 8)
     arenas.saved(0, Version(1, 8), work=False)
     assert arenas.complete == Version(1, 8)
@@ -229,9 +240,9 @@ def test_an_arena_that_cannot_be_faulted_in_leaves_nothing(monkeypatch: pytest.M
     arenas = ArenaStore()
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
     with monkeypatch.context() as broken:
-        broken.setattr(Arena, "populate", fail)
+        broken.setattr(Arena, "fault_in", fail)
         with pytest.raises(ArenaStoreError, match=r"rank 0: .*Cannot allocate memory"):
-            arenas.grant(0, layout(world=1))
+            grant(arenas, 0, layout(world=1))
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
     assert arenas.held.ranks == []
     arenas.close()

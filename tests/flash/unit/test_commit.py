@@ -26,7 +26,7 @@ from holdfast.flash.storage.commit import (
     Attempt,
     CommitError,
     commit,
-    delete_steps,
+    discard,
     open_attempt,
     sweep,
     write_shard,
@@ -74,7 +74,7 @@ def _life(disk: ForgetfulDisk, rng: random.Random) -> tuple[dict[int, Manifest],
             announced[step] = manifest
             if step >= 30:
                 deleting.append(step - 20)
-                delete_steps(disk, ROOT, [step - 20])
+                discard(disk, ROOT, f"{ROOT}/step_{step - 20}")
     return announced, deleting
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.filled_arenas import PLENTY, fill, layout, let_go
+from checkpoints.filled_arenas import PLENTY, fill, grant, layout, let_go
 from holdfast.flash.memory.arena import Arena, ArenaWord, geometry_of
 from holdfast.flash.memory.fdstore_backend import FdStoreBackend
 from holdfast.flash.memory.recovery import BackendError
@@ -210,6 +210,6 @@ def test_memory_that_cannot_be_made_is_an_error_with_its_reason(
     with monkeypatch.context() as patch:
         patch.setattr(os, "memfd_create", full)
         with pytest.raises(ArenaStoreError, match=r"rank 0: an arena of .* Too many open files"):
-            arenas.grant(0, layout())
-    arenas.grant(0, layout())
+            grant(arenas, 0, layout())
+    grant(arenas, 0, layout())
     arenas.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.filled_arenas import PLENTY, fill, layout, let_go, memory_folder
+from checkpoints.filled_arenas import PLENTY, fill, grant, layout, let_go, memory_folder
 from holdfast.flash.memory.arena import PAGE, Arena, ArenaWord, SlotWord
 from holdfast.flash.memory.file_backend import LOCK, FileBackend
 from holdfast.flash.memory.recovery import BackendError
@@ -165,9 +165,9 @@ def test_a_volume_that_is_full_is_told_with_the_numbers(folder: Path) -> None:
         with pytest.raises(
             ArenaStoreError, match=r"rank 0: an arena of 7 MiB does not fit into .* MiB"
         ):
-            arenas.grant(0, layout(room=2 * 2**20))
+            grant(arenas, 0, layout(room=2 * 2**20))
         assert _files(folder) == [LOCK]
-        arenas.grant(0, layout())
+        grant(arenas, 0, layout())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, old)
@@ -182,9 +182,9 @@ def test_a_small_or_read_only_file_system_is_refused_and_never_a_sigbus(tmp_path
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], check=True)
     try:
         arenas = _arenas(place)
-        arenas.grant(0, layout())
+        grant(arenas, 0, layout())
         with pytest.raises(ArenaStoreError, match=r"has 1 MiB left \(No space left on device\)"):
-            arenas.grant(1, layout(1, room=2**20))
+            grant(arenas, 1, layout(1, room=2**20))
         arenas.close()
         assert _files(place) == []
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
@@ -205,6 +205,6 @@ def test_a_job_uid_that_does_not_fit_is_refused(folder: Path) -> None:
     volume = FileBackend(str(folder), "j" * 300)
     arenas = ArenaStore(lambda: PLENTY, backend=volume)
     with pytest.raises(ArenaStoreError, match=r"rank 0: .* 300 bytes"):
-        arenas.grant(0, layout())
+        grant(arenas, 0, layout())
     assert _files(folder) == [LOCK]
     arenas.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.flash.trainer import memcpy
-from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, has_helper
+from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, copy_helper
 
 SIZES = (0, 1, 63, 64, 65, 4095, 4096, 16383, 16384, 16385, 65536, 100_003)
 
@@ -20,8 +20,8 @@ SIZES = (0, 1, 63, 64, 65, 4095, 4096, 16383, 16384, 16385, 65536, 100_003)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test with the compiled helper, and without."""
     if request.param == "fallback":
-        monkeypatch.setattr(memcpy, "_helper", lambda: None)
-    elif not has_helper():
+        monkeypatch.setattr(memcpy, "copy_helper", lambda: None)
+    elif copy_helper() is None:
         pytest.skip("no copy helper in this build")
 
 
@@ -61,7 +61,7 @@ def test_many_threads_share_one_large_piece() -> None:
 
 def test_the_helper_was_built_here() -> None:
     """`make setup` compiles it where there is a C compiler, which this project's machines have."""
-    assert has_helper()
+    assert copy_helper() is not None
 
 
 def test_without_the_library_the_fallback_is_used(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_without_the_library_the_fallback_is_used(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from holdfast.flash.trainer import memcpy;"
         f"memcpy._LIBRARY = Path({str(tmp_path / 'missing.so')!r});"
-        "print(memcpy.has_helper())"
+        "print(memcpy.copy_helper() is not None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -84,8 +84,8 @@ def test_both_ways_of_walking_copy_every_byte(threads: int) -> None:
     """A fresh process tries both ways on its first chunks, then keeps one: the bytes are right."""
     code = (
         "import ctypes, random;"
-        "from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, has_helper;"
-        "assert has_helper(); size = 90 * 2**20 + 12_345;"
+        "from holdfast.flash.trainer.memcpy import CopyRange, CopyRanges, copy_helper;"
+        "assert copy_helper() is not None; size = 90 * 2**20 + 12_345;"
         "source = random.Random(1).randbytes(size);"
         "target = bytearray(size + 64); view = (ctypes.c_char * len(target)).from_buffer(target);"
         "begin = ctypes.cast(ctypes.c_char_p(source), ctypes.c_void_p).value;"

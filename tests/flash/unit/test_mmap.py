@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.filled_arenas import layout
+from checkpoints.filled_arenas import grant, layout
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.mmap import LARGE, Mapping
 from holdfast.flash.server.arena_store import ArenaStore
@@ -74,7 +74,7 @@ def test_an_arena_is_made_of_large_pages() -> None:
     """A trainer is given one whose slots it maps in a moment."""
     arenas = ArenaStore()
     try:
-        arena = arenas.grant(0, layout(world=1, room=2 * LARGE)).arena
+        arena = grant(arenas, 0, layout(world=1, room=2 * LARGE)).arena
         assert large_bytes(arena) == len(arena.memory) // LARGE * LARGE >= 6 * LARGE
     finally:
         arenas.close()

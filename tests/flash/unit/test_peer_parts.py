@@ -17,6 +17,7 @@ from checkpoints.led_nodes import (
     WAIT_SECONDS,
     Node,
     Rank,
+    answered,
     connected,
     plan,
     rank_of,
@@ -151,7 +152,7 @@ def _begun(node: Node, link: Any, *ranks: int) -> tuple[RestoreStart, list[Arena
     node.word(_answer(*ranks), 2)
     assert node.master.hears("checked").error == ""
     node.word(_answer(*ranks, go=True), 2)
-    origin, descriptors, _ = link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
+    origin, descriptors = answered(link, RestoreStart)
     arenas = [Arena(fd) for fd in descriptors]
     for fd in descriptors:
         os.close(fd)

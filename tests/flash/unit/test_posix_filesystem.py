@@ -48,8 +48,7 @@ def test_what_died_is_swept_and_what_lives_is_not(tmp_path: Path) -> None:
         open_attempt(disk, str(tmp_path), Attempt(version=Version(1, 20), number=number))
     (tmp_path / ".trash.x").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    swept = sweep(disk, str(tmp_path), lambda attempt: attempt.number == "live")
-    assert swept == [".trash.x", "step_20.tmp.1.dead"]
+    sweep(disk, str(tmp_path), lambda attempt: attempt.number == "live")
     assert steps(disk, str(tmp_path)) == [10]
     assert {path.name for path in tmp_path.iterdir()} == {
         "step_10",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from checkpoints.filled_arenas import layout
+from checkpoints.filled_arenas import grant, layout
 from checkpoints.forgetful_disk import ForgetfulDisk, PowerCut
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Move, Version
@@ -38,7 +38,7 @@ KEEP = CheckpointPolicy(keep_last=2)
 def ranks() -> Iterator[list[RankArena]]:
     """The arenas of two ranks, which are on two nodes."""
     keepers = [ArenaStore(), ArenaStore()]
-    yield [arenas.grant(rank, layout(rank)) for rank, arenas in enumerate(keepers)]
+    yield [grant(arenas, rank, layout(rank)) for rank, arenas in enumerate(keepers)]
     for arenas in keepers:
         arenas.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.flash.trainer.save_policy import Meter, SaveCosts
-from holdfast.page import TierSaving
+from holdfast.page_sample import TierSaving
 
 MS = 1_000_000
 

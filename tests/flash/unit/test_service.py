@@ -25,8 +25,10 @@ from holdfast.flash.server.protocol import (
     RequestRefused,
     Restore,
     RestoreStart,
-    connect,
 )
+from holdfast.flash.trainer.client import Client
+from holdfast.flash.trainer.planner import RankPosition
+from holdfast_wire.messages.spec import CheckpointPolicy
 
 
 def _rank(
@@ -122,10 +124,11 @@ def test_what_is_no_message_is_refused_and_nobody_else_notices(tmp_path: Path, b
 def test_a_keeper_that_is_gone_is_told(tmp_path: Path) -> None:
     """The trainer does not wait for its whole time-out."""
     with alone(tmp_path / "socket") as server:
-        link = connect(server.path)
+        place = RankPosition(rank=0, world=1, local_rank=0, local_world=1)
+        client = Client("", place, 1, CheckpointPolicy(keep_last=1), server.path)
     with pytest.raises(LinkError, match="closed the connection"):
-        received(link, RestoreStart)
-    link.close()
+        client.ask(Restore(), RestoreStart)
+    client.close()
 
 
 def test_a_second_checkpointer_of_a_rank_is_refused_until_the_first_is_closed(

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from checkpoints.filled_arenas import PLENTY, fill, layout, let_go, memory_folder
+from checkpoints.filled_arenas import PLENTY, fill, grant, layout, let_go, memory_folder
 from holdfast.flash.memory.arena import Arena, SlotWord
 from holdfast.flash.memory.fdstore_backend import FdStoreBackend
 from holdfast.flash.memory.file_backend import FileBackend
@@ -141,7 +141,7 @@ def test_what_a_dead_agent_held_is_offered_as_if_it_had_been_held_all_along(
         assert found is not None
         assert bytes(found[1].image) == bytes([6]) * len(found[1].image)
         assert list(found[1].lengths) == [6]
-        assert arenas.grant(rank, layout(rank)) is found[0]
+        assert grant(arenas, rank, layout(rank)) is found[0]
     assert arenas.held.drop_damaged(Version(1, 6)) == []
     arenas.resume_from(Version(1, 6))
     assert arenas.held.versions(0) == {Version(1, 6)}

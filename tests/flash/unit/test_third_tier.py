@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from checkpoints.copies_tier import copies_tier, node_with_copies, three_tiers
-from checkpoints.led_nodes import WAIT_SECONDS, Rank, Served, plan, rank_of, received, served
+from checkpoints.led_nodes import (
+    WAIT_SECONDS,
+    Rank,
+    Served,
+    answered,
+    plan,
+    rank_of,
+    received,
+    served,
+)
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.slots import Version
 from holdfast.flash.server.protocol import Durable, RequestRefused, Restore, RestoreStart
@@ -47,8 +56,7 @@ def _start(
     root.mkdir(exist_ok=True)
     with rank_of(server, root, 0, world=1, round_number=lineage) as rank:
         rank.link.send(Restore())
-        start, descriptors, _ = rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-        assert isinstance(start, RestoreStart)
+        start, descriptors = answered(rank.link, RestoreStart)
         yield rank, start, _images(start, descriptors)
 
 
@@ -169,8 +177,7 @@ def test_a_master_is_offered_a_third_tier_and_may_choose_it(tmp_path: Path, copi
         node.word(plan(Version(1, 7), tier=copies, go=False), 2)
         assert node.master.hears("checked") == RestorePlanVerified(plan_id=5)
         node.word(plan(Version(1, 7), tier=copies, go=True), 2)
-        start, descriptors, _ = rank.link.expect(RestoreStart, timeout_s=WAIT_SECONDS)
-        assert isinstance(start, RestoreStart)
+        start, descriptors = answered(rank.link, RestoreStart)
         images = _images(start, descriptors)
         assert (start.step, start.path, start.durable) == (7, "", False)
         assert images == {0: _content(7, images[0])}

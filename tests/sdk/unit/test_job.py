@@ -19,7 +19,8 @@ from agents.page_worker import page_of, python
 from holdfast import job as job_module
 from holdfast.environment import Environment
 from holdfast.job import Job
-from holdfast.page import Page, PageError, Section
+from holdfast.page import Page, PageError
+from holdfast.page_sample import Section
 from holdfast.page_slot import SlotWriter
 
 

@@ -11,8 +11,9 @@ import time
 import pytest
 
 from agents.page_worker import page_of, python
-from holdfast.page import Page, PageError, Section
+from holdfast.page import Page, PageError
 from holdfast.page_layout import AGENT_WORDS, NOTICE_OFFSET, PAGE_BYTES, TIER_WORDS, Header, Word
+from holdfast.page_sample import Section
 from holdfast.page_slot import SlotWriter
 from holdfast_wire.tiers import TIERS
 

@@ -14,8 +14,9 @@ from holdfast.environment import Environment
 from holdfast.flash.schedule import Schedule
 from holdfast.flash.trainer.save_policy import SaveSchedule
 from holdfast.job import Job
-from holdfast.page import Page, PageError, SavingSample, TierSaving
+from holdfast.page import Page, PageError
 from holdfast.page_layout import TIER_WORDS, Word
+from holdfast.page_sample import SavingSample, TierSaving
 from holdfast.page_slot import ScheduleHeard, SlotWriter
 from holdfast_wire.messages import Tier
 

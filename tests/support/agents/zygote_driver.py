@@ -266,5 +266,5 @@ def _leave(driver: Driver) -> None:
 def ready(driver: Driver) -> Driver:
     """Wait for the zygote."""
     event = driver.wait(Ready)
-    assert event.fork_ok, event.reason
+    assert not event.reason, event.reason
     return driver

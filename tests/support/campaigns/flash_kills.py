@@ -31,6 +31,7 @@ from types import FrameType
 from typing import Any
 
 from campaigns.kill_records import record
+from checkpoints.led_nodes import answered
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.fdstore_backend import FdStoreBackend
 from holdfast.flash.memory.file_backend import FileBackend
@@ -148,12 +149,11 @@ def train(world: World, rank: int, lines: int, tell: Callable[[str], None]) -> N
         )
     )  # fmt: skip
     link.send(Restore())
-    origin, descriptors, _ = link.expect(RestoreStart, timeout_s=60)
-    assert isinstance(origin, RestoreStart)
+    origin, descriptors = answered(link, RestoreStart)
     tell(f"origin {origin.lineage} {origin.step} {int(not origin.path)}")
     _check_slots(origin, descriptors, tell)
     link.send(Layout(table=table_of(rank, world.ranks).decode(), bytes_room=4096, slots=3))
-    _, (fd,), _ = link.expect(Granted, timeout_s=60)
+    _, (fd,) = answered(link, Granted)
     arena = Arena(fd)
     tell("ready")
     if lines:
@@ -173,7 +173,7 @@ def _save(
 ) -> None:
     from holdfast.flash.server.protocol import Saved
 
-    free = choose(arena.views()).slot
+    free = choose(arena.views())
     if free is None:
         return
     slot = arena.slots[free]

@@ -29,7 +29,11 @@ from campaigns import hang_ranks
 from campaigns.hang_ranks import HANGS, Plant
 from holdfast_agent.health.evidence import LocalRank, collect
 from holdfast_agent.health.stacks import StackQuestions
-from holdfast_agent.health.worker_server import WorkerServer, WorkerServerError
+from holdfast_agent.health.worker_server import (
+    WorkerServer,
+    WorkerServerError,
+    parse_flight_record,
+)
 from holdfast_master.policies.hang import classify
 from holdfast_master.policies.hang_response import HangKind, HangVerdict
 from holdfast_wire.messages import RankEvidence
@@ -179,7 +183,7 @@ def _newest(plant: Plant) -> list[int]:
         if at != plant.odd:
             server = WorkerServer(Path(plant.folder) / f"{at}.sock")
             try:
-                entries = server.flight_record(_ASK_SECONDS).entries
+                entries = parse_flight_record(server.flight_trace(_ASK_SECONDS)).entries
             except WorkerServerError:
                 entries = ()
             numbers.append(entries[-1].sequence if entries else 0)

@@ -129,11 +129,11 @@ TRAINER = (
     ),
     *_trainer("trainer.client", "Client.saved", "self._link.send(told)"),
     *_trainer("trainer.client", "Client.wait", "self.listen(left)", nth=2),
-    *_trainer("trainer.save", "Preparer._has_come", "arena.populate(write=True)", nth=1),
+    *_trainer("trainer.save", "Preparer._has_come", "arena.fault_in", nth=1),
     *_trainer("trainer.restore", "restore", "shards.finish(partial=partial)", nth=1, world=2),
 )  # fmt: skip
 KEEPER = (
-    *_keeper("server.arena_store", "ArenaStore.make", "held.arena.populate(write=True", nth=2),
+    *_keeper("server.arena_store", "ArenaStore.make", "held.arena.fault_in(", nth=2),
     *_keeper("server.arena_store", "_reading", "held.reading.append(slot.index)", nth=5),
     *_keeper("server.arena_store", "ArenaStore.release", "give_back(Move.RELEASE)", nth=2),
     *_keeper("memory.arena", "ArenaSlot.store_hashes", "self.hashes[index] = number", nth=30),
@@ -163,7 +163,7 @@ KEEPER = (
     *_keeper("storage.commit", "_publish", "disk.sync_dir(root)", nth=2, last=True),
     *_keeper("server.service", "ServerState.tell", "member.link.send(news)", nth=3),
     *_keeper("storage.owners", "_enter", "disk.close(disk.create", "disk.sync_dir(folder)"),
-    *_keeper("storage.retention", "Retainer._delete", "delete_steps(", nth=3),
+    *_keeper("storage.retention", "Retainer._delete", "discard(", nth=3),
     *_keeper(
         "storage.commit", "discard",
         "disk.rename(path, trash)", "disk.sync_dir(root)", "disk.remove_tree(trash)",
@@ -200,7 +200,7 @@ LED = (
     *_node(
         "server.coordinated_commit", "CoordinatedCommit._tell", "self._coordinator.send(shards)",
     ),
-    *_node("storage.writer", "Storage.commit_granted", "commit(self._disk, self.root, found"),
+    *_node("storage.writer", "Storage._commit_own", "commit(self._disk, self.root, attempt"),
     *_node(
         "storage.commit", "commit",
         'disk.rename(f"{root}/{attempt.folder}", folder)',

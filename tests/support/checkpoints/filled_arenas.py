@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from checkpoints.sample_shards import sample_shard
+from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.memory_budget import Room
 from holdfast.flash.memory.shard_table import encode
 from holdfast.flash.memory.slots import SlotState, Version
@@ -37,9 +38,17 @@ def layout(rank: int = 0, world: int = 2, room: int = 4096) -> Layout:
     return Layout(table=encode(table).decode(), bytes_room=room, slots=3)
 
 
+def grant(keeper: ArenaStore, rank: int, asked: Layout) -> RankArena:
+    """Return the rank's arena for a layout: the existing one, or a new one."""
+    found = keeper.find_arena(rank, asked)
+    if found is None:
+        keeper.held.add(found := keeper.make(rank, asked))
+    return found
+
+
 def save(keeper: ArenaStore, rank: int, step: int, world: int = 2, *, hash_it: bool = True) -> None:
     """Do what a trainer and its agent do for one step."""
-    arena = keeper.grant(rank, layout(rank, world)).arena
+    arena = grant(keeper, rank, layout(rank, world)).arena
     slot = next(slot for slot in arena.slots if slot.state is SlotState.EMPTY)
     slot.begin_write(Version(1, step))
     slot.image[:] = bytes([step]) * len(slot.image)

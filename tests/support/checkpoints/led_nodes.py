@@ -216,7 +216,7 @@ class Rank:
     def arena(self) -> Arena:
         """Arena that the server has made for it; asked for once."""
         self.link.send(Layout(table=encode(self.table).decode(), bytes_room=4096, slots=3))
-        _, (fd,), _ = self.link.expect(Granted, timeout_s=WAIT_SECONDS)
+        _, (fd,) = answered(self.link, Granted)
         arena = Arena(fd)
         os.close(fd)
         return arena
@@ -283,12 +283,22 @@ def rank_of(*place: Any, **named: Any) -> Iterator[Rank]:
 
 def received(link: Link, kind: type[_T]) -> _T:
     """Return the next message of a kind, and close its descriptors."""
-    wanted: Any = kind
-    found, descriptors, _ = link.expect(wanted, timeout_s=WAIT_SECONDS)
+    found, descriptors = answered(link, kind)
     for fd in descriptors:
         os.close(fd)
-    assert isinstance(found, kind)
     return found
+
+
+def answered(link: Link, kind: type[_T]) -> tuple[_T, tuple[int, ...]]:
+    """Return the next message of a kind, with its descriptors; those before it are passed over."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        left = deadline - time.monotonic()
+        assert left > 0, kind
+        found = link.receive(left)
+        assert not link.closed, kind
+        if found is not None and isinstance(found[0], kind):
+            return found[0], found[1]
 
 
 def save_all(version: Version, *pairs: tuple[Node, Rank]) -> list[ShardsPersisted]:

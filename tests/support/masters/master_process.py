@@ -97,7 +97,7 @@ class MasterProcess:
         with self.channel(Identity(JOB, role)) as made:
             call: Any = made.unary_unary(f"/holdfast.v1.JobService/{method}")
             data = call(codec.encode(request), timeout=10)
-        return codec.from_proto(codec.PROTO[f"{method}Response"].FromString(data))
+        return codec.from_proto(codec.proto_of(f"{method}Response").FromString(data))
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""

@@ -84,7 +84,7 @@ class Served:
         """Call a method of JobService and return the response's twin."""
         call: Any = self.channel(identity).unary_unary(f"/holdfast.v1.JobService/{method}")
         data = await call(codec.encode(request), timeout=DEADLINE)
-        kind = codec.PROTO[f"{method}Response"]
+        kind = codec.proto_of(f"{method}Response")
         return codec.from_proto(kind.FromString(data))
 
     async def told(self, kind: type, count: int = 1) -> list[Input]:

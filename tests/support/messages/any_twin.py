@@ -25,7 +25,7 @@ PROTO_TYPES = {5: "int32", 13: "uint32", 4: "uint64", 3: "int64"}
 
 def twin_names() -> list[str]:
     """Return the name of every message."""
-    return sorted(codec.PROTO)
+    return sorted(messages.MESSAGES)
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def twins(name: str) -> st.SearchStrategy[Any]:
     """Return values of the twin `name`."""
     kind = getattr(messages, name)
     hints = typing.get_type_hints(kind)
-    descriptor: Any = codec.PROTO[name].DESCRIPTOR
+    descriptor: Any = codec.proto_of(name).DESCRIPTOR
     fields = {
         field.name: _values(hints[field.name], descriptor.fields_by_name.get(field.name))
         for field in dataclasses.fields(kind)

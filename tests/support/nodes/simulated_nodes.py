@@ -22,7 +22,6 @@ from holdfast_master.policies.preflight.references import NONE, References
 from holdfast_master.policies.preflight.rounds import (
     Check,
     Outcome,
-    PreflightSettings,
     begin,
     conclude,
     judge,
@@ -77,7 +76,6 @@ class Fault:
 
 
 DEAD = Fault(dead_from=0)
-SETTINGS = PreflightSettings()
 
 
 class Cluster:
@@ -105,13 +103,14 @@ class Cluster:
         self,
         participants: Iterable[Participant] | None = None,
         references: References = NONE,
-        settings: PreflightSettings = SETTINGS,
         number: int = 1,
+        *,
+        network: bool = True,
     ) -> Check:
         """Return a whole check of these nodes, over."""
         if participants is None:
             participants = [Participant(node=node) for node in self.nodes]
-        check = begin(number, participants, references, settings)
+        check = begin(number, participants, references, network=network)
         while check.current is not None:
             self.rounds.append(check.current.id)
             self.pairs += [frozenset(pair) for pair in check.current.pairs]

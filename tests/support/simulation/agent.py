@@ -8,6 +8,7 @@ has.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ from holdfast_agent.policies import (
 )
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_agent.policies.exit_codes import SignalStep
-from holdfast_agent.policies.master_messages import FenceVerdict, RoundOrder
-from holdfast_agent.policies.round_phases import SecondsByClass, class_of
+from holdfast_agent.policies.round_phases import class_of, ledger
 from holdfast_master.inputs import Received
 from holdfast_wire import messages as wire
 from holdfast_wire.resources import TRAITS, Resource
@@ -60,7 +60,7 @@ class Agent(Line):
         """Answers that wait for the workers to be dead."""
         self.signals: list[int] = []
         self.ending: wire.LeaveOutcome | None = None
-        self.ledger = SecondsByClass()
+        self.seconds = defaultdict[str, float](float)
         self.accounted_at = job.time.now
         self.keeper: Keeper = Keeper(self, number)
         self.later(self.luck.uniform(0.0, 0.02), self.dial)
@@ -100,7 +100,7 @@ class Agent(Line):
             round=self.accepted.round,
             step=step,
             done_command_ids=tuple(self.done),
-            goodput=self.ledger.entries(),
+            goodput=ledger(self.seconds),
             digest=self.digest,
             store=self.waiting,
             assignment=self._with_roster(shown) if shown else None,
@@ -120,7 +120,7 @@ class Agent(Line):
 
     def _account(self) -> None:
         name = class_of(self.workers.phase, saving=False)
-        self.ledger = self.ledger.add(name, max(0.0, self.now - self.accounted_at))
+        self.seconds[name] += max(0.0, self.now - self.accounted_at)
         self.accounted_at = self.now
 
     def _beat(self) -> None:
@@ -188,7 +188,7 @@ class Agent(Line):
             self.deferred.append(lambda: self.receive(stream, response))
             return
         heard = master_messages.judge(self.accepted, response)
-        if heard.verdict is not FenceVerdict.ACCEPT:
+        if heard.refused:
             if not stream.welcomed:
                 self._hang_up(stream)
             return
@@ -204,9 +204,8 @@ class Agent(Line):
     def _welcomed(self, welcome: wire.Welcome, _: int) -> None:
         self.welcome, self.attempt = welcome, 0
         self.beat_seconds = welcome.heartbeat_seconds
-        verdict = master_messages.on_welcome(
-            self.accepted.round, welcome.round, alive=self.workers.alive
-        )
+        newest, alive = self.accepted.round, self.workers.alive
+        killed_for = master_messages.why_killed(newest, welcome.round, alive=alive)
         for request in self.statements.again(
             self.accepted, self.now, ending=self.workers.ending_round
         ):
@@ -217,7 +216,7 @@ class Agent(Line):
         self.sampling.forget_clock()
         if master_messages.warmth_unknown(warm=self.warm, said=self.said_warm, cold_reason=""):
             self.report(wire.Warmed())
-        if verdict.order is RoundOrder.KILL:
+        if killed_for:
             self.workers.kill()
 
     def _assigned(self, assignment: wire.WorldAssignment, own_round: int) -> None:
@@ -225,10 +224,8 @@ class Agent(Line):
             self.job.checks.roster_told(self, assignment)
             self.rosters.append(assignment)
             return
-        verdict = master_messages.on_assignment(
-            own_round, self.accepted.round, assignment.local_world_size, self.local
-        )
-        if verdict.order is not RoundOrder.START:
+        newest, size = self.accepted.round, assignment.local_world_size
+        if master_messages.why_not_started(own_round, newest, size, self.local):
             return
         self.statements.forget_before(self.accepted.round - 1)
         self.used = None
@@ -240,8 +237,8 @@ class Agent(Line):
             self.workers.store_lost(assignment.store_id)
 
     def _stopped(self, order: wire.StopRound, number: int) -> None:
-        verdict = master_messages.on_stop(self.accepted.round, number, alive=self.workers.alive)
-        if verdict.order is RoundOrder.KILL:
+        newest, alive = self.accepted.round, self.workers.alive
+        if not master_messages.why_not_stopped(newest, number, alive=alive):
             self.workers.stop(order.grace_seconds)
         self._answer_when_dead(wire.CommandDone(command_id=order.command_id, ok=True))
 
@@ -365,24 +362,19 @@ class Agent(Line):
             current = self.workers.current
             peers = current.assignment.peers if current is not None else ()
             answers = self.job.ask_peers(self, [int(peer.address) for peer in peers])
-            verdict = liveness.judge_masterless(
+            barrier = liveness.peers_barrier(self.accepted, answers)
+            if liveness.why_masterless_end(
                 silent_seconds=self.now - self.no_master_since,
                 limit_seconds=self.welcome.masterless_limit_seconds,
-                epoch=self.accepted.epoch,
-                own_round=self.accepted.round,
+                accepted=self.accepted,
                 answers=answers,
-            )
-            if verdict.kill:
+            ):
                 accounts = self.job.checks.accounts
                 accounts.muddle()
                 accounts.hurt(self.rank, Hurt.FAILURE, 0.0)  # its master was away for too long
                 self.workers.kill()
-            elif (
-                verdict.barrier is not None
-                and current
-                and verdict.barrier.barrier_id > current.armed
-            ):
-                self.workers.set_barrier(verdict.barrier, self.accepted.round)
+            elif barrier is not None and current and barrier.barrier_id > current.armed:
+                self.workers.set_barrier(barrier, self.accepted.round)
         self.later(1.0, self._look)
 
     def known(self) -> wire.GetRoundResponse:
@@ -390,7 +382,7 @@ class Agent(Line):
         current = self.workers.current
         own = current is not None and current.number == self.accepted.round
         return wire.GetRoundResponse(
-            fence=self.accepted.fence(),
+            fence=self.accepted,
             has_master=self.connected,
             barrier=current.barrier if current is not None and own else None,
         )

@@ -29,7 +29,7 @@ def told_seconds(nodes: int) -> float:
     job.make_pods(nodes)
     job.time.run(20.0, lambda: job.phase is JobPhase.TRAINING)
     assert job.phase is JobPhase.TRAINING
-    number = job.master.core.inspect().state.round
+    number = job.master.core.job.state.round
     job.time.run(job.time.now + 1.0)
     gc.collect()
     gc.freeze()  # a pass over the simulation's own millions of objects is no cost of a master
@@ -75,7 +75,7 @@ def judged(nodes: int, learn: float, most: float) -> Judged:
         job.time.run(job.time.now + learn)
         core, begun = job.master.core, job.time.now
         job.agents[nodes // 2].workers.slow_down(0.5)
-        named = job.time.run(begun + most, lambda: bool(core.inspect().health.slow))
+        named = job.time.run(begun + most, lambda: bool(core.job.health.slow))
     gc.set_threshold(*usual)
     gc.unfreeze()
     return Judged(
@@ -84,7 +84,7 @@ def judged(nodes: int, learn: float, most: float) -> Judged:
         named_after=job.time.now - begun if named else math.inf,
         kept=sum(
             sys.getsizeof(run.signatures) + sys.getsizeof(run.at)
-            for group in core.inspect().health.groups.values()
+            for group in core.job.health.groups.values()
             for runs in group.samples.values()
             for run in runs
         ),

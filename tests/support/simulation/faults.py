@@ -255,7 +255,7 @@ def _suspend_in_check(job: Job, fault: Fault) -> None:
 
 
 def _await_check(job: Job, fault: Fault, until: float, since: float = math.inf) -> None:
-    origin, now = job.master.core.inspect().checkpoints.tracker.origin, job.time.now
+    origin, now = job.master.core.job.checkpoints.tracker.origin, job.time.now
     checking = origin is not None and not origin.go
     if checking and now > since + 0.04:  # they have heard of it by now
         _suspend(job, dataclasses.replace(fault, span=2.0))

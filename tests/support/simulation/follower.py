@@ -11,7 +11,7 @@ import collections
 import random
 
 from holdfast.flash.schedule import Course, SaveEvery, ScheduleOffer
-from holdfast.page import SavingSample, TierSaving
+from holdfast.page_sample import SavingSample, TierSaving
 from holdfast_wire.messages import SetSchedule, Tier, WorldAssignment
 from holdfast_wire.tiers import by_tier
 from simulation.training import PACE

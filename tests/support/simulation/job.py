@@ -305,7 +305,7 @@ class Job:
     @property
     def phase(self) -> JobPhase:
         """The phase that the newest master is in."""
-        return self.master.core.inspect().state.phase
+        return self.master.core.job.state.phase
 
     def tale(self, last: int = 60) -> str:
         """The newest events of the newest master."""

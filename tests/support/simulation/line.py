@@ -6,15 +6,15 @@ Does not belong here: what a message means (`agent`).
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import liveness
-from holdfast_agent.policies.liveness import LeaseVerdict
-from holdfast_agent.policies.master_messages import Accepted, Statements
+from holdfast_agent.policies.master_messages import Statements
 from holdfast_master.inputs import Connected, Received
-from holdfast_wire.messages import Hello
+from holdfast_wire.messages import Fence, Hello
 from simulation.network import Stream
 from simulation.workers import Workers
 
@@ -50,7 +50,7 @@ class Line:
         self.stream: Stream | None = None
         self.attempt = 0
         self.no_master_since = job.time.now
-        self.accepted = Accepted()
+        self.accepted = Fence()
         self.statements = Statements()
         self.lease_held = True
         self.workers: Workers = self.workers_type(self)
@@ -106,7 +106,7 @@ class Line:
             self._again()
             return
         stream = self.stream = self.job.connect(self, host)
-        stream.send_up(Connected(stream.number, self.hello(), self.accepted.fence()))
+        stream.send_up(Connected(stream.number, self.hello(), self.accepted))
         self.later(WELCOME_SECONDS, self._welcome_due, stream)
 
     def _again(self) -> None:
@@ -148,7 +148,8 @@ class Line:
         """Send a message, about a round where it is about workers."""
         self.statements.note(message, number or 0, self.now)
         if self.connected and not self.frozen and self.stream is not None:
-            fence = self.accepted.fence(number)
+            about = self.accepted.round if number is None else number
+            fence = dataclasses.replace(self.accepted, round=about)
             self.stream.send_up(Received(self.stream.number, fence, message))
 
     def peers_reachable(self) -> None:
@@ -191,11 +192,9 @@ class Line:
             return
         self.frozen = False
         age = int((self.job.time.now - self.frozen_at) * 1e9)
-        verdict = liveness.judge_lease(
-            held=self.lease_held, age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9)
-        )
+        over = liveness.lease_ran_out(age_ns=age, limit_ns=int(LEASE_LIMIT * 1e9))
         current = self.workers.current
-        if verdict is LeaseVerdict.EXPIRED and current is not None and not current.dead:
+        if self.lease_held and over and current is not None and not current.dead:
             self.lease_held = False
             self.workers.expire(current)
         self.workers.pause(paused=False)

@@ -70,9 +70,7 @@ class LocalRound:
     slot: Slot
     physics: Round | None = None
     exits: dict[int, int] = dataclasses.field(default_factory=dict)
-    killed: bool = False
-    stopped: bool = False
-    lease_expired: bool = False
+    orders: Orders = Orders.NONE
     dead: bool = False
     started: bool = False
     barrier: SetBarrier | None = None
@@ -88,9 +86,9 @@ class LocalRound:
         return self.barrier.barrier_id if self.barrier is not None else 0
 
     @property
-    def orders(self) -> Orders:
-        """Return the kill, the stop and the lease's expiry as the agent's orders."""
-        return Orders(killed=self.killed, stopped=self.stopped, lease_expired=self.lease_expired)
+    def killed(self) -> bool:
+        """True: the agent sent SIGKILL."""
+        return Orders.KILLED in self.orders
 
     def view(self, size: int) -> dict[int, Rank]:
         """All `size` ranks, as the agent samples them."""

@@ -109,7 +109,7 @@ class Master:
 
     def take(self, event: Input) -> list[Instruction]:
         """Hand the core an input and do what it wants."""
-        before = self.core.inspect().state.phase
+        before = self.core.job.state.phase
         self.job.note_input(before, event)
         batch = self.job.decide(self.core, event, self.moment())
         self._carry_out(event, batch)

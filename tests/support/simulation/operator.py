@@ -205,7 +205,7 @@ class Operator:
 
     def _hear_first(self, master: Master) -> None:
         if master.acting and not master.frozen:
-            identity = master.core.inspect().identity
+            identity = master.core.job.identity
             fence = wire.Fence(epoch=identity.epoch, incarnation=identity.incarnation)
             self.told(
                 master, wire.SyncResponse(fence=fence, message=wire.JobStatus(epoch=fence.epoch))

@@ -97,7 +97,7 @@ def _where(error: Exception) -> str:
 
 
 def _fingerprint(job: Job) -> tuple[object, ...]:
-    state = job.master.core.inspect().state
+    state = job.master.core.job.state
     told = "\n".join(f"{e.sequence} {e.unix_time!r} {e.text}" for e in state.events)
     digest = zlib.crc32(told.encode())
     return (job.inputs, job.time.events, job.time.now, state.sequence, state.round, digest)
@@ -131,7 +131,7 @@ def _recovers(job: Job) -> None:
         job.operator.make_missing()
         pause = min(until, job.time.now + HEAL_SECONDS)
         whole = job.time.run(pause, lambda: job.over or (is_whole(job) and promises.kept()))
-    newest = job.master.core.inspect().worlds.newest
+    newest = job.master.core.job.worlds.newest
     members = len(newest.places) if newest else 0
     text = (
         f"{RECOVERY_SECONDS:.0f} s after the last fault the job is {job.phase.name} with "
@@ -151,14 +151,14 @@ def largest(job: Job) -> int:
 
 def _pays(job: Job, missing: int) -> bool:
     """Return whether more nodes gain more than the pause costs. Among thousands one does not."""
-    context = job.master.core.inspect()
+    context = job.master.core.job
     gain = context.settings.grow_horizon_seconds * missing / max(1, largest(job))
     return missing > 0 and gain > context.worlds.rescale_cost
 
 
 def is_whole(job: Job) -> bool:
     """Return whether the job trains with all of its nodes."""
-    world = job.master.core.inspect().worlds.running()
+    world = job.master.core.job.worlds.running()
     return (
         job.phase is JobPhase.TRAINING
         and job.master.acting
@@ -172,7 +172,7 @@ def is_whole(job: Job) -> bool:
 
 def _are_together(job: Job) -> bool:
     """Return whether the newest roster has all replicas, if there are some, and all know it."""
-    context = job.master.core.inspect()
+    context = job.master.core.job
     world, roster = context.worlds.running(), context.state.roster
     if world is None or not world.replicas:
         return True
@@ -191,7 +191,7 @@ def _succeeds(job: Job) -> None:
 
 
 def _ended_rightly(job: Job) -> None:
-    finished, state = job.master.finished, job.master.core.inspect().state
+    finished, state = job.master.finished, job.master.core.job.state
     if finished is None:
         raise Broken("ends", "the job did not end")
     if finished.succeeded:

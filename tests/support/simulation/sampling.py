@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from holdfast_agent.policies import schedules
-from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset, ClockReading
+from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset
 from holdfast_master.policies.hang_response import HangKind
 from holdfast_wire import messages as wire
 from simulation.local_round import Hung, LocalRound
@@ -59,7 +59,7 @@ class NodeSampling:
         """Share of a usual step that a rank works, by local rank and by step."""
         self._sent: tuple[LocalRound | None, int] = (None, 0)
         """A round, and its newest step that the master has."""
-        self._reading: ClockReading | None = None
+        self._ahead: float | None = None
         self._probed = 0
         self._probes: dict[int, float] = {}
         self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=schedules.KEPT)
@@ -99,8 +99,8 @@ class NodeSampling:
         self._probes = {}
 
     def _watch_clock(self) -> None:
-        now = self.clock.reading(self.agent.job.time.now)
-        before, self._reading = self._reading, now
+        now = self.clock.ahead(self.agent.job.time.now)
+        before, self._ahead = self._ahead, now
         if before is not None and schedules.was_set(before, now):
             self.forget_clock()
 
@@ -213,9 +213,9 @@ class NodeClock:
             offset = next(off for since, off in reversed(self.set_at) if since <= now)
         return UNIX_START + now * (1 + self.drift) + offset
 
-    def reading(self, now: float) -> ClockReading:
-        """Return it beside a clock that nobody sets."""
-        return ClockReading(unix=self.at(now), monotonic=now * (1 + self.drift))
+    def ahead(self, now: float) -> float:
+        """Return how far it is ahead of a clock that nobody sets."""
+        return self.at(now) - now * (1 + self.drift)
 
     def set(self, now: float, by: float) -> None:
         """Set it forward, or back."""

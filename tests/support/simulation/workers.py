@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from holdfast.page_sample import RankSample
 from holdfast_agent.policies import rank_progress, round_phases
 from holdfast_agent.policies.rank_progress import Rank
-from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
+from holdfast_agent.policies.round_phases import Orders, RoundPhase, RoundTrigger, follow
 from holdfast_wire import messages as wire
 from simulation.follower import Follower
 from simulation.local_round import LocalRound, Slot
@@ -99,7 +99,7 @@ class Workers:
         if grace <= 0:
             self._kill_current()
             return
-        current.stopped = True
+        current.orders |= Orders.STOPPED
         self._move(RoundTrigger.STOP)
         self.agent.later(
             min(grace, self.agent.luck.uniform(0.01, self.slowest_end)), self._die, current
@@ -114,7 +114,7 @@ class Workers:
         current = self.current
         if current is None or current.dead:
             return
-        current.killed = True
+        current.orders |= Orders.KILLED
         self._move(RoundTrigger.KILL)
         self.agent.later(self.agent.luck.uniform(0.003, 0.02) + self.agent.drag, self._die, current)
 
@@ -145,7 +145,7 @@ class Workers:
             return
         self._move(RoundTrigger.DEAD)
         if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
-            message = wire.RoundStopped(lease_expired=current.lease_expired)
+            message = wire.RoundStopped(lease_expired=Orders.LEASE_EXPIRED in current.orders)
             self.agent.report(message, current.number)
         self.agent.workers_dead()
         self._try_spawn()
@@ -241,7 +241,7 @@ class Workers:
     def expire(self, current: LocalRound) -> None:
         """The lease ran out: the zygote kills what runs."""
         if current is self.current and not current.dead:
-            current.lease_expired = current.killed = True
+            current.orders |= Orders.LEASE_EXPIRED | Orders.KILLED
             self._move(RoundTrigger.KILL)
             self._die(current)
 
@@ -298,7 +298,7 @@ class Workers:
         found = rank_progress.first_step(self.view(current), current.number)
         if found is not None:
             self._move(RoundTrigger.FIRST_STEP)
-            self.agent.report(wire.RoundStarted(first_step=True, step=found.step), current.number)
+            self.agent.report(wire.RoundStarted(first_step=True, step=found[0]), current.number)
 
     def set_barrier(self, order: wire.SetBarrier, number: int) -> None:
         """Ask the ranks to save at a step, and to stop there unless they go on."""

@@ -46,7 +46,7 @@ def test_every_message_comes_back_as_it_was_sent(name: str, data: st.DataObject)
 def test_every_twin_has_the_fields_of_its_message(name: str) -> None:
     """Same names, kinds, presence and members of oneofs; a twin's default is protobuf's."""
     kind = getattr(messages, name)
-    descriptor: Any = codec.PROTO[name].DESCRIPTOR
+    descriptor: Any = codec.proto_of(name).DESCRIPTOR
     hints = typing.get_type_hints(kind)
     oneofs = {one.name: one for one in descriptor.oneofs if not one.name.startswith("_")}
     inside = {field.name for one in oneofs.values() for field in one.fields}
@@ -57,7 +57,7 @@ def test_every_twin_has_the_fields_of_its_message(name: str) -> None:
     for one_name, one in oneofs.items():
         kinds = {part.__name__ for part in typing.get_args(hints[one_name])}
         assert kinds == {field.message_type.name for field in one.fields} | {"NoneType"}
-    assert codec.from_proto(codec.PROTO[name]()) == kind()
+    assert codec.from_proto(codec.proto_of(name)()) == kind()
 
 
 def check_field(field: Any, hint: Any, where: str) -> None:

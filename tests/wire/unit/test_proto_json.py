@@ -25,7 +25,7 @@ def test_protobuf_reads_what_is_written_and_is_read_itself(name: str, data: st.D
     """Each understands the other's text: a person may write either."""
     twin = data.draw(twins(name))
     ours, theirs = to_json(twin), json_format.MessageToJson(codec.to_proto(twin))
-    assert _same(codec.from_proto(json_format.Parse(ours, codec.PROTO[name]())), twin)
+    assert _same(codec.from_proto(json_format.Parse(ours, codec.proto_of(name)())), twin)
     assert _same(from_json(type(twin), theirs), twin)
     assert _same(from_json(type(twin), ours), twin)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast_wire import codec, keys, roles
+from holdfast_wire.messages import MESSAGES
 from holdfast_wire.v1 import agent_pb2, job_pb2, operator_pb2, peer_pb2
 from house.repository import ROOT
 
@@ -79,8 +80,8 @@ def test_a_method_that_is_not_listed_is_served_to_nobody() -> None:
 
 def test_every_enum_has_an_unspecified_zero() -> None:
     """A field that was never set says so."""
-    for name in codec.PROTO:
-        descriptor: Any = codec.PROTO[name].DESCRIPTOR
+    for name in MESSAGES:
+        descriptor: Any = codec.proto_of(name).DESCRIPTOR
         for field in descriptor.fields:
             if field.enum_type is not None:
                 assert field.enum_type.values_by_number[0].name.endswith("_UNSPECIFIED")

@@ -48,6 +48,6 @@ def test_versions_and_costs_are_found_by_tier() -> None:
 
 def test_a_tier_of_a_newer_release_is_refused_by_name() -> None:
     """An older peer does not take it for another, nor leave it out."""
-    message = codec.PROTO["SetSchedule"](intervals=[{"tier": 9, "every": 3}])
+    message = codec.proto_of("SetSchedule")(intervals=[{"tier": 9, "every": 3}])
     with pytest.raises(codec.NewerError, match=r"TierInterval\.tier is 9, which is no Tier"):
         codec.decode(SetSchedule, message.SerializeToString())

@@ -29,7 +29,7 @@ from holdfast.flash.server.protocol import Granted, LinkError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import foreign_names
 from holdfast.flash.trainer.client import CheckpointError, Client
-from holdfast.flash.trainer.collectives import from_rank_0
+from holdfast.flash.trainer.collectives import from_rank_0, has_group
 from holdfast.flash.trainer.copier import Copier, RoomNeeded
 from holdfast.flash.trainer.leaves import Leaves, Stateful, TensorLeaf, ValueLeaf, constant, is_own
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, fits
@@ -101,7 +101,7 @@ def async_save(  # noqa: PLR0913 - torch's signature
     del async_checkpointer_type  # a thread and a process of torch's save the same
     given = {"storage_writer": storage_writer, "planner": planner, "async_stager": async_stager}
     _refuse(given, use_collectives=use_collectives)
-    alone = no_dist or not _has_group()
+    alone = no_dist or not has_group()
     if not alone:
         _refuse_part(process_group)
     path = _path(checkpoint_id)
@@ -169,12 +169,6 @@ def _refuse_part(group: Any) -> None:
             f"process_group={group!r} has {dist.get_world_size(group)} of "
             f"{dist.get_world_size()} ranks: all ranks save together, or each alone with no_dist"
         )
-
-
-def _has_group() -> bool:
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_initialized()
 
 
 def _path(checkpoint_id: str | os.PathLike[str] | None) -> str:
@@ -295,11 +289,11 @@ class _Session:
     def _copy(self, version: Version, leaves: Leaves) -> None:
         arena, plan = self._arena(leaves)
         self._client.wait_for_slot(arena, _SLOT_SECONDS)
-        choice = choose(arena.views())
-        if choice.slot is None or self._client.is_lost():
+        free = choose(arena.views())
+        if free is None or self._client.is_lost():
             reasons = self._client.failures() or [f"no slot became free in {_SLOT_SECONDS:g} s"]
             raise CheckpointError("; ".join(reasons))
-        slot = arena.slots[choice.slot]
+        slot = arena.slots[free]
         copier = Copier(plan, leaves, arena, before=self._copier, slots=[slot])
         try:
             bodies = copier.values(sketched=not copier.is_compared(self._client.stored()))
@@ -329,7 +323,7 @@ class _Session:
         arena = Arena(descriptors[0])
         os.close(descriptors[0])
         arena.keep_from_children()
-        arena.populate(write=True)
+        arena.fault_in()
         return arena, plan
 
     def _listen(self) -> None:

@@ -24,15 +24,7 @@ from holdfast.flash.server.protocol import listen
 from holdfast_agent import temporary_directories
 from holdfast_agent.errors import ArenasError
 from holdfast_agent.text_limits import cut
-from holdfast_wire.messages import (
-    CommitAnnounced,
-    CommitGrant,
-    FlushToStorage,
-    MemoryCheckpoints,
-    ReleaseCheckpoints,
-    RestorePlan,
-    RestoreRequest,
-)
+from holdfast_wire import messages as wire
 
 if TYPE_CHECKING:
     from holdfast.flash.memory.recovery import ArenaBackend
@@ -95,7 +87,7 @@ class Arenas:
         self.peers: Peers
         """Connection to other agents, once there is a trainer."""
         self._worlds: dict[int, str] = {}
-        self._held: tuple[MemoryCheckpoints, int | None] | None = None
+        self._held: tuple[wire.MemoryCheckpoints, int | None] | None = None
         self._held_timer: asyncio.TimerHandle | None = None
         self._import_timer: asyncio.TimerHandle | None = None
         self._import: asyncio.Future[None] | None = None
@@ -230,12 +222,12 @@ class Arenas:
 
     def _send(self, message: Report, number: int | None) -> None:
         """Send to the master; of several reports of memory within a moment only the newest."""
-        if isinstance(message, MemoryCheckpoints):
+        if isinstance(message, wire.MemoryCheckpoints):
             self._held = (message, number)
             if self._held_timer is None:
                 self._send_held()
             return
-        if not isinstance(message, RestoreRequest):
+        if not isinstance(message, wire.RestoreRequest):
             message = dataclasses.replace(message, error=cut(message.error))
         self._report(message, number)
 
@@ -279,11 +271,11 @@ def _import_server() -> None:
 
 
 _HANDLERS: Final[Mapping[type, Callable[[CoordinatedCommit, Any, int], None]]] = {
-    RestorePlan: lambda commit, message, number: commit.restore.start_from(number, message),
-    CommitGrant: lambda commit, message, _: commit.grant(message),
-    CommitAnnounced: lambda commit, message, _: commit.announce(message),
-    ReleaseCheckpoints: lambda commit, message, _: commit.release(message),
-    FlushToStorage: lambda commit, message, _: commit.flush_to_storage(message),
+    wire.RestorePlan: lambda commit, message, number: commit.restore.start_from(number, message),
+    wire.CommitGrant: lambda commit, message, _: commit.grant(message),
+    wire.CommitAnnounced: lambda commit, message, _: commit.announce(message),
+    wire.ReleaseCheckpoints: lambda commit, message, _: commit.release(message),
+    wire.FlushToStorage: lambda commit, message, _: commit.flush_to_storage(message),
 }
 
 

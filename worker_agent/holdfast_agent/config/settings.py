@@ -12,7 +12,7 @@ from pathlib import Path
 
 from holdfast_agent.config import flags, notice_sources
 from holdfast_agent.config.launch import Launch
-from holdfast_agent.config.notice_sources import ENV_NOTICES, NoticeSource
+from holdfast_agent.config.notice_sources import ENV_NOTICES
 from holdfast_agent.errors import InputError
 from holdfast_agent.zygote.settings import DEFAULT_PRELOAD
 from holdfast_wire import environment, keys
@@ -71,7 +71,7 @@ class Settings:
     arena_socket: int = -1
     """HOLDFAST_ARENA_SOCKET: number of an inherited socket to the local runner, which holds this
     node's arenas too: they then outlive a kill of this agent. Default -1: no runner does."""
-    notices: tuple[NoticeSource, ...] = ()
+    notices: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """HOLDFAST_NOTICES: sources that are asked for notices about this node's end. Default none: no
     address of a cloud is asked where there may be no cloud."""
     log_level: str = "INFO"

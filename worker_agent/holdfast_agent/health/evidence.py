@@ -26,6 +26,7 @@ from holdfast_agent.health.worker_server import (
     NoAnswerError,
     WorkerServer,
     WorkerServerError,
+    parse_flight_record,
 )
 from holdfast_agent.text_limits import cut
 from holdfast_wire.messages import GroupTail, RankEvidence
@@ -211,7 +212,7 @@ async def _later_stacks(
 
 def _record(server: WorkerServer) -> FlightRecord | None:
     try:
-        return server.flight_record(OBSERVED_SECONDS)
+        return parse_flight_record(server.flight_trace(OBSERVED_SECONDS))
     except WorkerServerError:
         return None
 

@@ -25,7 +25,8 @@ from holdfast_agent.health.worker_server import (
 )
 from holdfast_agent.policies import collective_steps, schedules
 from holdfast_agent.policies.collective_steps import GroupWindow, StepGuess, StepMark
-from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset, ClockReading
+from holdfast_agent.policies.round_phases import Orders
+from holdfast_agent.policies.schedules import ClockAnswer, ClockOffset
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire.messages import (
@@ -98,8 +99,8 @@ class Sampler:
         self._probe_ids = itertools.count(1)
         self._probes: dict[int, float] = {}
         self._answers: collections.deque[ClockAnswer] = collections.deque(maxlen=schedules.KEPT)
-        self._reading: ClockReading | None = None
-        """The clocks at the last sample."""
+        self._ahead: float | None = None
+        """Unix clock less monotonic clock at the last sample, s."""
 
     def welcomed(self, policy: HealthPolicy | None) -> None:
         """Take the job's policy; another master may have another clock."""
@@ -124,7 +125,9 @@ class Sampler:
         while True:
             await asyncio.sleep(self._rest(self._due))
             current = self._runner.current
-            if self.policy is None or current is None or current.dead or current.kill_ordered:
+            if self.policy is None or current is None or current.dead:
+                continue
+            if Orders.KILLED in current.orders:
                 continue
             # A new round is looked at soon: whether it has made a step must be known if it fails.
             if current.number == self._round and time.monotonic() < self._due:
@@ -195,8 +198,8 @@ class Sampler:
 
     def _watch_clock(self) -> None:
         """Notice that the clock was set: what was issued since the last sample has two times."""
-        before, self._reading = self._reading, ClockReading(time.time(), time.monotonic())
-        if before is not None and schedules.was_set(before, self._reading):
+        before, self._ahead = self._ahead, time.time() - time.monotonic()
+        if before is not None and schedules.was_set(before, self._ahead):
             log.info("this node's clock was set; a sample is left out")
             self._forget_clock()
 

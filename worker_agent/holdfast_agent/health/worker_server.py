@@ -86,19 +86,6 @@ class WorkerServer:
 
     socket_path: Path
 
-    def flight_record(self, seconds: float) -> FlightRecord:
-        """Return the newest operations of the rank; the GIL is not needed.
-
-        seconds: Longest wait, s.
-
-        Raises WorkerServerError: no usable answer came within `seconds`.
-        """
-        body = self.flight_trace(seconds)
-        try:
-            return parse_flight_record(body)
-        except AnswerError as error:
-            raise AnswerError(f"{self.socket_path}: fr_trace_json: {error}") from error
-
     def flight_trace(self, seconds: float) -> bytes:
         """Return the bytes for `parse_flight_record`; the GIL is not needed.
 

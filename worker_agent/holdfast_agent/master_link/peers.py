@@ -15,12 +15,14 @@ from typing import Any
 import grpc
 
 from holdfast_agent.checkpoint.arenas import Arenas
+from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentError
 from holdfast_agent.master_link.session import MasterSession
 from holdfast_agent.policies import liveness
+from holdfast_agent.workers.page_watch import PageWatch
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_wire import channel, codec, keys
-from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress, SetBarrier
+from holdfast_wire.messages import GetRoundRequest, GetRoundResponse, PeerAddress
 from holdfast_wire.v1 import peer_pb2, peer_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -29,19 +31,18 @@ ASK_DEADLINE_SECONDS = 0.8
 """Seconds for one answer; all peers are asked at once, when the master is lost and each second."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-Known = Callable[[], GetRoundResponse]
-"""Returns this agent's knowledge of its round and its master."""
-
 
 class PeerServer(peer_pb2_grpc.PeerServiceServicer):
     """Answers other agents of the job, on a port of its own."""
 
-    def __init__(self, known: Known, arenas: Arenas) -> None:
-        """`known` returns this agent's knowledge, `arenas` has the checkpoints in its memory."""
+    def __init__(self, known: Callable[[], GetRoundResponse], arenas: Arenas) -> None:
+        """Listen nowhere yet.
+
+        known: Returns this agent's knowledge of its round and its master.
+        arenas: Has the checkpoints in its memory.
+        """
         self._known, self._arenas = known, arenas
         self._server: grpc.aio.Server | None = None
-        self.refused = 0
-        """Calls by another client than an agent."""
 
     async def start(self, address: str, tls_dir: Path) -> str:
         """Listen, and return the host:port at which others reach it.
@@ -96,7 +97,6 @@ class PeerServer(peer_pb2_grpc.PeerServiceServicer):
         """Refuse clients without an agent's certificate, and questions about an ended round."""
         peer = channel.peer_identity(context.auth_context())
         if peer is None or peer.role != keys.ROLE_AGENT:
-            self.refused += 1
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "agents only")
         known = self._known().fence
         if fence is not None and known is not None and fence.round < known.round:
@@ -108,9 +108,7 @@ async def ask(
     peers: Sequence[PeerAddress], request: GetRoundRequest, job_uid: str, tls_dir: Path
 ) -> list[GetRoundResponse]:
     """Return the answers of the peers that answer in time."""
-    answers = await asyncio.gather(
-        *(_ask_one(peer, request, job_uid, tls_dir) for peer in peers), return_exceptions=False
-    )
+    answers = await asyncio.gather(*(_ask_one(peer, request, job_uid, tls_dir) for peer in peers))
     return [answer for answer in answers if answer is not None]
 
 
@@ -134,32 +132,42 @@ async def _ask_one(
 class MasterlessWatch:
     """Watches the workers while there is no master; the rule is `policies.liveness`'."""
 
-    def __init__(self, runner: RoundRunner, session: MasterSession, node_rank: int) -> None:
-        """Watch `runner`'s workers; `session` tells if there is a master, and how peers are met."""
-        self._runner, self._session, self._node_rank = runner, session, node_rank
+    def __init__(
+        self, watch: PageWatch, runner: RoundRunner, session: MasterSession, settings: Settings
+    ) -> None:
+        """Watch `runner`'s workers; `session` tells if there is a master."""
+        self._watch, self._runner = watch, runner
+        self._session, self._settings = session, settings
         self._since = time.monotonic()
 
     def begin(self) -> None:
         """Note that the master is lost from now on."""
         self._since = time.monotonic()
 
-    async def look(self, limit_seconds: float) -> SetBarrier | None:
-        """Ask the peers once; end the workers, or return a barrier that only peers have had yet."""
-        session, current = self._session, self._runner.current
+    def known(self) -> GetRoundResponse:
+        """Return the answer for a peer that has no master."""
+        accepted, current = self._session.accepted, self._runner.current
+        barrier = current.stop_barrier if current and current.number == accepted.round else None
+        connected = self._session.connected
+        return GetRoundResponse(fence=accepted, has_master=connected, barrier=barrier)
+
+    async def look(self, limit_seconds: float) -> None:
+        """Ask the peers once; end the workers, or arm a barrier that only peers have had yet."""
+        session, settings, current = self._session, self._settings, self._runner.current
         members = current.assignment.peers if current is not None else ()
-        request = GetRoundRequest(node_rank=self._node_rank, fence=session.accepted.fence())
-        answers = await ask(members, request, session.dial.job_uid, session.dial.tls_dir)
+        request = GetRoundRequest(node_rank=settings.node_rank, fence=session.accepted)
+        answers = await ask(members, request, settings.job_uid, settings.tls_dir)
         if session.connected:
-            return None
-        verdict = liveness.judge_masterless(
+            return
+        killed_for = liveness.why_masterless_end(
             silent_seconds=time.monotonic() - self._since,
             limit_seconds=limit_seconds,
-            epoch=session.accepted.epoch,
-            own_round=session.accepted.round,
+            accepted=session.accepted,
             answers=answers,
         )
-        if verdict.kill:
-            self._runner.kill(verdict.reason)
-        elif verdict.barrier is not None and current is not None:
-            return verdict.barrier if verdict.barrier.barrier_id > current.armed else None
-        return None
+        if killed_for:
+            self._runner.kill(killed_for)
+            return
+        barrier = liveness.peers_barrier(session.accepted, answers)
+        if barrier is not None and current and barrier.barrier_id > current.armed:
+            self._watch.set_barrier(barrier, session.accepted.round)

@@ -12,7 +12,6 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -20,9 +19,9 @@ import grpc
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.policies import liveness, master_messages
-from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, Statements
+from holdfast_agent.policies.master_messages import Statements
 from holdfast_wire import __version__, channel, codec, stream
-from holdfast_wire.messages import Heartbeat, Hello, SessionRequest, SessionResponse, Welcome
+from holdfast_wire.messages import Fence, Heartbeat, Hello, SessionRequest, SessionResponse, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -53,40 +52,33 @@ class Listener(Protocol):
         """Note the end of a stream that had a Welcome."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MasterDial:
-    """Address of the master, and the credentials to reach it."""
-
-    endpoint: Callable[[], str | None]
-    """Return host:port as of now; None: not known yet (the master is still starting)."""
-    job_uid: str
-    tls_dir: Path
-
-
 class MasterSession:
     """One agent's stream, renewed until `close`."""
 
-    def __init__(self, dial: MasterDial, jitter: random.Random) -> None:
-        """Connect to `dial`; `jitter` spreads reconnects."""
-        self.dial = dial
-        self.accepted = Accepted()
+    def __init__(
+        self, settings: Settings, endpoint: Callable[[], str | None], jitter: random.Random
+    ) -> None:
+        """Connect to nothing before `run`.
+
+        endpoint: Returns the master's host:port as of now; None: it is still starting.
+        jitter: Spreads reconnects.
+        """
+        self.accepted = Fence()
+        """Newest fence that was accepted."""
         self.statements = Statements()
-        self._listener: Listener | None = None
+        self._listener: Listener
+        """The stream's user, from `run` on."""
         self._jitter = jitter
         self._complained = ("", 0.0)
         self.connected = False
         """True: a Welcome (or a Leave in its place) came and the stream has not ended since."""
-        self.reconnects = 0
-        """Streams that ended after a Welcome."""
         self._patience = liveness.WELCOME_SECONDS
         self._crowd = 1
         """Largest number of agents of the job, as the last master said."""
-        self.malformed = 0
-        """Messages that could not be decoded, or not be encoded."""
         way = stream.Dial(
-            endpoint=dial.endpoint,
-            tls_dir=lambda: dial.tls_dir,
-            options=lambda limit: channel.agent_channel_options(dial.job_uid, limit),
+            endpoint=endpoint,
+            tls_dir=lambda: settings.tls_dir,
+            options=lambda limit: channel.agent_channel_options(settings.job_uid, limit),
         )
         self._stream = stream.Stream(METHOD, SessionResponse, way, self, self, outbox)
 
@@ -102,7 +94,9 @@ class MasterSession:
         there is repeated.
         """
         self.statements.note(message, round_number or 0, time.monotonic())
-        self._send(SessionRequest(fence=self.accepted.fence(round_number), message=message))
+        number = self.accepted.round if round_number is None else round_number
+        fence = dataclasses.replace(self.accepted, round=number)
+        self._send(SessionRequest(fence=fence, message=message))
 
     def repeat(self, *, ending: int = 0) -> None:
         """Send what a master that has just welcomed this agent may not know.
@@ -132,13 +126,7 @@ class MasterSession:
 
     def opening(self) -> list[SessionRequest]:
         """Return the hello."""
-        return [SessionRequest(fence=self.accepted.fence(), message=self._user.hello())]
-
-    @property
-    def _user(self) -> Listener:
-        if self._listener is None:
-            raise RuntimeError("a stream has opened before `run`")
-        return self._listener
+        return [SessionRequest(fence=self.accepted, message=self._listener.hello())]
 
     def received(self, response: SessionResponse) -> bool:
         """Hand a message on; the first one must open the stream."""
@@ -160,24 +148,22 @@ class MasterSession:
     def _take(self, response: SessionResponse) -> bool:
         """Hand a message on if its fence allows; return whether it does."""
         judged = master_messages.judge(self.accepted, response)
-        if judged.verdict is not FenceVerdict.ACCEPT:
-            name, why = type(response.message).__name__, judged.verdict.value
-            log.warning("%s of the master dropped: %s", name, why)
+        if judged.refused:
+            name = type(response.message).__name__
+            log.warning("%s of the master dropped: %s", name, judged.refused)
             return False
         self.accepted = judged.accepted
-        self._user.on_message(response.message, judged.round)
+        self._listener.on_message(response.message, judged.round)
         return True
 
     def unreadable(self, error: codec.WireError) -> None:
         """Drop a message, unless it should have opened the stream."""
-        self.malformed += 1
         log.warning("a message of the master was dropped: %s", error)
         if not self.connected:
             raise ConnectionError("the master's first message could not be read")
 
     def unsendable(self, error: codec.WireError) -> None:
         """Leave a message out: the others still count."""
-        self.malformed += 1
         log.error("the master is not told: %s", error)
 
     def ended(self, end: stream.StreamEnding) -> None:
@@ -186,8 +172,7 @@ class MasterSession:
             raise AgentRefusedError(end.reason) from end.error
         if self.connected:
             self.connected = False
-            self.reconnects += 1
-            self._user.on_down(end.reason)
+            self._listener.on_down(end.reason)
             return
         reason = end.reason
         if isinstance(end.error, stream.SilentError):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from holdfast_agent.config.notice_sources import NoticeService, NoticeSource
+from holdfast_agent.config import notice_sources
 from holdfast_agent.policies import notices
 from holdfast_agent.policies.notices import Notice
 
@@ -241,20 +241,20 @@ def _checked(answer: HttpAnswer, url: str) -> HttpAnswer:
 
 _AWS_ACTION: Final = ("spot/instance-action", "instance-action", notices.aws_instance_action)
 _AWS_REBALANCE: Final = ("events/recommendations/rebalance", "rebalance", notices.aws_rebalance)
-_QUESTIONS: Final[dict[NoticeService, tuple[Callable[[str], Source], ...]]] = {
-    NoticeService.GCE: (
+_QUESTIONS: Final[dict[str, tuple[Callable[[str], Source], ...]]] = {
+    notice_sources.GCE: (
         lambda base: GceKey(base, "preempted", notices.gce_preempted),
         lambda base: GceKey(base, "maintenance-event", notices.gce_maintenance),
     ),
-    NoticeService.AWS: (
+    notice_sources.AWS: (
         lambda base: AwsPath(base, *_AWS_ACTION),
         lambda base: AwsPath(base, *_AWS_REBALANCE),
     ),
-    NoticeService.AZURE: (AzureEvents,),
-    NoticeService.FILE: (NoticeFile,),
+    notice_sources.AZURE: (AzureEvents,),
+    notice_sources.FILE: (NoticeFile,),
 }
 
 
-def sources(named: tuple[NoticeSource, ...]) -> tuple[Source, ...]:
-    """Return the questions to the named sources."""
-    return tuple(make(one.where) for one in named for make in _QUESTIONS[one.service])
+def sources(named: Mapping[str, str]) -> tuple[Source, ...]:
+    """Return the questions to the named sources: see `notice_sources.parse`."""
+    return tuple(make(where) for kind, where in named.items() for make in _QUESTIONS[kind])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from holdfast import loop_errors
 from holdfast_agent.notices.sources import Source, SourceError
 from holdfast_agent.policies import notices
-from holdfast_agent.policies.notices import Notice, NoticeNews
+from holdfast_agent.policies.notices import Notice
 from holdfast_wire.messages import NoticeReceived
 
 log = logging.getLogger(__name__)
@@ -82,12 +82,13 @@ class NoticeWatch:
     def _receive(self, source: str, found: Notice | None) -> None:
         if self._stopping.is_set():
             return
-        news = notices.compare(self._known.get(source), found)
-        self._known[source] = found
-        if news is NoticeNews.WITHDRAWN:
-            log.info("notice of %s: %s", source, news.value)
+        known, self._known[source] = self._known.get(source), found
+        if not notices.is_news(known, found):
+            return
+        if found is None:
+            log.info("notice of %s: the notice is gone", source)
             self._withdrawn(source)
-        elif news is NoticeNews.ANNOUNCED and found is not None:
+        else:
             log.warning("notice of %s: %s", source, found.text)
             self._announced(
                 NoticeReceived(

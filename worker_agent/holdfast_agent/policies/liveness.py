@@ -8,86 +8,57 @@ peer received in time is meant for all. Clocks, calls and kills are in `workers`
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Sequence
 
-from holdfast_wire.messages import GetRoundResponse, SetBarrier
+from holdfast_wire.messages import Fence, GetRoundResponse, SetBarrier
 
 
-class LeaseVerdict(enum.Enum):
-    """Action for the lease at this moment."""
+def lease_ran_out(*, age_ns: int, limit_ns: int) -> bool:
+    """Return True if a lease that was renewed `age_ns` ago, and lasts `limit_ns`, is over.
 
-    RENEW = "renew"
-    EXPIRED = "expired"
-    """It ran out while this process stood still: none of its workers may live."""
-    WITHHOLD = "withhold"
-    """It ran out before, and the workers are not known to be dead yet."""
-
-
-def judge_lease(*, held: bool, age_ns: int, limit_ns: int) -> LeaseVerdict:
-    """Decide on a lease that was renewed `age_ns` ago and lasts `limit_ns`.
-
-    A lease that ran out is not simply renewed. If agent and zygote stood still together, the
-    workers were not killed yet, and a newer world may run elsewhere. held: False once the lease ran
-    out, until the workers are known to be dead.
+    It is not simply renewed then, not before the workers are known to be dead. If agent and zygote
+    stood still together, they were not killed yet, and a newer world may run elsewhere.
     """
-    if not held:
-        return LeaseVerdict.WITHHOLD
-    return LeaseVerdict.EXPIRED if age_ns > limit_ns else LeaseVerdict.RENEW
+    return age_ns > limit_ns
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MasterlessVerdict:
-    """Verdict on workers without a master: kill them or let them train, and why."""
-
-    kill: bool
-    reason: str
-    barrier: SetBarrier | None = None
-    """Newest barrier that a peer in the same round knows; None: no peer knows one."""
-
-
-def judge_masterless(
+def why_masterless_end(
     *,
     silent_seconds: float,
     limit_seconds: float,
-    epoch: int,
-    own_round: int,
+    accepted: Fence,
     answers: Sequence[GetRoundResponse],
-) -> MasterlessVerdict:
-    """Decide on the workers of `own_round`.
+) -> str:
+    """Return the reason to kill the workers of the accepted round; empty: they train on.
 
     silent_seconds: time since the stream to the master ended, s.
     limit_seconds: longest training without a master (from Welcome), s.
-    epoch: newest master epoch accepted here.
+    accepted: newest fence accepted here.
     answers: answers of the peers this time; peers without an answer are absent.
     """
-    newer = [
-        answer.fence
-        for answer in answers
-        if answer.fence is not None
-        and answer.fence.epoch >= epoch
-        and answer.fence.round > own_round
-    ]
-    if newer:
-        found = max(fence.round for fence in newer)
-        return MasterlessVerdict(True, f"a peer is in round {found}, this node in {own_round}")
+    known = (answer.fence for answer in answers if answer.fence is not None)
+    found = max((one.round for one in known if one.epoch >= accepted.epoch), default=0)
+    if found > accepted.round:
+        return f"a peer is in round {found}, this node in {accepted.round}"
     if silent_seconds >= limit_seconds:
-        return MasterlessVerdict(
-            True, f"no master for {silent_seconds:.0f} s, the limit is {limit_seconds:.0f} s"
-        )
+        return f"no master for {silent_seconds:.0f} s, the limit is {limit_seconds:.0f} s"
+    return ""
+
+
+def peers_barrier(accepted: Fence, answers: Sequence[GetRoundResponse]) -> SetBarrier | None:
+    """Return the newest barrier that a peer in the accepted round knows; None: no peer knows one.
+
+    Arguments as for `why_masterless_end`.
+    """
     barriers = [
         answer.barrier
         for answer in answers
         if answer.barrier is not None
         and answer.fence is not None
-        and answer.fence.round == own_round
-        and answer.fence.epoch >= epoch
+        and answer.fence.round == accepted.round
+        and answer.fence.epoch >= accepted.epoch
     ]
-    return MasterlessVerdict(
-        False,
-        f"no master for {silent_seconds:.1f} s, no peer is in a newer round",
-        max(barriers, key=lambda barrier: barrier.barrier_id, default=None),
-    )
+    return max(barriers, key=lambda barrier: barrier.barrier_id, default=None)
 
 
 FIRST_DELAY_SECONDS = 0.05
@@ -174,32 +145,22 @@ class ZygoteHistory:
             short_lives=0 if settled else self.short_lives + 1,
         )
 
+    @property
+    def given_up(self) -> str:
+        """Reason not to start another zygote; empty: it is started.
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RestartVerdict:
-    """Verdict on another zygote: start it or not, the pause, and the reason."""
+        One that never became ready shows a fault of the installation or of an imported module: it
+        ends the agent at once. Ends of ready ones are bounded by the job's failure budget alone.
+        """
+        if not self.was_ready:
+            return "it ended before it was ready"
+        if self.failed_starts >= MAX_FAILED_STARTS:
+            return f"{self.failed_starts} in a row ended before they were ready"
+        return ""
 
-    restart: bool
-    pause_seconds: float
-    reason: str
-
-
-def judge_restart(history: ZygoteHistory) -> RestartVerdict:
-    """Decide after an end that is in `history`.
-
-    A zygote that never became ready shows a fault of the installation or of an imported module: it
-    ends the agent at once. Ends of ready ones are bounded by the job's failure budget alone.
-    """
-    if not history.was_ready:
-        return RestartVerdict(False, 0.0, "it ended before it was ready")
-    if history.failed_starts >= MAX_FAILED_STARTS:
-        reason = f"{history.failed_starts} in a row ended before they were ready"
-        return RestartVerdict(False, 0.0, reason)
-    return RestartVerdict(True, _restart_pause(history.short_lives), "one was ready before")
-
-
-def _restart_pause(short_lives: int) -> float:
-    """Return 0, 0, 1, 2, 4, … s: a first end is no reason to wait."""
-    if short_lives < 2:
-        return 0.0
-    return min(LONGEST_PAUSE_SECONDS, 2.0 ** min(short_lives - 2, 10))
+    @property
+    def pause_seconds(self) -> float:
+        """Time to the start of another, 0, 0, 1, 2, 4, … s: a first end is no reason to wait."""
+        if self.short_lives < 2:
+            return 0.0
+        return min(LONGEST_PAUSE_SECONDS, 2.0 ** min(self.short_lives - 2, 10))

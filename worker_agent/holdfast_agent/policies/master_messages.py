@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -42,50 +41,22 @@ from holdfast_wire.messages import (
 )
 
 
-class FenceVerdict(enum.Enum):
-    """Verdict about a message, from its fence."""
+def refusal(known: Fence, got: Fence | None, *, about_round: bool) -> str:
+    """Return the reason to drop a message with the fence `got`; empty: it is accepted.
 
-    ACCEPT = "accept"
-    NO_FENCE = "it carries no fence"
-    OLDER_EPOCH = "it is from an older master"
-    OTHER_INCARNATION = "it is from another master of the same epoch"
-    OLDER_ROUND = "it is about an older round"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """Newest fence that this agent has accepted."""
-
-    epoch: int = 0
-    incarnation: str = ""
-    group: int = 0
-    round: int = 0
-
-    def fence(self, round_number: int | None = None) -> Fence:
-        """Return the fence for a message, about `round_number` if that is given."""
-        return Fence(
-            epoch=self.epoch,
-            incarnation=self.incarnation,
-            group=self.group,
-            round=self.round if round_number is None else round_number,
-        )
-
-
-def judge_fence(known: Accepted, got: Fence | None, *, about_round: bool) -> FenceVerdict:
-    """Judge a message with the fence `got`.
-
+    known: newest fence that this agent has accepted.
     about_round: the message is about the round in its fence (an assignment, a barrier, a stop): an
         older round makes it void. Other messages only need a living master.
     """
     if got is None or got.epoch == 0:
-        return FenceVerdict.NO_FENCE
+        return "it carries no fence"
     if got.epoch < known.epoch:
-        return FenceVerdict.OLDER_EPOCH
+        return "it is from an older master"
     if got.epoch == known.epoch and got.incarnation != known.incarnation:
-        return FenceVerdict.OTHER_INCARNATION
+        return "it is from another master of the same epoch"
     if about_round and got.round < known.round:
-        return FenceVerdict.OLDER_ROUND
-    return FenceVerdict.ACCEPT
+        return "it is about an older round"
+    return ""
 
 
 ABOUT_ROUND = (WorldAssignment, StopRound, SetBarrier, RestorePlan, ReleaseCheckpoints, SetSchedule)
@@ -94,36 +65,30 @@ ABOUT_CHECKPOINTS = (RestorePlan, CommitGrant, CommitAnnounced, ReleaseCheckpoin
 """Messages for this node's checkpoint server, which outlives its training processes."""
 
 
-_RECONFIGURE = AssignmentMode.RECONFIGURE
-"""Mode of an assignment that begins no round."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class JudgedMessage:
     """A message judged by its fence."""
 
-    verdict: FenceVerdict
-    accepted: Accepted
+    refused: str
+    """Reason to drop it; empty: it is accepted."""
+    accepted: Fence
     """Newest fence from now on."""
     round: int
     """For an assignment, the newest round before it; for other messages, the round in their
     fence."""
 
 
-def judge(known: Accepted, response: SessionResponse) -> JudgedMessage:
-    """Judge a message; unless the verdict is ACCEPT, the message has no effect."""
+def judge(known: Fence, response: SessionResponse) -> JudgedMessage:
+    """Judge a message, with the newest accepted fence `known`; a refused one has no effect."""
     got, message = response.fence, response.message
-    verdict = judge_fence(known, got, about_round=isinstance(message, ABOUT_ROUND))
-    if verdict is not FenceVerdict.ACCEPT or got is None:
-        return JudgedMessage(verdict, known, 0)
-    assigned = isinstance(message, WorldAssignment) and message.mode is not _RECONFIGURE
-    accepted = Accepted(
-        epoch=got.epoch,
-        incarnation=got.incarnation,
-        group=got.group,
-        round=max(known.round, got.round) if assigned else known.round,
-    )
-    return JudgedMessage(verdict, accepted, known.round if assigned else got.round)
+    refused = refusal(known, got, about_round=isinstance(message, ABOUT_ROUND))
+    if refused or got is None:
+        return JudgedMessage(refused, known, 0)
+    # An assignment that only reconfigures begins no round.
+    if isinstance(message, WorldAssignment) and message.mode is not AssignmentMode.RECONFIGURE:
+        newest = max(known.round, got.round)
+        return JudgedMessage("", dataclasses.replace(got, round=newest), known.round)
+    return JudgedMessage("", dataclasses.replace(got, round=known.round), got.round)
 
 
 def concerns_ending(message: object) -> bool:
@@ -152,66 +117,42 @@ def newer_digest(known: StateDigest | None, got: StateDigest) -> bool:
     return (got.fence.epoch, got.sequence) > (known.fence.epoch, known.sequence)
 
 
-class RoundOrder(enum.Enum):
-    """Action of the agent on its workers."""
-
-    KEEP = "keep"
-    """Nothing changes."""
-    START = "start"
-    """Kill the processes, then start the assigned round."""
-    KILL = "kill"
-    """Kill the processes; a new assignment will follow."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OrderVerdict:
-    """An order with its reason."""
-
-    order: RoundOrder
-    reason: str
-
-
-def on_assignment(
-    own_round: int, new_round: int, local_world_size: int, offered: int
-) -> OrderVerdict:
-    """Decide on an assignment whose fence was accepted.
+def why_not_started(own_round: int, new_round: int, local_world_size: int, offered: int) -> str:
+    """Return the reason to ignore an assignment whose fence was accepted; empty: it is started.
 
     own_round: newest round that was assigned here; 0: none.
     local_world_size, offered: number of processes in the assignment, and of this node.
     """
     if new_round == own_round:
-        return OrderVerdict(RoundOrder.KEEP, f"round {new_round} was assigned before")
+        return f"round {new_round} was assigned before"
     if new_round < own_round:
-        return OrderVerdict(RoundOrder.KEEP, f"round {new_round} is older than {own_round}")
+        return f"round {new_round} is older than {own_round}"
     if local_world_size != offered:
-        return OrderVerdict(
-            RoundOrder.KEEP,
-            f"the assignment asks for {local_world_size} processes, this node said {offered}",
-        )
-    return OrderVerdict(RoundOrder.START, f"round {new_round} replaces {own_round}")
+        return f"the assignment asks for {local_world_size} processes, this node said {offered}"
+    return ""
 
 
-def on_welcome(own_round: int, master_round: int, *, alive: bool) -> OrderVerdict:
-    """Decide after the answer to a hello: only the round that the master knows may live on.
+def why_killed(own_round: int, master_round: int, *, alive: bool) -> str:
+    """Return the reason to kill the workers after the answer to a hello; empty: they live on.
 
-    own_round: round of the processes here; master_round: the master's round, 0: none.
+    Only the round that the master knows may. own_round: round of the processes here; master_round:
+    the master's round, 0: none.
+    """
+    if not alive or own_round == master_round:
+        return ""
+    return f"round {own_round} runs here, the master knows {master_round or 'none'}"
+
+
+def why_not_stopped(own_round: int, stop_round: int, *, alive: bool) -> str:
+    """Return the reason to ignore a stop order about `stop_round`; empty: the workers are stopped.
+
+    Its fence was accepted, so it is not older.
     """
     if not alive:
-        return OrderVerdict(RoundOrder.KEEP, "nothing runs here")
-    if own_round == master_round:
-        return OrderVerdict(RoundOrder.KEEP, f"the master knows round {own_round}")
-    return OrderVerdict(
-        RoundOrder.KILL, f"round {own_round} runs here, the master knows {master_round or 'none'}"
-    )
-
-
-def on_stop(own_round: int, stop_round: int, *, alive: bool) -> OrderVerdict:
-    """Decide on a stop order about `stop_round` (fence accepted, so it is not older)."""
-    if not alive:
-        return OrderVerdict(RoundOrder.KEEP, "nothing runs here")
+        return "nothing runs here"
     if stop_round not in (0, own_round):
-        return OrderVerdict(RoundOrder.KEEP, f"round {own_round} runs here, not {stop_round}")
-    return OrderVerdict(RoundOrder.KILL, f"the master stops round {own_round}")
+        return f"round {own_round} runs here, not {stop_round}"
+    return ""
 
 
 def warmth_unknown(*, warm: bool, said: bool, cold_reason: str) -> bool:
@@ -278,15 +219,11 @@ class Statements:
 
     def renumber_rules(self, before: Sequence[FailureRule], after: Sequence[FailureRule]) -> None:
         """Give matched rules their places in the list that holds now; `before` held until now."""
-        self._kept = collections.deque(
-            (
-                dataclasses.replace(entry, message=_renumbered(entry.message, before, after))
-                for entry in self._kept
-            ),
-            maxlen=REPEATED_LIMIT,
-        )
+        for at, entry in enumerate(tuple(self._kept)):
+            message = _renumbered(entry.message, before, after)
+            self._kept[at] = dataclasses.replace(entry, message=message)
 
-    def again(self, accepted: Accepted, now: float, *, ending: int = 0) -> list[SessionRequest]:
+    def again(self, accepted: Fence, now: float, *, ending: int = 0) -> list[SessionRequest]:
         """Return the kept reports, in order, with present age and fence.
 
         accepted: epoch and incarnation that the fences bear.
@@ -297,7 +234,8 @@ class Statements:
         """
         return [
             SessionRequest(
-                fence=accepted.fence(entry.round), message=_aged(entry.message, now - entry.made_at)
+                fence=dataclasses.replace(accepted, round=entry.round),
+                message=_aged(entry.message, now - entry.made_at),
             )
             for entry in (*self._kept, *self._notices.values())
             if entry.round != ending or not _is_start(entry.message)

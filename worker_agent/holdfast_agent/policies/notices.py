@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import enum
 import json
 from typing import Any, Final
 
@@ -34,25 +33,15 @@ class Notice:
         return 0.0 if self.at is None else max(0.0, self.at - now)
 
 
-class NoticeNews(enum.Enum):
-    """The news of an answer over the answer before it."""
-
-    NOTHING = "nothing new"
-    ANNOUNCED = "a notice, or a notice of another kind than before"
-    WITHDRAWN = "the notice is gone"
-
-
-def compare(known: Notice | None, found: Notice | None) -> NoticeNews:
-    """Return the news in an answer. A new text or time alone is none: nobody would act otherwise.
+def is_news(known: Notice | None, found: Notice | None) -> bool:
+    """Return True if an answer is news. A new text or time alone is none: nobody acts otherwise.
 
     known: Notice in the answer before it; None: there was none.
     found: Notice in the new answer; None: there is none.
     """
-    if found is None:
-        return NoticeNews.NOTHING if known is None else NoticeNews.WITHDRAWN
-    if known is not None and (known.kind, known.stays) == (found.kind, found.stays):
-        return NoticeNews.NOTHING
-    return NoticeNews.ANNOUNCED
+    if known is None or found is None:
+        return known is not found
+    return (known.kind, known.stays) != (found.kind, found.stays)
 
 
 def pause(failures: int) -> float:
@@ -142,7 +131,7 @@ def azure_events(body: str, name: str) -> Notice | None:
         raise ValueError(f"{body[:80]!r} has no list of Events")  # noqa: TRY004 - likewise
     mine = [event for event in events if isinstance(event, dict) and _concerns(event, name)]
     found = [_azure_event(event) for event in mine]
-    return min(found, key=_gravity, default=None)
+    return min(found, key=lambda one: (one.stays, one.at or 0.0), default=None)
 
 
 def _concerns(event: dict[str, Any], name: str) -> bool:
@@ -160,10 +149,6 @@ def _azure_event(event: dict[str, Any]) -> Notice:
     text = what if known else f"unknown event {what[:80]}"
     at = None if event.get("EventStatus") == "Started" else _http_time(event.get("NotBefore"))
     return Notice(kind=kind, text=f"{text}: {said}" if said else text, stays=stays, at=at)
-
-
-def _gravity(notice: Notice) -> tuple[bool, float]:
-    return notice.stays, notice.at or 0.0
 
 
 # ------------------------------------------------------------------------------------------ file

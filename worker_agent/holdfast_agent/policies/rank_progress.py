@@ -8,17 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from holdfast.page_sample import RankSample, SavingSample, TierSaving
+from holdfast.page_sample import RankSample, SavingSample
 from holdfast_agent.policies.collective_steps import StepGuess
-from holdfast_wire.messages import (
-    BarrierAck,
-    BarrierReached,
-    RankProgress,
-    RankSection,
-    SavingReport,
-    StepSource,
-    TierCost,
-)
+from holdfast_wire import messages as wire
 from holdfast_wire.tiers import TIERS
 
 NS = 1e-9
@@ -43,26 +35,16 @@ class Rank:
         return answered and (self.sample.barrier_complete or self.exit_code == 0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FirstStep:
-    """First step that all local ranks have completed."""
-
-    step: int
-    """Restored step + 1."""
-    at_ns: int
-    """Time at which the last rank completed it."""
-
-
-def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> RankProgress:
+def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> wire.RankProgress:
     """Return one rank's entry in a heartbeat."""
     sample = rank.sample
     if sample.round != round_number:
         # The process has not claimed its slot yet.
-        return RankProgress(
-            local_rank=local_rank, round=round_number, section=RankSection.INIT, pid=rank.pid
+        return wire.RankProgress(
+            local_rank=local_rank, round=round_number, section=wire.RankSection.INIT, pid=rank.pid
         )
     first = sample.first_step_ns - rank.started_ns if sample.first_step_ns else 0
-    return RankProgress(
+    return wire.RankProgress(
         local_rank=local_rank,
         round=round_number,
         step=sample.step,
@@ -70,7 +52,7 @@ def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> Ran
         since_step_seconds=max(0, now_ns - sample.step_ns) * NS if sample.step_ns else 0.0,
         samples=sample.samples,
         loss=sample.loss if sample.loss is not None else 0.0,
-        section=RankSection(int(sample.section) + 1),
+        section=wire.RankSection(int(sample.section) + 1),
         has_sdk=sample.attached,
         pid=rank.pid,
         first_step=sample.first_step,
@@ -78,7 +60,7 @@ def progress(local_rank: int, rank: Rank, round_number: int, now_ns: int) -> Ran
     )
 
 
-def guessed(known: RankProgress, guess: StepGuess | None, unix: float) -> RankProgress:
+def guessed(known: wire.RankProgress, guess: StepGuess | None, unix: float) -> wire.RankProgress:
     """Return an entry with guessed progress, where the script reports none; step 0: not one yet.
 
     unix: now, Unix time, s.
@@ -90,7 +72,7 @@ def guessed(known: RankProgress, guess: StepGuess | None, unix: float) -> RankPr
         step=guess.step,
         step_seconds=guess.step_seconds,
         since_step_seconds=max(0.0, unix - guess.at),
-        step_source=StepSource.COLLECTIVES,
+        step_source=wire.StepSource.COLLECTIVES,
     )
 
 
@@ -100,25 +82,28 @@ def common_step(ranks: Mapping[int, Rank], round_number: int) -> int:
     return min(steps) if steps and len(steps) == len(ranks) else 0
 
 
-def first_step(ranks: Mapping[int, Rank], round_number: int) -> FirstStep | None:
-    """Return the first completed step of all ranks; None while one still lacks it."""
+def first_step(ranks: Mapping[int, Rank], round_number: int) -> tuple[int, int] | None:
+    """Return the first step that all ranks have completed, and when the last one did, ns.
+
+    None while one still lacks it. The step is the restored one + 1.
+    """
     samples = [rank.sample for rank in ranks.values()]
     if not samples or any(s.round != round_number or not s.first_step_ns for s in samples):
         return None
-    return FirstStep(max(s.first_step for s in samples), max(s.first_step_ns for s in samples))
+    return max(s.first_step for s in samples), max(s.first_step_ns for s in samples)
 
 
-def barrier_ack(ranks: Mapping[int, Rank], barrier_id: int) -> BarrierAck | None:
+def barrier_ack(ranks: Mapping[int, Rank], barrier_id: int) -> wire.BarrierAck | None:
     """Return the acknowledgement of a barrier, once every rank has seen it."""
     samples = [rank.sample for rank in ranks.values()]
     if not samples or any(sample.ack_id != barrier_id for sample in samples):
         return None
-    return BarrierAck(
+    return wire.BarrierAck(
         barrier_id=barrier_id, seen_at_step=max(sample.ack_step for sample in samples)
     )
 
 
-def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
+def saving(ranks: Mapping[int, Rank]) -> wire.SavingReport | None:
     """Return the costs of saves here; None unless every rank follows the master's schedule.
 
     All ranks of a world wait for the slowest, so the maximum counts. A schedule is acknowledged
@@ -130,7 +115,7 @@ def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
         return None
     seen = {one.seen_id for one in told}
     heard = seen.pop() if len(seen) == 1 else 0
-    return SavingReport(
+    return wire.SavingReport(
         step_seconds=max(one.step_ns for one in told) * NS,
         costs=_costs(told),
         seen_id=heard,
@@ -138,21 +123,18 @@ def saving(ranks: Mapping[int, Rank]) -> SavingReport | None:
     )
 
 
-def _costs(told: Sequence[SavingSample]) -> tuple[TierCost, ...]:
-    found: list[TierCost] = []
+def _costs(told: Sequence[SavingSample]) -> tuple[wire.TierCost, ...]:
+    found: list[wire.TierCost] = []
     for tier in TIERS:
         costs = [one.tiers[tier] for one in told if tier in one.tiers]
         if costs:
-            stop, durable = (max(ns) * NS for ns in zip(*map(_times, costs), strict=True))
+            stop = max(one.stop_ns for one in costs) * NS
+            durable = max(one.durable_ns for one in costs) * NS
             every = costs[0].every
             found.append(
-                TierCost(tier=tier, stop_seconds=stop, durable_seconds=durable, every=every)
+                wire.TierCost(tier=tier, stop_seconds=stop, durable_seconds=durable, every=every)
             )
     return tuple(found)
-
-
-def _times(one: TierSaving) -> tuple[int, int]:
-    return one.stop_ns, one.durable_ns
 
 
 def ended_at_barrier(ranks: Mapping[int, Rank]) -> int:
@@ -160,7 +142,7 @@ def ended_at_barrier(ranks: Mapping[int, Rank]) -> int:
     return sum(rank.exit_code is not None and rank.ended_at_barrier for rank in ranks.values())
 
 
-def barrier(ranks: Mapping[int, Rank]) -> BarrierReached | None:
+def barrier(ranks: Mapping[int, Rank]) -> wire.BarrierReached | None:
     """Return the barrier once every rank has ended at the same one."""
     if not ranks or not all(rank.ended_at_barrier for rank in ranks.values()):
         return None
@@ -168,4 +150,4 @@ def barrier(ranks: Mapping[int, Rank]) -> BarrierReached | None:
     if len(answers) != 1:
         return None
     barrier_id, step = answers.pop()
-    return BarrierReached(barrier_id=barrier_id, step=step)
+    return wire.BarrierReached(barrier_id=barrier_id, step=step)

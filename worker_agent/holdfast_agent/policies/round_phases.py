@@ -6,7 +6,6 @@ The sums by class are a coarse account for a master without memory: its own is f
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Mapping
 
@@ -84,23 +83,23 @@ def follow(phase: RoundPhase, happening: RoundTrigger) -> RoundPhase:
 SIGKILL = 9
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class Orders(enum.Flag):
     """Actions of this agent against a round."""
 
-    killed: bool
+    NONE = 0
+    KILLED = enum.auto()
     """The agent sent SIGKILL."""
-    stopped: bool
+    STOPPED = enum.auto()
     """The agent sent SIGTERM, so no exit is evidence."""
-    lease_expired: bool
+    LEASE_EXPIRED = enum.auto()
     """The lease ran out: the zygote killed everything."""
 
 
 def is_evidence(exit_code: int, orders: Orders) -> bool:
     """Return True if the master must know of a worker's exit (-N: signal N)."""
-    if orders.stopped or orders.lease_expired:
+    if orders & (Orders.STOPPED | Orders.LEASE_EXPIRED):
         return False
-    return not (orders.killed and exit_code == -SIGKILL)
+    return not (Orders.KILLED in orders and exit_code == -SIGKILL)
 
 
 def is_early_news(exit_code: int, orders: Orders, *, lease_is_stale: bool) -> bool:
@@ -113,9 +112,7 @@ def is_early_news(exit_code: int, orders: Orders, *, lease_is_stale: bool) -> bo
     end, because a main thread that ended alone looks the same; so it does after an order of its
     own.
     """
-    if exit_code == 0 or lease_is_stale:
-        return False
-    return not (orders.killed or orders.stopped or orders.lease_expired)
+    return not (exit_code == 0 or lease_is_stale or orders)
 
 
 def tells_stopped(orders: Orders, *, next_waits: bool) -> bool:
@@ -124,49 +121,31 @@ def tells_stopped(orders: Orders, *, next_waits: bool) -> bool:
     next_waits: the next round is assigned, so the master knows. An expired lease is always
     reported.
     """
-    ended = orders.killed or orders.stopped or orders.lease_expired
-    return ended and (orders.lease_expired or not next_waits)
+    return Orders.LEASE_EXPIRED in orders or (bool(orders) and not next_waits)
 
 
 def is_shown(orders: Orders) -> bool:
     """Return True if a hello names the round: this agent has not ended it."""
-    return not (orders.killed or orders.stopped)
+    return not orders & (Orders.KILLED | Orders.STOPPED)
 
-
-PRODUCTIVE = "PRODUCTIVE"
-CHECKPOINT = "CHECKPOINT"
-RESTART = "RESTART"
-WAITING = "WAITING"
 
 _CLASS = {
-    RoundPhase.IDLE: WAITING,
-    RoundPhase.KILLING: RESTART,
-    RoundPhase.STARTING: RESTART,
-    RoundPhase.RUNNING: PRODUCTIVE,
-    RoundPhase.STOPPING: CHECKPOINT,
-    RoundPhase.ENDED: WAITING,
+    RoundPhase.IDLE: "WAITING",
+    RoundPhase.KILLING: "RESTART",
+    RoundPhase.STARTING: "RESTART",
+    RoundPhase.RUNNING: "PRODUCTIVE",
+    RoundPhase.STOPPING: "CHECKPOINT",
+    RoundPhase.ENDED: "WAITING",
 }
 
 
 def class_of(phase: RoundPhase, *, saving: bool) -> str:
     """Return the class of time spent in `phase`; saving: a rank writes a checkpoint."""
     if phase is RoundPhase.RUNNING and saving:
-        return CHECKPOINT
+        return "CHECKPOINT"
     return _CLASS[phase]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SecondsByClass:
-    """Seconds by class since the agent started."""
-
-    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-    def add(self, name: str, seconds: float) -> SecondsByClass:
-        """Return the sums with `seconds` more of a class."""
-        return SecondsByClass({**self.seconds, name: self.seconds.get(name, 0.0) + seconds})
-
-    def entries(self) -> tuple[ClassSeconds, ...]:
-        """Return the sums for a hello."""
-        return tuple(
-            ClassSeconds(name=name, seconds=self.seconds[name]) for name in sorted(self.seconds)
-        )
+def ledger(seconds: Mapping[str, float]) -> tuple[ClassSeconds, ...]:
+    """Return the seconds by class since the agent started, for a hello."""
+    return tuple(ClassSeconds(name=name, seconds=seconds[name]) for name in sorted(seconds))

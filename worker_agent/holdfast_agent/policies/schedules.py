@@ -83,18 +83,12 @@ _SET: Final = 1e-3
 between the readings of the two a process may wait."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ClockReading:
-    """Both clocks of this node at one moment, s."""
+def was_set(before: float, now: float) -> bool:
+    """Return True if somebody has set the Unix clock between two looks.
 
-    unix: float
-    monotonic: float
-
-
-def was_set(before: ClockReading, now: ClockReading) -> bool:
-    """Return True if somebody has set the Unix clock between two readings."""
-    passed = now.monotonic - before.monotonic
-    return abs(now.unix - before.unix - passed) > _SET
+    before, now: How far it was ahead of the monotonic clock, s.
+    """
+    return abs(now - before) > _SET
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

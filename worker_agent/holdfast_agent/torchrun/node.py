@@ -20,20 +20,9 @@ from holdfast import loop_errors
 from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import AgentRefusedError
 from holdfast_agent.master_link.commands import MAX_DONE
-from holdfast_agent.master_link.session import MasterDial, MasterSession, identity
+from holdfast_agent.master_link.session import MasterSession, identity
 from holdfast_agent.policies import schedules
-from holdfast_wire.messages import (
-    CommandDone,
-    DumpStacks,
-    Heartbeat,
-    Hello,
-    Leave,
-    PrepareStore,
-    StopRound,
-    StorePrepared,
-    Welcome,
-    WorldAssignment,
-)
+from holdfast_wire import messages as wire
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +36,7 @@ class RoundAssignment:
     """An assignment with its round."""
 
     round: int
-    assignment: WorldAssignment
+    assignment: wire.WorldAssignment
 
 
 class TorchrunNode:
@@ -64,10 +53,10 @@ class TorchrunNode:
         self.changed = threading.Condition()
         self.place: RoundAssignment | None = None
         """Newest assignment."""
-        self.left: Leave | None = None
+        self.left: wire.Leave | None = None
         self.fault = ""
         """Reason why no session is possible any more."""
-        self._store: StorePrepared | None = None
+        self._store: wire.StorePrepared | None = None
         self._done: list[int] = []
         self._interval = FIRST_HEARTBEAT_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,12 +64,12 @@ class TorchrunNode:
         self._session: MasterSession | None = None
         self._thread = threading.Thread(target=self._live, name="holdfast", daemon=True)
         self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
-            Welcome: self._on_welcome,
-            WorldAssignment: self._on_assignment,
-            PrepareStore: self._on_prepare,
-            StopRound: lambda order: self._done_with(order.command_id, ok=True),
-            DumpStacks: lambda order: self._done_with(order.command_id, ok=False),
-            Leave: self._on_leave,
+            wire.Welcome: self._on_welcome,
+            wire.WorldAssignment: self._on_assignment,
+            wire.PrepareStore: self._on_prepare,
+            wire.StopRound: lambda order: self._done_with(order.command_id, ok=True),
+            wire.DumpStacks: lambda order: self._done_with(order.command_id, ok=False),
+            wire.Leave: self._on_leave,
         }
 
     # --- torchrun's thread ----------------------------------------------------------------------
@@ -123,11 +112,12 @@ class TorchrunNode:
 
     async def _run(self) -> None:
         settings = self._settings
-        dial = MasterDial(
-            endpoint=lambda: settings.master, job_uid=settings.job_uid, tls_dir=settings.tls_dir
-        )
         self._loop = asyncio.get_running_loop()
-        self._session = session = MasterSession(dial, random.Random())  # noqa: S311 - only jitter
+        self._session = session = MasterSession(
+            settings,
+            lambda: settings.master,
+            random.Random(),  # noqa: S311 - only jitter
+        )
         beats = asyncio.create_task(self._beat())
         try:
             await session.run(self)
@@ -142,14 +132,14 @@ class TorchrunNode:
             pause = schedules.aligned_pause(rank, interval, interval, time.time())
             await asyncio.sleep(pause)
             sequence += 1
-            self._report(Heartbeat(sequence=sequence))
+            self._report(wire.Heartbeat(sequence=sequence))
 
     def _report(self, message: Any, round_number: int | None = None) -> None:
         """Send a message about a round; None: the newest."""
         if self._session is not None:
             self._session.report(message, round_number)
 
-    def hello(self) -> Hello:
+    def hello(self) -> wire.Hello:
         """Return the first message of a stream."""
         place = self.place
         return dataclasses.replace(
@@ -173,13 +163,13 @@ class TorchrunNode:
         if handler is not None:
             handler(message)
 
-    def _on_welcome(self, welcome: Welcome) -> None:
+    def _on_welcome(self, welcome: wire.Welcome) -> None:
         if welcome.heartbeat_seconds > 0:
             self._interval = welcome.heartbeat_seconds
         if self._session is not None:
             self._session.repeat()
 
-    def _on_assignment(self, assignment: WorldAssignment) -> None:
+    def _on_assignment(self, assignment: wire.WorldAssignment) -> None:
         if self._session is None:
             return
         number = self._session.accepted.round
@@ -191,7 +181,7 @@ class TorchrunNode:
                 self.place = RoundAssignment(number, assignment)
                 self.changed.notify_all()
 
-    def _on_leave(self, order: Leave) -> None:
+    def _on_leave(self, order: wire.Leave) -> None:
         with self.changed:
             self.left = order
             self.changed.notify_all()
@@ -200,9 +190,9 @@ class TorchrunNode:
     def _done_with(self, command_id: int, *, ok: bool) -> None:
         self._done = [*self._done, command_id][-MAX_DONE:]
         text = "" if ok else "not under torchrun"
-        self._report(CommandDone(command_id=command_id, ok=ok, text=text))
+        self._report(wire.CommandDone(command_id=command_id, ok=ok, text=text))
 
-    def _on_prepare(self, order: PrepareStore) -> None:
+    def _on_prepare(self, order: wire.PrepareStore) -> None:
         task = asyncio.create_task(self._prepare(order.store_id))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -211,7 +201,9 @@ class TorchrunNode:
         try:
             port = await asyncio.to_thread(self._make_store, store_id)
         except (OSError, RuntimeError) as error:  # torch raises subclasses of RuntimeError
-            self._report(StorePrepared(store_id=store_id, host=self._address, error=str(error)), 0)
+            self._report(
+                wire.StorePrepared(store_id=store_id, host=self._address, error=str(error)), 0
+            )
             return
-        self._store = StorePrepared(store_id=store_id, host=self._address, port=port)
+        self._store = wire.StorePrepared(store_id=store_id, host=self._address, port=port)
         self._report(self._store, 0)

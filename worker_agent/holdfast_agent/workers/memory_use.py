@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from holdfast_agent.config.cgroups import ROOT, folders, text
+from holdfast_agent.config.cgroups import ROOT, GroupFolder, folders, text
 from holdfast_wire.messages import MemoryUse
 
 UNIFIED: Final = ("memory.max", "memory.peak", "memory.current", "memory.events")
@@ -34,19 +33,16 @@ class GroupMemory:
     """Processes that the kernel ended for lack of memory, since the group was made."""
 
 
-def read(files: Mapping[str, str], *, unified: bool) -> GroupMemory:
-    """Return the numbers in a group's files.
-
-    files: Texts by the name of the file; a missing file is empty or absent.
-    unified: True: version 2.
-    """
-    limit, peak, current, kills = UNIFIED if unified else LEGACY
-    bound = _number(files.get(limit, ""))
+def _read(group: GroupFolder) -> GroupMemory:
+    """Return the numbers in a group's files, of which any may be missing."""
+    names = UNIFIED if group.unified else LEGACY
+    limit, peak, current, kills = (text(group.path / name) for name in names)
+    bound = _number(limit)
     return GroupMemory(
         limit=None if bound is None or bound >= _NO_LIMIT else bound,
-        peak=_number(files.get(peak, "")),
-        current=_number(files.get(current, "")),
-        oom_kills=_count(files.get(kills, "")),
+        peak=_number(peak),
+        current=_number(current),
+        oom_kills=_count(kills),
     )
 
 
@@ -70,13 +66,7 @@ def group_memory(root: Path = ROOT) -> GroupMemory:
 
     root: Directory with /proc, and with the mounts that /proc names.
     """
-    groups = [
-        read(
-            {name: text(folder.path / name) for name in (UNIFIED if folder.unified else LEGACY)},
-            unified=folder.unified,
-        )
-        for folder in folders(root, "memory")
-    ]
+    groups = [_read(folder) for folder in folders(root, "memory")]
     own = next((group for group in groups if group.current is not None), GroupMemory())
     limits = [group.limit for group in groups if group.limit is not None]
     return dataclasses.replace(own, limit=min(limits, default=None))

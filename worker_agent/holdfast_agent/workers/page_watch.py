@@ -18,8 +18,7 @@ from holdfast.page import Page, PageError
 from holdfast.robust_mark import OWNER_DIED, RobustMark
 from holdfast_agent.policies import liveness, rank_progress, round_phases, schedules
 from holdfast_agent.policies.collective_steps import StepGuess
-from holdfast_agent.policies.liveness import LeaseVerdict
-from holdfast_agent.policies.round_phases import RoundPhase
+from holdfast_agent.policies.round_phases import Orders, RoundPhase
 from holdfast_agent.workers.rounds import Round
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.zygote.process_tree import end_of_dying
@@ -53,6 +52,7 @@ class Lease:
         """Have the word in `page`."""
         self._page = page
         self._held = True
+        """False: it ran out, and the workers are not known to be dead yet."""
 
     def resume(self) -> None:
         """Begin it, or begin it again: no process of an old round lives, and workers may start."""
@@ -74,16 +74,15 @@ class Lease:
 
     def tick(self, now_ns: int, on_expired: Callable[[float], bool]) -> None:
         """Renew, or report that the lease has run out meanwhile: see `policies.liveness`."""
+        if not self._held:
+            return
         age_ns = self._page.lease_age_ns(now_ns) or 0
-        verdict = liveness.judge_lease(
-            held=self._held, age_ns=age_ns, limit_ns=self._page.lease_limit_ns
-        )
-        if verdict is LeaseVerdict.EXPIRED:
-            self._held = not on_expired(age_ns * 1e-9)
-            if self._held:
-                self._page.begin_lease(now_ns)  # no worker could have outlived it
-        elif verdict is LeaseVerdict.RENEW:
+        if not liveness.lease_ran_out(age_ns=age_ns, limit_ns=self._page.lease_limit_ns):
             self._page.renew_lease(now_ns)
+            return
+        self._held = not on_expired(age_ns * 1e-9)
+        if self._held:
+            self._page.begin_lease(now_ns)  # no worker could have outlived it
 
 
 class HeartbeatClock:
@@ -128,38 +127,45 @@ class PageWatch:
         self.saving = False
         """True: a rank was inside a checkpoint at the last heartbeat."""
 
-    def set_barrier(self, barrier: SetBarrier, round_number: int) -> str:
-        """Ask the ranks of a round to save after a step; return why not, empty: done."""
-        current = self._runner.running(round_number)
-        if current is None:
-            return f"round {round_number} does not run here"
+    def set_barrier(self, barrier: SetBarrier, round_number: int) -> None:
+        """Ask the ranks of a round to save after a step."""
         number, step = barrier.barrier_id, barrier.step
-        try:
-            for slot in range(current.size):
-                self._page.set_barrier(slot, number, step, goes_on=barrier.goes_on)
-        except PageError as error:
-            return str(error)
-        current.barrier = barrier
-        self._runner.changed.set()
-        return ""
 
-    def schedule(self, order: SetSchedule, round_number: int) -> str:
-        """Give the ranks of a round a new schedule of saves; return why not, empty: done.
+        def write(slot: int) -> None:
+            self._page.set_barrier(slot, number, step, goes_on=barrier.goes_on)
+
+        current = self._tell(round_number, write, f"arm {number} at step {step}")
+        if current is not None:
+            current.barrier = barrier
+            self._runner.changed.set()
+
+    def schedule(self, order: SetSchedule, round_number: int) -> None:
+        """Give the ranks of a round a new schedule of saves.
 
         Heartbeats report that the ranks have seen it: there is no hurry.
         """
-        current = self._runner.running(round_number)
-        if current is None:
-            return f"round {round_number} does not run here"
         number, every = order.schedule_id, by_tier(order.intervals)
+
+        def write(slot: int) -> None:
+            self._page.offer_schedule(slot, number, step=order.step, every=every)
+            if order.confirmed:
+                self._page.confirm_schedule(slot, number)
+
+        self._tell(round_number, write, f"schedule {number} from step {order.step}")
+
+    def _tell(self, number: int, write: Callable[[int], None], what: str) -> Round | None:
+        """Write to the slots of a round's ranks; return the round, None: a warning says why not."""
+        current = self._runner.running(number)
+        if current is None:
+            log.warning("%s: round %d does not run here", what, number)
+            return None
         try:
             for slot in range(current.size):
-                self._page.offer_schedule(slot, number, step=order.step, every=every)
-                if order.confirmed:
-                    self._page.confirm_schedule(slot, number)
+                write(slot)
         except PageError as error:
-            return str(error)
-        return ""
+            log.warning("%s: %s", what, error)
+            return None
+        return current
 
     async def beat(self) -> None:
         """Send heartbeats until cancelled."""
@@ -204,7 +210,7 @@ class PageWatch:
     def look(self) -> bool:
         """Report what has just become true; return True if something is still awaited."""
         current = self._runner.live
-        if current is None or current.kill_ordered:
+        if current is None or Orders.KILLED in current.orders:
             return False
         samples = current.ranks(self._page)
         awaited = self._look_for_first_step(current, samples)
@@ -217,13 +223,14 @@ class PageWatch:
         if found is None:
             age = time.monotonic() - current.ordered_at
             return age < PATIENCE_SECONDS or any(r.sample.attached for r in samples.values())
+        step, at_ns = found
         current.first_step_reported = True
         self._runner.first_step()
         message = dataclasses.replace(
             current.started(self._runner.cold_reason),
             first_step=True,
-            step=found.step,
-            first_step_seconds=max(0.0, found.at_ns * rank_progress.NS - current.ordered_at),
+            step=step,
+            first_step_seconds=max(0.0, at_ns * rank_progress.NS - current.ordered_at),
         )
         self._report(message, current.number)
         return False

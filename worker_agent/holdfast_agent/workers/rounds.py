@@ -49,11 +49,10 @@ class Round:
     """Local ranks among `exits` whose processes the kernel has not taken down yet."""
     cold: bool = False
     """True: a process was not forked from the zygote."""
-    killed_at: float | None = None
-    """Monotonic time of the agent's kill, so that SIGKILL is no evidence; None: no kill."""
-    stop_ordered: bool = False
-    """True: the agent asked it to end, so no exit is evidence."""
-    lease_expired: bool = False
+    orders: Orders = Orders.NONE
+    """Actions of this agent against it."""
+    killed_at: float = 0.0
+    """Monotonic time of the agent's kill, if there was one, s."""
     dead: bool = False
     """True: no process of it lives, descendants included."""
     started_reported: bool = False
@@ -73,18 +72,6 @@ class Round:
     def stop_barrier(self) -> SetBarrier | None:
         """Barrier at which its ranks stop; None: there is none, or they only save and go on."""
         return None if self.barrier is None or self.barrier.goes_on else self.barrier
-
-    @property
-    def kill_ordered(self) -> bool:
-        """True: the agent killed it."""
-        return self.killed_at is not None
-
-    @property
-    def orders(self) -> Orders:
-        """Actions of this agent against the round."""
-        return Orders(
-            killed=self.kill_ordered, stopped=self.stop_ordered, lease_expired=self.lease_expired
-        )
 
     @property
     def size(self) -> int:
@@ -116,7 +103,7 @@ class Round:
         if self.dead:
             return ""
         limit = DYING_SECONDS if self.dying else STUCK_SECONDS
-        if self.killed_at is not None and now - self.killed_at > limit:
+        if Orders.KILLED in self.orders and now - self.killed_at > limit:
             return f"processes of round {self.number} survive SIGKILL, or the zygote is stopped"
         if not self.all_started and now - self.spawned_at > STUCK_SECONDS:
             return f"the zygote has not started round {self.number}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from holdfast_agent.policies import round_phases
-from holdfast_agent.policies.round_phases import RoundPhase, RoundTrigger, follow
+from holdfast_agent.policies.round_phases import Orders, RoundPhase, RoundTrigger, follow
 from holdfast_agent.workers import torchrun_environment
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.exit_reports import ExitReporter, needs_stderr
@@ -130,7 +130,7 @@ class RoundRunner:
         if grace_seconds <= 0:
             self._kill_current()
             return
-        current.stop_ordered = True
+        current.orders |= Orders.STOPPED
         self._move(RoundTrigger.STOP)
         self._tools.process.send(KillRound(current.number, int(sig), grace_seconds))
 
@@ -203,7 +203,8 @@ class RoundRunner:
         self._spawn_task(asyncio.to_thread(current.logs.stop))
         if round_phases.tells_stopped(current.orders, next_waits=self.pending is not None):
             codes = tuple(code for _, code in sorted(current.exits.items()))
-            stopped = RoundStopped(lease_expired=current.lease_expired, exit_codes=codes)
+            expired = Orders.LEASE_EXPIRED in current.orders
+            stopped = RoundStopped(lease_expired=expired, exit_codes=codes)
             self._report(stopped, number)
         self._try_spawn()
 
@@ -213,9 +214,9 @@ class RoundRunner:
         Returns False if there are none.
         """
         current = self.live
-        if current is not None and not current.lease_expired:
+        if current is not None and Orders.LEASE_EXPIRED not in current.orders:
             log.error("this agent stood still for %.1f s: its workers are killed", seconds)
-            current.lease_expired = True
+            current.orders |= Orders.LEASE_EXPIRED
             self._kill_current()
         return current is not None
 
@@ -274,7 +275,8 @@ class RoundRunner:
         current = self.live
         if current is None:
             return
-        if current.killed_at is None:
+        if Orders.KILLED not in current.orders:
+            current.orders |= Orders.KILLED
             current.killed_at = time.monotonic()
         self._move(RoundTrigger.KILL)
         self._tools.process.send(KillRound(current.number))

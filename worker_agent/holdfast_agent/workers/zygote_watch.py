@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast import loop_errors
-from holdfast_agent.policies import liveness
 from holdfast_agent.policies.liveness import ZygoteHistory
 from holdfast_agent.workers.context import AgentContext
 from holdfast_agent.workers.page_watch import Lease
@@ -20,20 +19,8 @@ from holdfast_agent.workers.rounds import DYING_SECONDS, STUCK_SECONDS
 from holdfast_agent.workers.runner import RoundRunner
 from holdfast_agent.workers.shutdown import Shutdown
 from holdfast_agent.workers.store_processes import NodeStores
-from holdfast_agent.zygote import process_tree
+from holdfast_agent.zygote import process_tree, protocol
 from holdfast_agent.zygote.process_tree import kill_below, signal_each
-from holdfast_agent.zygote.protocol import (
-    Failure,
-    ForkDisabled,
-    LeaseExpired,
-    Ready,
-    RoundDead,
-    StoreExited,
-    StoreReady,
-    WorkerExitedEvent,
-    WorkerStarted,
-    ZygoteExited,
-)
 from holdfast_wire.messages import Warmed
 
 log = logging.getLogger(__name__)
@@ -72,8 +59,6 @@ class ZygoteWatch:
         self._descriptor = -1
         """Descriptor of the events; kept because the zygote closes its own at its end."""
         self._gone = asyncio.Event()
-        self._is_ready = False
-        """It may have processes: before, all commands wait for it."""
         self.warm = False
         """True: the zygote is ready, or cannot fork any more."""
         self._history = ZygoteHistory()
@@ -82,27 +67,27 @@ class ZygoteWatch:
         self._started_at: float | None = None
         """Monotonic time of the start of a fresh zygote not ready yet; None: none."""
         self._ready_at: float | None = None
+        """Monotonic time since which it may have processes; before, all commands wait for it."""
         self._killed_at: float | None = None
         self._killed_for = ""
         self._restarting: asyncio.Task[None] | None = None
         self._closed = False
         self._handlers: Mapping[type[Any], Callable[[Any], None]] = {
-            Ready: self._on_ready,
-            ForkDisabled: self._on_fork_disabled,
-            WorkerStarted: runner.on_started,
-            WorkerExitedEvent: runner.on_exited,
-            RoundDead: self._on_dead,
-            StoreReady: stores.on_ready,
-            StoreExited: stores.on_exited,
-            LeaseExpired: self._on_lease_expired,
-            Failure: runner.on_failure,
-            ZygoteExited: self._on_exited,
+            protocol.Ready: self._on_ready,
+            protocol.ForkDisabled: self._on_fork_disabled,
+            protocol.WorkerStarted: runner.on_started,
+            protocol.WorkerExitedEvent: runner.on_exited,
+            protocol.RoundDead: self._on_dead,
+            protocol.StoreReady: stores.on_ready,
+            protocol.StoreExited: stores.on_exited,
+            protocol.LeaseExpired: self._on_lease_expired,
+            protocol.Failure: runner.on_failure,
+            protocol.ZygoteExited: self._on_exited,
         }
 
     def listen(self) -> None:
         """Begin to read the events of a started zygote."""
         self._gone.clear()
-        self._is_ready = False
         self._descriptor = self._process.fileno()
         asyncio.get_running_loop().add_reader(self._descriptor, self._read)
 
@@ -145,7 +130,7 @@ class ZygoteWatch:
         So is one that still imports: it reads no command and has no processes.
         """
         self._process.shutdown()
-        if not self._gone.is_set() and not self._is_ready:
+        if not self._gone.is_set() and self._ready_at is None:
             os.kill(self._process.pid, signal.SIGKILL)
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
@@ -159,13 +144,12 @@ class ZygoteWatch:
     def _read(self) -> None:
         events = self._process.receive()
         # Workers that see a stale lease kill themselves: with the event first, that is no failure.
-        events.sort(key=lambda event: not isinstance(event, LeaseExpired))
+        events.sort(key=lambda event: not isinstance(event, protocol.LeaseExpired))
         for event in events:
             self._handlers[type(event)](event)
 
-    def _on_ready(self, event: Ready) -> None:
-        self._is_ready = True
-        if not event.fork_ok:
+    def _on_ready(self, event: protocol.Ready) -> None:
+        if event.reason:
             log.warning("workers are started cold: %s", event.reason)
         self._runner.cold_reason = event.reason
         if self._started_at is not None:
@@ -175,7 +159,7 @@ class ZygoteWatch:
         log.info("ready for ranks: what they share took %.1f s to import", event.seconds)
         self._become_warm(event.seconds)
 
-    def _on_fork_disabled(self, event: ForkDisabled) -> None:
+    def _on_fork_disabled(self, event: protocol.ForkDisabled) -> None:
         log.warning("workers are started cold from now on: %s", event.reason)
         self._runner.cold_reason = event.reason
         self._become_warm(0.0)
@@ -184,12 +168,12 @@ class ZygoteWatch:
         self.warm = True
         self._report(Warmed(seconds=seconds, cold_reason=self._runner.cold_reason))
 
-    def _on_dead(self, event: RoundDead) -> None:
+    def _on_dead(self, event: protocol.RoundDead) -> None:
         self._runner.on_dead(event.round)
         if self._runner.died.is_set():
             self._lease.resume()
 
-    def _on_lease_expired(self, event: LeaseExpired) -> None:
+    def _on_lease_expired(self, event: protocol.LeaseExpired) -> None:
         runner = self._runner
         # The lease may have run out while nothing lived, and a round have been started since.
         if runner.current is not None and runner.current.number in event.rounds:
@@ -199,7 +183,7 @@ class ZygoteWatch:
 
     # --- its end, and another one -------------------------------------------------------------
 
-    def _on_exited(self, event: ZygoteExited) -> None:
+    def _on_exited(self, event: protocol.ZygoteExited) -> None:
         """Restart an ended zygote; its workers have SIGKILL and become children of this process."""
         asyncio.get_running_loop().remove_reader(self._descriptor)
         self._gone.set()
@@ -208,7 +192,7 @@ class ZygoteWatch:
             self._runner.hold()
             self._restarting = asyncio.create_task(self._work(self._reason(event)))
 
-    def _reason(self, event: ZygoteExited) -> str:
+    def _reason(self, event: protocol.ZygoteExited) -> str:
         how, code = f"exit code {event.exit_code}", event.exit_code or 0
         if code < 0:
             names = [f" ({one.name})" for one in signal.Signals if one == -code]
@@ -245,12 +229,12 @@ class ZygoteWatch:
         """Start another one; ready_seconds: time for which the last one was ready, None: never."""
         while not self._ending():
             self._history = self._history.ended(ready_seconds)
-            verdict = liveness.judge_restart(self._history)
-            if not verdict.restart:
-                self._fail(f"{reason}; {verdict.reason}")
+            if self._history.given_up:
+                self._fail(f"{reason}; {self._history.given_up}")
                 break
-            log.error("%s: another is started in %.0f s; %s", reason, verdict.pause_seconds, REMEDY)
-            await asyncio.sleep(verdict.pause_seconds)
+            pause = self._history.pause_seconds
+            log.error("%s: another is started in %.0f s; %s", reason, pause, REMEDY)
+            await asyncio.sleep(pause)
             if self._ending():
                 break
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -53,11 +53,6 @@ def counts_at_import(name: str, value: str) -> bool:
     if name in _ALLOCATOR:
         return "backend" in value
     return name in _NAMES or (name.startswith(_PREFIXES) and name not in _LATE)
-
-
-def is_read(name: str, modules: Container[str]) -> bool:
-    """Return True if the libraries that read an import-time variable are among loaded `modules`."""
-    return not name.startswith(_COMPILER) or "torch._dynamo" in modules
 
 
 def differing(wanted: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
@@ -170,7 +165,8 @@ class VariableWatch:
             self._page.note_import_variable(self._slot, name)
 
     def _warn(self, name: str) -> None:
-        if not self._warned and is_read(name, sys.modules):
+        is_read = not name.startswith(_COMPILER) or "torch._dynamo" in sys.modules
+        if not self._warned and is_read:
             self._warned = True
             with suppress(OSError):
                 os.write(2, _WARNING.format(name=name, value=self._differing[name]).encode())

@@ -15,26 +15,12 @@ from contextlib import suppress
 from typing import NoReturn
 
 from holdfast.page import Page
-from holdfast_agent.zygote import preload
+from holdfast_agent.zygote import preload, protocol
 from holdfast_agent.zygote.process_tree import (
     become_subreaper,
     die_with_parent,
     kill_below,
     name_process,
-)
-from holdfast_agent.zygote.protocol import (
-    Channel,
-    EndZygote,
-    Failure,
-    KillRound,
-    LeaseExpired,
-    PrepareStoreCommand,
-    Ready,
-    ReleaseStore,
-    RoundDead,
-    Spawn,
-    SpawnRank,
-    StoreExited,
 )
 from holdfast_agent.zygote.rounds import InChild, Rounds, Spawner
 from holdfast_agent.zygote.settings import ZygoteSettings
@@ -48,7 +34,7 @@ no look while it cannot be stale yet. Workers read the limit in the page, too.""
 
 
 def live(
-    channel: Channel, page: Page, settings: ZygoteSettings, agent: int, problem: str
+    channel: protocol.Channel, page: Page, settings: ZygoteSettings, agent: int, problem: str
 ) -> NoReturn:
     """Be the zygote of the agent's process `agent`; never returns.
 
@@ -85,7 +71,9 @@ def _carry_out(task: Callable[[], NoReturn]) -> NoReturn:
 class ZygoteLoop:
     """State of the loop, and one turn of it."""
 
-    def __init__(self, channel: Channel, page: Page, settings: ZygoteSettings, agent: int) -> None:
+    def __init__(
+        self, channel: protocol.Channel, page: Page, settings: ZygoteSettings, agent: int
+    ) -> None:
         """Tie this process to the agent, and adopt all its descendants."""
         die_with_parent(agent, signal.SIGTERM)
         become_subreaper()
@@ -135,7 +123,7 @@ class ZygoteLoop:
         reason = self.spawner.no_fork
         if reason:
             self.log(f"workers start as fresh interpreters: {reason}")
-        self._channel.send(Ready(not reason, reason, time.monotonic() - started))
+        self._channel.send(protocol.Ready(reason, time.monotonic() - started))
 
     def _descriptors(self) -> list[int]:
         """Return the descriptors that the loop itself has open."""
@@ -220,7 +208,7 @@ class ZygoteLoop:
                 if rank is not None:
                     self._learn(rank)
 
-    def _learn(self, rank: SpawnRank) -> None:
+    def _learn(self, rank: protocol.SpawnRank) -> None:
         """Start a script with a fresh interpreter next time, if it sets variables too late."""
         name = self._page.read(rank.slot).import_variable
         if name:
@@ -238,7 +226,7 @@ class ZygoteLoop:
         current = self.rounds.current
         age_s = (self._page.lease_age_ns(now) or 0) / 1e9
         rounds = (current.number,) if current else ()
-        self._channel.send(LeaseExpired(age_s, rounds))
+        self._channel.send(protocol.LeaseExpired(age_s, rounds))
         if current is not None:
             self.rounds.kill(current.number, signal.SIGKILL, 0.0)
         self.stores.release_all(_NO_LEASE)
@@ -257,36 +245,38 @@ class ZygoteLoop:
     # --- commands ---------------------------------------------------------------------------
 
     def _obey(self, command: object) -> None:
-        if isinstance(command, Spawn):
+        if isinstance(command, protocol.Spawn):
             self._spawn(command)
-        elif isinstance(command, KillRound):
+        elif isinstance(command, protocol.KillRound):
             self.rounds.kill(command.round, command.signal, command.grace_s)
-        elif isinstance(command, PrepareStoreCommand):
+        elif isinstance(command, protocol.PrepareStoreCommand):
             self._prepare_store(command)
-        elif isinstance(command, ReleaseStore):
+        elif isinstance(command, protocol.ReleaseStore):
             self.stores.release(command.store_id)
-        elif isinstance(command, EndZygote):
+        elif isinstance(command, protocol.EndZygote):
             self._stop = True
 
-    def _spawn(self, wanted: Spawn) -> None:
+    def _spawn(self, wanted: protocol.Spawn) -> None:
         self._watch_lease()  # the agent may have renewed it since this turn's look
         current = self.rounds.current
         problem = _NO_LEASE if self._lease_lost else ""
         if current is not None:
             problem = f"round {current.number} still has processes"
         if problem:
-            self._channel.send(Failure(f"spawn of round {wanted.round}: {problem}", wanted.round))
+            self._channel.send(
+                protocol.Failure(f"spawn of round {wanted.round}: {problem}", wanted.round)
+            )
             if current is None or current.number != wanted.round:
-                self._channel.send(RoundDead(wanted.round))
+                self._channel.send(protocol.RoundDead(wanted.round))
             return
         started = self.rounds.begin(wanted.round)
         if not self.spawner.spawn(wanted, started):
             self.rounds.kill(wanted.round, signal.SIGKILL, 0.0)
         self._deferred_at = time.monotonic() + self._settings.deferred_preload_s
 
-    def _prepare_store(self, command: PrepareStoreCommand) -> None:
+    def _prepare_store(self, command: protocol.PrepareStoreCommand) -> None:
         self._watch_lease()
         if self._lease_lost:
-            self._channel.send(StoreExited(command.store_id, _NO_LEASE))
+            self._channel.send(protocol.StoreExited(command.store_id, _NO_LEASE))
         else:
             self.stores.prepare(command.store_id, command.host)

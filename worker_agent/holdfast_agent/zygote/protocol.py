@@ -110,10 +110,8 @@ class EndZygote:
 class Ready:
     """The zygote takes commands with low latency from now on (earlier ones are queued)."""
 
-    fork_ok: bool
-    """False: workers are started as fresh interpreters, which costs seconds."""
     reason: str
-    """Reason for that; empty if fork_ok."""
+    """Reason to start workers as fresh interpreters, which costs seconds; empty: they fork."""
     seconds: float
     """Time from the fork to ready."""
 

@@ -190,28 +190,20 @@ def _message(error: BaseException) -> str:
     return text if first is error else f"{text}; the first is {_message(first)}"
 
 
-def error_document(error: BaseException, now_s: float) -> dict[str, object]:
-    """Return the content of the file; `now_s` is seconds since the epoch."""
-    return {
-        "message": {
-            "message": _message(error)[:_MOST],
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error))[-_MOST:],
-                "timestamp": str(int(now_s)),
-            },
-        }
-    }
-
-
 def write_error_file(error: BaseException) -> None:
     """Write the error file named by the environment, unless `@record` has done so already."""
     name = os.environ.get(ERROR_FILE_VARIABLE)
     if not name:
         return
+    extra = {
+        "py_callstack": "".join(traceback.format_exception(error))[-_MOST:],
+        "timestamp": str(int(time.time())),
+    }
+    document = {"message": {"message": _message(error)[:_MOST], "extraInfo": extra}}
     path = Path(name)
     with suppress(OSError):  # the traceback is on stderr in any case
         if not (path.exists() and path.stat().st_size):
-            path.write_text(json.dumps(error_document(error, time.time())))
+            path.write_text(json.dumps(document))
 
 
 _AT_START: Final = frozenset({"__main__", "__mp_main__", "encodings"})

@@ -13,16 +13,16 @@ from holdfast_master.job.health import stragglers
 from holdfast_master.job.incidents import incidents, strikes
 from holdfast_master.job.nodes import liveness, replacement, rule_actions
 from holdfast_master.job.state.context import JobContext
-from holdfast_master.job.state.health import AnsweredHang, Hang
+from holdfast_master.job.state.health import Hang
 from holdfast_master.job.state.phases import RUNNING
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import hang_response
 from holdfast_master.policies.failure import Evidence, EvidenceKind
 from holdfast_master.policies.hang_response import (
+    AnsweredHang,
     HangAction,
     HangResponse,
     HangVerdict,
-    PastResponse,
 )
 from holdfast_wire.messages import HealthMode
 from holdfast_wire.reasons import Cause, EventReason
@@ -38,13 +38,14 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
         return True
     # A rank may have ended well since the verdict.
     verdict = dataclasses.replace(verdict, ended=world.ended_ranks)
+    past = [one.until(hang.began) for one in job.health.answered]
     nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     found = hang_response.decide(
         verdict,
         nodes,
         tried=_tried(job, world),
         hosts=hosts,
-        past=_past(job, hang),
+        past=past,
         waited_seconds=job.now - hang.since,
         excused_seconds=hang.excused_until - job.now,
     )
@@ -55,28 +56,23 @@ def respond(job: JobContext, world: World, hang: Hang) -> bool:
             job.out.warn(EventReason.HANG_LEFT, f"the hang is left alone: {found.reason}")
         hang.left = True
         return True
-    _note_answer(job, world, hang, verdict)
+    job.health.answered = [*past, _answered(job, world, hang, verdict)]
     for rank in found.nodes:
         _dismiss(job, rank, verdict.kind.value, found)
     _end(job, world, verdict, found.reason)
     return True
 
 
-def _note_answer(job: JobContext, world: World, hang: Hang, verdict: HangVerdict) -> None:
-    """Note what is done for a hang, and what those before have cost."""
+def _answered(job: JobContext, world: World, hang: Hang, verdict: HangVerdict) -> AnsweredHang:
     nodes, hosts = world.nodes_by_rank(), _hosts(job, world)
     ranks = tuple(one.rank for one in verdict.ranks)
-    for one in job.health.answered:
-        one.cost_seconds = _cost(one, hang)
-    job.health.answered.append(
-        AnsweredHang(
-            kind=verdict.kind,
-            ranks=ranks,
-            hosts=tuple(sorted({hosts[nodes[rank]] for rank in ranks if rank in nodes})),
-            began=hang.began,
-            round=world.round,
-            reached=world.reached,
-        )
+    return AnsweredHang(
+        kind=verdict.kind,
+        ranks=ranks,
+        hosts=tuple(sorted({hosts[nodes[rank]] for rank in ranks if rank in nodes})),
+        began=hang.began,
+        round=world.round,
+        reached=world.reached,
     )
 
 
@@ -105,28 +101,7 @@ def note_progress(job: JobContext, world: World) -> None:
         return
     steps = (item.step for _, item in job.membership.reports(world.places))
     if max(steps, default=0) > last.reached:
-        last.cost_seconds = job.now - last.began
-
-
-def _cost(one: AnsweredHang, hang: Hang) -> float:
-    """Return the cost of an answer, s; without new progress since: until this hang began.
-
-    To count until now would have the wait grow as fast as it is waited.
-    """
-    return one.cost_seconds or max(0.0, hang.began - one.began)
-
-
-def _past(job: JobContext, hang: Hang) -> list[PastResponse]:
-    """Return the answered hangs of the job."""
-    return [
-        PastResponse(
-            kind=one.kind,
-            ranks=one.ranks,
-            hosts=one.hosts,
-            cost_seconds=_cost(one, hang),
-        )
-        for one in job.health.answered
-    ]
+        job.health.answered[-1] = last.until(job.now)
 
 
 def _hosts(job: JobContext, world: World) -> dict[int, str]:

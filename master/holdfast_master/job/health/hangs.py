@@ -68,15 +68,15 @@ def _look(job: JobContext, world: World, policy: wire.HangPolicy) -> None:
     if paused and own.hang is not None and stands:
         return  # that the master has the ranks wait does not end a hang
     hang_responses.note_progress(job, world)
-    found = hang_limit.judge(phases, since, own.learned, policy)
-    if not found.hangs:
+    reason = hang_limit.judge(phases, since, own.learned, policy)
+    if not reason:
         _over(job, own, since)
     elif own.hang is None and job.now >= own.ask_after:
         own.hang = Hang(
             number=0,
             since=job.now,
             began=job.now - since,
-            reason=found.reason,
+            reason=reason,
             excused_until=job.now - since + hang_limit.longest_work(policy).seconds,
             unseen=set(sections) == {wire.RankSection.UNSPECIFIED}
             and not any(item.step for _, item in _ranks(job, world)),

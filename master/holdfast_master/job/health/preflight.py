@@ -148,7 +148,7 @@ def _begin(job: JobContext, waiting: list[Node]) -> None:
             for name, node in nodes.items()
         ],
         references.known(job.state),
-        rounds.PreflightSettings(network=settings.network_check),
+        network=settings.network_check,
     )
     own.open = OpenCheck(check=check, until=job.now + settings.timeout_seconds, nodes=nodes)
     for name in _tested_names(own.open):

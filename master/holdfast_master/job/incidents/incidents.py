@@ -12,7 +12,7 @@ from holdfast_master.job.state.membership import Membership, Node
 from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, node_history
-from holdfast_master.policies.failure import BackoffSchedule, Evidence
+from holdfast_master.policies.failure import Evidence
 from holdfast_master.policies.goodput import micros
 from holdfast_master.policies.quantities import counted
 from holdfast_wire.messages import (
@@ -433,13 +433,9 @@ def backoff_reason(job: JobContext) -> str:
     incident = job.incidents.current
     if incident is None or incident.progressed or not is_failure(job, incident):
         return ""
-    settings = job.settings
-    schedule = BackoffSchedule(
-        first=settings.backoff_seconds, longest=settings.longest_backoff_seconds
-    )
     # Failures without progress before this one, also those that an earlier master charged.
     before = max(job.incidents.fruitless, balance(job, BudgetKind.NO_PROGRESS).used)
-    pause = failure.pause(before + 1, schedule)
+    pause = failure.pause(before + 1, job.settings)
     # Of an incident that an earlier master opened the time is not known: its pause begins anew.
     broken_at = incident.opened_at if incident.broken_at is None else incident.broken_at
     until = broken_at + pause.seconds

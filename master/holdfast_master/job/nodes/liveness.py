@@ -51,7 +51,7 @@ def disconnected(job: JobContext, session: int) -> None:
 
 def watch(job: JobContext, node: Node) -> None:
     """Judge whether the node lives, and look again when that may have changed."""
-    judgement = liveness.judge(node.pulse, job.limits, job.now)
+    judgement = liveness.judge(node.pulse, job.settings, job.now)
     if judgement.health is NodeHealth.LOST:
         missing = len(job.membership.away) * _SECONDS_PER_HANDSHAKE
         herd = job.membership.returned_at + max(job.settings.adopt_seconds, missing)

@@ -13,7 +13,7 @@ from holdfast_master.job.state.timers import Timer
 from holdfast_master.job.state.world import World
 from holdfast_master.policies import failure, scaling
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.scaling import Economy, Fleet, Purpose, Rescale
+from holdfast_master.policies.scaling import Fleet, Purpose, Rescale
 from holdfast_wire.messages import JobPhase
 from holdfast_wire.reasons import EventReason
 
@@ -98,14 +98,10 @@ def _weigh(job: JobContext, world: World, leaving: list[Node]) -> None:
         expected=_expected(job, world) if job.membership.spares else 0,
         spare_since=job.membership.spare_since,
         bounds=job.bounds,
+        cost=0.0 if world.replicas else job.worlds.rescale_cost,
         starts_until=_starts_until(job, world),
     )
-    economy = Economy(
-        window=job.settings.grow_window_seconds,
-        horizon=job.settings.grow_horizon_seconds,
-        cost=0.0 if world.replicas else job.worlds.rescale_cost,
-    )
-    verdict = scaling.decide(fleet, economy, job.now)
+    verdict = scaling.decide(fleet, job.settings, job.now)
     if isinstance(verdict, Rescale):
         _begin(job, world, leaving, verdict)
     elif verdict.until is not None:

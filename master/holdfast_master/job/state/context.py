@@ -19,7 +19,6 @@ from holdfast_master.job.state.phases import ENDED, Trigger, advance
 from holdfast_master.job.state.takeover_claims import Claims
 from holdfast_master.job.state.timers import JobClock, Timers
 from holdfast_master.job.state.world import Worlds
-from holdfast_master.policies.liveness import LivenessLimits
 from holdfast_master.policies.rendezvous import Bounds
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import messages as wire
@@ -145,12 +144,6 @@ class JobContext:
     def now(self) -> float:
         """The patient clock, s."""
         return self.clock.patient
-
-    @property
-    def limits(self) -> LivenessLimits:
-        """Time limits of liveness."""
-        settings = self.settings
-        return LivenessLimits(lease=settings.lease_seconds, reconnect=settings.reconnect_seconds)
 
     @property
     def spec(self) -> wire.MasterSpec:

@@ -11,7 +11,7 @@ import math
 from typing import Final
 
 from holdfast_master.policies.hang_limit import LearnedTimes, Phase
-from holdfast_master.policies.hang_response import HangKind, HangVerdict
+from holdfast_master.policies.hang_response import AnsweredHang, HangVerdict
 from holdfast_master.policies.preflight.figures import FigureReport
 from holdfast_master.policies.preflight.rounds import Check
 from holdfast_master.policies.straggler.collectives import IssuedRun, Step
@@ -158,22 +158,6 @@ class Hang:
     """The act that the spec wants was done, or found not to help."""
     left: bool = False
     """People were told that it is left alone."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class AnsweredHang:
-    """A hang that ended its world, until its cost is known."""
-
-    kind: HangKind
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    began: float
-    """Patient clock at the last progress before it, s."""
-    round: int
-    reached: int
-    """Newest step of that world; 0: steps are not known."""
-    cost_seconds: float = 0.0
-    """0: the job has made no new progress since, s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,9 +36,7 @@ def connected(job: JobContext, event: Connected) -> None:
         job.out.put(CloseSession(event.session, code, "HELLO_REFUSED", wrong))
         return
     node = job.membership.nodes.get(hello.node_rank)
-    incumbent = None if node is None else Claim(node.pod_uid, node.agent_id)
-    claim = Claim(hello.pod_uid, hello.agent_id)
-    arrival, reason = judge_arrival(incumbent, claim, _knowledge(job, hello))
+    arrival, reason = judge_arrival(node, hello, _knowledge(job, hello))
     if arrival is Arrival.OUTDATED:
         _send_away(job, event.session, hello, reason)
         return
@@ -192,14 +190,7 @@ def _welcome(job: JobContext, node: Node, round_number: int) -> None:
 
 def _stretch_heartbeats(job: JobContext) -> None:
     """A crowd is heard less often; the interval never shrinks again in one master's life."""
-    settings = job.settings
-    interval = liveness.heartbeat_interval(
-        len(job.membership.nodes),
-        usual=settings.heartbeat_seconds,
-        longest=settings.longest_heartbeat_seconds,
-        crowd=settings.crowd_nodes,
-        messages_per_second=settings.crowd_messages_per_second,
-    )
+    interval = liveness.heartbeat_interval(len(job.membership.nodes), job.settings)
     if interval <= job.membership.heartbeat:
         return
     job.membership.heartbeat = interval
@@ -225,7 +216,7 @@ def restore_nodes(job: JobContext) -> None:
     _stretch_heartbeats(job)
     for node in job.membership.nodes.values():
         node.heartbeat = job.membership.heartbeat
-        until = job.now + liveness.silence_limit(node.heartbeat, job.limits)
+        until = job.now + liveness.silence_limit(node.heartbeat, job.settings)
         job.timers.set(Timer.SILENCE, until, node.rank)
 
 
@@ -236,14 +227,6 @@ class Arrival(enum.Enum):
     RETURNED = "the same agent is back"
     SUCCESSOR = "it takes the rank; the agent before counts as gone"
     OUTDATED = "it must leave; the rank belongs to somebody newer"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
-    """An agent's claim to a node rank."""
-
-    pod_uid: str
-    agent_id: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +244,7 @@ class Knowledge:
 
 
 def judge_arrival(
-    incumbent: Claim | None, hello: Claim, knowledge: Knowledge
+    incumbent: Node | None, hello: wire.Hello, knowledge: Knowledge
 ) -> tuple[Arrival, str]:
     """Decide which agent holds the rank after this hello, and say why.
 

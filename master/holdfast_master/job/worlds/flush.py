@@ -58,13 +58,7 @@ def for_world(job: JobContext, members: tuple[Holder, ...]) -> bool:
     if not policy.goes_apart(stock.memory, candidates, members, most):
         _end(job)
         return False
-    seconds = policy.patience(
-        stock,
-        job.worlds.assigned.step_seconds,
-        least=settings.rescue_least_seconds,
-        unknown=settings.barrier_seconds,
-        most=settings.rescue_seconds,
-    )
+    seconds = policy.patience(stock, job.worlds.assigned.step_seconds, settings)
     if not seconds and tracker.rescue is None:
         return False
     new = Rescue(started=job.now, seconds=seconds, ending=False)

@@ -5,7 +5,7 @@ agent's `health/`), a clock, what is done with a verdict (`job/health`).
 
 A caller goes through a check like this, by `rounds`:
 
-    check = begin(number, participants, references, settings)
+    check = begin(number, participants, references, network=True)
     while check.current is not None:
         ...  # each node of check.current measures; reports are collected until the deadline
         check = conclude(check, reports)

@@ -53,17 +53,9 @@ _FEW_NODES = 4
 two: all pairs are measured."""
 Met = Mapping[str, AbstractSet[str]]
 """Nodes that are no partners any more: those of earlier rounds, and those of the same machine."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PreflightSettings:
-    """Bounds of a check."""
-
-    network: bool = True
-    """Nodes measure the network in pairs, too (`PreflightPolicy.network_check`)."""
-    most_pair_rounds: int = 5
-    """Rounds of pairs; each takes as long as its slowest pair. One bad node needs three at the
-    most, many bad ones more. A node in doubt after the last is undecided."""
+MOST_PAIR_ROUNDS = 5
+"""Rounds of pairs; each takes as long as its slowest pair. One bad node needs three at the most,
+many bad ones more. A node in doubt after the last is undecided."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +66,8 @@ class Check:
     participants: tuple[Participant, ...]
     """In an order in which neighbours are near each other."""
     references: References = NONE
-    settings: PreflightSettings = PreflightSettings()
+    network: bool = True
+    """Nodes measure the network in pairs, too (`PreflightPolicy.network_check`)."""
     current: MeasuringRound | None
     """The open round; None: the check is over."""
     alone: Mapping[str, FigureReport] = dataclasses.field(default_factory=dict)
@@ -130,7 +123,8 @@ def begin(
     number: int,
     participants: Iterable[Participant],
     references: References = NONE,
-    settings: PreflightSettings = PreflightSettings(),
+    *,
+    network: bool = True,
 ) -> Check:
     """Return a check with its first round open; without a node to test it is over at once.
 
@@ -138,7 +132,7 @@ def begin(
         number: Number of the check, another one each time.
         participants: The nodes, neighbours beside each other; none of a running world.
         references: Figures of earlier checks.
-        settings: Bounds of the check.
+        network: As in `Check`.
     """
     everyone = tuple(participants)
     nodes = tuple(one.node for one in everyone if not one.is_trusted)
@@ -146,7 +140,7 @@ def begin(
         number=number,
         participants=everyone,
         references=references,
-        settings=settings,
+        network=network,
         current=MeasuringRound(id=RoundId(number, 0), nodes=nodes) if nodes else None,
     )
 
@@ -208,10 +202,9 @@ def _slow_alone(check: Check) -> tuple[str, ...]:
 
 
 def _next_pairs(check: Check, number: int) -> tuple[Pair, ...]:
-    settings = check.settings
     tested = tuple(one for one in check.tested() if one not in check.refused)
     trusted = tuple(one for one in check.trusted() if one not in check.refused)
-    if not settings.network or number > settings.most_pair_rounds or not tested:
+    if not check.network or number > MOST_PAIR_ROUNDS or not tested:
         return ()
     met = _met(check)
     if number == 1:

@@ -8,20 +8,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from holdfast_master.inputs import (
-    Connected,
-    Disconnected,
-    Input,
-    JournalNoted,
-    OperatorConnected,
-    OperatorDisconnected,
-    OperatorMessage,
-    PeerRefused,
-    Received,
-    Stalled,
-    Ticked,
-    UserCall,
-)
+from holdfast_master import inputs
 from holdfast_master.instructions import Instruction, Refuse, Reply, Send, SendToOperator
 from holdfast_master.policies.quantities import counted, verb
 from holdfast_wire import messages as wire
@@ -228,7 +215,7 @@ def _numbers(found: list[int]) -> str:
     return shown if len(found) <= 8 else f"{shown} and {len(found) - 8} more"
 
 
-def input_line(event: Input | None) -> str:
+def input_line(event: inputs.Input | None) -> str:
     """Return the core's input; None: its own beginning."""
     return "the master begins" if event is None else _INPUTS[type(event)](event)
 
@@ -250,17 +237,17 @@ def _value(value: Any) -> str:
 
 
 _INPUTS: dict[type, Callable[[Any], str]] = {
-    Connected: lambda e: f"stream {e.session}: node {e.hello.node_rank} says hello",
-    Received: lambda e: f"stream {e.session}: {_short(e.message)}",
-    Disconnected: lambda e: f"stream {e.session} ended: {e.cause.value}",
-    OperatorConnected: lambda _: "the operator connected",
-    OperatorDisconnected: lambda _: "the operator's stream ended",
-    OperatorMessage: lambda e: _OPERATOR[type(e.message)](e.message),
-    UserCall: lambda e: f"{e.who} asks {_short(e.request)}",
-    PeerRefused: lambda e: f"a peer was refused: {e.text}",
-    JournalNoted: lambda e: f"{e.reason}: {e.text}",
-    Ticked: lambda _: "a deadline came",
-    Stalled: lambda e: f"the master stood still for {e.seconds:.1f} s",
+    inputs.Connected: lambda e: f"stream {e.session}: node {e.hello.node_rank} says hello",
+    inputs.Received: lambda e: f"stream {e.session}: {_short(e.message)}",
+    inputs.Disconnected: lambda e: f"stream {e.session} ended: {e.cause.value}",
+    inputs.OperatorConnected: lambda _: "the operator connected",
+    inputs.OperatorDisconnected: lambda _: "the operator's stream ended",
+    inputs.OperatorMessage: lambda e: _OPERATOR[type(e.message)](e.message),
+    inputs.UserCall: lambda e: f"{e.who} asks {_short(e.request)}",
+    inputs.PeerRefused: lambda e: f"a peer was refused: {e.text}",
+    inputs.JournalNoted: lambda e: f"{e.reason}: {e.text}",
+    inputs.Ticked: lambda _: "a deadline came",
+    inputs.Stalled: lambda e: f"the master stood still for {e.seconds:.1f} s",
 }
 _OPERATOR: dict[type, Callable[[Any], str]] = {
     wire.MasterSpec: lambda spec: f"spec of generation {spec.generation}",

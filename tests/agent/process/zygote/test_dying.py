@@ -130,7 +130,7 @@ def test_a_child_that_a_worker_leaves_behind_does_not_hide_its_death(shared: Dri
 def test_a_fresh_interpreter_holds_the_mark_too(tmp_path: Path) -> None:
     """Whoever sets a variable that counts at import is heard of as early."""
     with agent(tmp_path, fork=False) as driver:
-        assert not driver.wait(Ready).fork_ok
+        assert driver.wait(Ready).reason
         started, mark = _start(driver, "os._exit(4)")
         with stopped(driver.zygote()):
             _marked(driver, mark)

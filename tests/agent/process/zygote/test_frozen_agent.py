@@ -15,7 +15,7 @@ import pytest
 from agents.daemons import STAY
 from agents.plain_python import plain_python
 from agents.zygote_driver import Driver, agent, ready
-from holdfast.page import DEFAULT_LEASE_LIMIT_NS
+from holdfast.page_layout import DEFAULT_LEASE_LIMIT_NS
 from holdfast_agent.zygote.protocol import (
     Failure,
     LeaseExpired,

@@ -40,7 +40,7 @@ def test_a_preload_that_is_not_forkable_ends_forking(tmp_path: Path, kind: str) 
     code, reason = PRELOADS[kind]
     with agent(tmp_path, **_module(tmp_path, code), preload=("mine",)) as driver:
         event = driver.wait(Ready)
-        assert not event.fork_ok
+        assert event.reason
         assert reason in event.reason
         _works_fresh(driver)
     assert "workers start as fresh interpreters: " in (tmp_path / "agent.err").read_text()
@@ -84,7 +84,7 @@ def test_forking_can_be_switched_off(tmp_path: Path) -> None:
 def test_a_preload_that_fails_is_skipped_and_named(tmp_path: Path) -> None:
     """A missing module is the script's problem, if it is one at all."""
     with agent(tmp_path, preload=("json", "no_such_module")) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         assert driver.run("print(1)").out == "1\n"
     log = (tmp_path / "agent.err").read_text()
     assert "preload of no_such_module skipped: ModuleNotFoundError" in log
@@ -102,7 +102,7 @@ def test_a_deferred_module_is_imported_once_a_round_has_run_for_a_while(tmp_path
         """
     names = ("json.tool", "mine")
     with agent(tmp_path, **module, deferred_preload=names, deferred_preload_s=1.0) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         assert driver.run(asks).out == "False False\n"
         assert driver.run(asks).out == "True True\n"
 
@@ -111,7 +111,7 @@ def test_a_deferred_module_that_starts_a_thread_ends_forking(tmp_path: Path) -> 
     """The round that runs is left alone; the next one's workers start fresh, with the reason."""
     module = _module(tmp_path, PRELOADS["a thread"][0])
     with agent(tmp_path, **module, deferred_preload=("mine",), deferred_preload_s=0.1) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         started = driver.start("import time; print('up', flush=True); time.sleep(600)")
         assert started.forked
         assert driver.wait(ForkDisabled).reason == PRELOADS["a thread"][1]
@@ -200,7 +200,7 @@ def test_a_script_that_sets_an_import_variable_is_warned_and_spawned_next_time(
 def test_every_way_to_set_an_import_variable_is_seen(tmp_path: Path, statement: str) -> None:
     """Through os.environ or past it, set or removed."""
     with agent(tmp_path, environment={"MKL_DYNAMIC": "FALSE"}) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         assert "has no effect" in driver.run(f"import os\n{statement}").err
         driver.wait(ForkDisabled)
 
@@ -219,7 +219,7 @@ def test_a_script_that_puts_variables_back_stays_forked(
     """Values are compared, not writes: nothing differs at the end, so the next round is warm."""
     code = f"import os\nold = os.environ.copy()\n{change}\nos.environ.update(old)"
     with agent(tmp_path, local_world_size=2) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         assert driver.run(code).err.count("has no effect") == warnings
         assert driver.page.read(0).import_variable == ""
         (started,) = driver.spawn(driver.rank(argv=(driver.script(""),)))
@@ -276,7 +276,7 @@ def test_a_rank_whose_variables_a_fork_cannot_honour_starts_fresh(
 def test_import_variables_of_the_users_environment_reach_the_zygote(tmp_path: Path) -> None:
     """Set from the start they are honoured by the zygote's own import: forking stays on."""
     with agent(tmp_path, environment={"OMP_SCHEDULE": "static"}) as driver:
-        assert driver.wait(Ready).fork_ok
+        assert not driver.wait(Ready).reason
         same = driver.script("import os; os.environ['OMP_SCHEDULE'] = 'static'")
         rank = driver.rank(argv=(same,), env={"OMP_SCHEDULE": "static"})
         (started,) = driver.spawn(rank)

@@ -192,5 +192,5 @@ def _recover(crowd: Crowd) -> tuple[int, int, int]:
     gone = wire.PodObservation(node_rank=7, pod_uid="p7", phase=wire.PodPhase.FAILED, exit_code=137)
     loss = lines(lambda: crowd.take(OperatorMessage(gone)))
     assert crowd.core.status(NOW).active_nodes == crowd.nodes - 1
-    core_state.check(crowd.core.inspect())
+    core_state.check(crowd.core.job)
     return death, acks, loss

@@ -106,7 +106,8 @@ def _waits_for_its_turn() -> SteeredJob:
     job = training(3, health=ACT)
     answer(job, stand_still(job), {1: LOADS})
     job.run(20.0)
-    job.context.health.answered[0].cost_seconds = 100.0
+    answers = job.context.health.answered
+    answers[0] = dataclasses.replace(answers[0], cost_seconds=100.0)
     answer(job, stand_still(job), {1: LOADS})
     job.run(20.0)
     assert len(failures(job)) == 1

@@ -282,7 +282,7 @@ def test_the_first_batch_opens_the_segment_on_disk() -> None:
     assert isinstance(first, Record)
     assert first.durable
     assert first.journal().sequence == 1
-    assert core.digest(NOW).sequence == len(batch)
+    assert core.job.state.sequence == len(batch)
     assert core.spec() is None
 
 

@@ -280,7 +280,7 @@ def test_the_journal_alone_gives_schedule_and_counts() -> None:
     job.agents[0].crash_worker()
     job.run(60.0)
     context = job.context
-    restored = Core(context.identity, context.settings, list(job.records)).inspect().state
+    restored = Core(context.identity, context.settings, list(job.records)).job.state
     assert restored.schedule == context.state.schedule
     assert restored.tier_failures == context.state.tier_failures == {wire.Tier.MEMORY: 1}
     assert restored.trained_seconds == context.state.trained_seconds > 0

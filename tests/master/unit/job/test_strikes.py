@@ -59,7 +59,7 @@ def test_the_strikes_of_one_moment_are_one_report() -> None:
         wire.StrikesReported,
         wire.FinishDecision,
     ]
-    batch = job.core._job.out
+    batch = job.core.job.out
     for host in ("k8s-0", "k8s-1"):
         batch.strike(wire.NodeStruck(host=host, cause="Hang", unix_time=job.moment().unix))
     tells = [one.response.message for one in batch.finish() if isinstance(one, SendToOperator)]

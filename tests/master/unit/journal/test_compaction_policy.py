@@ -14,7 +14,6 @@ from holdfast_master.journal.compaction import Retention
 from holdfast_master.journal.compaction_policy import (
     RETRY_SECONDS,
     SLOW_SECONDS,
-    CompactionPolicy,
     Housekeeper,
 )
 from holdfast_master.journal.reader import read_history
@@ -36,10 +35,8 @@ class Keeping:
         self.said: list[tuple[str, str]] = []
         self.state = JobState(event_limit=10, incident_limit=10)
         self.journal = Journal(directory, 1, "m1", lambda: self.now)
-        habits = CompactionPolicy(
-            directory=directory, segment_bytes=4096, retention=Retention(seconds=0.0, limit_bytes=0)
-        )
-        self.keeper = Housekeeper(habits, HEAD, (), tail_bytes, lambda: self.now)
+        keep = Retention(seconds=0.0, limit_bytes=0)
+        self.keeper = Housekeeper(directory, 4096, keep, HEAD, (), tail_bytes, lambda: self.now)
         self.write(HEAD)
 
     def write(self, fact: SegmentOpened | NodeExcluded) -> None:
@@ -51,9 +48,7 @@ class Keeping:
 
     def batch(self) -> None:
         """End a batch."""
-        self.keeper.after_batch(
-            self.journal, lambda: _copy(self.state), lambda *said: self.said.append(said)
-        )
+        self.keeper.after_batch(self.journal, self.state, lambda *said: self.said.append(said))
 
     def fill(self, count: int = 60) -> None:
         """Write about 6,000 bytes; every fact is another one."""
@@ -64,12 +59,6 @@ class Keeping:
     def bases(self) -> list[int]:
         """Return the sequences of the bases."""
         return [name.number for name in listing(self.directory) if name.kind is SegmentKind.BASE]
-
-
-def _copy(state: JobState) -> JobState:
-    from holdfast_master.job.state import snapshot
-
-    return snapshot.copied(state)
 
 
 def test_a_base_is_written_after_so_many_bytes_and_the_files_stay_few(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class RecordedJob(SteeredJob):
             wire.InputRecorded(
                 mono=moment.mono,
                 unix_time=moment.unix,
-                sequence=self.core.newest_record(),
+                sequence=self.core.job.state.sequence,
                 instructions=sum(not isinstance(item, Record) for item in batch),
                 input=to_message(event),
             )

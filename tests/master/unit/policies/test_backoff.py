@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_master.policies.failure import BackoffSchedule, pause
+from holdfast_master.policies.failure import pause
+from holdfast_master.settings import CoreSettings
 
-USUAL = BackoffSchedule(first=1.0, longest=30.0)
+USUAL = CoreSettings(backoff_seconds=1.0, longest_backoff_seconds=30.0)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_it_never_shrinks_and_never_exceeds_its_bound(
     in_a_row: int, first: float, longest: float
 ) -> None:
     """Whatever the schedule is; and it is the same each time that it is asked for."""
-    schedule = BackoffSchedule(first=first, longest=longest)
-    found, following = pause(in_a_row, schedule), pause(in_a_row + 1, schedule)
+    settings = CoreSettings(backoff_seconds=first, longest_backoff_seconds=longest)
+    found, following = pause(in_a_row, settings), pause(in_a_row + 1, settings)
     assert 0 <= found.seconds <= following.seconds <= longest
-    assert found == pause(in_a_row, schedule)
+    assert found == pause(in_a_row, settings)

@@ -8,6 +8,7 @@ import pytest
 
 from holdfast_master.policies.checkpoints import coordinator
 from holdfast_master.policies.flush import Copy, FlushStep, Stock, decide, goes_apart, patience
+from holdfast_master.settings import CoreSettings
 from holdfast_wire.messages import CheckpointVersion
 
 HOLDERS = ((0, "a"), (1, "b"))
@@ -105,7 +106,8 @@ def test_a_world_waits_as_long_as_the_steps_would_take(
     """Never for less work than it is worth, never longer than the most."""
     floor = None if committed is None else _v(committed)
     stock = Stock(memory=_copy(memory), committed=floor)
-    found = patience(stock, step_seconds, least=1.0, unknown=30.0, most=300.0)
+    settings = CoreSettings(rescue_least_seconds=1.0, barrier_seconds=30.0, rescue_seconds=300.0)
+    found = patience(stock, step_seconds, settings)
     assert found == pytest.approx(seconds)
 
 

@@ -78,9 +78,9 @@ def test_each_phase_has_a_limit_of_its_own(
     assert seconds <= found.seconds <= seconds * GROWTH
     assert words in found.reason
     for since, hangs in ((found.seconds * 0.99, False), (found.seconds * 1.01, True)):
-        verdict = judge([phase], since, learned, POLICY)
-        assert verdict.hangs is (hangs and math.isfinite(seconds))
-        assert verdict.reason.endswith(found.reason)
+        reason = judge([phase], since, learned, POLICY)
+        assert bool(reason) is (hangs and math.isfinite(seconds))
+        assert not reason or reason.endswith(found.reason)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_every_section_has_a_phase() -> None:
 def test_while_one_rank_saves_the_others_do_not_hang() -> None:
     """The most patient phase counts."""
     found = phases([RankSection.TRAIN, RankSection.CHECKPOINT], paused=False)
-    assert not judge(found, 250.0, SLOW, POLICY).hangs
-    assert judge([Phase.TRAIN], 250.0, SLOW, POLICY).hangs
+    assert not judge(found, 250.0, SLOW, POLICY)
+    assert judge([Phase.TRAIN], 250.0, SLOW, POLICY)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
@@ -178,8 +178,9 @@ def test_nothing_hangs_before_the_least_time(
 ) -> None:
     """Whatever was learned, `minSeconds` passes first, and a later look never takes a hang back."""
     learned = LearnedTimes(steps=durations(steps), pauses=durations(steps))
-    verdict = judge(found, since, learned, POLICY)
-    assert verdict.limit.seconds >= POLICY.min_seconds
-    assert verdict.hangs is (since > verdict.limit.seconds)
-    if verdict.hangs:
-        assert judge(found, since + 1, learned, POLICY).hangs
+    longest = max(limit(phase, learned, POLICY).seconds for phase in found)
+    assert longest >= POLICY.min_seconds
+    hangs = bool(judge(found, since, learned, POLICY))
+    assert hangs is (since > longest)
+    if hangs:
+        assert judge(found, since + 1, learned, POLICY)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from holdfast_master.policies.hang_response import (
+    AnsweredHang,
     HangAction,
     HangKind,
     HangVerdict,
     OddRank,
-    PastResponse,
     Remedy,
     decide,
     following_seconds,
@@ -124,7 +124,15 @@ def test_a_hang_of_nobody_is_answered_by_one_restart(remedy: Remedy) -> None:
 def test_a_node_does_not_leave_for_what_follows_its_rank() -> None:
     """The next node's rank 0 waited for the same storage."""
     found = verdict({0: HangKind.STORAGE})
-    past = PastResponse(kind=HangKind.STORAGE, ranks=(0,), hosts=("gpu-1",), cost_seconds=5.0)
+    past = AnsweredHang(
+        kind=HangKind.STORAGE,
+        ranks=(0,),
+        hosts=("gpu-1",),
+        began=100.0,
+        round=1,
+        reached=0,
+        cost_seconds=5.0,
+    )
     assert decide(found, NODES, tried=False).action is HangAction.LEAVE_NODES
     same = decide(found, NODES, tried=False, past=[past], hosts={0: "gpu-1"})
     assert same.action is HangAction.LEAVE_NODES

@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast_master.policies.liveness import (
-    LivenessLimits,
     NodeHealth,
     Pulse,
     heartbeat_interval,
@@ -17,8 +16,9 @@ from holdfast_master.policies.liveness import (
     next_look,
     silence_limit,
 )
+from holdfast_master.settings import CoreSettings
 
-LIMITS = LivenessLimits(lease=4.0, reconnect=0.3)
+LIMITS = CoreSettings(lease_seconds=4.0, reconnect_seconds=0.3)
 
 
 def pulse(heard: float, *, gone: float | None = None, heartbeat: float = 0.5) -> Pulse:
@@ -65,7 +65,7 @@ def test_the_lease_ends_before_the_silence_limit(
     node = pulse(heard, gone=None if connected else heard, heartbeat=heartbeat)
     verdict = judge(node, LIMITS, heard + wait)
     if verdict.health is NodeHealth.LOST:
-        assert wait > LIMITS.lease
+        assert wait > LIMITS.lease_seconds
     else:
         assert wait < silence_limit(heartbeat, LIMITS) + 1e-6
         assert verdict.until > heard + wait
@@ -77,8 +77,13 @@ INTERVALS = [(1, 0.5), (500, 0.5), (501, 1.5), (1000, 2.0), (1001, 2.5), (2500, 
 @pytest.mark.parametrize(("nodes", "interval"), INTERVALS)
 def test_a_crowd_is_heard_less_often(nodes: int, interval: float) -> None:
     """Above 500 nodes intervals grow in half seconds up to five."""
-    found = heartbeat_interval(nodes, usual=0.5, longest=5.0, crowd=500, messages_per_second=500.0)
-    assert found == interval
+    settings = CoreSettings(
+        heartbeat_seconds=0.5,
+        longest_heartbeat_seconds=5.0,
+        crowd_nodes=500,
+        crowd_messages_per_second=500.0,
+    )
+    assert heartbeat_interval(nodes, settings) == interval
 
 
 def test_a_node_with_a_long_interval_is_looked_at_when_its_limit_ends() -> None:

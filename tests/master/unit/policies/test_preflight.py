@@ -21,7 +21,7 @@ from holdfast_master.policies.preflight.figures import (
 )
 from holdfast_master.policies.preflight.references import NONE, References, forget
 from holdfast_master.policies.preflight.rounds import (
-    PreflightSettings,
+    MOST_PAIR_ROUNDS,
     begin,
     conclude,
     judge,
@@ -311,7 +311,7 @@ def test_no_two_nodes_meet_twice_and_no_node_is_in_two_pairs(
         nodes = [node for pair in check.current.pairs for node in pair]
         assert len(nodes) == len(set(nodes))
         met.update(frozenset(pair) for pair in check.current.pairs)
-        assert check.pair_rounds < PreflightSettings().most_pair_rounds
+        assert check.pair_rounds < MOST_PAIR_ROUNDS
         check = conclude(check, cluster.answers(check))
     assert all(count == 1 for count in met.values())
     outcome = judge(check)
@@ -362,7 +362,7 @@ def test_a_check_without_a_node_to_test_is_over_at_once() -> None:
 def test_without_the_network_there_are_no_pairs() -> None:
     """`spec.health.preflight.networkCheck: false`."""
     cluster = Cluster(4, {"n1": SLOW_COMPUTE})
-    outcome = cluster.outcome(settings=PreflightSettings(network=False))
+    outcome = cluster.outcome(network=False)
     assert cluster.pairs == []
     assert outcome.bad() == ("n1",)
 

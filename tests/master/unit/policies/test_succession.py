@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast_master.job.takeover.hello import Arrival, Claim, Knowledge, judge_arrival
+from holdfast_master.job.state.membership import Node
+from holdfast_master.job.takeover.hello import Arrival, Knowledge, judge_arrival
+from holdfast_wire.messages import Hello
 
-OLD, NEW = Claim("p1", "a1"), Claim("p2", "a2")
-SAME_POD = Claim("p1", "a9")
+OLD, NEW = ("p1", "a1"), ("p2", "a2")
+"""Pod and agent."""
+SAME_POD = ("p1", "a9")
 
 TABLE = [
     (None, NEW, Knowledge(), Arrival.NEW),
@@ -34,11 +37,29 @@ TABLE = [
 ]
 
 
+def _node(pod_uid: str, agent_id: str) -> Node:
+    return Node(
+        rank=0,
+        pod_uid=pod_uid,
+        agent_id=agent_id,
+        local_world_size=1,
+        hello=None,
+        session=None,
+        last_heard=0.0,
+        disconnected_at=0.0,
+        heartbeat=0.5,
+    )
+
+
 @pytest.mark.parametrize(("incumbent", "hello", "knowledge", "arrival"), TABLE)
 def test_who_holds_the_rank(
-    incumbent: Claim | None, hello: Claim, knowledge: Knowledge, arrival: Arrival
+    incumbent: tuple[str, str] | None,
+    hello: tuple[str, str],
+    knowledge: Knowledge,
+    arrival: Arrival,
 ) -> None:
     """The operator's newest pod wins; without its word the newest hello."""
-    found, reason = judge_arrival(incumbent, hello, knowledge)
+    node = None if incumbent is None else _node(*incumbent)
+    found, reason = judge_arrival(node, Hello(pod_uid=hello[0], agent_id=hello[1]), knowledge)
     assert found is arrival
     assert reason

@@ -24,7 +24,7 @@ pytestmark = [
     "replicas on one machine, and the sample's way into a cluster, have tests of their own",
     held_by=[
         "recovery/test_replicas.py::test_kills_at_any_instant_restart_one_replica_and_cost_the_others_no_step",
-        "recovery/test_replicas.py::test_replicas_follow_the_wanted_number_without_a_restart",
+        "local_sgd/process/test_elastic_members.py::test_four_replicas_become_two_and_then_six",
         "simulation/test_seeds.py::test_a_job_of_replicas_survives_whatever_happens",
         "operator/process/jobs/test_first_job.py::test_a_job_trains_to_its_end",
     ],

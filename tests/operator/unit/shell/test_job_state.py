@@ -220,7 +220,7 @@ def test_the_planner_goes_on_from_what_it_said_although_that_is_not_written_yet(
     )
     assert state.planned("").status == state.status.fields
     conditions = [{"type": "Scaling", "status": "True"}]
-    state.status.planned(conditions)
+    state.status.conditions = conditions
     assert state.planned("").status == {"phase": "Running", "conditions": conditions}
 
 

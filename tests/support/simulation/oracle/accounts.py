@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast_agent.policies.round_phases import Orders
 from holdfast_master.instructions import Instruction, Record
 from holdfast_master.policies.failure import PLANNED
 from holdfast_wire.messages import BudgetCharge, BudgetKind, Incident, WorldDecided
@@ -107,10 +108,10 @@ class Accounts:
     def _running(self, rank: int) -> int:
         """The round of the node's processes, if its master counts on them now."""
         current = self.job.agents[rank].workers.current
-        world = self.job.master.core.inspect().worlds.running()
+        world = self.job.master.core.job.worlds.running()
         if current is None or world is None or not current.started or current.dead:
             return 0
-        ending = current.exits or current.killed or current.stopped
+        ending = current.exits or current.orders & (Orders.KILLED | Orders.STOPPED)
         return 0 if ending or world.round != current.number else world.round
 
     def muddle(self, span: float = 0.0) -> None:
@@ -196,7 +197,7 @@ class Accounts:
         self, fact: Incident, opened: float, wounds: Sequence[Wound], *, brief: bool
     ) -> frozenset[BudgetKind]:
         kinds = {wound.kind for wound in wounds}
-        given_up = self.job.master.core.inspect().state.departed
+        given_up = self.job.master.core.job.state.departed
         if not self.wounds and self.job.operator.spec.generation == 1 and not given_up:
             return frozenset({BudgetKind.RESCALES})  # nobody asked, and nothing had happened
         causes = [w for w in wounds if w.ends == fact.from_round and w.since <= opened]
@@ -265,7 +266,7 @@ class Accounts:
         """
         everything = {wound.kind for rank in self.wounds for wound in self.recent(rank)}
         leaving = everything & {Hurt.PREEMPTION, Hurt.ASKED}
-        surplus = [rank for rank in self.wounds if rank >= master.core.inspect().wanted]
+        surplus = [rank for rank in self.wounds if rank >= master.core.job.wanted]
         if brief or leaving or surplus:
             return everything | {Hurt.RAISED}
         return everything & {Hurt.RAISED}

@@ -143,7 +143,7 @@ class Checks:
         must not do that, agents and masters can only notice it. The world that the newest master
         has assigned is the newest, also where agents of another have just heard of that master.
         """
-        assigned = self.job.master.core.inspect().state.assigned
+        assigned = self.job.master.core.job.state.assigned
         newest = (assigned.round, assigned.world_hash) if assigned is not None else None
         rounds.sort(
             key=lambda found: ((found.number, found.world) == newest, found.follows, found.number)
@@ -194,7 +194,7 @@ class Checks:
 
     def _told_newest(self, agent: Agent) -> int:
         """The round of the master that an agent reaches; 0: it reaches none."""
-        assigned = self.job.master.core.inspect().worlds.assigned
+        assigned = self.job.master.core.job.worlds.assigned
         if assigned is None or not agent.reaches(self.job.master):
             return 0
         holds = assigned.holds(agent.rank, agent.agent_id)

@@ -22,7 +22,7 @@ class Handover:
 
     def __init__(self, checks: Checks, master: Master) -> None:
         """It has read the disk, and nobody has come yet."""
-        self._checks, self._inspection = checks, master.core.inspect()
+        self._checks, self._inspection = checks, master.core.job
         self._began_at = master.job.time.now
         self._digests: list[StateDigest] = []
         """What agents have brought while it knew no world."""

@@ -97,7 +97,7 @@ class HealthTruth:
 
     def look(self, master: Master) -> None:
         """Hold a master's verdicts against the truth."""
-        health = master.core.inspect().health
+        health = master.core.job.health
         physics = self._physics(master)
         if physics is not None:
             self._worlds.setdefault(master.identity.incarnation, {})[physics.number] = physics
@@ -142,7 +142,7 @@ class HealthTruth:
 
     def _room(self, master: Master) -> None:
         """Those that stay, and the standbys, are enough for a world."""
-        context = master.core.inspect()
+        context = master.core.job
         world = context.worlds.running()
         stay = world.places.keys() - context.state.draining if world is not None else set()
         ready = len(stay | context.membership.spares)
@@ -201,7 +201,7 @@ class HealthTruth:
 
     def _physics(self, master: Master) -> Round | None:
         """Return the processes of the world that a master judges."""
-        world = master.core.inspect().worlds.running()
+        world = master.core.job.worlds.running()
         if world is None:
             return None
         return self.job.training.live.get((world.round, world.fact.world_hash))
@@ -264,7 +264,7 @@ class HealthTruth:
         alone = scene.ranks == 1 and hung.kind not in _ALONE
         if alone or not self._goes_on(scene) or one.hung is not _hung(one):
             return
-        watch = scene.master.core.inspect().health.hang_watch
+        watch = scene.master.core.job.health.hang_watch
         pause = min(watch.learned.longest_pause, self._stood_still(scene))
         if 2 * pause > one.fault.span - _LIMIT_SECONDS:
             return  # a pause of that length has ended by itself before
@@ -309,7 +309,7 @@ class HealthTruth:
 
     def _stays(self, one: Planted, scene: _Scene) -> None:
         """Under Act people are told why an accused node is still there."""
-        context = scene.master.core.inspect()
+        context = scene.master.core.job
         kept, rank = context.health.kept, one.agent.rank
         told = any(rank in nodes for nodes in kept) or rank in context.state.draining
         text = f"node {one.agent.rank} stays in the world, and nobody is told why: {kept}"
@@ -321,7 +321,7 @@ class HealthTruth:
             require(one.agent.rank not in self._accused(one.scene), "slow_forgiven", text)
 
     def _accused(self, scene: _Scene) -> list[int | None]:
-        return [node_rank(one) for one in scene.master.core.inspect().health.slow]
+        return [node_rank(one) for one in scene.master.core.job.health.slow]
 
 
 def _hung(one: Planted) -> Hung | None:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from holdfast.flash.schedule import SaveEvery
 from holdfast_agent.policies import master_messages
-from holdfast_agent.policies.master_messages import Accepted
 from holdfast_master.instructions import Instruction, Send, SendToOperator, StepDown
 from holdfast_master.job.state.job_state import JobState
 from holdfast_operator.plan.view import KnownMaster
@@ -215,7 +214,7 @@ def old_news_without_effect(about: int, before: int, after: int, *, ending: bool
         require(after == before, "old_news_without_effect", text)
 
 
-def fence_obeyed(who: str, known: Accepted, response: wire.SessionResponse) -> None:
+def fence_obeyed(who: str, known: wire.Fence, response: wire.SessionResponse) -> None:
     """An agent acts on nothing of an older master, of a twin, or about an older round."""
     got, what = response.fence, type(response.message).__name__
     if got is None:

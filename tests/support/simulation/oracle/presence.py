@@ -41,7 +41,7 @@ class Presence:
 
     def begin(self) -> None:
         """The master has opened its segment: what it has read, it counts on from here."""
-        context = self._master.core.inspect()
+        context = self._master.core.job
         nodes = context.state.nodes if context.state.phase not in ENDED else {}
         self._joined = dict.fromkeys(nodes, self._now())
         totals = context.ledger.totals(context.clock.micros)
@@ -50,7 +50,7 @@ class Presence:
 
     def _compare(self, left: Left | None) -> None:
         """Require that the predecessor's counts go on, with the time in between."""
-        context = self._master.core.inspect()
+        context = self._master.core.job
         if left is None or context.state.phase in ENDED:
             return
         gap = self._master.wall_micros - left.at
@@ -63,7 +63,7 @@ class Presence:
         unsure = master.job.jumped or master.stepped_down or not master.all_written
         if unsure or master is not master.job.master:
             return None
-        context = master.core.inspect()
+        context = master.core.job
         totals = context.ledger.totals(context.clock.micros)
         sums = {rank: sum(classes.values()) for rank, classes in totals.items()}
         return Left(sums, round(context.clock.moment.unix * 1e6))
@@ -93,7 +93,7 @@ class Presence:
             return
         for rank in list(self._joined):
             self.leaves(rank)
-        context = self._master.core.inspect()
+        context = self._master.core.job
         at = context.clock.micros
         late = self._now() - at
         for rank, totals in context.ledger.totals(at).items():

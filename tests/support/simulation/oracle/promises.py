@@ -69,7 +69,7 @@ class Promises:
 
     def _calm(self, master: Master) -> bool:
         """Return whether the job trains as it should and nothing is about to change that."""
-        job, context = self.job, master.core.inspect()
+        job, context = self.job, master.core.job
         world, spec, state = context.worlds.running(), job.operator.spec, context.state
         if world is None or state.spec != spec or job.others:
             return False
@@ -124,7 +124,7 @@ class Promises:
 
     def answered(self, request: UserRequest, response: object) -> None:
         """A request was granted."""
-        spec, context = self.job.operator.spec, self.job.master.core.inspect()
+        spec, context = self.job.operator.spec, self.job.master.core.job
         if isinstance(request, wire.ScaleRequest) and isinstance(response, wire.ScaleResponse):
             same = response.generation != spec.generation or spec.replicas == request.replicas
             text = f"{request.replicas} replicas are granted, the spec has {spec.replicas}"
@@ -155,7 +155,7 @@ class Promises:
         return not self._open()
 
     def _open(self) -> list[str]:
-        newest = self.job.master.core.inspect().state.assigned
+        newest = self.job.master.core.job.state.assigned
         reached = newest.round if newest is not None else 0
         return [item.text for item in self.granted if not self._done(item, reached)]
 

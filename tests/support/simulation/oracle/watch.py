@@ -86,7 +86,7 @@ class Watch:
     @property
     def context(self) -> JobContext:
         """The master's state."""
-        return self.master.core.inspect()
+        return self.master.core.job
 
     @property
     def now(self) -> float:
@@ -326,6 +326,6 @@ class Watch:
         self._validate(0)
         master = self.master
         records = [*master.base, *(item.journal() for item in master.written)]
-        folded = Core(master.identity, master.settings, records).durable_state()
+        folded = Core(master.identity, master.settings, records).job.state
         invariants.journal_agrees(folded, self.context.state)
         self.presence.check()

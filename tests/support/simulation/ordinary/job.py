@@ -122,7 +122,7 @@ class OrdinaryJob(SteeredJob):
             if event.reason in wanted:
                 texts.append(f"{event.reason}: {event.text}")
             actions["excluded"] += event.reason == EventReason.STRAGGLER_EXCLUDED
-        cases: list[Incident] = list(self.core.inspect().state.incidents.values())
+        cases: list[Incident] = list(self.core.job.state.incidents.values())
         actions["restarted"] = sum(case.cause == Cause.HUNG for case in cases)
         return +actions, tuple(texts)
 

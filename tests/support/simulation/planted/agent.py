@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast_agent.policies import liveness, master_messages
-from holdfast_agent.policies.liveness import LeaseVerdict, MasterlessVerdict
-from holdfast_agent.policies.master_messages import Accepted, FenceVerdict, OrderVerdict, RoundOrder
 from holdfast_master import core
 from holdfast_master.job.state.outgoing_batch import OutgoingBatch
 from holdfast_operator.plan.view import KnownMaster
-from holdfast_wire.messages import Welcome
+from holdfast_wire.messages import Fence, Welcome
 from simulation.planted.patches import Bugs
 
 BUGS = Bugs()
 
 
-@BUGS.wrong("skipped fence", "an agent obeys any master", master_messages, "judge_fence")
-def _any_fence(_: Any, known: Accepted, got: Any, *, about_round: bool) -> FenceVerdict:
-    return FenceVerdict.ACCEPT if got is not None and got.epoch else FenceVerdict.NO_FENCE
+@BUGS.wrong("skipped fence", "an agent obeys any master", master_messages, "refusal")
+def _any_fence(_: Any, known: Fence, got: Any, *, about_round: bool) -> str:
+    return "" if got is not None and got.epoch else "it carries no fence"
 
 
 @BUGS.wrong(
@@ -37,34 +35,34 @@ def _never_superseded(*_: Any) -> bool:
     "old round lives",
     "workers of a round that the master gave up live on",
     master_messages,
-    "on_welcome",
+    "why_killed",
 )
-def _keep(right: Any, own_round: int, master_round: int, *, alive: bool) -> OrderVerdict:
-    return OrderVerdict(RoundOrder.KEEP, right(own_round, master_round, alive=alive).reason)
+def _keep(*_: Any, **__: Any) -> str:
+    return ""
 
 
 @BUGS.wrong(
-    "masterless for ever", "workers without a master never die", liveness, "judge_masterless"
+    "masterless for ever", "workers without a master never die", liveness, "why_masterless_end"
 )
-def _never_masterless(_: Any, **__: Any) -> MasterlessVerdict:
-    return MasterlessVerdict(kill=False, reason="never")
+def _never_masterless(_: Any, **__: Any) -> str:
+    return ""
 
 
 @BUGS.wrong(
     "peers ignored",
     "workers of an older round live on where peers know better",
     liveness,
-    "judge_masterless",
+    "why_masterless_end",
 )
 def _without_peers(right: Any, *, answers: Any, **more: Any) -> Any:
     return right(answers=(), **more)
 
 
 @BUGS.wrong(
-    "lease ignored", "workers live on although their lease ran out", liveness, "judge_lease"
+    "lease ignored", "workers live on although their lease ran out", liveness, "lease_ran_out"
 )
-def _renew(_: Any, **__: Any) -> LeaseVerdict:
-    return LeaseVerdict.RENEW
+def _renew(_: Any, **__: Any) -> bool:
+    return False
 
 
 @BUGS.wrong("digest first", "a digest goes before the Welcome", OutgoingBatch, "send_first")

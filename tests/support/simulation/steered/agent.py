@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from holdfast.page import SavingSample, TierSaving
+from holdfast.page_sample import SavingSample, TierSaving
 from holdfast_agent.policies.collective_steps import StepGuess
 from holdfast_agent.policies.master_messages import Statements
 from holdfast_agent.policies.rank_progress import Rank

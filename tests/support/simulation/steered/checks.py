@@ -36,7 +36,7 @@ class SteeredWatch(Watch):
         """The core's own invariants hold, and what was said is kept for the test."""
         job = self.checks.steered
         if job.validates and event is not None:
-            core_state.check(self.master.core.inspect())
+            core_state.check(self.master.core.job)
             self._grows()
         job.instructions += batch
         for item in batch:
@@ -46,7 +46,7 @@ class SteeredWatch(Watch):
 
     def _grows(self) -> None:
         """Rounds only grow, and only charges of no progress are ever forgotten."""
-        state, checks = self.master.core.inspect().state, self.checks
+        state, checks = self.master.core.job.state, self.checks
         kept = sum(charge.kind is not BudgetKind.NO_PROGRESS for charge in state.charges)
         require(state.round >= self.decided, "rounds_grow", f"{state.round} after {self.decided}")
         require(kept >= checks.kept, "charges_grow", f"{kept} charges after {checks.kept}")

@@ -123,7 +123,7 @@ class SteeredJob(Job):
     @property
     def context(self) -> JobContext:
         """Of the newest master's core: it lives on with each input."""
-        return self.core.inspect()
+        return self.core.job
 
     @property
     def state(self) -> JobState:
@@ -314,7 +314,7 @@ class SteeredJob(Job):
             self.checks.left = None
         self.over = False
         super().start_master()
-        core_state.check(self.core.inspect())
+        core_state.check(self.core.job)
 
     def restart_master(self, after: float = 0.0, *, journal: bool = True) -> None:
         """The master process dies; another one starts after some seconds."""

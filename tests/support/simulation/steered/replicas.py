@@ -25,14 +25,14 @@ def replicated(nodes: int, replica_nodes: int = 1, **changes: object) -> Steered
 
 def roster(job: SteeredJob) -> OuterRoster:
     """The newest roster."""
-    found = job.core.inspect().state.roster
+    found = job.core.job.state.roster
     assert found is not None
     return found
 
 
 def seats(job: SteeredJob) -> dict[int, list[int]]:
     """Replica to its node ranks, of the running world."""
-    world = job.core.inspect().worlds.running()
+    world = job.core.job.worlds.running()
     assert world is not None, job.tale()
     return {one.number: list(world.members_of(one)) for one in world.replicas}
 
@@ -52,7 +52,7 @@ def until_broken(job: SteeredJob) -> None:
     """Let time pass until no world runs: one is decided, or about to be."""
     for _ in range(3000):
         job.run(0.001)
-        if job.core.inspect().worlds.running() is None:
+        if job.core.job.worlds.running() is None:
             return
     raise AssertionError(job.tale())
 

@@ -75,4 +75,4 @@ class Sampler:
         self.silent = set(self.job.members) - set(nodes)
         self.steps(20)
         self.silent = set()
-        return self.job.core.inspect().health.groups["0"]
+        return self.job.core.job.health.groups["0"]

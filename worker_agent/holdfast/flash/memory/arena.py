@@ -25,7 +25,7 @@ from holdfast.flash.memory.hashes import hash_items
 from holdfast.flash.memory.mmap import Mapping
 from holdfast.flash.memory.shard_table import ShardTable, TableError, decode, layout_id
 from holdfast.flash.memory.slots import Move, Party, SlotState, SlotView, Version, after
-from holdfast.page_layout import NEEDS_FENCE, fence
+from holdfast.page_layout import keep_order
 from holdfast_wire.fd_messages import ARENA
 
 PAGE: Final = 4096
@@ -198,15 +198,6 @@ class Arena(Mapping):
         """Return a view of each slot for the pure decisions (`slots`)."""
         return [slot.view() for slot in self.slots]
 
-    def populate(self, *, write: bool, threads: int = 1, enlarge: bool = False) -> None:
-        """Fault all pages in, so that the first copy does not have to; other threads run meanwhile.
-
-        `enlarge`: for the maker of the arena: use large pages, where the kernel gives them.
-        """
-        if enlarge:
-            self.enlarge(threads=threads)
-        self.fault_in(write=write, threads=threads)
-
     def close(self) -> None:
         """Unmap; fails with BufferError while somebody still holds a view."""
         for slot in self.slots:
@@ -247,11 +238,9 @@ class ArenaSlot:
         """Return the slot's header for the pure decisions, read under the sequence lock."""
         while True:
             sequence = self.words[SlotWord.SEQUENCE]
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             found = SlotView(index=self.index, state=self.state, version=self.version)
-            if NEEDS_FENCE:
-                fence()
+            keep_order()
             if sequence == self.words[SlotWord.SEQUENCE]:
                 return found
 
@@ -261,14 +250,12 @@ class ArenaSlot:
         words = self.words
         words[SlotWord.STATE] = state
         words[SlotWord.SEQUENCE] = (words[SlotWord.SEQUENCE] // 2) * 2 + 1
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         words[SlotWord.LINEAGE], words[SlotWord.STEP] = version.lineage, version.step
         words[SlotWord.RANK], words[SlotWord.WORLD] = self._table.rank, self._table.world
         words[SlotWord.LAYOUT], words[SlotWord.PID] = self._layout, os.getpid()
         words[SlotWord.MAGIC] = SLOT_MAGIC
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
 
     def commit(self, lengths: Sequence[int]) -> None:
         """Hand the slot to the agent; all of its bytes must be stored before."""
@@ -276,12 +263,10 @@ class ArenaSlot:
         for index, length in enumerate(lengths):
             self.lengths[index] = length
         self.words[SlotWord.BYTES_USED] = sum(lengths)
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[SlotWord.SEQUENCE] += 1
         self.words[SlotWord.CHECK] = self._check()
-        if NEEDS_FENCE:
-            fence()
+        keep_order()
         self.words[SlotWord.STATE] = state
 
     def _check(self) -> int:

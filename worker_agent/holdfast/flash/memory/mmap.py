@@ -65,7 +65,7 @@ class Mapping:
         self._place.madvise(_MADV_DONTFORK)
         _NOT_IN_CHILDREN[self._place] = self._begin
 
-    def fault_in(self, *, write: bool, threads: int) -> None:
+    def fault_in(self, *, write: bool = True, threads: int = 1) -> None:
         """Fault all pages in, so that the first copy does not have to; raises `OSError`."""
         advice = _MADV_POPULATE_WRITE if write else _MADV_POPULATE_READ
 

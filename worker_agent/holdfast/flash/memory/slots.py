@@ -7,7 +7,7 @@ writes to a slot, so neither side needs a lock. Belongs here too: `Version`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -43,13 +43,6 @@ class Move(enum.Enum):
     """The agent empties a slot that a dead trainer was writing."""
 
 
-OWNER: Final[Mapping[SlotState, Party]] = MappingProxyType(
-    {
-        SlotState.EMPTY: Party.TRAINER,
-        SlotState.WRITING: Party.TRAINER,
-        SlotState.VALID: Party.AGENT,
-    }
-)
 _TABLE: Final[Mapping[tuple[SlotState, Move], tuple[Party, SlotState]]] = MappingProxyType(
     {
         (SlotState.EMPTY, Move.BEGIN): (Party.TRAINER, SlotState.WRITING),
@@ -93,21 +86,9 @@ class SlotView:
     """Version of the content; meaningless unless VALID."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotChoice:
-    """Slot to write to, or None; and the reason."""
-
-    slot: int | None
-    reason: str
-
-
-def choose(slots: Sequence[SlotView]) -> SlotChoice:
-    """Return the slot that a save goes to: the first EMPTY one."""
-    for slot in slots:
-        if slot.state is SlotState.EMPTY:
-            return SlotChoice(slot.index, "empty")
-    held = ", ".join(f"{slot.index} {slot.state.name} step {slot.version.step}" for slot in slots)
-    return SlotChoice(None, f"no slot is free: {held}")
+def choose(slots: Iterable[SlotView]) -> int | None:
+    """Return the slot that a save goes to: the first EMPTY one; None: there is none."""
+    return next((slot.index for slot in slots if slot.state is SlotState.EMPTY), None)
 
 
 def passed_over(
@@ -167,10 +148,3 @@ def outdated(slots: Iterable[SlotView], *, resume: Version | None) -> tuple[int,
         if slot.state is SlotState.WRITING
         or (slot.state is SlotState.VALID and (resume is None or slot.version > resume))
     )
-
-
-def newest_complete(held: Mapping[int, Iterable[Version]], ranks: Iterable[int]) -> Version | None:
-    """Return the newest version that every one of `ranks` holds; None if there is none."""
-    sets = [set(held.get(rank, ())) for rank in ranks]
-    shared = set.intersection(*sets) if sets else set()
-    return max(shared, default=None)

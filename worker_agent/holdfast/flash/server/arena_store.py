@@ -31,7 +31,6 @@ from holdfast.flash.memory.slots import (
     Move,
     SlotState,
     Version,
-    newest_complete,
     outdated,
     passed_over,
     releasable,
@@ -95,16 +94,6 @@ class ArenaStore:
         self.here.add(hello.rank)
         self.world, self.kept = hello.world, hello.kept
 
-    def grant(self, rank: int, layout: Layout) -> RankArena:
-        """Return an arena for the layout: the existing one, or a new one, faulted in.
-
-        Raises `ArenaStoreError` if there is no room, before any allocation.
-        """
-        found = self.find_arena(rank, layout)
-        if found is None:
-            self.held.add(found := self.make(rank, layout))
-        return found
-
     def find_arena(self, rank: int, layout: Layout) -> RankArena | None:
         """Return the arena that exists for a layout; None: it is to be made, after a release."""
         body = layout.table.encode()
@@ -133,7 +122,8 @@ class ArenaStore:
             raise ArenaStoreError(f"rank {rank}: {error}") from error
         held = RankArena(Arena(fd), fd, path)
         try:
-            held.arena.populate(write=True, threads=_FAULTING, enlarge=True)
+            held.arena.enlarge(threads=_FAULTING)
+            held.arena.fault_in(threads=_FAULTING)
         except OSError as error:
             self._free([held])
             raise ArenaStoreError(f"rank {rank}: {error}") from error
@@ -180,9 +170,8 @@ class ArenaStore:
         ranks = range(self.world) if self.kept == self.world else self.held.ranks
         if len(ranks) < self.kept:
             return  # a rank that has no arena yet has no version in common with the others
-        versions = {rank: self.held.versions(rank) for rank in self.held.by_rank}
-        found = newest_complete(versions, ranks)
-        if found is not None and found > (self.complete or _NEVER):
+        found = max(self.held.common(ranks), default=_NEVER)
+        if found > (self.complete or _NEVER):
             self.complete = found
 
     def release(self) -> None:

@@ -20,23 +20,14 @@ from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Shard, read_manifest_or_none
 from holdfast.flash.storage.writer import SlotWork
-from holdfast_wire.messages import (
-    CommitAnnounced,
-    CommitGrant,
-    CommitResult,
-    FlushToStorage,
-    MemoryCheckpoints,
-    ReleaseCheckpoints,
-    ShardsPersisted,
-    Tier,
-)
+from holdfast_wire import messages as wire
 
 log: Final = logging.getLogger(__name__)
 
 _MOST_HELD: Final = 8
 _KEPT_ENDS: Final = 8
 """Outcomes repeated to a new master: as many as a master has under way at once, and one."""
-_GRANTED: Final = Tier.STORAGE
+_GRANTED: Final = wire.Tier.STORAGE
 """Tier of parts, grants and flushes: their messages name none."""
 
 
@@ -47,7 +38,7 @@ class CoordinatedCommit:
         self._node, self._arenas, self._coordinator = node, node.arenas, coordinator
         self._held: tuple[int, frozenset[Version]] = (0, frozenset())
         """Round, and its ranks' versions in memory here, as last reported to the master."""
-        self._unannounced: dict[Version, ShardsPersisted] = {}
+        self._unannounced: dict[Version, wire.ShardsPersisted] = {}
         self._begun_in: set[tuple[str, str]] = set()
         """(directory, name) of all attempts that parts were written to, or may have been."""
         shared = node.tiers[_GRANTED].shared
@@ -57,7 +48,7 @@ class CoordinatedCommit:
         """Versions that are being written for a flush, with the name of their attempt."""
         self._granted: set[tuple[str, str]] = set()
         """(directory, own name) of all grants so far."""
-        self._ended: list[CommitResult] = []
+        self._ended: list[wire.CommitResult] = []
         """Their newest outcomes, which are repeated to a new master."""
         self.restore = CoordinatedRestore(node, coordinator, self._write_beside)
 
@@ -87,14 +78,14 @@ class CoordinatedCommit:
 
     def _tell_held(self) -> None:
         number, versions = self._held
-        held = MemoryCheckpoints(
+        held = wire.MemoryCheckpoints(
             versions=tuple(sorted(versions, reverse=True)[:_MOST_HELD]),
             whole=self._arenas.held.is_whole(versions),
             memory_only=not self._shared.root,
         )
         self._coordinator.send(held, number)
 
-    def release(self, message: ReleaseCheckpoints) -> None:
+    def release(self, message: wire.ReleaseCheckpoints) -> None:
         """Note the versions that the master allows to drop."""
         complete = message.complete
         self._arenas.note_complete(complete, frozenset(message.passed_over))
@@ -111,7 +102,7 @@ class CoordinatedCommit:
         shared, world = self._shared, job.held.arena.table.world
         self._tell(_shards(job.version, shared.root, shared.attempt, world, parts))
 
-    def failed(self, name: Tier, version: Version, error: str) -> None:
+    def failed(self, name: wire.Tier, version: Version, error: str) -> None:
         """Report a failure to the master, so that other nodes' ranks do not wait for the step."""
         if self._node.commits_alone(name):
             return
@@ -119,13 +110,13 @@ class CoordinatedCommit:
         self._unannounced.pop(version, None)
         self._tell(_shards(version, self._shared.root, attempt, self._arenas.world, {}, error))
 
-    def _tell(self, shards: ShardsPersisted) -> None:
+    def _tell(self, shards: wire.ShardsPersisted) -> None:
         assert shards.version is not None, "all of this module have one"  # noqa: S101
         if not shards.error:
             self._unannounced[shards.version] = shards
         self._coordinator.send(shards)
 
-    def flush_to_storage(self, message: FlushToStorage) -> None:
+    def flush_to_storage(self, message: wire.FlushToStorage) -> None:
         """Write a version in memory here to storage, even of dead ranks; report the outcome."""
         if message.version is None:
             return
@@ -191,7 +182,7 @@ class CoordinatedCommit:
             )
         return ""
 
-    def grant(self, grant: CommitGrant) -> None:
+    def grant(self, grant: wire.CommitGrant) -> None:
         """Commit a step that the master has granted to this node, of whatever world; once."""
         if grant.version is None or (grant.root, grant.own) in self._granted:
             return  # under way, or done: `restate` repeats the outcome
@@ -200,12 +191,12 @@ class CoordinatedCommit:
         what, ended = f"committing step {grant.version.step}", partial(self._carried_out, grant)
         self._node.worker.hand_out(what, work, ended, CommitError)
 
-    def _carried_out(self, grant: CommitGrant, _: None, error: str) -> None:
-        ended = CommitResult(version=grant.version, own=grant.own, error=error)
+    def _carried_out(self, grant: wire.CommitGrant, _: None, error: str) -> None:
+        ended = wire.CommitResult(version=grant.version, own=grant.own, error=error)
         self._ended = [*self._ended[-_KEPT_ENDS:], ended]
         self._coordinator.send(ended)
 
-    def announce(self, message: CommitAnnounced) -> None:
+    def announce(self, message: wire.CommitAnnounced) -> None:
         """Note that a step is committed, or will not be, as the master says."""
         if message.version is None:
             return
@@ -218,7 +209,7 @@ class CoordinatedCommit:
         else:
             self._node.tell(version, Durable(step=version.step))
 
-    def _discard(self, version: Version, shards: ShardsPersisted) -> None:
+    def _discard(self, version: Version, shards: wire.ShardsPersisted) -> None:
         """Delete the parts of a step that nobody commits: otherwise each would stay until the end.
 
         Called on the node of rank 0 only.
@@ -251,7 +242,7 @@ class CoordinatedCommit:
             found = read_manifest_or_none(self._shared.disk, f"{shards.root}/step_{version.step}")
             if found is not None and found.version == version:
                 # The report may be lost with the old master.
-                self.announce(CommitAnnounced(version=shards.version))
+                self.announce(wire.CommitAnnounced(version=shards.version))
             else:
                 self._coordinator.send(shards)
         self.restore.restate()
@@ -266,9 +257,9 @@ def _shards(
     world: int,
     parts: Mapping[int, Shard],
     error: str = "",
-) -> ShardsPersisted:
+) -> wire.ShardsPersisted:
     """Return the report of a node's parts: all of them, or none and an error."""
-    return ShardsPersisted(
+    return wire.ShardsPersisted(
         version=version,
         world_size=world,
         ranks=tuple(sorted(parts)),

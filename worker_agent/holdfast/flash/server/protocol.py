@@ -15,7 +15,6 @@ import os
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,8 +171,6 @@ Message = (
     | Durable
     | Failed
 )
-Heard = tuple[Message, tuple[int, ...]]
-"""A message with its descriptors."""
 _KINDS: Final = get_args(Message)
 
 
@@ -225,26 +222,6 @@ class Link:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-    def expect(
-        self, *kinds: type[Message], timeout_s: float
-    ) -> tuple[Message, tuple[int, ...], list[Heard]]:
-        """Return the next message of one of `kinds`, with all others that came before it.
-
-        Raises `LinkError` if the other side is gone or silent for the whole time.
-        """
-        deadline, others = time.monotonic() + timeout_s, list[Heard]()
-        while time.monotonic() < deadline:
-            found = self.receive(deadline - time.monotonic())
-            if found is None:
-                if self.closed:
-                    raise LinkError("the agent has closed the connection: see its log")
-                continue
-            if isinstance(found[0], kinds):
-                return *found, others
-            others.append(found)
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise LinkError(f"the agent did not answer with {names} within {timeout_s:g} s")
 
     def close(self) -> None:
         """Close the connection, also where a forked child holds this end too."""

@@ -23,23 +23,8 @@ from typing import Final, Protocol
 from holdfast import loop_errors
 from holdfast.flash.memory.arena import RankArena
 from holdfast.flash.memory.slots import Version
+from holdfast.flash.server import protocol
 from holdfast.flash.server.arena_store import ArenaStore, ArenaStoreError
-from holdfast.flash.server.protocol import (
-    Durable,
-    Failed,
-    Fetch,
-    Granted,
-    Layout,
-    Link,
-    LinkError,
-    Member,
-    NotSaved,
-    RequestRefused,
-    Restore,
-    RestoreStart,
-    Saved,
-    TrainerHello,
-)
 from holdfast.flash.server.tiers import CheckpointTier, MemoryTier, SlotImage, StorageTier, TierNode
 from holdfast.flash.server.worker_thread import RankCopies, WorkerThread, failure_of
 from holdfast.flash.storage.commit import CommitError
@@ -71,7 +56,7 @@ class ServerState:
         """
         self.arenas = arenas
         self.worker = WorkerThread()
-        self.members: list[Member] = []
+        self.members: list[protocol.Member] = []
         """Trainers that are connected."""
         node = TierNode(arenas=arenas, disk=disk or Disk(), awaited=lambda: bool(self.members))
         self.tiers = {name: make(node) for name, make in tiers.items()}
@@ -87,7 +72,7 @@ class ServerState:
         """Return a tier; raises `LinkError` if a trainer named one that this node lacks."""
         if name not in self.tiers:
             known = ", ".join(one.name for one in self.tiers)
-            raise LinkError(f"tier={name.name}: this node has {known}")
+            raise protocol.LinkError(f"tier={name.name}: this node has {known}")
         return self.tiers[name]
 
     def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
@@ -100,7 +85,7 @@ class ServerState:
             if error:
                 self.tell_failed(job.tier, job.version, error)
             elif self.tiers[job.tier].durable:
-                self.tell(job.version, Durable(step=job.version.step))
+                self.tell(job.version, protocol.Durable(step=job.version.step))
 
         what = f"committing step {job.version.step}"
         self.worker.hand_out(what, work, committed, CommitError)
@@ -110,7 +95,7 @@ class ServerState:
         tier = self.tiers[name]
         return tier.commit is not None and tier.shared is None
 
-    def tell(self, version: Version, news: Durable | Failed) -> None:
+    def tell(self, version: Version, news: protocol.Durable | protocol.Failed) -> None:
         """Tell the ranks that wait for a step whether it is committed."""
         for member in self.members:
             if version in member.durable:
@@ -123,11 +108,11 @@ class ServerState:
         if self.commits_alone(name):
             log.warning("step %d is not in %s: %s", version.step, name.name, error)
         else:
-            self.tell(version, Failed(step=version.step, error=error))
+            self.tell(version, protocol.Failed(step=version.step, error=error))
 
     def start_from(
         self,
-        members: Sequence[Member],
+        members: Sequence[protocol.Member],
         version: Version | None,
         tiers: Sequence[Tier],
         notes: Sequence[str],
@@ -139,11 +124,11 @@ class ServerState:
         notes: Versions that were passed over, with reasons. lent: Images on other nodes.
         """
         if version is None:
-            self.answer(members, RestoreStart(notes=tuple(notes)))
+            self.answer(members, protocol.RestoreStart(notes=tuple(notes)))
             return
         found = [self.tiers[name].images(version) for name in tiers]
         slots = [*(slot for one in found for slot in one.slots), *lent]
-        start = RestoreStart(
+        start = protocol.RestoreStart(
             lineage=version.lineage,
             step=version.step,
             path=found[-1].path,
@@ -157,8 +142,8 @@ class ServerState:
 
     @staticmethod
     def answer(
-        members: Sequence[Member],
-        message: RestoreStart | RequestRefused,
+        members: Sequence[protocol.Member],
+        message: protocol.RestoreStart | protocol.RequestRefused,
         descriptors: tuple[int, ...] = (),
     ) -> None:
         """Answer ranks that wait for their start."""
@@ -173,10 +158,10 @@ class CommitPolicy(Protocol):
     A method that ends with `return` does nothing, unless a subclass does.
     """
 
-    def token(self, hello: TrainerHello) -> str:
+    def token(self, hello: protocol.TrainerHello) -> str:
         """Return the name of a world's attempts, equal for all of its ranks."""
 
-    def owner(self, hello: TrainerHello) -> str:
+    def owner(self, hello: protocol.TrainerHello) -> str:
         """Return the name of the job."""
 
     def parts_ready(self, job: SlotWork, parts: Mapping[int, Shard]) -> None:
@@ -202,10 +187,10 @@ class RestorePolicy(Protocol):
     def is_busy(self) -> bool:
         """True while work is under way that must end before the service does."""
 
-    def choose(self, lineage: int, asking: list[Member]) -> None:
+    def choose(self, lineage: int, asking: list[protocol.Member]) -> None:
         """Answer ranks that wait for their start, at once or later; no older world lives."""
 
-    def fetch(self, member: Member, wanted: Fetch) -> None:
+    def fetch(self, member: protocol.Member, wanted: protocol.Fetch) -> None:
         """Read items of other nodes' memory for a rank; raises `LinkError` if none is lent."""
 
 
@@ -229,9 +214,9 @@ class Service:
         self._copies = RankCopies()
         self._stopping = self._over = False
 
-    def add(self, link: Link) -> None:
+    def add(self, link: protocol.Link) -> None:
         """Serve a trainer that is connected already."""
-        member = Member.of(link)
+        member = protocol.Member.of(link)
         if member is not None:
             self._node.members.append(member)
 
@@ -283,7 +268,7 @@ class Service:
         self._worker.take_in()
         self._making.take_in()
         if self._listener is not None and self._listener.fileno() in ready:
-            self.add(Link(self._listener.accept()[0]))
+            self.add(protocol.Link(self._listener.accept()[0]))
         self._hear_all(ready)
         self._answer()
         self._commit.turn_ended()
@@ -297,55 +282,55 @@ class Service:
             if member.pidfd in ready or member.link.closed:
                 self._forget(member)
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: protocol.Member) -> None:
         self._node.members.remove(member)
         self._copies.give_up()
         member.close()
 
-    def _hear(self, member: Member, message: object) -> None:
+    def _hear(self, member: protocol.Member, message: object) -> None:
         try:
             self._take(member, message)
-        except (LinkError, ArenaStoreError) as error:
-            number = message.number if isinstance(message, Layout) else 0
-            member.link.send(RequestRefused(error=str(error), number=number))
+        except (protocol.LinkError, ArenaStoreError) as error:
+            number = message.number if isinstance(message, protocol.Layout) else 0
+            member.link.send(protocol.RequestRefused(error=str(error), number=number))
         except Exception as error:  # the top of the loop: one trainer's fault is not the others'
             number, peer = loop_errors.count(__name__), member.link.peer
             log.exception("a message of process %d failed (fault %d)", peer, number)
-            member.link.send(RequestRefused(error=f"{type(error).__name__}: {error}"))
+            member.link.send(protocol.RequestRefused(error=f"{type(error).__name__}: {error}"))
 
     def _listen(self) -> None:
         """Receive the messages of all trainers, without acting on them yet."""
         for member in self._node.members:
             for said in member.take_in():
-                if isinstance(said, Saved) and member.hello is not None:
+                if isinstance(said, protocol.Saved) and member.hello is not None:
                     tier = self._node.tiers.get(said.tier)
                     if tier is not None and tier.commit is not None:
                         self.arenas.asked.add(_asked(member, said))
 
-    def _take(self, member: Member, message: object) -> None:
+    def _take(self, member: protocol.Member, message: object) -> None:
         match message:
-            case TrainerHello():
+            case protocol.TrainerHello():
                 self._join(member, message)
-            case Restore():
+            case protocol.Restore():
                 self.arenas.needs[member.rank] = message.needs
                 member.asks = True
-            case Layout():
+            case protocol.Layout():
                 self._grant(member, message)
-            case Saved():
+            case protocol.Saved():
                 try:
                     self._saved(member, message)
                 finally:
                     self.arenas.asked.discard(_asked(member, message))
-            case NotSaved():
+            case protocol.NotSaved():
                 self._not_saved(member, message)
-            case Fetch():
+            case protocol.Fetch():
                 self._restore.fetch(member, message)
-            case LinkError():
+            case protocol.LinkError():
                 raise message
             case _:
-                raise LinkError(f"{type(message).__name__} is not for a checkpoint server")
+                raise protocol.LinkError(f"{type(message).__name__} is not for a checkpoint server")
 
-    def _grant(self, member: Member, layout: Layout) -> None:
+    def _grant(self, member: protocol.Member, layout: protocol.Layout) -> None:
         arenas, rank = self.arenas, member.rank
         if found := arenas.find_arena(rank, layout):
             self._granted(member, layout, found, "")
@@ -359,15 +344,17 @@ class Service:
         make = partial(arenas.make, rank, layout)
         self._making.hand_out(f"an arena of rank {rank}", make, made, ArenaStoreError)
 
-    def _granted(self, member: Member, layout: Layout, held: RankArena | None, error: str) -> None:
+    def _granted(
+        self, member: protocol.Member, layout: protocol.Layout, held: RankArena | None, error: str
+    ) -> None:
         if member not in self._node.members:
             return  # the arena is there for the trainer's successor
         if held is None:
-            member.link.send(RequestRefused(error=error, number=layout.number))
+            member.link.send(protocol.RequestRefused(error=error, number=layout.number))
         else:
-            member.link.send(Granted(number=layout.number), (held.fd,))
+            member.link.send(protocol.Granted(number=layout.number), (held.fd,))
 
-    def _join(self, member: Member, hello: TrainerHello) -> None:
+    def _join(self, member: protocol.Member, hello: protocol.TrainerHello) -> None:
         for other in self._node.members:
             same = other is not member and other.hello is not None
             if same and (other.rank, other.lineage) == (hello.rank, hello.lineage):
@@ -380,9 +367,11 @@ class Service:
         for tier in self._node.tiers.values():
             tier.join(hello, attempt, owner)
 
-    def _saved(self, member: Member, saved: Saved) -> None:
+    def _saved(self, member: protocol.Member, saved: protocol.Saved) -> None:
         if saved.final and self.arenas.led:
-            raise LinkError(f"final={saved.final!r}: where a job's checkpoints are, its root says")
+            raise protocol.LinkError(
+                f"final={saved.final!r}: where a job's checkpoints are, its root says"
+            )
         tier = self._node.tier(saved.tier)
         self._node.begun = member.lineage
         version = Version(saved.lineage, saved.step)
@@ -402,7 +391,7 @@ class Service:
             return
         self._work_on(job)
 
-    def _not_saved(self, member: Member, told: NotSaved) -> None:
+    def _not_saved(self, member: protocol.Member, told: protocol.NotSaved) -> None:
         """Note that a rank has no part of a step: the others' parts are useless."""
         log.warning("rank %d did not save step %d: %s", member.rank, told.step, told.error)
         version = Version(told.lineage, told.step)
@@ -414,7 +403,7 @@ class Service:
         if self.arenas.kept < self.arenas.world and not self.arenas.led:
             self._leave_word(member.rank, version, told)
 
-    def _leave_word(self, rank: int, version: Version, told: NotSaved) -> None:
+    def _leave_word(self, rank: int, version: Version, told: protocol.NotSaved) -> None:
         """Tell the servers of other ranks, which meet this one in a shared place alone."""
         shared = self._node.tiers[told.tier].shared
         if shared and (work := shared.leave_word(version, told.final, rank, told.error)):
@@ -463,6 +452,6 @@ class Service:
             self._restore.choose(lineage, asking)
 
 
-def _asked(member: Member, saved: Saved) -> tuple[int, Version, Tier]:
+def _asked(member: protocol.Member, saved: protocol.Saved) -> tuple[int, Version, Tier]:
     """Return the entry of `ArenaStore.asked`; of one step there may be several messages."""
     return member.rank, Version(saved.lineage, saved.step), saved.tier

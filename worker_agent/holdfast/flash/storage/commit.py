@@ -294,22 +294,18 @@ def _attempt(match: re.Match[str]) -> Attempt:
     return Attempt(version=Version(int(match[2]), int(match[1])), number=match[3])
 
 
-def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> list[str]:
+def sweep(disk: Disk, root: str, keep: Callable[[Attempt], bool]) -> None:
     """Delete unfinished work: trash, and the attempts that `keep` does not accept as alive.
 
     An attempt that a newer Holdfast has described stays too: its meaning is not known here.
     """
-    swept = []
-    for name in sorted(disk.names(root)):
+    for name in sorted(disk.names_if_any(root)):
         path, match = f"{root}/{name}", _TEMPORARY.fullmatch(name)
         with contextlib.suppress(FileNotFoundError):  # another node deletes it too
             if name.startswith(_TRASH):
                 disk.remove_tree(path)
-                swept.append(name)
             elif match and not keep(_attempt(match)) and not _is_newer(disk, path):
                 discard(disk, root, path)
-                swept.append(name)
-    return swept
 
 
 def _is_newer(disk: Disk, folder: str) -> bool:
@@ -328,9 +324,3 @@ def _is_newer(disk: Disk, folder: str) -> bool:
             continue
         return False
     return False
-
-
-def delete_steps(disk: Disk, root: str, numbers: Sequence[int]) -> None:
-    """Delete committed steps that retention has chosen."""
-    for number in numbers:
-        discard(disk, root, f"{root}/step_{number}")

@@ -108,6 +108,13 @@ class Disk:
         """Return the names in a directory."""
         return os.listdir(path)  # noqa: PTH208
 
+    def names_if_any(self, path: str) -> list[str]:
+        """Return the names in a directory; none where there is no directory."""
+        try:
+            return self.names(path)
+        except FileNotFoundError:
+            return []
+
     def size(self, path: str) -> int:
         """Return a file's length."""
         return os.stat(path).st_size  # noqa: PTH116

@@ -159,11 +159,7 @@ def _shard(fields: Any) -> Shard:
 
 def steps(disk: Disk, root: str) -> list[int]:
     """Return the committed steps, oldest first; empty if there is no directory."""
-    try:
-        names = disk.names(root)
-    except FileNotFoundError:
-        return []
-    found = (_STEP.fullmatch(name) for name in names)
+    found = (_STEP.fullmatch(name) for name in disk.names_if_any(root))
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -187,11 +183,7 @@ def is_own(disk: Disk, path: str) -> bool:
 
 def foreign_names(disk: Disk, path: str) -> list[str]:
     """Return the names in a directory that are no checkpoint's; empty if there is no directory."""
-    try:
-        names = disk.names(path)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if not _OWN.fullmatch(name))
+    return sorted(name for name in disk.names_if_any(path) if not _OWN.fullmatch(name))
 
 
 def read_manifest(disk: Disk, path: str, *, files: bool = True) -> Manifest:

@@ -83,9 +83,7 @@ def _known(disk: Disk, root: str) -> list[tuple[int, str]]:
     """Return number and name of all jobs that have saved there, the newest last."""
     folder = f"{root}/{FOLDER}"
     try:
-        found = (_NAME.fullmatch(name) for name in disk.names(folder))
-    except FileNotFoundError:
-        return []
+        found = (_NAME.fullmatch(name) for name in disk.names_if_any(folder))
     except NotADirectoryError:
         raise NotADirectoryError(
             f"{folder} is a file: whose the checkpoints are is noted there; move it away"
@@ -110,8 +108,7 @@ def clear_up(disk: Disk, root: str, folders: AbstractSet[str]) -> None:
 
     An attempt that began after they were listed is not touched, however late this call comes.
     """
-    with contextlib.suppress(FileNotFoundError):
-        sweep(disk, root, lambda one: one.folder not in folders)
+    sweep(disk, root, lambda one: one.folder not in folders)
 
 
 def pass_over(disk: Disk, root: str, attempt: str, committed: Version) -> None:
@@ -134,8 +131,7 @@ def pass_over(disk: Disk, root: str, attempt: str, committed: Version) -> None:
 
 def discard_attempt(disk: Disk, root: str, attempt: str, version: Version) -> None:
     """Delete a version's attempt, under whatever coordinator's name it lies; raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        sweep(disk, root, lambda one: one.version != version or not one.number.startswith(attempt))
+    sweep(disk, root, lambda one: one.version != version or not one.number.startswith(attempt))
 
 
 def leave_nothing(
@@ -147,18 +143,14 @@ def leave_nothing(
     first: it serves rank 0. Only that server also deletes attempts with all parts: the master gives
     grants to its node, so a last grant is carried out by now.
     """
-    with contextlib.suppress(FileNotFoundError):
-        sweep(
-            disk,
-            root,
-            lambda one: (
-                one.number not in own
-                and (
-                    one.number not in begun
-                    or (not first and is_whole(disk, f"{root}/{one.folder}"))
-                )
-            ),
-        )
+    sweep(
+        disk,
+        root,
+        lambda one: (
+            one.number not in own
+            and (one.number not in begun or (not first and is_whole(disk, f"{root}/{one.folder}")))
+        ),
+    )
 
 
 def is_whole(disk: Disk, folder: str) -> bool:

@@ -16,7 +16,7 @@ import re
 from typing import Final
 
 from holdfast.flash.notices import FailureLog
-from holdfast.flash.storage.commit import delete_steps, write_whole
+from holdfast.flash.storage.commit import discard, write_whole
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import (
     MANIFEST_NAME,
@@ -61,10 +61,7 @@ def step_of_tag(disk: Disk, root: str, tag: str) -> int:
 
 def pinned_steps(disk: Disk, root: str) -> frozenset[int]:
     """Return the steps that tags keep."""
-    try:
-        names = disk.names(f"{root}/{TAGS_FOLDER}")
-    except FileNotFoundError:
-        return frozenset()
+    names = disk.names_if_any(f"{root}/{TAGS_FOLDER}")
     tags = [name for name in names if _TAG.fullmatch(name)]
     return frozenset(step for tag in tags for step in _kept_by(disk, root, tag))
 
@@ -120,7 +117,8 @@ class Retainer:
             step for step in own if is_for_good(step, self._policy, pinned) or self._can_read(step)
         ]
         gone = to_delete(counted, self._policy, pinned)
-        delete_steps(self._disk, self._root, gone)
+        for step in gone:
+            discard(self._disk, self._root, self._path(step))
         self._readable.difference_update(gone)
 
     def _path(self, step: int) -> str:

@@ -193,12 +193,19 @@ class Storage:
     def _commit(self, job: SlotWork, shards: Mapping[int, Shard]) -> None:
         root, _ = self._where(job.version, job.final)
         attempt = self._attempt(job.version)
-        if not job.final:
-            owners.take(self._disk, root, self.owner)
-        commit(self._disk, root, attempt, shards.values(), self._own, final=job.final)
-        if not job.final:
-            self._retainer.delete_old(job.version.step)
-            owners.pass_over(self._disk, self.root, self.token, job.version)
+        if job.final:
+            commit(self._disk, root, attempt, shards.values(), self._own, final=job.final)
+        else:
+            self._commit_own(attempt, shards, self._own, self.token)
+
+    def _commit_own(
+        self, attempt: Attempt, shards: Mapping[int, Shard], own: str, begun: str
+    ) -> None:
+        """Commit a step of this directory, for its owner. begun: number of the parts' attempt."""
+        owners.take(self._disk, self.root, self.owner)
+        commit(self._disk, self.root, attempt, shards.values(), own)
+        self._retainer.delete_old(attempt.version.step)
+        owners.pass_over(self._disk, self.root, begun, attempt.version)
 
     def commit_granted(self, version: Version, *, world: int, attempt: str, own: str) -> None:
         """Commit the step that a master has granted, also after another coordinator began it.
@@ -213,10 +220,7 @@ class Storage:
                 folder = f"{self.root}/{found.folder}"
                 shards = _shards_in(self._disk, folder, world)
                 if len(shards) == world:
-                    owners.take(self._disk, self.root, self.owner)
-                    commit(self._disk, self.root, found, shards.values(), own)
-                    self._retainer.delete_old(version.step)
-                    owners.pass_over(self._disk, self.root, attempt, version)
+                    self._commit_own(found, shards, own, attempt)
                     return
         except OSError as error:
             raise CommitError(f"{final} was not committed: {error}") from error

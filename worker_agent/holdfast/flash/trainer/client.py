@@ -13,23 +13,8 @@ from typing import Any, Final, TypeVar
 
 from holdfast.flash.memory.arena import Arena
 from holdfast.flash.memory.slots import SlotState, Version
+from holdfast.flash.server import protocol
 from holdfast.flash.server.main import start
-from holdfast.flash.server.protocol import (
-    Durable,
-    Failed,
-    Fetch,
-    Fetched,
-    Granted,
-    Layout,
-    Link,
-    LinkError,
-    Message,
-    NotSaved,
-    RequestRefused,
-    Saved,
-    TrainerHello,
-    connect,
-)
 from holdfast.flash.trainer.collectives import shared_token
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast_wire.messages import Tier
@@ -87,13 +72,13 @@ class Client:
         self.durable = 0
         """Newest durable step that the server has announced."""
         token = ""
-        self._link: Link
+        self._link: protocol.Link
         if agent:
-            self._link = connect(agent)
+            self._link = protocol.connect(agent)
         else:
             token = shared_token(place.world)
             self._link, self._process = start()
-        self._hello = TrainerHello(
+        self._hello = protocol.TrainerHello(
             rank=place.rank,
             world=place.world,
             kept=place.local_world if agent else 1,
@@ -114,7 +99,11 @@ class Client:
         return self._process is None
 
     def ask(
-        self, message: Message, kind: type[_Answer], *, meanwhile: Callable[[], None] = lambda: None
+        self,
+        message: protocol.Message,
+        kind: type[_Answer],
+        *,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> tuple[_Answer, tuple[int, ...]]:
         """Return the answer and its descriptors; raises `CheckpointError` for a refusal.
 
@@ -130,20 +119,28 @@ class Client:
         return self._answer(kind)
 
     def _answer(self, kind: type[_Answer]) -> tuple[_Answer, tuple[int, ...]]:
-        while True:
-            answer, descriptors, others = self._link.expect(
-                kind, RequestRefused, timeout_s=ANSWER_SECONDS
-            )
-            for other in others:
-                self._hear(*other)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            found = self._link.receive(left)
+            if found is None:
+                self._refuse_closed()
+                continue
+            answer, descriptors = found
             if isinstance(answer, kind):
                 return answer, descriptors
-            assert isinstance(answer, RequestRefused)  # noqa: S101 - `expect` returns no other
-            if not answer.number:
+            if isinstance(answer, protocol.RequestRefused) and not answer.number:
                 raise CheckpointError(answer.error)
-            self._hear(answer)  # it answers an earlier request for an arena
+            self._hear(answer, descriptors)  # news, or of an earlier request for an arena
+        raise protocol.LinkError(
+            f"the agent did not answer with {kind.__name__} or RequestRefused within "
+            f"{ANSWER_SECONDS:g} s"
+        )
 
-    def ask_for_arena(self, layout: Layout) -> None:
+    def _refuse_closed(self) -> None:
+        if self._link.closed:
+            raise protocol.LinkError("the agent has closed the connection: see its log")
+
+    def ask_for_arena(self, layout: protocol.Layout) -> None:
         """Request an arena, which may take a second per GiB; `arena` returns it when it is made."""
         self._asked, self._arena = self._asked + 1, ()
         self._link.send(dataclasses.replace(layout, number=self._asked))
@@ -162,8 +159,7 @@ class Client:
                 raise CheckpointError(found)
             if found or time.monotonic() >= deadline:
                 return found
-            if self._link.closed:
-                raise LinkError("the agent has closed the connection: see its log")
+            self._refuse_closed()
 
     def fetch(self, items: Mapping[tuple[int, int], int]) -> None:
         """Have items read from other nodes, in batches that the server can answer in time.
@@ -176,23 +172,23 @@ class Client:
             lot.append(item)
             size += length
             if size >= _LOT_BYTES:
-                self.ask(Fetch(items=tuple(lot)), Fetched)
+                self.ask(protocol.Fetch(items=tuple(lot)), protocol.Fetched)
                 lot, size = [], 0
         if lot:
-            self.ask(Fetch(items=tuple(lot)), Fetched)
+            self.ask(protocol.Fetch(items=tuple(lot)), protocol.Fetched)
 
     def saved(self, version: Version, *, durable: bool, final: str = "") -> None:
         """Announce a VALID slot; final: path for the checkpoint, if it is not below the root."""
         if durable:
             self._told.add(version.step)
         tier = Tier.STORAGE if durable else Tier.MEMORY
-        told = Saved(lineage=version.lineage, step=version.step, tier=tier, final=final)
+        told = protocol.Saved(lineage=version.lineage, step=version.step, tier=tier, final=final)
         self._link.send(told)
 
     def not_saved(self, version: Version, *, durable: bool, error: str, final: str = "") -> None:
         """Announce a failed save with its reason, so that no rank waits for it."""
         self._link.send(
-            NotSaved(
+            protocol.NotSaved(
                 lineage=version.lineage,
                 step=version.step,
                 tier=Tier.STORAGE if durable else Tier.MEMORY,
@@ -220,17 +216,17 @@ class Client:
             self._hear(*found)
             timeout_s = 0.0
 
-    def _hear(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
-        if isinstance(message, Granted) and message.number == self._asked:
+    def _hear(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
+        if isinstance(message, protocol.Granted) and message.number == self._asked:
             self._arena, descriptors = descriptors, ()
-        elif isinstance(message, RequestRefused) and message.number:
+        elif isinstance(message, protocol.RequestRefused) and message.number:
             if message.number == self._asked:
                 self._arena = message.error
-        elif isinstance(message, Durable):
+        elif isinstance(message, protocol.Durable):
             self._awaited.discard(message.step)
             self.is_durable(message.step)
             self.on_end(message.step, "")
-        elif isinstance(message, Failed):
+        elif isinstance(message, protocol.Failed):
             text = f"step {message.step}: {message.error}"
             self._ended(message.step, text)
             self.on_end(message.step, message.error)
@@ -239,7 +235,7 @@ class Client:
                 self._failures.append(text)
             else:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
-        elif isinstance(message, RequestRefused):
+        elif isinstance(message, protocol.RequestRefused):
             self._refused = True
             self._failures.append(message.error)
         for descriptor in descriptors:

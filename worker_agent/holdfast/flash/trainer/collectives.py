@@ -59,11 +59,17 @@ def all_or_none(world: int, refusal: type[Exception]) -> Iterator[None]:
         raise refusal(REFUSED.format(first))
 
 
+def has_group() -> bool:
+    """Return True if this process has a default process group."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
+
 def _can_meet(world: int) -> bool:
     import torch.distributed as dist
 
-    there = dist.is_available() and dist.is_initialized()
-    return there and dist.get_world_size() == world
+    return has_group() and dist.get_world_size() == world
 
 
 def _first_refusing(world: int, *, refuses: bool) -> int:

@@ -43,7 +43,7 @@ class CopyRanges:
 
     def copy(self, threads: int = 1) -> None:
         """Copy all pieces; a process that sees a later store sees every byte of them too."""
-        helper = _helper()
+        helper = copy_helper()
         if helper is not None:
             helper(self._words, self.count, threads)
             return
@@ -53,13 +53,9 @@ class CopyRanges:
         fence()
 
 
-def has_helper() -> bool:
-    """Return True if the compiled helper is in use."""
-    return _helper() is not None
-
-
 @cache
-def _helper() -> Any:
+def copy_helper() -> Any:
+    """Return the compiled helper's function; None: it is not there."""
     try:
         library = ctypes.CDLL(str(_LIBRARY))
     except OSError:

@@ -72,9 +72,9 @@ class LocalPart:
     offsets: tuple[int, ...]
     values: torch.Tensor
     """Plain tensor; never a DTensor."""
-    copy: int
+    copy: int = 0
     """Index of this copy among the equal copies."""
-    copies: int
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def locate(leaf: TensorLeaf, name: str, place: RankPosition) -> LocalPart:
         raise StateError(
             f"{name}: a box of {tuple(values.shape)} at {box.offsets} is not in {box.shape}"
         )
-    return LocalPart(shape=box.shape, offsets=box.offsets, values=values, copy=0, copies=1)
+    return LocalPart(shape=box.shape, offsets=box.offsets, values=values)
 
 
 def parts_of_model(leaves: Leaves, place: RankPosition) -> Needs:

@@ -262,9 +262,7 @@ class Filling:
         Returns:
             True if the box can be filled.
         """
-        local = LocalPart(
-            shape=tuple(shape), offsets=tuple(offsets), values=values.detach(), copy=0, copies=1
-        )
+        local = LocalPart(shape=tuple(shape), offsets=tuple(offsets), values=values.detach())
         return self.fill(name, local)
 
     def group_members(self, name: str, own: Sequence[str]) -> Sequence[str]:

@@ -152,7 +152,7 @@ class Saver:
         copier, bodies = prepared
         if request.must:
             client.wait_for_slot(copier.arena, _SLOT_SECONDS)
-        index = choose(copier.arena.views()).slot
+        index = choose(copier.arena.views())
         if index is None or client.is_lost():
             return None
         before, self.newest = self.newest, (request.version.step, request.durable)
@@ -415,7 +415,7 @@ class Preparer:
                 known, self._mapped = self._mapped, {}
                 [(inode, fresh)] = mapped(descriptors).items()
                 coming.arena = arena = known.get(inode, fresh)
-                coming.work = CopyThread(lambda: arena.populate(write=True))
+                coming.work = CopyThread(arena.fault_in)
             if not wait and not coming.work.is_done:
                 return False
             coming.work.join()

@@ -27,7 +27,7 @@ from holdfast.flash.schedule import (
     parse,
 )
 from holdfast.job import Job
-from holdfast.page import TierSaving
+from holdfast.page_sample import TierSaving
 from holdfast.page_slot import SlotWriter
 from holdfast_wire.messages import Tier
 
