@@ -100,7 +100,12 @@ if ! whole; then
       tags=remove_all_sd,enable_kubernetes_sd
       build prometheus github.com/prometheus/prometheus/cmd/{prometheus,promtool}
       ;;
-    kueue) build kueue sigs.k8s.io/kueue/cmd/kueue ;;
+    kueue) # what a cluster needs of it beside the program first: the program is what is looked for
+      of=$(cd tests/testbed/modules/kueue && GOTOOLCHAIN=local "$go" list -m -f '{{.Dir}}' sigs.k8s.io/kueue)
+      install -D -m 644 -t "$cache/crds" "$of"/config/components/crd/bases/*.yaml
+      install -m 644 "$of/config/components/webhook/manifests.yaml" "$cache/webhooks.yaml"
+      build kueue sigs.k8s.io/kueue/cmd/kueue
+      ;;
     cluster) build_cluster ;;
   esac
 fi
