@@ -54,6 +54,39 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return chosen
 
 
+def hosts_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of other hosts, as the mapping `elsewhere`; empty: none."""
+
+    @functools.wraps(command)
+    def chosen(*, hosts: str, launcher: str, address: str, **arguments: Any) -> None:
+        given = {"names": hosts, "launcher": launcher, "address": address}
+        command(elsewhere=given if hosts or launcher else {}, **arguments)
+
+    options = (
+        click.option(
+            "--hosts",
+            metavar="NAME[,NAME…]",
+            default="",
+            help="Run the workers on these hosts, which share a file system with this one.",
+        ),
+        click.option(
+            "--launcher",
+            metavar="COMMAND",
+            default="",
+            help="What starts a program on a host: 'srun --overlap -N1 -n1 -w {host}'.",
+        ),
+        click.option(
+            "--address",
+            metavar="ADDRESS",
+            default="",
+            help="This machine's address for --hosts. Default: that of its name.",
+        ),
+    )
+    for option in reversed(options):
+        chosen = option(chosen)
+    return chosen
+
+
 def place_argument(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the argument JOB and the options that choose a cluster, as `place`."""
 

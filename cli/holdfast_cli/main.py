@@ -20,6 +20,7 @@ from holdfast_cli.arguments import (
     cluster_options,
     complete_job,
     find_place,
+    hosts_options,
     output_option,
     place_argument,
 )
@@ -92,6 +93,7 @@ def _show(output: str, answer: object, text: Callable[[], str]) -> None:
     metavar="seed=N,mtbf=SECONDS[,most=N][,faults=KIND+…][,peace=JOB]",
     help="Run it twice: undisturbed, then with random faults; compare samples and losses.",
 )
+@hosts_options
 @click.option("--supervise", is_flag=True, hidden=True)
 def run(
     file: Path,
@@ -100,24 +102,34 @@ def run(
     metrics_port: int | None,
     chaos: str | None,
     supervise: bool,
+    elsewhere: Mapping[str, str],
 ) -> None:
     """Run the ElasticJob in FILE on this machine: one agent process for each replica."""
     # Imported here: the runner reads the CRD and needs grpc.aio, which the other commands do not.
+    from holdfast_cli.runner.hosts import read_hosts
     from holdfast_cli.runner.start import RunOptions, run_job
 
     if chaos is not None:
         from holdfast_cli.chaos.run import run_with_chaos
 
-        if detach or metrics_port is not None:
-            other = "--detach" if detach else "--metrics-port"
+        if detach or elsewhere or metrics_port is not None:
+            other = "--detach" if detach else "--hosts" if elsewhere else "--metrics-port"
             raise BadInputError(f"--chaos and {other} cannot go together; drop one of them")
         sys.exit(run_with_chaos(file, chaos, os.environ))
+    if elsewhere and detach:
+        raise BadInputError("--hosts and --detach cannot go together; drop one of them")
     if detach and logs:
         raise BadInputError(
             "--detach and --logs cannot go together: nobody would see them; the job's directory "
             "has them under logs/"
         )
-    options = RunOptions(detach=detach, logs=logs, supervised=supervise, metrics_port=metrics_port)
+    options = RunOptions(
+        detach=detach,
+        logs=logs,
+        supervised=supervise,
+        metrics_port=metrics_port,
+        hosts=read_hosts(**elsewhere) if elsewhere else None,
+    )
     sys.exit(run_job(file, options, os.environ))
 
 

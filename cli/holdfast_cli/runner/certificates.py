@@ -16,14 +16,16 @@ _LIFETIME = dt.timedelta(days=30)
 class LocalIdentities:
     """Writes each process's certificate into the job's directory, readable by its owner only."""
 
-    def __init__(self, home: JobHome, job_uid: str) -> None:
+    def __init__(self, home: JobHome, job_uid: str, address: str) -> None:
+        """Make the authority; `address`: of the master, as agents reach it."""
         self._home = home
         self._job_uid = job_uid
+        self._address = address
         self._authority = JobAuthority(new_root_key(), job_uid, _now())
 
     def write_fixed(self) -> None:
         """Write the certificates of the master, the operator (this runner) and the user."""
-        addresses = {keys.ROLE_MASTER: (loopback.address(), "localhost")}
+        addresses = {keys.ROLE_MASTER: (self._address, loopback.address(), "localhost")}
         for role in (keys.ROLE_MASTER, keys.ROLE_OPERATOR, keys.ROLE_USER):
             self._write(Identity(self._job_uid, role), role, addresses.get(role, ()))
 

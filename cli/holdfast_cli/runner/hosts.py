@@ -1,4 +1,4 @@
-"""Workers of a local job on other hosts, through a launcher such as srun or ssh. Pure.
+"""Workers of a local job on other hosts, through a launcher such as srun or ssh.
 
 The runner starts, ends and replaces workers here, too: the process that it watches is the launcher,
 which lives and ends with the worker. Hosts share a file system with the job's directory, where each
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -27,6 +28,8 @@ class Hosts:
     names: tuple[str, ...]
     launcher: tuple[str, ...]
     """Words in front of the program's; one has `{host}`."""
+    address: str = ""
+    """Address of this machine, as those hosts reach it."""
 
     def choose(self, taken: Iterable[str], avoided: Collection[str]) -> str:
         """Return the host for one more worker: the one with the fewest, in the order given.
@@ -43,8 +46,8 @@ class Hosts:
         return (*(word.replace(HOST, host) for word in self.launcher), *argv)
 
 
-def read_hosts(names: str, launcher: str) -> Hosts:
-    """Return the hosts of `--hosts` and the launcher of `--launcher`.
+def read_hosts(names: str, launcher: str, address: str) -> Hosts:
+    """Return the hosts of `--hosts`, reached by `--launcher`, that reach this one at `--address`.
 
     Raises:
         BadInputError: One is missing, or says nothing that can be used.
@@ -63,4 +66,22 @@ def read_hosts(names: str, launcher: str) -> Hosts:
         raise BadInputError(f"--launcher {launcher!r}: {error}; close the quotes") from error
     if not any(HOST in word for word in words):
         raise BadInputError(f"--launcher {launcher!r}: has no {HOST}; for example {EXAMPLES}")
-    return Hosts(found, words)
+    return Hosts(found, words, address or _own_address())
+
+
+def _own_address() -> str:
+    """Return the address of this machine's name, as other hosts look it up.
+
+    Raises:
+        BadInputError: The name has no address, or only one that other hosts cannot reach.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        why = f"this machine's name {name} has no address ({error})"
+        raise BadInputError(f"--hosts: {why}; give --address") from error
+    if address.startswith("127."):
+        why = f"this machine's name {name} is {address}, which other hosts cannot reach"
+        raise BadInputError(f"--hosts: {why}; give --address")
+    return address

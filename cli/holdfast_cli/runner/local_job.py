@@ -49,6 +49,8 @@ class LocalPod:
     wanted_end: bool = False
     """True: the runner itself is ending it."""
     ready: bool = False
+    host: str = ""
+    """Host on which it runs; empty: this machine."""
     said: str = ""
     """Last line of its log, if it failed."""
 
@@ -61,12 +63,12 @@ class LocalPod:
 
     @property
     def node(self) -> str:
-        """Name that stands for the pod's Kubernetes node: the pod's own name.
+        """Name that stands for the pod's Kubernetes node: its host's, or the pod's own.
 
-        Each process counts as a machine of its own. With this machine's name, the exclusion of one
-        node would exclude all others.
+        Each process of this machine counts as a machine of its own. With this machine's name, the
+        exclusion of one node would exclude all others.
         """
-        return self.name
+        return self.host or self.name
 
     def observed(self) -> ObservedPod:
         """Return the pod in a planner's form."""

@@ -14,9 +14,10 @@ from typing import Any
 
 from holdfast_cli.errors import MasterUnreachableError
 from holdfast_cli.job_directory import Endpoint, JobHome, write_json
-from holdfast_cli.runner import processes
+from holdfast_cli.runner import processes, remote
 from holdfast_cli.runner.certificates import LocalIdentities
 from holdfast_cli.runner.fd_store import FdStores
+from holdfast_cli.runner.hosts import Hosts
 from holdfast_cli.runner.local_job import LocalJob, LocalPod, now
 from holdfast_cli.runner.pod_logs import last_line
 from holdfast_operator.plan.actions import CreatePod
@@ -44,15 +45,22 @@ class Surroundings:
     """More environment for every pod except the master's."""
     metrics_port: int | None = None
     """Port of the master's metrics on this machine; None: none are served."""
+    hosts: Hosts | None = None
+    """Other hosts, on which workers run; None: they run on this machine."""
+
+    @property
+    def address(self) -> str:
+        """Address of this machine, as its workers reach it."""
+        return loopback.address() if self.hosts is None else self.hosts.address
 
 
 class MasterProcess:
     """One job's master. `start` again makes a successor with the next epoch."""
 
-    def __init__(self, home: JobHome, job: LocalJob, metrics_port: int | None) -> None:
+    def __init__(self, home: JobHome, job: LocalJob, surroundings: Surroundings) -> None:
         self._home = home
         self._job = job
-        self._metrics_port = metrics_port
+        self._surroundings = surroundings
         self._running: processes.Running | None = None
         self._port = 0
         """Port of every successor: agents and users look for the master there."""
@@ -111,12 +119,12 @@ class MasterProcess:
             "epoch": epoch,
             "incarnation": secrets.token_hex(8),
             "tls_dir": str(self._home.tls(keys.ROLE_MASTER)),
-            "bind_host": loopback.bracketed(loopback.address()),
+            "bind_host": loopback.bracketed(self._surroundings.address),
             "port": self._port,
             "endpoint_file": str(self._home.endpoint_file),
             "journal_dir": str(self._home.journal),
             "exit_when_finished": _LINGER_SECONDS,
-            "metrics_port": self._metrics_port,
+            "metrics_port": self._surroundings.metrics_port,
             "traces": os.environ.get("OTEL_TRACES_EXPORTER", "none").replace("none", ""),
             "die_with_parent": True,
             "parent_pid": os.getpid(),
@@ -141,7 +149,7 @@ class PodProcesses:
         self._identities = identities
         self._changed = changed
         self._surroundings = surroundings
-        self._master = MasterProcess(home, job, surroundings.metrics_port)
+        self._master = MasterProcess(home, job, surroundings)
         self._stores = FdStores()
         self._failure = ""
         """Reason why the newest process could not be started, for people; empty: it was started."""
@@ -157,6 +165,9 @@ class PodProcesses:
             return  # Without a master's address an agent would start a job of its own.
         name, slot, incarnation = action.name, action.slot, action.incarnation
         pod = LocalPod(slot=slot, incarnation=incarnation, name=name, created_at=now())
+        if is_worker and self._surroundings.hosts is not None:
+            taken = [other.host for other in self._job.pods if other.exit_code is None]
+            pod.host = self._surroundings.hosts.choose(taken, action.avoid_nodes)
         self._job.add(pod)
         try:
             running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
@@ -232,6 +243,9 @@ class PodProcesses:
             cwd=Path(built.working_dir or "."),
             log=self._log(pod.name),
         )
+        if self._surroundings.hosts is not None:
+            # What this machine keeps for a node's memory cannot be handed to another one.
+            return await processes.start(self._launched(pod, command, self._surroundings.hosts))
         return await (self._start_agent(pod, command) if is_agent else processes.start(command))
 
     async def _start_agent(self, pod: LocalPod, command: processes.Command) -> processes.Running:
@@ -240,6 +254,17 @@ class PodProcesses:
             number = end.fileno()
             env = {**command.env, keys.ENV_ARENA_SOCKET: str(number)}
             return await processes.start(dataclasses.replace(command, env=env, passed=(number,)))
+
+    def _launched(
+        self, pod: LocalPod, command: processes.Command, hosts: Hosts
+    ) -> processes.Command:
+        """Return the command of the launcher that starts a worker on its host."""
+        file = self._home.path / f"{pod.name}.json"
+        own = {name: text for name, text in command.env.items() if os.environ.get(name) != text}
+        cwd = str(command.cwd.absolute())
+        write_json(file, {"cwd": cwd, "env": own, "argv": list(command.argv)})
+        words = (sys.executable, remote.__file__, str(file))
+        return dataclasses.replace(command, argv=hosts.command(pod.host, words))
 
     def _log(self, name: str) -> Path:
         return self._home.logs / f"{name}.log"

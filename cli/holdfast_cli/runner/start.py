@@ -33,6 +33,7 @@ from holdfast_cli.job_directory import (
     state_root,
 )
 from holdfast_cli.output import say
+from holdfast_cli.runner.hosts import Hosts
 from holdfast_cli.runner.local_job import LocalJob
 from holdfast_cli.runner.pods import Surroundings
 from holdfast_cli.runner.preflight import check_machine
@@ -62,6 +63,8 @@ class RunOptions:
     """Port of this machine for the job's metrics; None: none are served."""
     supervised: bool = False
     """True: this process is the background part of --detach."""
+    hosts: Hosts | None = None
+    """Hosts on which the workers run; None: this machine."""
     director: Director | None = None
     """Acts on the running job."""
     name: str = ""
@@ -75,7 +78,7 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
     Raises:
         BadInputError: the file is wrong, or the job runs already; nothing was started.
     """
-    job = read_file(file)
+    job = read_file(file, here=options.hosts is None)
     if options.name:
         job = dataclasses.replace(job, name=options.name)
     home = job_home(environ, job.name)
@@ -92,7 +95,9 @@ def run_job(file: Path, options: RunOptions, environ: Mapping[str, str]) -> int:
             record = _prepare(home, job, file)
             if options.supervised:
                 _adopt_log(home)
-            around = dataclasses.replace(options.surroundings, metrics_port=options.metrics_port)
+            around = dataclasses.replace(
+                options.surroundings, metrics_port=options.metrics_port, hosts=options.hosts
+            )
             local, show = LocalJob(job, record.uid), options.logs
             supervisor = Supervisor(local, home, show_logs=show, surroundings=around)
         except OSError as error:
@@ -114,8 +119,12 @@ def _no_directory(environ: Mapping[str, str], error: OSError) -> BadInputError:
     )
 
 
-def read_file(file: Path) -> ElasticJob:
-    """Return the job in the file; raises BadInputError."""
+def read_file(file: Path, *, here: bool = True) -> ElasticJob:
+    """Return the job in the file; `here`: this machine has to have room for it.
+
+    Raises:
+        BadInputError: the file is wrong, or this machine cannot run it.
+    """
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -125,7 +134,7 @@ def read_file(file: Path) -> ElasticJob:
         job = read_job(text, load_crd(), str(file))
     except InvalidJobError as error:
         raise BadInputError(str(error)) from error
-    problems = check_job(job) or check_machine(job)
+    problems = check_job(job) or (check_machine(job) if here else ())
     if problems:
         raise BadInputError(str(InvalidJobError(str(file), list(problems))))
     return job

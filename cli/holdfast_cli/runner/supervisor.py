@@ -74,7 +74,7 @@ class Supervisor:
         self._extra_roles = ExtraRoles()
         self._last = wire.JobStatus()
         """Newest status with a loss: at its end a job has no ranks that could report one."""
-        identities = LocalIdentities(home, job.uid)
+        identities = LocalIdentities(home, job.uid, surroundings.address)
         identities.write_fixed()
         self._processes = PodProcesses(job, home, identities, self._pod_changed, surroundings)
         self._sync = MasterSync(home, job, self._received)

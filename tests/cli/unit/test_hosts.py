@@ -26,7 +26,7 @@ def test_a_worker_goes_where_the_fewest_are() -> None:
 
 def test_a_launcher_gets_the_host_and_the_program() -> None:
     """The name stands where the launcher has it."""
-    hosts = read_hosts("n1, n2", "srun --nodelist={host} --comment='a b'")
+    hosts = read_hosts("n1, n2", "srun --nodelist={host} --comment='a b'", "10.0.0.1")
     assert hosts.names == ("n1", "n2")
     assert hosts.command("n2", ["train", "x"]) == (
         "srun",
@@ -50,7 +50,7 @@ def test_a_launcher_gets_the_host_and_the_program() -> None:
 def test_wrong_hosts_and_launchers_are_refused(names: str, launcher: str, words: str) -> None:
     """Each message has the flag, its value and the remedy."""
     with pytest.raises(BadInputError) as refused:
-        read_hosts(names, launcher)
+        read_hosts(names, launcher, "10.0.0.1")
     assert words in str(refused.value)
 
 
