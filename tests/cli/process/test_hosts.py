@@ -1,4 +1,4 @@
-"""A job whose workers a launcher starts on other hosts: they share files and TCP with the runner."""
+"""A job whose workers run on other hosts: they share files and TCP with the runner, no more."""
 
 from __future__ import annotations
 
