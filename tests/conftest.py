@@ -34,8 +34,8 @@ pytest_plugins = ["house.left_behind", "house.time_spent"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # The kernel hangs up a process group that no shell waits for, if a member is stopped (by a test)
-# when another one ends whose parent has a group of its own (one of an image's build). What a
-# handler takes is again the default in programs that tests start.
+# when another one ends whose parent has a group of its own. So `make test` builds images in another
+# session. What a handler takes is again the default in programs that tests start.
 signal.signal(signal.SIGHUP, lambda *_: None)
 # A process that does not buffer writes a `print` of two values in three pieces, and the log of
 # another thread falls between them. Tests read whole lines.
