@@ -132,7 +132,7 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 34 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
-	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
+	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice setsid -w scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
 	(trap - INT; $(CHECK_TYPES) >build/types.log 2>&1) & types=$$!; \
 	$(CHECK_STYLE) || exit 1; wait $$reading || true; \

@@ -33,8 +33,10 @@ pytest_plugins = ["house.left_behind", "house.time_spent"]
 # and so would all that tests start and signal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# The kernel hangs up a process group that no shell waits for, if a member is stopped (by a test)
+# when another one ends whose parent has a group of its own. So `make test` builds images in another
+# session. What a handler takes is again the default in programs that tests start.
+signal.signal(signal.SIGHUP, lambda *_: None)
 # A process that does not buffer writes a `print` of two values in three pieces, and the log of
 # another thread falls between them. Tests read whole lines.
 os.environ.pop("PYTHONUNBUFFERED", None)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import TextIO
 
-from holdfast_operator.settings import LogLevel
 from holdfast_wire import json_log
+from holdfast_wire.json_log import LogLevel
 
 Round = Callable[[], int | None]
 """Returns the newest known round of a job."""

@@ -35,7 +35,7 @@ from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import from_object, not_supported
-from holdfast_operator.state.credentials import Credentials
+from holdfast_operator.state.credentials import HeldCredentials
 from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus
@@ -391,7 +391,7 @@ class Reconciler:
             body=body,
             pods_now=self._pods.of,
             nodes=self._nodes,
-            credentials=Credentials(JobCredentials(self._root_key, owner, lifetime)),
+            credentials=HeldCredentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
             # The newest master that an operator before this one heard.
             link=Link(known=KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))),

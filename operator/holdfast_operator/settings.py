@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, get_type_hints
 
 from holdfast_operator.pods.master_defaults import MasterDefaults
+from holdfast_wire.json_log import LogLevel
 
 MASTER_POD: Final = MasterDefaults(
     '{"resources": {"requests": {"cpu": "100m", "memory": "128Mi"},'
@@ -15,15 +16,6 @@ MASTER_POD: Final = MasterDefaults(
 )
 """10,000 agents take 0.93 GB and less than one core, see docs/benchmarks/load.md."""
 _PREFIX: Final = "HOLDFAST_OPERATOR_"
-
-
-class LogLevel(enum.StrEnum):
-    """Lowest level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class Switch(enum.StrEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import time
@@ -9,6 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LogLevel(enum.StrEnum):
+    """Lowest level that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class _JsonFormatter(logging.Formatter):

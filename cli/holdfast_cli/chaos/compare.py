@@ -49,7 +49,7 @@ class WorldStep:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Verdict with its figures."""
 
     same: bool
@@ -109,13 +109,13 @@ def _step(lines: list[RankLine]) -> WorldStep:
     return WorldStep(samples, fingerprint, loss, whole=len(lines) == lines[0].world_size)
 
 
-def compare(broken: Iterable[RankLine], unbroken: Iterable[RankLine]) -> Comparison:
+def compare(broken: Iterable[RankLine], unbroken: Iterable[RankLine]) -> RunComparison:
     """Compare a run with faults to an undisturbed one."""
     every = tries(broken)
     mine, its = _newest(every), steps(unbroken)
     problem = _not_comparable(mine, its)
     if problem:
-        return Comparison(same=False, reason=problem)
+        return RunComparison(same=False, reason=problem)
     torn = [n for n, step in mine.items() if not step.whole]
     compared = [n for n in its if mine[n].whole]
     differences = {n: _difference(mine[n], its[n]) for n in compared}
@@ -123,7 +123,7 @@ def compare(broken: Iterable[RankLine], unbroken: Iterable[RankLine]) -> Compari
     problem = _other_samples(every, its)
     if not problem and differences.get(worst, 0.0) > TOLERANCE:
         problem = f"step {worst} has loss {mine[worst].loss}, in the whole run {its[worst].loss}"
-    return Comparison(
+    return RunComparison(
         same=not problem,
         reason=problem
         or f"{counted(len(compared), 'step')} saw {_what(its)} and came to the same losses",

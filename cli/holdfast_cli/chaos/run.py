@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from holdfast_cli.chaos.compare import TOLERANCE, Comparison, RankLine, compare, read
+from holdfast_cli.chaos.compare import TOLERANCE, RankLine, RunComparison, compare, read
 from holdfast_cli.chaos.inject import Chaos, Struck
 from holdfast_cli.chaos.schedule import Options, parse
 from holdfast_cli.errors import BadInputError
@@ -105,7 +105,7 @@ def faults_text(options: Options, struck: Struck) -> str:
     return f"chaos: {total} (seed {options.seed}): {kinds or 'none'}{missed}"
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(found: RunComparison) -> str:
     """Return the verdict with its figures."""
     verdict = "the same work" if found.same else "NOT the same work"
     figures = (

@@ -38,7 +38,7 @@ agent is gone, and what only its memory had with it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TierFailures:
+class TierFailureRates:
     """The effect of failures on a tier."""
 
     survives: frozenset[EvidenceKind]
@@ -47,9 +47,9 @@ class TierFailures:
     """Name of a failure that no nearer tier survives, to follow in a sentence."""
 
 
-BY_TIER: Mapping[Tier, TierFailures] = {
-    Tier.MEMORY: TierFailures(survives=_LEAVE_AGENTS, failure="a process fails"),
-    Tier.STORAGE: TierFailures(survives=frozenset(EvidenceKind), failure="a node is lost"),
+BY_TIER: Mapping[Tier, TierFailureRates] = {
+    Tier.MEMORY: TierFailureRates(survives=_LEAVE_AGENTS, failure="a process fails"),
+    Tier.STORAGE: TierFailureRates(survives=frozenset(EvidenceKind), failure="a node is lost"),
 }
 """The effect of failures on each tier. The farthest survives all: its versions are durable."""
 

@@ -162,7 +162,7 @@ def _named(numbers: Sequence[int]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pace:
+class ReplicaPace:
     """Progress of a replica's slowest rank."""
 
     number: int
@@ -182,7 +182,7 @@ class FrozenReplica:
     reason: str
 
 
-def frozen(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:
+def frozen(paces: Sequence[ReplicaPace], limit: float) -> FrozenReplica | None:
     """The replica that keeps others waiting; None: none does, or it cannot be told.
 
     One that is behind and stands still, while the others stand still at a later step: they wait in
@@ -236,7 +236,7 @@ def stuck_by_itself(
 
 
 def never_started(
-    paces: Sequence[Pace], starting: Sequence[int], limit: float
+    paces: Sequence[ReplicaPace], starting: Sequence[int], limit: float
 ) -> list[FrozenReplica]:
     """The replicas without a first step for which all others have waited too long.
 
@@ -250,7 +250,7 @@ def never_started(
     return [FrozenReplica(number, f"replica {number} {text}") for number in starting]
 
 
-def all_still(paces: Sequence[Pace], limit: float) -> FrozenReplica | None:
+def all_still(paces: Sequence[ReplicaPace], limit: float) -> FrozenReplica | None:
     """Return that all replicas are to be restarted; None: one of them makes progress, or works.
 
     `limit`: the time for which none has completed a step, s. Where all are at one step, one of them

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import math
 import secrets
@@ -15,20 +14,12 @@ from holdfast_master.replay.typed_json import TypedJsonError, read_dataclass
 from holdfast_master.server.spec_check import spec_problem
 from holdfast_master.settings import CoreIdentity, CoreSettings
 from holdfast_wire import __version__, keys
+from holdfast_wire.json_log import LogLevel
 from holdfast_wire.messages import MasterSpec
 
 
 class ConfigError(Exception):
     """A configuration that cannot be used; the text names the field, its value and the remedy."""
-
-
-class LogLevel(enum.Enum):
-    """The least level of what is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

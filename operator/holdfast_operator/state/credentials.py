@@ -14,7 +14,7 @@ of the objects may be missing. It doubles with each check that finds nothing."""
 
 
 @dataclasses.dataclass(slots=True)
-class Credentials:
+class HeldCredentials:
     """Secrets, Services and disruption budget of one job."""
 
     issuer: JobCredentials

@@ -25,7 +25,7 @@ from holdfast_operator.pods.workloads import QUEUE
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.spec import ElasticJob, JobSpec, from_object
 from holdfast_operator.spec.job import NO_VERSION, SpecVersion
-from holdfast_operator.state.credentials import Credentials
+from holdfast_operator.state.credentials import HeldCredentials
 from holdfast_operator.state.expectations import Expectations
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus
@@ -54,7 +54,7 @@ class JobState:
     body: Mapping[str, Any]
     """Newest object that was seen."""
     pods_now: Callable[[Key], Iterable[PodRecord]]
-    credentials: Credentials
+    credentials: HeldCredentials
     nodes: ClusterNodes
     needs_struck: bool = False
     """True: a worker found no node but those that it avoided for what other jobs met there."""

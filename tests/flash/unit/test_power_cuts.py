@@ -23,7 +23,7 @@ from holdfast.flash.storage import owners
 from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard, is_own, steps
 from holdfast.flash.storage.reader import verify
-from holdfast.flash.storage.writer import SlotWork, Storage
+from holdfast.flash.storage.writer import SlotWork, StepStorage
 from holdfast_wire.messages import Tier
 from holdfast_wire.messages.spec import CheckpointPolicy
 from house.extended import usual
@@ -79,7 +79,7 @@ class Life:
         for held in self.ranks:
             job = self._job(held, version)
             try:
-                shards.append(Storage(self.disk, ROOT, token, KEEP, JOB).write(job, alone=True))
+                shards.append(StepStorage(self.disk, ROOT, token, KEEP, JOB).write(job, alone=True))
             finally:
                 job.slot.give_back(Move.RELEASE)
         path = f"{ROOT}/step_{version.step}"
@@ -95,13 +95,13 @@ class Life:
         self._is(path)
 
     def _grant(self, version: Version, token: str, number: str) -> None:
-        Storage(self.disk, ROOT, token, KEEP, JOB).commit_granted(
+        StepStorage(self.disk, ROOT, token, KEEP, JOB).commit_granted(
             version, world=2, attempt=token, own=f"{token}e1c{number}"
         )
 
     def name(self, version: Version, token: str) -> None:
         """Commit a checkpoint under a name of its own, by one keeper of both ranks."""
-        storage = Storage(self.disk, ROOT, token, KEEP, JOB)
+        storage = StepStorage(self.disk, ROOT, token, KEEP, JOB)
         jobs = [self._job(held, version, BEST) for held in self.ranks]
         try:
             shards = {job.held.rank: storage.write(job, alone=False) for job in jobs}

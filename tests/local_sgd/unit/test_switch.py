@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.replicas import FixedMembers
-from holdfast.local_sgd.policies.switching import Agreed, Mode, Running
+from holdfast.local_sgd.policies.switching import Agreed, Mode, RunningWorld
 from holdfast.local_sgd.sync.group import Group
 from holdfast.local_sgd.sync.units import Unit
 from holdfast.local_sgd.triggers.by_cost import ByCost, ByCostInRounds
@@ -91,7 +91,7 @@ def test_replicas_without_a_choice_change_nothing() -> None:
     """Such as those whose script leaves switching off."""
     one = switch()
     one.move(change(Agreed(), joined=True))
-    assert one.running == Running(Mode.LOCAL, 4)
+    assert one.running == RunningWorld(Mode.LOCAL, 4)
 
 
 def test_a_choice_is_told_with_the_next_round() -> None:
@@ -128,7 +128,7 @@ def test_one_that_joins_has_nothing_to_measure() -> None:
     other = switch()
     for number in range(1, 4):
         other.received([SLOW, [0.1, -1.0, 40.0]], number)
-    assert other.running == Running(Mode.LOCAL, 4)
+    assert other.running == RunningWorld(Mode.LOCAL, 4)
 
 
 def test_figures_go_with_the_first_unit_alone() -> None:
@@ -148,10 +148,10 @@ def test_figures_go_with_the_first_unit_alone() -> None:
 def test_members_begin_with_local_steps_after_a_sync_in_each() -> None:
     """A checkpoint of fixed replicas: the settings say how often members agree."""
     fixed = ByCost(CONFIG, alone())
-    fixed.running = Running(Mode.SYNC, 1)
+    fixed.running = RunningWorld(Mode.SYNC, 1)
     members = switch()
     members.load({"steps": 0, "alone": 0, **fixed.state()})
-    assert members.running == Running(Mode.LOCAL, 4)
+    assert members.running == RunningWorld(Mode.LOCAL, 4)
     fixed.load({"steps": 0, "alone": 0, **fixed.state()})
     assert fixed.is_sync
 
@@ -194,7 +194,7 @@ def test_only_fixed_replicas_take_an_interval_of_one_for_a_sync_of_gradients(
     config = LocalSGDConfig(
         local_sgd_warmup_steps=0, local_sgd_sync_interval=interval, switching="propose"
     )
-    assert ByCostInRounds(config, alone(), first="a").running == Running(Mode.LOCAL, interval)
+    assert ByCostInRounds(config, alone(), first="a").running == RunningWorld(Mode.LOCAL, interval)
     assert ByCost(config, alone()).is_sync == (interval == 1)
 
 
@@ -204,13 +204,13 @@ def test_a_sync_in_each_step_does_not_begin_with_replicas_that_have_parted() -> 
     config = replace(CONFIG, local_sgd_sync_interval=1)
     fixed = ByCost(config, alone(), report=told.append)
     fixed.load({"steps": 10, "alone": 1})
-    assert fixed.running == Running(Mode.LOCAL, 2)
+    assert fixed.running == RunningWorld(Mode.LOCAL, 2)
     assert [step for step in range(11, 15) if fixed.ends_round(step)] == [11, 13]
     assert [(one.interval_before, one.interval) for one in told] == [(1, 2)]
     of_each_step = ByCostInRounds(config, alone(), first="a")
     of_each_step.ends_round(1)
     fixed.load({"steps": 0, "alone": 1, **of_each_step.state()})
-    assert fixed.running == Running(Mode.LOCAL, 2)
+    assert fixed.running == RunningWorld(Mode.LOCAL, 2)
     fresh = ByCost(config, alone())
     fresh.load({"steps": 0, "alone": 0})
     assert fresh.is_sync

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agents.page_worker import page_of
 from holdfast.environment import Environment
 from holdfast.flash.schedule import Schedule
-from holdfast.flash.trainer.save_policy import SaveSchedule
+from holdfast.flash.trainer.save_policy import TierSchedule
 from holdfast.job import Job
 from holdfast.page import Page, PageError
 from holdfast.page_layout import TIER_WORDS, Word
@@ -107,7 +107,7 @@ def test_the_check_covers_the_interval_of_each_tier(page: Page, at: int) -> None
     assert (swapped is None) is (page.words[one] != page.words[other])
 
 
-def _due(schedule: SaveSchedule, job: Job, step: int) -> tuple[bool, bool]:
+def _due(schedule: TierSchedule, job: Job, step: int) -> tuple[bool, bool]:
     what = schedule.begin(job, step, writing=False)
     return what.memory, what.storage
 
@@ -116,7 +116,7 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
     """From the page to what is due; without a master's word nothing is followed or said."""
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
-        schedule = SaveSchedule(Schedule(storage_every=4), "2:100")
+        schedule = TierSchedule(Schedule(storage_every=4), "2:100")
         assert [_due(schedule, job, step) for step in (1, 2)] == [(False, False), (True, False)]
         page.offer_schedule(0, 1, step=5, every=both(5, 50))
         assert _due(schedule, job, 3) == (False, False)
@@ -130,7 +130,7 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
         assert (saving.seen_id, saving.seen_step, saving.tiers[Tier.STORAGE].every) == (1, 3, 4)
     with page_of(1) as page:
         job = Job(Environment(), SlotWriter(page, 0, 0))
-        schedule = SaveSchedule(Schedule(), "")
+        schedule = TierSchedule(Schedule(), "")
         assert [_due(schedule, job, step) for step in (1, 100)] == [(True, False), (True, True)]
         assert page.read(0).saving is None
 
@@ -138,7 +138,7 @@ def test_a_rank_saves_as_its_master_says_and_by_its_own_numbers_first() -> None:
 def test_a_save_that_not_all_ranks_make_is_not_waited_for(page: Page) -> None:
     """While a schedule is offered, a step may be due by it or by the old one alone."""
     job = Job(Environment(), SlotWriter(page, 0, 0))
-    schedule = SaveSchedule(Schedule(), "1:4")
+    schedule = TierSchedule(Schedule(), "1:4")
     page.offer_schedule(0, 1, step=6, every=both(6, 6))
     found = {step: schedule.begin(job, step, writing=False) for step in range(1, 13)}
     assert [step for step, one in found.items() if one.storage] == [4, 6, 8, 12]

@@ -43,9 +43,9 @@ from holdfast.flash.server.protocol import (
     Durable,
     Granted,
     Layout,
-    Link,
     Restore,
     RestoreStart,
+    ServerLink,
     TrainerHello,
     connect,
     listen,
@@ -169,7 +169,12 @@ def train(world: World, rank: int, lines: int, tell: Callable[[str], None]) -> N
 
 
 def _save(
-    arena: Arena, version: Version, rank: int, world: int, link: Link, tell: Callable[[str], None]
+    arena: Arena,
+    version: Version,
+    rank: int,
+    world: int,
+    link: ServerLink,
+    tell: Callable[[str], None],
 ) -> None:
     from holdfast.flash.server.protocol import Saved
 
@@ -188,7 +193,7 @@ def _save(
     link.send(Saved(lineage=version.lineage, step=version.step, tier=tier))
 
 
-def _listen(link: Link, tell: Callable[[str], None]) -> None:
+def _listen(link: ServerLink, tell: Callable[[str], None]) -> None:
     while (found := link.receive(0)) is not None:
         if isinstance(found[0], Durable):
             tell(f"durable {found[0].step}")

@@ -194,13 +194,13 @@ def _master(*words: str, **more: Any) -> list[Point]:
 
 LED = (
     *_node(
-        "storage.writer", "Storage._put",
+        "storage.writer", "StepStorage._put",
         "self._disk.write(handle, content)", "self._disk.sync(handle)", "self._disk.rename(",
     ),
     *_node(
         "server.coordinated_commit", "CoordinatedCommit._tell", "self._coordinator.send(shards)",
     ),
-    *_node("storage.writer", "Storage._commit_own", "commit(self._disk, self.root, attempt"),
+    *_node("storage.writer", "StepStorage._commit_own", "commit(self._disk, self.root, attempt"),
     *_node(
         "storage.commit", "commit",
         'disk.rename(f"{root}/{attempt.folder}", folder)',

@@ -29,8 +29,8 @@ from holdfast.flash.server.local_commit import LocalCommit, LocalRestore
 from holdfast.flash.server.protocol import (
     Granted,
     Layout,
-    Link,
     Saved,
+    ServerLink,
     TrainerHello,
     connect,
     listen,
@@ -208,7 +208,7 @@ def served(
 class Rank:
     """A trainer that says what it is told to."""
 
-    link: Link
+    link: ServerLink
     table: ShardTable
     """Of its arenas."""
 
@@ -281,7 +281,7 @@ def rank_of(*place: Any, **named: Any) -> Iterator[Rank]:
         yield rank
 
 
-def received(link: Link, kind: type[_T]) -> _T:
+def received(link: ServerLink, kind: type[_T]) -> _T:
     """Return the next message of a kind, and close its descriptors."""
     found, descriptors = answered(link, kind)
     for fd in descriptors:
@@ -289,7 +289,7 @@ def received(link: Link, kind: type[_T]) -> _T:
     return found
 
 
-def answered(link: Link, kind: type[_T]) -> tuple[_T, tuple[int, ...]]:
+def answered(link: ServerLink, kind: type[_T]) -> tuple[_T, tuple[int, ...]]:
     """Return the next message of a kind, with its descriptors; those before it are passed over."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:

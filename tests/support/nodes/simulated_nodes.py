@@ -21,7 +21,7 @@ from holdfast_master.policies.preflight.figures import (
 from holdfast_master.policies.preflight.references import NONE, References
 from holdfast_master.policies.preflight.rounds import (
     Check,
-    Outcome,
+    CheckOutcome,
     begin,
     conclude,
     judge,
@@ -117,7 +117,7 @@ class Cluster:
             check = conclude(check, self.answers(check))
         return check
 
-    def outcome(self, **arguments: object) -> Outcome:
+    def outcome(self, **arguments: object) -> CheckOutcome:
         """Return what a check of these nodes finds."""
         return judge(self.check(**arguments))  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.flash.server.protocol import Granted, Link
+from holdfast.flash.server.protocol import Granted, ServerLink
 from holdfast_wire.datagrams import DatagramError, decode, encode, receive, send
 
 
@@ -88,7 +88,7 @@ def test_what_is_received_is_not_inherited() -> None:
         body, (fd,) = receive(ends[1])
         assert (body, os.get_inheritable(fd)) == (b"x", False)
         os.close(fd)
-        near, far = Link(ends[0]), Link(ends[1])
+        near, far = ServerLink(ends[0]), ServerLink(ends[1])
         near.send(Granted(), (0,))
         answer = far.receive(1.0)
         assert answer is not None

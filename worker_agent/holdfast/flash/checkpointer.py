@@ -28,8 +28,8 @@ from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import RankPosition
 from holdfast.flash.trainer.reshard import BytesRead, Stored, of_start, stored
 from holdfast.flash.trainer.restore import idle_cores, restore
-from holdfast.flash.trainer.save import Preparer, Saver, SaveRequest, StepOrder
-from holdfast.flash.trainer.save_policy import SaveSchedule
+from holdfast.flash.trainer.save import Preparer, SaveOrder, Saver, SaveRequest
+from holdfast.flash.trainer.save_policy import TierSchedule
 from holdfast.flash.trainer.shards import Shards
 from holdfast.job import SAVE, SAVE_AND_STOP, Action, init
 
@@ -151,7 +151,7 @@ class Checkpointer:
         self._root = arguments.directory(path)
         self._policy = chosen(keep_last, keep_every, environment.checkpoint)
         self._threads = arguments.threads_of(threads)
-        self._schedule = SaveSchedule(arguments.schedule_of(schedule), environment.schedule)
+        self._schedule = TierSchedule(arguments.schedule_of(schedule), environment.schedule)
         self._preparer = Preparer(self._parts, self._place)
         self._saver = Saver(self._preparer, self._schedule, threads=self._threads, overlap=overlap)
         self._lineage = environment.round
@@ -159,7 +159,7 @@ class Checkpointer:
         self._idle = not self._root and not self._agent
         self._loaded: tuple[int, bool] | None = None
         """Step that was saved last, after the load; True if for storage."""
-        self._order = StepOrder(self._root)
+        self._order = SaveOrder(self._root)
         self._end = UnsavedEnd()
         self._client: Client | None = None
         self.failed = 0

@@ -1,4 +1,4 @@
-"""When the agent's regular work is due, and on which clock; decisions only.
+"""Due times of the agent's regular work, each with its clock; decisions only.
 
 Heartbeats: a message that reaches an idle master alone costs two to three times as much as one of
 several at once (wake-ups, cold caches). So nodes of neighbouring ranks send at one instant of the

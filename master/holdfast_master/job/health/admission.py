@@ -22,7 +22,7 @@ from holdfast_master.job.state.wording import nodes_named
 from holdfast_master.policies.failure import EvidenceKind
 from holdfast_master.policies.preflight import rounds
 from holdfast_master.policies.preflight.references import forget
-from holdfast_master.policies.preflight.rounds import Outcome
+from holdfast_master.policies.preflight.rounds import CheckOutcome
 from holdfast_master.policies.preflight.verdicts import BAD, NodeFinding, NodeVerdict
 from holdfast_master.policies.quantities import verb
 from holdfast_wire.messages import HealthMode, NodeJudged
@@ -68,7 +68,7 @@ def _present(job: JobContext, own: OpenCheck, name: str) -> Node | None:
     return node if node is not None and node.session is not None else None
 
 
-def _learn(job: JobContext, own: OpenCheck, outcome: Outcome) -> None:
+def _learn(job: JobContext, own: OpenCheck, outcome: CheckOutcome) -> None:
     before = own.check.references
     after = rounds.references_after(own.check, outcome)
     ranks = {node.rank for node in own.nodes.values()}

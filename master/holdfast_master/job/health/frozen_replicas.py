@@ -17,7 +17,7 @@ from holdfast_master.job.state.world import FrozenAt, Inquiry, World
 from holdfast_master.policies import hang, hang_limit
 from holdfast_master.policies import replicas as policy
 from holdfast_master.policies.failure import Evidence, EvidenceKind
-from holdfast_master.policies.replicas import FrozenReplica, Pace
+from holdfast_master.policies.replicas import FrozenReplica, ReplicaPace
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import EventReason
 
@@ -70,7 +70,11 @@ def _members(job: JobContext, world: World) -> list[wire.WorldReplica]:
 
 
 def _look_longer(
-    job: JobContext, world: World, settings: wire.HangPolicy, paces: list[Pace], starting: list[int]
+    job: JobContext,
+    world: World,
+    settings: wire.HangPolicy,
+    paces: list[ReplicaPace],
+    starting: list[int],
 ) -> None:
     """Look for what needs a longer wait: a start that never ends, and that all stand still.
 
@@ -202,13 +206,13 @@ def _look_at_all(job: JobContext, world: World, found: FrozenReplica | None) -> 
         _respond(job, world, found)
 
 
-def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> Pace | None:
+def _pace(job: JobContext, world: World, replica: wire.WorldReplica) -> ReplicaPace | None:
     """The progress of a replica; None: a rank of it has completed no step, or is unheard."""
     nodes = _reporting(job, world, replica)
     ranks = [(item, job.now - node.ranks_at) for node in nodes for item in node.ranks]
     if not ranks or any(not item.step for item, _ in ranks):
         return None
-    return Pace(
+    return ReplicaPace(
         number=replica.number,
         step=min(item.step for item, _ in ranks),
         still=min(item.since_step_seconds + age for item, age in ranks),

@@ -102,7 +102,7 @@ class Check:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckOutcome:
     """The findings of a check."""
 
     number: int
@@ -262,7 +262,7 @@ def _met(check: Check) -> dict[str, set[str]]:
     return found
 
 
-def judge(check: Check) -> Outcome:
+def judge(check: Check) -> CheckOutcome:
     """Return the outcome of a check; one that is not over is judged by what it has so far."""
     views = check.networks()
     findings = [
@@ -280,7 +280,7 @@ def judge(check: Check) -> Outcome:
             by_node[one.node].append(one)
     named = {one.node for one in findings if one.verdict in BAD}
     links = (link for view in views.values() for link in view.links())
-    return Outcome(
+    return CheckOutcome(
         number=check.number,
         nodes={node: whole(node, own) for node, own in by_node.items()},
         findings=tuple(findings),
@@ -328,7 +328,7 @@ def _never_all(check: Check, findings: list[NodeFinding]) -> list[NodeFinding]:
     ]
 
 
-def references_after(check: Check, outcome: Outcome) -> References:
+def references_after(check: Check, outcome: CheckOutcome) -> References:
     """Return the references with the figures of this check's healthy nodes.
 
     A figure that nothing could be compared with is taken, too: it is the first of its kind.

@@ -62,7 +62,7 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Report:
+class JournalReport:
     """The report on a whole directory."""
 
     findings: tuple[Finding, ...]
@@ -110,7 +110,7 @@ class _Recorded:
         return cls(finding, settled[-1].sequence if settled else first)
 
 
-def verify(directory: Path) -> Report:
+def verify(directory: Path) -> JournalReport:
     """Read everything in `directory`.
 
     Raises:
@@ -134,7 +134,7 @@ def verify(directory: Path) -> Report:
     verdict = JournalVerdict.HURT if damaged or notes else JournalVerdict.INTACT
     if history.lost or untold:
         verdict = JournalVerdict.LOST
-    return Report(findings, notes, verdict, newest, history.base)
+    return JournalReport(findings, notes, verdict, newest, history.base)
 
 
 def _gaps(findings: Sequence[Finding], history: History) -> list[str]:
@@ -191,7 +191,7 @@ def _foreign(directory: Path) -> list[Finding]:
     ]
 
 
-def lines(report: Report, *, as_json: bool) -> Iterator[str]:
+def lines(report: JournalReport, *, as_json: bool) -> Iterator[str]:
     """Yield the report's lines, for people or as one JSON object."""
     if as_json:
         document = {

@@ -11,7 +11,7 @@ from holdfast_master.policies.rendezvous import Candidate
 from holdfast_master.policies.replicas import (
     FrozenReplica,
     NewRoster,
-    Pace,
+    ReplicaPace,
     ReplicaStatus,
     SameRoster,
     SeatedReplica,
@@ -196,14 +196,14 @@ def test_who_is_behind_while_all_stand_still_keeps_the_others_waiting(
     paces: list[tuple[int, float]], number: int | None
 ) -> None:
     """At one step nothing tells which it is; while somebody steps nobody waits."""
-    told = [Pace(at, step, still) for at, (step, still) in enumerate(paces, start=1)]
+    told = [ReplicaPace(at, step, still) for at, (step, still) in enumerate(paces, start=1)]
     found = frozen(told, 30.0)
     assert (None if found is None else found.number) == number
 
 
 def test_a_replica_that_saves_or_evaluates_is_not_frozen() -> None:
     """Its steps stand still for a known reason; nor do all stand still then."""
-    told = [Pace(1, 20, 40.0), Pace(2, 15, 40.0, working=True)]
+    told = [ReplicaPace(1, 20, 40.0), ReplicaPace(2, 15, 40.0, working=True)]
     assert frozen(told, 30.0) is None
     assert all_still(told, 30.0) is None
     assert all_still(told[:1], 30.0) == FrozenReplica(0, "the replica has stood still for 40 s")
@@ -247,14 +247,14 @@ def test_a_replica_that_starts_shows_less_by_its_ranks() -> None:
 @pytest.mark.parametrize(
     ("others", "found"),
     [
-        ([Pace(1, 20, 601.0), Pace(2, 20, 600.0)], [3, 4]),
-        ([Pace(1, 20, 700.0), Pace(2, 20, 599.0)], []),
-        ([Pace(1, 20, 700.0), Pace(2, 20, 700.0, working=True)], []),
+        ([ReplicaPace(1, 20, 601.0), ReplicaPace(2, 20, 600.0)], [3, 4]),
+        ([ReplicaPace(1, 20, 700.0), ReplicaPace(2, 20, 599.0)], []),
+        ([ReplicaPace(1, 20, 700.0), ReplicaPace(2, 20, 700.0, working=True)], []),
         ([], []),
     ],
 )
 def test_a_first_step_that_never_comes_keeps_the_others_waiting(
-    others: list[Pace], found: list[int]
+    others: list[ReplicaPace], found: list[int]
 ) -> None:
     """While one of the others steps or works nobody waits for it, nor where none has begun."""
     out = never_started(others, [3, 4], 600.0)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_master.process.settings import ConfigError, LogLevel, load, parse
+from holdfast_master.process.settings import ConfigError, load, parse
 from holdfast_master.settings import CoreSettings
+from holdfast_wire.json_log import LogLevel
 from holdfast_wire.messages import Budget, BudgetKind, FailureAction, SuccessPolicy
 
 BASE: dict[str, Any] = {"job_name": "job", "job_uid": "j1", "epoch": 1, "tls_dir": "/tls"}

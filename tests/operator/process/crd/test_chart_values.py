@@ -13,7 +13,8 @@ import yaml
 
 from cluster.release import CHART
 from cluster.tools import tools_folder
-from holdfast_operator.settings import LogLevel, OperatorSettings, read_settings
+from holdfast_operator.settings import OperatorSettings, read_settings
+from holdfast_wire.json_log import LogLevel
 from house.repository import ROOT
 
 pytestmark = pytest.mark.kube

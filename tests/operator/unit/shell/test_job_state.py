@@ -22,7 +22,7 @@ from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.pods.revision import revision_name, templates_of
 from holdfast_operator.settings import OperatorSettings
-from holdfast_operator.state.credentials import HURRY_SECONDS, Credentials
+from holdfast_operator.state.credentials import HURRY_SECONDS, HeldCredentials
 from holdfast_operator.state.expectations import EXPECT_SECONDS
 from holdfast_operator.state.job_state import JobState
 from holdfast_operator.state.status import WrittenStatus
@@ -53,7 +53,7 @@ def _state(pods: list[PodRecord]) -> JobState:
         job=read(job(replicas=2)),
         body=body,
         status=WrittenStatus({}),
-        credentials=Credentials(JobCredentials(bytes(32), owner, dt.timedelta(days=1))),
+        credentials=HeldCredentials(JobCredentials(bytes(32), owner, dt.timedelta(days=1))),
         pods_now=lambda _: pods,
         nodes=NODES,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast_operator import logs
-from holdfast_operator.settings import LogLevel
+from holdfast_wire.json_log import LogLevel
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whether an arena fits into the free memory, decided before anything is allocated."""
+"""Room for an arena in the free memory, judged before anything is allocated."""
 
 from __future__ import annotations
 

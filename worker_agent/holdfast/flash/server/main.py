@@ -17,12 +17,12 @@ from typing import Final
 from holdfast import loop_errors
 from holdfast.flash.server.arena_store import ArenaStore
 from holdfast.flash.server.local_commit import local_service
-from holdfast.flash.server.protocol import Link, listen
+from holdfast.flash.server.protocol import ServerLink, listen
 
 log: Final = logging.getLogger(__name__)
 
 
-def start() -> tuple[Link, subprocess.Popen[bytes]]:
+def start() -> tuple[ServerLink, subprocess.Popen[bytes]]:
     """Start a checkpoint server for this process alone; return the connection to it.
 
     The server has a session of its own: Ctrl-C ends the trainer, and the server ends after its
@@ -38,7 +38,7 @@ def start() -> tuple[Link, subprocess.Popen[bytes]]:
         )
     finally:
         its.close()
-    return Link(mine), process
+    return ServerLink(mine), process
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
     service = local_service(arenas, listener)
     signal.signal(signal.SIGTERM, lambda *_: service.stop())
     if listener is None:
-        service.add(Link(socket.socket(fileno=arguments.fd)))
+        service.add(ServerLink(socket.socket(fileno=arguments.fd)))
     service.run()
     arenas.close()
     loop_errors.say(log)

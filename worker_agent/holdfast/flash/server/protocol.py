@@ -174,7 +174,7 @@ Message = (
 _KINDS: Final = get_args(Message)
 
 
-class Link:
+class ServerLink:
     """One end of the connection."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -235,7 +235,7 @@ class Link:
 class Member:
     """One connected trainer."""
 
-    link: Link
+    link: ServerLink
     pidfd: int
     """Becomes readable when the trainer dies; a forked child may keep the connection open."""
     hello: TrainerHello | None = None
@@ -247,7 +247,7 @@ class Member:
     """Messages received but not acted on yet; of a malformed one, the error."""
 
     @classmethod
-    def of(cls, link: Link) -> Member | None:
+    def of(cls, link: ServerLink) -> Member | None:
         """Return the trainer at the other end; None, with the link closed, if it is dead."""
         try:
             return cls(link, os.pidfd_open(link.peer))
@@ -305,7 +305,7 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def connect(path: str) -> Link:
+def connect(path: str) -> ServerLink:
     """Return a connection to the checkpoint server that listens at `path`."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -314,4 +314,4 @@ def connect(path: str) -> Link:
     except OSError:
         sock.close()
         raise
-    return Link(sock)
+    return ServerLink(sock)

@@ -214,7 +214,7 @@ class Service:
         self._copies = RankCopies()
         self._stopping = self._over = False
 
-    def add(self, link: protocol.Link) -> None:
+    def add(self, link: protocol.ServerLink) -> None:
         """Serve a trainer that is connected already."""
         member = protocol.Member.of(link)
         if member is not None:
@@ -268,7 +268,7 @@ class Service:
         self._worker.take_in()
         self._making.take_in()
         if self._listener is not None and self._listener.fileno() in ready:
-            self.add(protocol.Link(self._listener.accept()[0]))
+            self.add(protocol.ServerLink(self._listener.accept()[0]))
         self._hear_all(ready)
         self._answer()
         self._commit.turn_ended()

@@ -23,7 +23,7 @@ from holdfast.flash.storage.commit import CommitError
 from holdfast.flash.storage.filesystem import Disk
 from holdfast.flash.storage.manifest import Manifest, ManifestError, Shard
 from holdfast.flash.storage.reader import committed, newest, verify
-from holdfast.flash.storage.writer import SlotWork, Storage, hashed
+from holdfast.flash.storage.writer import SlotWork, StepStorage, hashed
 from holdfast_wire.messages import CommitGrant
 from holdfast_wire.messages.spec import CheckpointPolicy
 
@@ -207,7 +207,7 @@ class StorageTier:
 
     def __init__(self, node: TierNode) -> None:
         self._arenas, self.disk, self._awaited = node.arenas, node.disk, node.awaited
-        self.storage: Storage | None = None
+        self.storage: StepStorage | None = None
         """Directory of the newest world that named one; None: none has."""
 
     @property
@@ -229,7 +229,7 @@ class StorageTier:
         """Take the directory that the rank names, if it names one."""
         known = self.storage
         if hello.root and (known is None or (known.root, known.token) != (hello.root, attempt)):
-            self.storage = Storage(
+            self.storage = StepStorage(
                 self.disk, hello.root, attempt, hello.policy, owner, awaited=self._awaited
             )
 
@@ -246,7 +246,7 @@ class StorageTier:
 
     def write_attempt(self, job: SlotWork, root: str, attempt: str, owner: str) -> Shard:
         """Hash a slot and write it to an attempt that the master has named; see `write`."""
-        return Storage(self.disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
+        return StepStorage(self.disk, root, attempt, _KEEP_ALL, owner).write(job, alone=True)
 
     def commit(self, job: SlotWork, parts: Mapping[int, Shard]) -> Work:
         """Commit the step, or wait for the server of rank 0 to do it; then apply retention."""
@@ -258,8 +258,8 @@ class StorageTier:
         """Return the work that commits a step, which another world may have saved elsewhere."""
         storage = self.storage
         if storage is None or storage.root != grant.root:
-            storage = Storage(self.disk, grant.root, grant.attempt, _KEEP_ALL, owner)
-        own: Storage = storage
+            storage = StepStorage(self.disk, grant.root, grant.attempt, _KEEP_ALL, owner)
+        own: StepStorage = storage
         return lambda: own.commit_granted(
             version, world=grant.world_size, attempt=grant.attempt, own=grant.own
         )

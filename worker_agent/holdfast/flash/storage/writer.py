@@ -83,7 +83,7 @@ def hashed(job: SlotWork) -> Shard:
     return Shard(table=table, lengths=tuple(slot.lengths), hashes=hashes, sketches=sketches)
 
 
-class Storage:
+class StepStorage:
     """One directory of checkpoints, for one checkpoint server."""
 
     def __init__(

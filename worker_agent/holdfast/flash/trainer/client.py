@@ -72,7 +72,7 @@ class Client:
         self.durable = 0
         """Newest durable step that the server has announced."""
         token = ""
-        self._link: protocol.Link
+        self._link: protocol.ServerLink
         if agent:
             self._link = protocol.connect(agent)
         else:

@@ -35,7 +35,7 @@ from holdfast.flash.trainer.holders import Holders, describe, holders_of
 from holdfast.flash.trainer.leaves import Leaves, StateError
 from holdfast.flash.trainer.planner import ImagePlan, Planner, RankPosition, fits, parts_of_model
 from holdfast.flash.trainer.restore import RestoreError
-from holdfast.flash.trainer.save_policy import SaveSchedule
+from holdfast.flash.trainer.save_policy import TierSchedule
 from holdfast.flash.trainer.state_dict import Parts, collect
 
 _SLOT_SECONDS: Final = 600.0
@@ -112,7 +112,7 @@ class Saver:
     """Saves of one rank."""
 
     def __init__(
-        self, preparer: Preparer, schedule: SaveSchedule, *, threads: int, overlap: bool
+        self, preparer: Preparer, schedule: TierSchedule, *, threads: int, overlap: bool
     ) -> None:
         self._preparer, self._schedule = preparer, schedule
         self._threads, self._overlap = threads, overlap
@@ -227,7 +227,7 @@ class Saver:
             self._hook = None
 
 
-class StepOrder:
+class SaveOrder:
     """The least step that this run may save: a load takes the greatest, so none may be below it."""
 
     def __init__(self, root: str) -> None:

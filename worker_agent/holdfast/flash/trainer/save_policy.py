@@ -39,7 +39,7 @@ _WRITES = 5
 """Number of saves to storage for a median; they are rare."""
 
 
-class SaveSchedule:
+class TierSchedule:
     """Schedule of one rank."""
 
     def __init__(self, schedule: Schedule, told: str) -> None:

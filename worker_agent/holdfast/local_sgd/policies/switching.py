@@ -85,7 +85,7 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Running:
+class RunningWorld:
     """The way that runs now, and how often measurements have spoken for another."""
 
     mode: Mode = Mode.SYNC
@@ -118,13 +118,13 @@ NOTHING_AGREED: Final = Agreed()
 class Proposal:
     """The way that runs next."""
 
-    running: Running
+    running: RunningWorld
     changes: bool
     """Mode or interval differ from what ran."""
     reason: str
 
 
-def propose(measured: Measurement, running: Running, settings: SwitchSettings) -> Proposal:
+def propose(measured: Measurement, running: RunningWorld, settings: SwitchSettings) -> Proposal:
     """Return the way that runs next.
 
     Raises:
@@ -132,7 +132,7 @@ def propose(measured: Measurement, running: Running, settings: SwitchSettings) -
     """
     _check(measured)
     if measured.members == 1:
-        after = Running() if settings.shortest == 1 else dataclasses.replace(running, votes=0)
+        after = RunningWorld() if settings.shortest == 1 else dataclasses.replace(running, votes=0)
         return _settled(running, after, "one replica has nobody to agree with")
     share = measured.sync_seconds / measured.step_seconds
     per_step = share / running.interval
@@ -160,7 +160,7 @@ def _interval(share: float, tolerated: float, settings: SwitchSettings) -> int:
     return min(settings.longest, 1 << (exact - 1).bit_length())
 
 
-def _voted(running: Running, wanted: int, costs: str, settings: SwitchSettings) -> Proposal:
+def _voted(running: RunningWorld, wanted: int, costs: str, settings: SwitchSettings) -> Proposal:
     """Return the change, if measurements have spoken for it often enough."""
     votes = running.votes + 1
     to = "a sync in each step" if wanted == 1 else f"a round after each {wanted} steps"
@@ -168,10 +168,10 @@ def _voted(running: Running, wanted: int, costs: str, settings: SwitchSettings) 
         reason = f"{costs}: {to} would do, seen {votes} of {settings.patience} times"
         return Proposal(dataclasses.replace(running, votes=votes), changes=False, reason=reason)
     mode = Mode.SYNC if wanted == 1 else Mode.LOCAL
-    return Proposal(Running(mode, wanted), changes=True, reason=f"{costs}: {to}")
+    return Proposal(RunningWorld(mode, wanted), changes=True, reason=f"{costs}: {to}")
 
 
-def _settled(before: Running, after: Running, reason: str) -> Proposal:
+def _settled(before: RunningWorld, after: RunningWorld, reason: str) -> Proposal:
     changes = (before.mode, before.interval) != (after.mode, after.interval)
     return Proposal(after, changes, reason)
 

@@ -1,1 +1,1 @@
-"""When replicas agree: by steps, by time, or by what was measured."""
+"""Triggers of an agreement among replicas: by steps, by time, or by what was measured."""

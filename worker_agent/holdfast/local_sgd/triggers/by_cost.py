@@ -32,7 +32,7 @@ from holdfast.local_sgd.policies.switching import (
     Agreed,
     Measurement,
     Mode,
-    Running,
+    RunningWorld,
     SwitchSettings,
     propose,
 )
@@ -199,13 +199,13 @@ class ByCost(BySteps):
     def _begin(self, steps: int, alone: int) -> None:
         """Go on from a checkpoint of replicas that chose nothing."""
         if self.is_sync and steps > self._config.local_sgd_warmup_steps:
-            self.running, self._origin = Running(Mode.LOCAL, self._least_apart), steps - alone
+            self.running, self._origin = RunningWorld(Mode.LOCAL, self._least_apart), steps - alone
             reason = "the replicas of the checkpoint have parted"
             self._announce(steps, (1, self._least_apart), reason, made=True)
         self.restart()
 
-    def _first(self, interval: int, votes: int = 0) -> Running:
-        return Running(Mode.LOCAL if interval > 1 else Mode.SYNC, interval, votes)
+    def _first(self, interval: int, votes: int = 0) -> RunningWorld:
+        return RunningWorld(Mode.LOCAL if interval > 1 else Mode.SYNC, interval, votes)
 
     @property
     def _least_apart(self) -> int:
@@ -358,7 +358,7 @@ class ByCostInRounds(ByCost):
         newest, joined = change.agreed, change.joined
         if newest.interval and (joined or newest.round > self._known.round):
             before = self.running.interval
-            self.running = Running(Mode.LOCAL, newest.interval, newest.votes)
+            self.running = RunningWorld(Mode.LOCAL, newest.interval, newest.votes)
             self._known = newest
             self._since = newest.since if joined else 0
             self._steps, self._reductions = [], []
@@ -386,8 +386,8 @@ class ByCostInRounds(ByCost):
         self._since, self._counted = alone, steps
         self.restart()
 
-    def _first(self, interval: int, votes: int = 0) -> Running:
-        return Running(Mode.LOCAL, interval, votes)
+    def _first(self, interval: int, votes: int = 0) -> RunningWorld:
+        return RunningWorld(Mode.LOCAL, interval, votes)
 
     @property
     def _least_apart(self) -> int:

@@ -1,4 +1,4 @@
-"""When replicas agree: what a driver asks of a trigger, and the trigger that counts steps.
+"""Interface of a trigger, which says when replicas agree, and the trigger that counts steps.
 
 Belongs here: the interface, with what it says where all replicas count steps alike. Does not belong
 here: which trigger a setting means (`driver.framework`), what follows (`driver.driver`), the rules
