@@ -255,11 +255,12 @@ class Reconciler:
 
     async def _work_on(self, state: JobState) -> float | None:
         ended = state.status.ended
-        await self.queues.settle(state, self._settings)
         waits: list[float | None] = [self._settings.resync_s]
         goes_on = not ended and not state.deleted
         if goes_on and state.may_begin(time.time()):
             await self._prepare(state)
+        # After that: a queue counts the templates in force.
+        waits.append(await self.queues.settle(state, self._settings))
         if ended or state.credentials.prepared or state.deleted:
             if ended:
                 await state.link.close()
@@ -284,7 +285,7 @@ class Reconciler:
                 continue  # objects that its pods need are not there yet
             now = time.monotonic()
             wait = state.expectations.wait(action, now)
-            if not wait and state.needs_note(action):
+            if not wait and state.needs_note(action) and state.status.masters:
                 wait = state.status.may_write_in(self._settings.status_period_s, now)
             if wait:
                 waits.append(wait)

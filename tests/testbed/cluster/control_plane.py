@@ -29,6 +29,7 @@ _CONTROLLERS: Final = (
     "endpointslice-controller",
     "garbage-collector-controller",
     "horizontal-pod-autoscaler-controller",
+    "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
     "persistentvolume-binder-controller",
