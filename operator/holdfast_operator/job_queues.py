@@ -34,6 +34,7 @@ from holdfast_operator.pods.workloads import (
     read,
     read_flavor,
     released,
+    started,
 )
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.job_state import JobState, Key
@@ -195,7 +196,9 @@ class JobQueues:
             for name in verdict.delete:
                 await self._delete(state.owner.namespace, name)
             for name in verdict.release:
-                await self._release(state, name)
+                await self._report(state, name, released)
+            for name in verdict.started:
+                await self._report(state, name, started)
             if verdict.create:
                 await self._create(verdict, await self._request(state, settings))
         except ApiRefusedError as error:
@@ -246,16 +249,19 @@ class JobQueues:
                 _log.info("job %s: asked %s for %d workers", owner.name, request.queue, workers)
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
-    async def _release(self, state: JobState, name: str) -> None:
+    async def _report(
+        self, state: JobState, name: str, change: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    ) -> None:
+        """Change the status of a Workload, if it is still the one that was judged."""
         for body in self._workloads.of(state.key, state.owner.uid):
             if body["metadata"]["name"] != name:
                 continue
             now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             version = {"resourceVersion": body["metadata"]["resourceVersion"]}
-            change = {"metadata": version, "status": released(body, now)}
+            changed = {"metadata": version, "status": change(body, now)}
             where = f"{path(state.owner.namespace, name)}/status"
-            await self._client.call("PATCH", where, change, MERGE)
-            _log.info("job %s: gave the quota of %s back", state.owner.name, name)
+            await self._client.call("PATCH", where, changed, MERGE)
+            _log.info("job %s: %s: %s", state.owner.name, name, change.__name__)
 
     async def _delete(self, namespace: str, name: str) -> None:
         try:
@@ -295,15 +301,16 @@ def _kept(demand: Demand, reason: str) -> Verdict:
 def demand_of(state: JobState) -> Demand:
     """Return what a job asks of its queue, and the pods that it has."""
     asked, size = state.asked, state.asked.size
-    pods = [pod.slot.role for pod in state.pods() if pod.occupies]
-    workers = pods.count(Role.WORKER)
+    pods = [pod for pod in state.pods() if pod.occupies]
+    workers = [pod for pod in pods if pod.slot.role is Role.WORKER]
     return Demand(
         workers=asked.worker_pods,
         least=size.least,
         most=max(size.most, size.desired) + asked.standbys,
         unit=asked.unit,
-        pods=workers,
-        others=len(pods) > workers,
+        pods=len(workers),
+        ready=sum(pod.ready and not pod.deleting for pod in workers),
+        others=len(pods) > len(workers),
         stopped=asked.suspend or state.deleted or state.status.ended,
     )
 

@@ -47,6 +47,8 @@ class Slice:
     """The queue takes the quota back; it is held until the job gives it back."""
     reason: str = ""
     """Reason of an eviction, or of waiting, for people."""
+    started: bool = False
+    """The queue was told that its pods are ready."""
     stale: bool = False
     """It was asked for in another queue, or with other templates than the job has now."""
     placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
@@ -72,6 +74,8 @@ class Demand:
     """Workers come in multiples of this."""
     pods: int
     """Worker pods that exist, also those that are ending."""
+    ready: int
+    """Worker pods that are ready."""
     others: bool
     """A pod of the master or of an extra role exists."""
     stopped: bool = False
@@ -95,6 +99,8 @@ class Verdict:
     """Index and workers of slices to ask for."""
     release: tuple[str, ...] = ()
     """Evicted slices whose pods are gone: their quota goes back, and they wait again."""
+    started: tuple[str, ...] = ()
+    """Slices whose pods are ready: a queue may evict what does not start in time."""
     delete: tuple[str, ...] = ()
     """Slices that are not wanted any more, without a pod."""
     reason: str = ""
@@ -135,6 +141,7 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         placements=core.placements,
         create=_missing(known, demand),
         release=_releases(known, demand),
+        started=_started(known, demand),
         delete=_surplus(known, demand),
         reason="" if workers == demand.workers else _shortage(known, workers, demand),
     )
@@ -196,6 +203,18 @@ def _releases(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
         if one.evicted and one.reserved and held - one.workers >= demand.pods:
             names.append(one.name)
             held -= one.workers
+    return tuple(names)
+
+
+def _started(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+    """Return the slices to report as started: ready pods count for those reported before first."""
+    usable = [one for one in known if one.usable]
+    end = sum(one.workers for one in usable if one.started)
+    names = []
+    for one in (one for one in usable if not one.started):
+        end += one.workers
+        if demand.ready >= min(end, demand.workers):
+            names.append(one.name)
     return tuple(names)
 
 

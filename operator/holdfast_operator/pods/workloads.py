@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.pods import MASTER, WORKER
@@ -27,6 +27,7 @@ MOST_EXTRA_ROLES: Final = 6
 """A Workload has at most 8 kinds of pods."""
 _REQUEUED: Final = frozenset({"Preempted", "NodeFailures"})
 """Reasons of evictions after which Kueue lets a Workload wait again at once."""
+_STARTED: Final = "PodsReady"
 _MENDED: Final = "the job goes on by itself once that is mended"
 _UNSEEN: Final = "Kueue has not looked at it yet; if this lasts, see whether its controller runs"
 
@@ -128,6 +129,7 @@ def read(
         admitted=admission is not None and _holds(conditions, "Admitted"),
         evicted=admission is not None and evicted,
         reason=_reason(conditions, evicted=evicted),
+        started=_holds(conditions, _STARTED),
         stale=(body["spec"].get("queueName"), labels.get(LABEL_TEMPLATES)) != (queue, revision),
         placements={one["name"]: _placement(one, flavors) for one in assigned},
     )
@@ -162,9 +164,27 @@ def released(body: Mapping[str, Any], now: str) -> dict[str, Any]:
         "Admitted": {"status": "False", "reason": "NoReservation", **text},
         "Requeued": {"status": again, "reason": eviction["reason"], **text},
     }
+    if any(one["type"] == _STARTED for one in before):
+        changed[_STARTED] = {"status": "False", "reason": "WaitForStart", **text}
+    return {"admission": None, "conditions": _with(before, changed)}
+
+
+def started(body: Mapping[str, Any], now: str) -> dict[str, Any]:
+    """Return a status that reports that all pods of a Workload were ready.
+
+    now: RFC 3339.
+    """
+    before = (body.get("status") or {}).get("conditions") or ()
+    text = {"message": "All pods were ready", "lastTransitionTime": now}
+    change = {_STARTED: {"status": "True", "reason": "Started", **text}}
+    return {"conditions": _with(before, change)}
+
+
+def _with(
+    before: Iterable[Mapping[str, Any]], changed: Mapping[str, Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     kept = [one for one in before if one["type"] not in changed]
-    conditions = [*kept, *({"type": name, **one} for name, one in changed.items())]
-    return {"admission": None, "conditions": conditions}
+    return [*kept, *({"type": name, **one} for name, one in changed.items())]
 
 
 def _pod_set(name: str, count: int, template: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, judge,
 
 
 def _demand(**changes: int | bool) -> Demand:
-    base = Demand(workers=6, least=2, most=6, unit=1, pods=0, others=False)
+    base = Demand(workers=6, least=2, most=6, unit=1, pods=0, ready=0, others=False)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -59,6 +59,18 @@ def test_an_evicted_slice_shrinks_the_job_before_its_quota_goes_back() -> None:
     gone = judge(slices, _demand(pods=4))
     assert (gone.workers, gone.release) == (4, ("s2",))
     assert gone.reason == "4 of 6 workers are admitted: preempted by b"
+
+
+def test_slices_are_reported_as_started_in_order_and_once() -> None:
+    """A queue that waits for ready pods would evict a job that says nothing."""
+    slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2)]
+    assert judge(slices, _demand(pods=4, ready=3)).started == ("s0",)
+    assert judge(slices, _demand(pods=6, ready=6)).started == ("s0", "s1", "s2")
+    later = [slices[0], slices[1], dataclasses.replace(slices[2], started=True)]
+    assert judge(later, _demand(pods=4, ready=4)).started == ("s0",)
+    told = [dataclasses.replace(one, started=True) for one in slices]
+    assert judge(told, _demand(pods=6, ready=6)).started == ()
+    assert judge(slices, _demand(workers=5, pods=5, ready=5)).started == ("s0", "s1", "s2")
 
 
 def test_an_evicted_core_stops_the_job_and_gives_all_back() -> None:

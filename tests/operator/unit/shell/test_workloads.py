@@ -15,6 +15,7 @@ from holdfast_operator.pods.workloads import (
     read,
     read_flavor,
     released,
+    started,
 )
 from jobs.job_files import TEMPLATE, job
 from jobs.job_files import read as read_job
@@ -145,3 +146,12 @@ def test_a_release_is_requeued_as_kueue_does_it(reason: str, requeued: str) -> N
     found = released(body, "2026-01-01T00:00:00Z")["conditions"]
     (condition,) = (one for one in found if one["type"] == "Requeued")
     assert (condition["status"], condition["reason"]) == (requeued, reason)
+
+
+def test_a_start_is_reported_and_a_release_takes_that_back() -> None:
+    """Kueue counts the time until the next start from the next admission."""
+    body = _changed(1, QuotaReserved="True", Admitted="True", Evicted="True")
+    body["status"] |= started(body, "2026-01-01T00:00:00Z")
+    assert _read(body).started
+    body["status"] = released(body, "2026-01-01T00:00:00Z")
+    assert not _read(body).started
