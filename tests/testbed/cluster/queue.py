@@ -10,6 +10,7 @@ import base64
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import ipaddress
 import socket
 import subprocess
@@ -41,20 +42,24 @@ _MOUNTED: Final = (
 )
 
 
-def kueue_folder() -> Path:
-    """Return the folder with kueue, its CRDs and its webhooks, built where they are missing."""
-    command = [str(_SCRIPT), "--queue"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Path(done.stdout.strip())
+@functools.cache
+def kueue_folder() -> Path | None:
+    """Return the folder with kueue, its CRDs and its webhooks; None: they are not built here."""
+    command = [str(_SCRIPT), "--queue", "--no-build"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+NOT_BUILT: Final = "kueue is not built here; run scripts/cluster_tools.sh --queue"
 
 
 class Kueue:
     """A running Kueue, which a test can take away for a while."""
 
-    def __init__(self, plane: ControlPlane, folder: Path) -> None:
-        """Start it; `folder` takes its files."""
+    def __init__(self, plane: ControlPlane, folder: Path, tools: Path) -> None:
+        """Start it; `folder` takes its files, `tools` is `kueue_folder`."""
         self._plane, self._folder = plane, folder
-        self._tools, self._port = kueue_folder(), _free_port()
+        self._tools, self._port = tools, _free_port()
         self._kubectl = Kubectl(plane.kubeconfig)
         crds = str(self._tools / "crds")
         self._kubectl.run("apply", "--server-side", "-f", crds)
@@ -95,9 +100,9 @@ class Kueue:
 
 
 @contextlib.contextmanager
-def kueue(plane: ControlPlane, folder: Path) -> Iterator[Kueue]:
-    """Run Kueue for a cluster; `folder` takes its files."""
-    running = Kueue(plane, folder)
+def kueue(plane: ControlPlane, folder: Path, tools: Path) -> Iterator[Kueue]:
+    """Run Kueue for a cluster."""
+    running = Kueue(plane, folder, tools)
     try:
         yield running
     finally:
@@ -207,7 +212,7 @@ class QuotaWitness:
 
         The API server's store numbers the changes of all kinds in one order.
         """
-        usage, found = _Usage(), []
+        usage, found = _Usage(), list[str]()
         for _, _, kind, body in sorted(self._seen, key=_order):
             usage.take(kind, body)
             found += usage.faults(quota)
