@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 import sys
@@ -18,6 +19,8 @@ from cluster.kubectl import Kubectl
 from cluster.queue import NOT_BUILT, Kueue, QuotaWitness, kueue, kueue_folder, queue, reserved
 from cluster.release import Release
 from cluster.rights import needs_pods
+from house.extended import usual
+from house.repository import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -28,6 +31,13 @@ _APART_SECONDS = 1.0
 _PREEMPTED_SECONDS = 30.0
 _STARTS_SECONDS = 5.0
 """Until the pods of a better job run: what is promised."""
+_MORE = pytest.mark.extended(
+    "more seeds; ten minutes",
+    held_by=[
+        "operator/process/jobs/test_queue.py::test_quota_is_never_overcommitted",
+        "operator/unit/plan/test_slices.py::test_quota_is_never_overcommitted_and_every_job_gets_its_share",
+    ],
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -186,9 +196,7 @@ def test_training_goes_on_while_kueue_and_the_operator_are_away(
     assert len(steps) == len(set(steps))
 
 
-@pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(2, 51))]
-)
+@pytest.mark.parametrize("seed", usual(range(1, 51), 1, more=_MORE))
 def test_quota_is_never_overcommitted(
     make_job: Make, kubectl: Kubectl, quota: QuotaWitness, seed: int
 ) -> None:
@@ -214,7 +222,12 @@ def test_quota_is_never_overcommitted(
     assert quota.faults(_QUOTA) == [], story
 
 
-@pytest.mark.extended
+@pytest.mark.extended(
+    "a measurement; two minutes",
+    held_by=[
+        "operator/process/jobs/test_queue.py::test_a_better_job_shrinks_the_one_that_trains_and_it_grows_again"
+    ],
+)
 def test_a_preemption_costs_a_fraction_of_what_it_costs_a_batch_job(
     make_job: Make, kubectl: Kubectl, quota: QuotaWitness, tmp_path: Path
 ) -> None:
@@ -298,6 +311,50 @@ def _batch_job(folder: Path) -> dict[str, Any]:
         "metadata": {"name": "batch", "labels": {_QUEUE: "team"}},
         "spec": {**spec, "template": template},
     }
+
+
+_REPLICA = """
+import os, runpy
+with open("/work-files/started", "a") as file:
+    print(os.environ["HOSTNAME"], file=file)
+runpy.run_path({path!r}, run_name="__main__")
+"""
+"""Notes each start of a process of the example."""
+
+
+@pytest.mark.extended(
+    "replicas that go are tested beside; here a queue takes them",
+    held_by=[
+        "operator/process/jobs/test_queue.py::test_a_better_job_shrinks_the_one_that_trains_and_it_grows_again",
+        "local_sgd/process/test_elastic_members.py::test_four_replicas_become_two_and_then_six",
+    ],
+)
+def test_a_preemption_of_replicas_ends_no_process_of_the_others(
+    make_job: Make, tmp_path: Path, kubectl: Kubectl
+) -> None:
+    """Under local SGD the survivors train on in their processes, with a smaller roster."""
+    kubectl.try_run("create", "priorityclass", "best", "--value=2000")
+    example = ROOT / "examples" / "with_local_sgd" / "train_elastic.py"
+    (tmp_path / "replica.py").write_text(_REPLICA.format(path=str(example)))
+    flags = ("--steps=100000", f"--checkpoint-dir={SHARED}/saved")
+    words = ("holdfast-run", "--nproc-per-node=1", f"{SHARED}/replica.py", *flags)
+    body = share(manifest(*words, replicas=4, minReplicas=1), tmp_path)
+    body["spec"]["localSGD"] = {"replicaNodes": 1}
+    container(body)["resources"] = {"requests": {"cpu": "1"}}
+    body["metadata"]["labels"] = {_QUEUE: "team"}
+    job, better = make_job("replicas"), make_job("better")
+    job.create(body)
+    job.until_training(4)
+    better.create(_sleeping("best", replicas=2, minReplicas=2))
+    better.until("its pods run", lambda: len(better.live()) == 2)
+    job.until_training(2)
+    job.until_steps()
+    better.delete()
+    job.until_training(4)
+    starts = collections.Counter((tmp_path / "started").read_text().split())
+    print(f"starts of each worker's process: {dict(starts)}")
+    assert sorted(starts.values())[:2] == [1, 1]
+    assert job.status["restarts"]["inPlace"] == 0
 
 
 def _sleeping(priority: str, **spec: int) -> dict[str, Any]:

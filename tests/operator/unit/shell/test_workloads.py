@@ -78,7 +78,7 @@ def test_a_slice_asks_for_the_flavor_of_the_core() -> None:
 
 def test_a_worker_counts_with_the_most_memory_that_it_may_come_to_have() -> None:
     """A raised limit must not run beyond what was reserved."""
-    container = {"name": "worker", "image": "x", "command": ["true"]}
+    container: dict[str, Any] = {"name": "worker", "image": "x", "command": ["true"]}
     container["resources"] = {"limits": {"memory": "1Gi"}, "requests": {"memory": "1Gi"}}
     request = _request(
         worker__template={"spec": {"containers": [container]}},
