@@ -147,10 +147,14 @@ class _Queue:
     def used(self) -> int:
         return sum(one.workers for one in self.slices.values() if one.reserved)
 
+    def _level(self, key: tuple[str, int]) -> int:
+        """Priority of a slice: those beside a core come just below it."""
+        return 10 * self.priority[key[0]] - (key[1] != CORE)
+
     def step(self) -> None:
         self._clock += 1
         waiting = [key for key, one in self.slices.items() if not one.reserved]
-        for key in sorted(waiting, key=lambda key: (-self.priority[key[0]], self.age[key])):
+        for key in sorted(waiting, key=lambda key: (-self._level(key), self.age[key])):
             one = self.slices[key]
             if self.used + one.workers <= self.quota:
                 self.slices[key] = dataclasses.replace(one, reserved=True, admitted=True)
@@ -159,10 +163,9 @@ class _Queue:
             break
 
     def _preempt(self, key: tuple[str, int]) -> None:
-        own = self.priority[key[0]]
         held = [other for other, one in self.slices.items() if one.reserved]
-        lesser = [other for other in held if self.priority[other[0]] < own]
-        victims = sorted(lesser, key=lambda one: (self.priority[one[0]], -self.age[one]))
+        lesser = [other for other in held if self._level(other) < self._level(key)]
+        victims = sorted(lesser, key=lambda one: (self._level(one), -self.age[one]))
         need = self.used + self.slices[key].workers - self.quota
         for other in victims:
             if need <= 0:
