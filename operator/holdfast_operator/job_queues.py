@@ -7,6 +7,7 @@ must not run outside the quota that its owner asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import http
@@ -59,6 +60,7 @@ _TOO_MANY_ROLES: Final = (
     "out, or remove the label of the queue"
 )
 _REFUSED: Final = "the queue cannot be asked: {}; it is tried again"
+_FIRST_LOOK_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _AGAIN_SECONDS: Final = 5.0
 """Until a refused request of a job is made again."""
@@ -135,6 +137,12 @@ class JobQueues:
             for key in self._waiting:
                 self._wake(key)
             self._waiting.clear()
+
+    async def first_look(self) -> None:
+        """Wait until it is known, for a while at most: queued jobs then keep what they have."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await self.known.wait()
 
     async def _discover(self) -> bool:
         """Return True if Kueue is there; without an answer of the API server ask again."""

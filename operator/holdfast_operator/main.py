@@ -46,8 +46,6 @@ EXIT_USAGE: Final = 2
 EXIT_LEASE: Final = 3
 _SILENCE_SECONDS: Final = 180.0
 """Time without a sign of life after which a reflector counts as dead."""
-_QUEUES_SECONDS: Final = 10.0
-"""Longest wait of a start for the Workloads of queued jobs."""
 _NODES_SECONDS: Final = 3.0
 """Longest wait for the list of nodes at the start: jobs do without it."""
 _RETRY_SECONDS: Final = 1.0
@@ -155,9 +153,7 @@ class Operator:
             group.create_task(reporter.run())
             group.create_task(reconciler.queues.run())
             await self._pods.synced.wait()
-            with contextlib.suppress(TimeoutError):  # queued jobs then keep what they have
-                async with asyncio.timeout(_QUEUES_SECONDS):
-                    await reconciler.queues.known.wait()
+            await reconciler.queues.first_look()
             await self._first_look_at_nodes()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):
