@@ -32,6 +32,7 @@ PAGE: Final = ROOT / "docs/reference/metrics.md"
 CHART: Final = "../../charts/holdfast/README.md#metrics"
 ALERTS: Final = ROOT / "charts/holdfast/files/alerts.yaml"
 _COMMON: Final = {"namespace", "job"}
+_OF_HOSTS: Final = "holdfast_job_node_strikes"
 _HEAD: Final = """# Metrics and alerts
 
 <!-- scripts/metrics.py writes this page; `make manifests` -->
@@ -45,31 +46,28 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 | the operator | its pod, port `metrics` (8080) | a ServiceMonitor |
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
-them (`honor_labels: true`). No label grows with ranks or pods. A job has {series} series, and one
-more for each host that something spoke against. Counters begin at 0 with each master; `increase`
-and `rate` allow for that. The master's event loop takes the figures of a scrape: while that loop is
+them (`honor_labels: true`), of the operator, too. No label grows with ranks or pods: a job has
+{series} series at most, and one more for each host that something spoke against. The operator has a
+few dozen, and one for each failed job that still exists. Counters begin at 0 with each master;
+`increase` and `rate` allow for that. The master's event loop takes the figures of a scrape: while that loop is
 stuck the target is down.
 """
 
 
 def page() -> str:
     """Return the page's text."""
-    job = list(_job_families())
-    series = sum(_series(one) for one in job)
+    job = list(job_families())
+    series = sum(len(one.samples) for one in job if one.name != _OF_HOSTS)
     sections = (
         _HEAD.format(port=METRICS_PORT, series=series, chart=CHART),
-        _table("## A job", job),
-        _table("## The operator", _operator_families()),
+        _table("## A job", job, besides=_COMMON),
+        _table("## The operator", operator_families()),
         _alerts(),
     )
     return "\n".join(sections)
 
 
-def _series(family: Metric) -> int:
-    return len(family.samples)
-
-
-def _job_families() -> Iterator[Metric]:
+def job_families() -> Iterator[Metric]:
     """Yield the families of a job that has everything, sorted by name."""
     found = MetricsExporter(("team", "gpt"), _figures).registry.collect()
     yield from sorted(found, key=lambda one: one.name)
@@ -91,13 +89,14 @@ def _figures() -> JobFigures:
         goodput_micros={},
         slow_ranks=0,
         hangs=False,
-        strikes={},
+        strikes={"host": 1.0},
+        sync_seconds=1.0,
         saving=Costs(step=1.0, tiers={tier: Cost(stop=1.0, durable=1.0) for tier in TIERS}),
         counts=counts,
     )
 
 
-def _operator_families() -> list[Metric]:
+def operator_families() -> list[Metric]:
     """Return the operator's families; a labelled one without a series gets an empty sample."""
     for one in pkgutil.walk_packages(holdfast_operator.__path__, "holdfast_operator."):
         importlib.import_module(one.name)
@@ -114,11 +113,11 @@ def _operator_families() -> list[Metric]:
 _SUFFIX: Final = {"counter": "_total", "info": "_info"}
 
 
-def _table(title: str, found: Iterable[Metric]) -> str:
+def _table(title: str, found: Iterable[Metric], besides: Iterable[str] = ()) -> str:
     lines = [title, "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
     for one in found:
         given = {label for sample in one.samples for label in sample.labels}
-        labels = ", ".join(f"`{label}`" for label in sorted(given - _COMMON - {"le"}))
+        labels = ", ".join(f"`{label}`" for label in sorted(given - {*besides, "le"}))
         name = one.name + _SUFFIX.get(one.type, "")
         lines.append(f"| `{name}` | {one.type} | {labels} | {one.documentation} |")
     return "\n".join(lines) + "\n"

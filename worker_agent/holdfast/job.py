@@ -259,6 +259,11 @@ def init() -> Job:
     return _job
 
 
+def attached_slot() -> SlotWriter | None:
+    """Return the slot of the job that `init` has made, for the SDK itself; None: there is none."""
+    return None if _job is None else _job.slot
+
+
 def adopt(writer: SlotWriter) -> None:
     """Have `init` use a slot that the starter of the script has claimed for it; not for scripts.
 

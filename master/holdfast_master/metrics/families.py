@@ -82,6 +82,9 @@ def _world(own: Labels, figures: JobFigures) -> Iterator[Metric]:
         "Replicas that synchronise under local SGD; 0: the job is one world.",
         len(status.outer_replicas),
     )
+    if figures.sync_seconds:
+        text = "For how long the newest round of local SGD held up the rank that waited longest, s."
+        yield _gauge(own, "sync_seconds", text, figures.sync_seconds)
     yield _gauge(
         own, "goodput_ratio", "Productive share of all node-seconds of the job.", status.goodput
     )

@@ -30,6 +30,8 @@ class JobFigures:
     """The running world makes no progress, and is known not to."""
     strikes: Mapping[str, float]
     """Points by host, of hosts that something spoke against."""
+    sync_seconds: float
+    """For how long the newest round of local SGD held up the rank that waited longest, s; 0: none."""
     saving: Costs | None
     """What saves cost on the slowest node; None: too little was measured."""
     counts: Counts
@@ -40,6 +42,8 @@ def figures(job: JobContext) -> JobFigures:
     world = job.worlds.running()
     judged = world is not None and job.health.round == world.round
     slow = {rank for one in job.health.slow for rank in one.ranks} if judged else set()
+    reports = job.membership.reports(world.places) if world is not None else ()
+    synced = [item.sync_seconds for _, item in reports]
     return JobFigures(
         status=views.status(job),
         wanted_nodes=job.wanted,
@@ -47,6 +51,7 @@ def figures(job: JobContext) -> JobFigures:
         slow_ranks=len(slow),
         hangs=judged and job.health.hang_watch.hang is not None,
         strikes={host: one.points for host, one in strikes.standings(job).items()},
+        sync_seconds=max(synced, default=0.0),
         saving=interval.measured_costs(job),
         counts=copy.deepcopy(job.counts),
     )
