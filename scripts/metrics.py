@@ -46,11 +46,38 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 | the operator | its pod, port `metrics` (8080) | a ServiceMonitor |
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
-them (`honor_labels: true`), of the operator, too. No label grows with ranks or pods: a job has
-{series} series at most, and one more for each host that something spoke against. The operator has a
-few dozen, and one for each failed job that still exists. Counters begin at 0 with each master;
+them (`honor_labels: true`), of the operator, too. Counters begin at 0 with each master;
 `increase` and `rate` allow for that. The master's event loop takes the figures of a scrape: while that loop is
-stuck the target is down.
+stuck the target is down. A scrape costs the master [little](../benchmarks/metrics.md).
+
+## Series
+
+No label grows with ranks, pods or steps, so the number of series does not grow with a job's size.
+
+| of | series | at most |
+|---|---|---|
+| a job | {series} + H | H: hosts of the job that something spoke against, and whose points have not decayed |
+| the operator | about 65 + P + F + 2 × A | P: phases of jobs, 8 at most; F: failed jobs that still exist, bounded by `cleanup.ttlSecondsAfterFinished`; A: pairs of method and code of the API server's answers, about 10 |
+
+1,000 jobs on sound hosts are {thousand:,} series.
+
+## A span for each recovery
+
+The master sends OpenTelemetry spans if it is asked to: one trace for each recovery, a span `recovery` from the fault to
+the first step with the incident's id (`holdfast.incident`), cause and culprit, and in it `detect`, `decide`, `respawn` and
+`restore`. It needs the extra `traces` (`pip install 'holdfast[traces]'`). Without that, or without the variable, nothing is sent.
+
+| `OTEL_TRACES_EXPORTER` | spans go |
+|---|---|
+| `none`, or not set | nowhere |
+| `console` | to the master's standard output as JSON: `logs/master.log` of a local job, `kubectl logs` of a master's pod |
+| `otlp` | over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`, by default `http://localhost:4318` |
+
+```console
+$ OTEL_TRACES_EXPORTER=console holdfast run job.yaml
+```
+
+In a cluster set the variables in the container of `master.template`.
 """
 
 
@@ -59,7 +86,12 @@ def page() -> str:
     job = list(job_families())
     series = sum(len(one.samples) for one in job if one.name != _OF_HOSTS)
     sections = (
-        _HEAD.format(port=METRICS_PORT, series=series, chart=CHART),
+        _HEAD.format(
+            port=METRICS_PORT,
+            series=series,
+            thousand=1000 * series,
+            chart=CHART,
+        ),
         _table("## A job", job, besides=_COMMON),
         _table("## The operator", operator_families()),
         _alerts(),
@@ -80,13 +112,13 @@ def _figures() -> JobFigures:
         memory_step=1,
         stored_step=1,
         budgets=tuple(wire.BudgetState(kind=kind) for kind in wire.BudgetKind if kind.value),
-        checkpoint_intervals=tuple(wire.CheckpointInterval(tier=tier, every=1) for tier in TIERS),
     )
     counts = dataclasses.replace(Counts(), stored_bytes=1)
     return JobFigures(
         status=status,
         wanted_nodes=1,
         goodput_micros={},
+        intervals=dict.fromkeys(TIERS, 1),
         slow_ranks=0,
         hangs=False,
         strikes={"host": 1.0},

@@ -24,8 +24,8 @@ from aiohttp import web
 from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.events.recorder import Reporter
-from holdfast_operator.job_cache import SeenJob
 from holdfast_operator.handlers import watch_jobs
+from holdfast_operator.job_cache import SeenJob
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import KubeError
 from holdfast_operator.kube.reflector import PodReflector

@@ -56,7 +56,7 @@ def _points(section: str) -> Iterator[Point]:
     for item in re.split(r"\n(?=- )|\n\n", section):
         found = _POINT.match(item.strip())
         if found:
-            sentence = re.split(r"\.(?:\s|$)", found[2], maxsplit=1)[0]
+            sentence = re.split(r"\.(?:\s|$)| \(", found[2], maxsplit=1)[0]
             yield Point(found[1], tuple(_SPAN.findall(sentence)))
 
 

@@ -70,7 +70,7 @@ class OnCall:
     def __init__(self, plane: ControlPlane, kubectl: Kubectl, home: Path) -> None:
         self._kubectl = kubectl
         self._holdfast = Commands(plane.kubeconfig, home, kubectl.namespace)
-        self.tried: set[str] = set()
+        self.tried: set[tuple[str, Point]] = set()
 
     def kill_a_rank(self, job: Job) -> None:
         """Kill a process that trains, by its number in its pod."""
@@ -80,10 +80,11 @@ class OnCall:
 
     def follow(self, alert: str, *, only: str = "", **values: str) -> None:
         """Run the commands of an alert's section that begin with `only`."""
+        values |= {"NAMESPACE": self._kubectl.namespace, "CHART": str(CHART)}
         for point in _BOOK[alert]:
-            if point.command.startswith(only) and point.command not in self.tried:
-                self._run(point.filled(NAMESPACE=self._kubectl.namespace, CHART=str(CHART), **values))
-                self.tried.add(point.command)
+            if point.command.startswith(only) and (alert, point) not in self.tried:
+                self._run(point.filled(**values))
+                self.tried.add((alert, point))
 
     def _run(self, point: Point) -> None:
         tool, *words = point.words
@@ -95,6 +96,10 @@ class OnCall:
             printed = self._kubectl.run(*words)
         missing = [word for word in point.printed if word not in printed]
         assert not missing, f"{point.command} does not print {missing}:\n{printed}"
+
+
+def _points() -> Iterator[tuple[str, Point]]:
+    return ((name, one) for name, section in _BOOK.items() for one in section)
 
 
 @pytest.fixture
@@ -136,13 +141,12 @@ def test_each_alert_of_a_job_fires_and_the_runbook_helps(
     person = OnCall(plane, kubectl, tmp_path)
     job.until_training(2)
     _killed(job, prometheus, person)
-    _slow(prometheus, person, tmp_path)
+    _slow(job, prometheus, person, tmp_path)
     _hangs(prometheus, person, tmp_path)
     _saves_nothing(prometheus, tmp_path)
     _cannot_save(prometheus, person, tmp_path)
     _fails(job, prometheus, person)
-    run = {one.command for name in _BOOK if "Operator" not in name for one in _BOOK[name]}
-    assert person.tried == run
+    assert person.tried == {(name, one) for name, one in _points() if "Operator" not in name}
 
 
 def _killed(job: Job, prometheus: Prometheus, person: OnCall) -> None:
@@ -158,11 +162,9 @@ def _killed(job: Job, prometheus: Prometheus, person: OnCall) -> None:
     prometheus.until_ends("HoldfastBudgetNearlySpent", job="seen")
     for title, query in panels():
         assert prometheus.until(query), title
-    prometheus.until_fires("HoldfastGoodputLow", job="seen")
-    person.follow("HoldfastGoodputLow", JOB="seen")
 
 
-def _slow(prometheus: Prometheus, person: OnCall, folder: Path) -> None:
+def _slow(job: Job, prometheus: Prometheus, person: OnCall, folder: Path) -> None:
     """A slow rank's node is drained; the world is smaller until a person asks for it again."""
     (folder / "slow").touch()
     prometheus.until_fires("HoldfastJobSlowRanks", job="seen")
@@ -172,15 +174,19 @@ def _slow(prometheus: Prometheus, person: OnCall, folder: Path) -> None:
     prometheus.until_fires("HoldfastJobIncomplete", job="seen")
     person.follow("HoldfastJobIncomplete", JOB="seen", REPLICAS="2")
     prometheus.until_ends("HoldfastJobIncomplete", job="seen")
+    job.until_training(2)  # before its first step nothing counts as a hang
+    job.until_steps(10)
 
 
 def _hangs(prometheus: Prometheus, person: OnCall, folder: Path) -> None:
-    """All ranks wait for one; once it could go on, a restart ends the hang."""
+    """All ranks wait for one, and nothing is productive; then a restart ends the hang."""
     (folder / "hang").touch()
     prometheus.until_fires("HoldfastJobHangs", job="seen")
     person.follow("HoldfastJobHangs", only="holdfast health", JOB="seen")
     person.follow("HoldfastJobHangs", only="holdfast stacks", JOB="seen")
     person.follow("HoldfastJobHangs", only="holdfast events", JOB="seen")
+    prometheus.until_fires("HoldfastGoodputLow", job="seen")
+    person.follow("HoldfastGoodputLow", JOB="seen")
     (folder / "hang").unlink()
     person.follow("HoldfastJobHangs", JOB="seen")
     prometheus.until_ends("HoldfastJobHangs", job="seen")
@@ -230,22 +236,22 @@ def test_each_alert_of_the_operator_fires_and_the_runbook_helps(
     prometheus: Prometheus,
     tmp_path: Path,
 ) -> None:
-    """Without its right to Secrets it fails at a new job; without its right to the Lease it ends."""
+    """Without its rights to jobs it fails at a new one; without that to the Lease it ends."""
     admin = release.kubectl
     person = OnCall(plane, admin, tmp_path)
     prometheus.until("holdfast_operator_leader == 1")
-    admin.run("delete", "clusterrolebinding", "holdfast-operator-jobs")
     job = make_job("new")
-    job.create(_job(tmp_path))
-    fired = prometheus.until_fires("HoldfastOperatorFails", namespace=NAMESPACE)
-    assert fired["outcome"] == "refused"
-    admin.run("delete", "rolebinding", "holdfast-operator")
-    prometheus.until_fires("HoldfastOperatorNotLeading", namespace=NAMESPACE)
-    person.follow("HoldfastOperatorFails", only="kubectl -n NAMESPACE logs", JOB="new")
-    person.follow("HoldfastOperatorNotLeading")
+    with plane.rights_taken():
+        admin.run("delete", "clusterrolebinding", "holdfast-operator-jobs")
+        job.create(_job(tmp_path))
+        fired = prometheus.until_fires("HoldfastOperatorFails", namespace=NAMESPACE)
+        assert fired["outcome"] == "refused"
+        person.follow("HoldfastOperatorFails", only="kubectl -n NAMESPACE logs")
+        admin.run("delete", "rolebinding", "holdfast-operator")
+        prometheus.until_fires("HoldfastOperatorNotLeading", namespace=NAMESPACE)
+        person.follow("HoldfastOperatorNotLeading")
     prometheus.until_ends("HoldfastOperatorNotLeading", namespace=NAMESPACE)
     job.until_training(2)
     person.follow("HoldfastOperatorFails")
     release.until_rolled_out()
-    run = {one.command for name in _BOOK if "Operator" in name for one in _BOOK[name]}
-    assert person.tried == run
+    assert person.tried == {(name, one) for name, one in _points() if "Operator" in name}
