@@ -47,37 +47,43 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
 them (`honor_labels: true`), of the operator, too. Counters begin at 0 with each master;
-`increase` and `rate` allow for that. The master's event loop takes the figures of a scrape: while that loop is
-stuck the target is down. A scrape costs the master [little](../benchmarks/metrics.md).
+`increase` and `rate` allow for that. The master's event loop takes the figures of a scrape: while
+that loop is stuck the target is down. A scrape costs the master
+[little](../benchmarks/metrics.md).
 
 ## Series
 
 No label grows with ranks, pods or steps, so the number of series does not grow with a job's size.
 
-| of | series | at most |
-|---|---|---|
-| a job | {series} + H | H: hosts of the job that something spoke against, and whose points have not decayed |
-| the operator | about 65 + P + F + 2 × A | P: phases of jobs, 8 at most; F: failed jobs that still exist, bounded by `cleanup.ttlSecondsAfterFinished`; A: pairs of method and code of the API server's answers, about 10 |
+| of | series |
+|---|---|
+| a job | {series} + H, at most |
+| the operator | about 65 + P + F + 2 × A |
 
-1,000 jobs on sound hosts are {thousand:,} series.
+H: hosts of the job that something spoke against, and whose points have not decayed. P: phases of
+jobs, 8 at most. F: failed jobs that still exist (`cleanup.ttlSecondsAfterFinished` bounds them). A:
+pairs of method and code of the API server's answers, about 10. 1,000 jobs on sound hosts are
+{thousand:,} series.
 
 ## A span for each recovery
 
-The master sends OpenTelemetry spans if it is asked to: one trace for each recovery, a span `recovery` from the fault to
-the first step with the incident's id (`holdfast.incident`), cause and culprit, and in it `detect`, `decide`, `respawn` and
-`restore`. It needs the extra `traces` (`pip install 'holdfast[traces]'`). Without that, or without the variable, nothing is sent.
+The master sends OpenTelemetry spans if it is asked to: one trace for each recovery. Its span
+`recovery` lasts from the fault to the first step, and has the incident's id (`holdfast.incident`),
+its cause and its culprit. In it are `detect`, `decide`, `respawn` and `restore`. That needs the
+extra `traces` (`pip install 'holdfast[traces]'`); the master's log says where it is missing.
 
 | `OTEL_TRACES_EXPORTER` | spans go |
 |---|---|
 | `none`, or not set | nowhere |
-| `console` | to the master's standard output as JSON: `logs/master.log` of a local job, `kubectl logs` of a master's pod |
-| `otlp` | over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`, by default `http://localhost:4318` |
+| `console` | to the master's standard output, as JSON |
+| `otlp` | to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP, by default `http://localhost:4318` |
 
 ```console
 $ OTEL_TRACES_EXPORTER=console holdfast run job.yaml
 ```
 
-In a cluster set the variables in the container of `master.template`.
+Standard output of a local job's master is in `logs/master.log`. In a cluster set the variables in
+the container of `master.template`; `kubectl logs` of the master's pod has the spans.
 """
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import resource
 import shutil
 import sys
@@ -44,6 +45,8 @@ class _Scraper:
     """Asks a master for its metrics each 15 s from a thread of its own, as Prometheus would."""
 
     def __init__(self, master: LoadedMaster) -> None:
+        self.scrapes = 0
+        """Those that were answered."""
         self._master = master
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -59,6 +62,7 @@ class _Scraper:
     def _run(self) -> None:
         while not self._ended.wait(SCRAPE_SECONDS):
             scrape(self._master)
+            self.scrapes += 1
 
 
 def scrape(master: LoadedMaster) -> int:
@@ -78,8 +82,11 @@ def _turn(
         with Herd(setup, agents, directory / "generators.log") as herd:
             start_world(master, herd, agents)
             time.sleep(SETTLE_SECONDS)
-            with _Scraper(master) if metrics == ON else contextlib.nullcontext():
+            load = os.getloadavg()[0]
+            with _Scraper(master) if metrics == ON else contextlib.nullcontext() as scraper:
                 parts = [_window(master, herd, seconds) for _ in range(windows)]
+            if scraper is not None and scraper.scrapes < windows * seconds // SCRAPE_SECONDS - 1:
+                raise LoadError(f"only {scraper.scrapes} scrapes were answered")
             figures = {name: median(part[name] for part in parts) for name in parts[0]}
             figures |= _scrape_cost(master, figures["cores"]) if metrics == ON else {}
             samples = {"message_us": [part["message_us"] for part in parts]}
@@ -90,6 +97,7 @@ def _turn(
                 variant=metrics,
                 figures=figures,
                 samples=samples,
+                load=load,
             )
     finally:
         master.kill()
@@ -153,13 +161,14 @@ def _table(results: Sequence[LoadResult]) -> str:
         "µs/message": "message_us",
         "MB": "rss_mb",
         "CPU of a scrape, ms": "scrape_cpu_ms",
-        "bytes": "scrape_bytes",
+        "its bytes": "scrape_bytes",
     }
     rows = [
         [
             f"{one.clients:,}",
             one.variant,
             *(_number(one.figures.get(name)) for name in names.values()),
+            f"{one.load:.1f}",
         ]
         for one in results
     ]
@@ -167,7 +176,7 @@ def _table(results: Sequence[LoadResult]) -> str:
         f"{agents:,} agents, µs/message on over off: {times(_ratio(results, agents))}."
         for agents in sorted({one.clients for one in results})
     ]
-    return "\n".join([table(["agents", "metrics", *names], rows), *ratios, ""])
+    return "\n".join([table(["agents", "metrics", *names, "load average"], rows), *ratios, ""])
 
 
 def _ratio(results: Sequence[LoadResult], agents: int) -> page.Ratio | None:

@@ -47,7 +47,7 @@ _SCRIPT: Final = '''
     for step in range(saver.load() + 1, 100000):
         time.sleep(0.05)
         if rank == 1 and (folder / "slow").exists():
-            time.sleep(0.2)
+            time.sleep(0.5)
         while rank == 1 and (folder / "hang").exists():
             time.sleep(0.1)
         loss = model(torch.rand(8, 64)).square().mean()
@@ -128,7 +128,7 @@ def _job(folder: Path, **spec: Any) -> dict[str, Any]:
 def test_each_alert_of_a_job_fires_and_the_runbook_helps(
     plane: ControlPlane, make_job: Make, prometheus: Prometheus, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """A kill, slow ranks, a drained node, a hang, no saves, failed saves, the end: one job meets all."""
+    """One job meets a kill, slow ranks, a drained node, a hang, no saves, failed saves, its end."""
     job = make_job("seen")
     job.create(
         _job(
