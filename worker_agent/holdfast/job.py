@@ -259,9 +259,10 @@ def init() -> Job:
     return _job
 
 
-def attached_slot() -> SlotWriter | None:
-    """Return the slot of the job that `init` has made, for the SDK itself; None: there is none."""
-    return None if _job is None else _job.slot
+def tell_sync(held_ns: int) -> None:
+    """Report for how long a round of local SGD held this rank up; without an agent do nothing."""
+    if _job is not None and _job.slot is not None:
+        _job.slot.say_sync(held_ns)
 
 
 def adopt(writer: SlotWriter) -> None:

@@ -17,11 +17,10 @@ forward. Units that this forward has not reached may be done again in it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from holdfast.job import attached_slot
+from holdfast.job import tell_sync
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.rounds import Round
 from holdfast.local_sgd.driver.spanning import SpanningCollectives
@@ -123,8 +122,6 @@ class Driver:
         """Rounds that this process has taken part in."""
         self.round = _NO_ROUND
         """The round that has begun and is not over."""
-        self._held_ns = 0
-        """For how long that round has held training up so far."""
         self._ends = False
         """The script has asked for its last round, which is not over."""
         self._again = False
@@ -230,11 +227,9 @@ class Driver:
     def reach(self, number: int) -> None:
         """Finish a round's units up to this one, with whoever is there."""
         if self.round.wants(number):
-            begun = time.monotonic_ns()
             with self.when.reducing():
                 while self.round.wants(number):  # else the members have changed, and the round
                     self.who.attempt(lambda: self.round.reach(number))
-            self._held_ns += time.monotonic_ns() - begun
         self._settle()
 
     def complete(self) -> None:
@@ -248,9 +243,7 @@ class Driver:
             self.round = _NO_ROUND
             self.alone = self.tokens = 0
             self.made += bool(ended.outcomes)
-            if (slot := attached_slot()) is not None:
-                slot.say_sync(self._held_ns)
-            self._held_ns = 0
+            tell_sync(ended.held_ns)
             self.adapter.after_round(ended.outcomes)
 
     def sync(self) -> None:
