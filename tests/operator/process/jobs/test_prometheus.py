@@ -6,8 +6,9 @@ the page says that they print.
 
 from __future__ import annotations
 
+import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.skipif(_PROGRAMS is None, reason=NOT_BUILT),
 ]
 _BOOK: Final = points()
+_TRIES: Final = 100
 _SCRIPT: Final = '''
     """Trains, and does what files in its folder say: slow, hang, skip (saves nothing)."""
     import pathlib, time
@@ -202,21 +204,35 @@ def _saves_nothing(prometheus: Prometheus, folder: Path) -> None:
 
 def _cannot_save(prometheus: Prometheus, person: OnCall, folder: Path) -> None:
     """The folder of checkpoints is no folder; then it is mended, and a save is asked for."""
-    (folder / "saved").rename(folder / "moved")
-    (folder / "saved").write_text("no folder")
+    saved, moved = folder / "saved", folder / "moved"
+    saved.rename(moved)
+    _in_its_place(saved, lambda: saved.write_text("no folder"))
     prometheus.until_fires("HoldfastCheckpointFails", job="seen", tier="storage")
     prometheus.until_fires("HoldfastCheckpointStale", job="seen", tier="storage")
     person.follow("HoldfastCheckpointStale", JOB="seen")
     person.follow("HoldfastCheckpointFails", only="holdfast events", JOB="seen")
-    (folder / "saved").unlink()
-    (folder / "moved").rename(folder / "saved")
+    saved.unlink()
+    _in_its_place(saved, lambda: moved.rename(saved))
     person.follow("HoldfastCheckpointFails", JOB="seen")
     prometheus.until_ends("HoldfastCheckpointStale", job="seen")
+
+
+def _in_its_place(saved: Path, put: Callable[[], object]) -> None:
+    """Put something where the job may make its folder anew at any moment."""
+    for _ in range(_TRIES):
+        try:
+            put()
+        except OSError:
+            shutil.rmtree(saved, ignore_errors=True)
+        else:
+            return
+    raise AssertionError(f"{saved} was there each time")
 
 
 def _fails(job: Job, prometheus: Prometheus, person: OnCall) -> None:
     """The budget is taken away again, and a rank dies: the alert outlives the job's master."""
     job.patch(failurePolicy={"budgets": {"failures": {"limit": 1}}})
+    prometheus.until('holdfast_job_budget_limit{budget="failures"} == 1')
     person.kill_a_rank(job)
     job.until_over()
     job.until("no master", lambda: not job.pods("master"))
