@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from bench.harness import machine, page, record
 from bench.harness.launch import WorldError
-from bench.harness.page import Verdict, at_most, table, times
+from bench.harness.page import Verdict, at_most, table
 from bench.load.herd import Herd, LoadError, Setup
 from bench.load.master import JOB, LoadedMaster
 from bench.load.results import OURS, LoadResult
@@ -173,10 +173,14 @@ def _table(results: Sequence[LoadResult]) -> str:
         for one in results
     ]
     ratios = [
-        f"{agents:,} agents, µs/message on over off: {times(_ratio(results, agents))}."
+        f"{agents:,} agents, µs/message on over off: {_words(_ratio(results, agents))}."
         for agents in sorted({one.clients for one in results})
     ]
     return "\n".join([table(["agents", "metrics", *names, "load average"], rows), *ratios, ""])
+
+
+def _words(found: page.Ratio | None) -> str:
+    return "–" if found is None else "{:.3f} ({:.3f}–{:.3f})".format(*found)
 
 
 def _ratio(results: Sequence[LoadResult], agents: int) -> page.Ratio | None:

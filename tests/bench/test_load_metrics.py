@@ -41,4 +41,4 @@ def test_the_page_has_each_turn_and_the_ratio() -> None:
     about = {**machine.about("metrics", []), "grpc": "1"}
     text = page_of(about, [_turn(OFF, 0.1), _turn(ON, 0.2, 4.0)])
     assert "| 3,000 | off | 0.1 |" in text
-    assert "on over off: 1.0× (0.9–1.1)" in text
+    assert "on over off: 1.000 (0.909–1.100)" in text
