@@ -14,7 +14,7 @@ from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
-from holdfast_operator.job_cache import JobCache
+from holdfast_operator.job_cache import JobCache, SeenJob
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
@@ -138,9 +138,9 @@ class Reconciler:
             self._jobs.add(key, body)
         self._wake(key)
 
-    def phases(self) -> list[str]:
-        """Return the phase of each job's status."""
-        return self._jobs.phases()
+    def jobs(self) -> list[SeenJob]:
+        """Return each job as its status shows it."""
+        return self._jobs.seen()
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
