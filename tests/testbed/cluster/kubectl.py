@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,22 @@ class Kubectl:
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )
+
+
+def watched_events(watch: subprocess.Popen[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the kind and the object of each event of a `--watch -o json --output-watch-events`."""
+    assert watch.stdout is not None
+    decoder, text = json.JSONDecoder(), ""
+    for line in watch.stdout:
+        text += line
+        # One object on a line, or one over many: as kubectl likes.
+        while text.lstrip().startswith("{"):
+            try:
+                event, end = decoder.raw_decode(text.lstrip())
+            except ValueError:
+                break  # the rest of it is still to come
+            text = text.lstrip()[end:]
+            yield event["type"], event["object"]
 
 
 def _printed(done: subprocess.CompletedProcess[str]) -> str:
