@@ -64,7 +64,8 @@ class Placements:
     def _see(self, kind: str, pod: Mapping[str, Any]) -> None:
         metadata = pod["metadata"]
         placed = self._placed[metadata["labels"]["holdfast.dev/job"]]
-        gone = kind == "DELETED" or "deletionTimestamp" in metadata
+        over = pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
+        gone = over or kind == "DELETED" or "deletionTimestamp" in metadata
         before = len(placed)
         if gone or not pod["spec"].get("nodeName"):
             placed.discard(metadata["uid"])
