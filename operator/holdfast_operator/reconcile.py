@@ -14,6 +14,7 @@ from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
+from holdfast_operator.gangs import Gangs
 from holdfast_operator.job_cache import JobCache, SeenJob
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
@@ -120,6 +121,7 @@ class Reconciler:
         self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
         self._owned = OwnedResources(client, min(settings.resync_s, lifetime_s / 10))
+        self._gangs = Gangs(client)
         self._revisions = Revisions(client, settings)
         self._applier = Applier(client, self._owned, settings)
         self._pods = pods
@@ -267,6 +269,7 @@ class Reconciler:
             elif state.link.stream is None:
                 begin_session(state, self._reporter, self._wake, self._settings.node_name)
         if goes_on and state.credentials.prepared:
+            waits.append(await self._gangs.settle(state))
             await self._owned.keep_budget(state)
             waits.append(await self._owned.resync(state, time.time()))
         made = self._plan(state)
@@ -281,7 +284,8 @@ class Reconciler:
         waits: list[float] = []
         due: list[Action] = []
         for action in actions:
-            if isinstance(action, CreatePod) and not state.credentials.prepared:
+            unprepared = state.grouping.blocked or not state.credentials.prepared
+            if isinstance(action, CreatePod) and unprepared:
                 continue  # objects that its pods need are not there yet
             now = time.monotonic()
             wait = state.expectations.wait(action, now)
