@@ -160,7 +160,7 @@ class Operator:
             group.create_task(reporter.run())
             group.create_task(reconciler.queues.run())
             await self._pods.synced.wait()
-            await reconciler.queues.known.wait()
+            await reconciler.queues.first_look()
             await self._first_look_at_nodes()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):
