@@ -87,6 +87,8 @@ def _turn(
                 parts = [_window(master, herd, seconds) for _ in range(windows)]
             if scraper is not None and scraper.scrapes < windows * seconds // SCRAPE_SECONDS - 1:
                 raise LoadError(f"only {scraper.scrapes} scrapes were answered")
+            if parts[-1]["files"] < agents:
+                raise LoadError(f"only {parts[-1]['files']} files are open: agents were lost")
             figures = {name: median(part[name] for part in parts) for name in parts[0]}
             figures |= _scrape_cost(master, figures["cores"]) if metrics == ON else {}
             samples = {"message_us": [part["message_us"] for part in parts]}
