@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
-from holdfast_operator.kube.client import MERGE, KubeClient
+from holdfast_operator.kube.client import MERGE, KubeClient, only
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
 from holdfast_operator.plan.pods import WORKER, Role
@@ -76,12 +76,17 @@ class WorkloadReflector(Reflector):
         self._heard = heard
         self._bodies: dict[str, dict[str, Any]] = {}
         self._of: dict[Key, set[str]] = {}
+        self._deleted: set[str] = set()
 
     def of(self, key: Key, owner: str) -> list[dict[str, Any]]:
-        """Return the Workloads of a job; `owner`: its uid."""
-        return [
-            self._bodies[uid] for uid in self._of.get(key, ()) if _owned(self._bodies[uid], owner)
-        ]
+        """Return the Workloads of a job that were not deleted; `owner`: its uid."""
+        uids = self._of.get(key, set()) - self._deleted
+        return [self._bodies[uid] for uid in uids if _owned(self._bodies[uid], owner)]
+
+    def deleted(self, uid: str) -> None:
+        """Note a Workload whose deletion does not show yet: its quota may be another job's."""
+        if uid in self._bodies:
+            self._deleted.add(uid)
 
     def _uids(self) -> Collection[str]:
         return self._bodies.keys()
@@ -94,6 +99,7 @@ class WorkloadReflector(Reflector):
 
     def _drop(self, uid: str) -> None:
         body = self._bodies.pop(uid, None)
+        self._deleted.discard(uid)
         if body is None:
             return
         key = _key(body)
@@ -171,7 +177,7 @@ class JobQueues:
         now = time.time()
         if not state.queue:
             for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
-                await self._delete(state.owner.namespace, body["metadata"]["name"])
+                await self._delete(body)
             state.admits(None, now)
             return None
         demand = demand_of(state)
@@ -201,12 +207,14 @@ class JobQueues:
             verdict = judge(await self.slices(state), demand)
             if state.expectations.open:  # pods that were made may not show yet
                 verdict = dataclasses.replace(verdict, release=(), delete=())
-            for name in verdict.delete:
-                await self._delete(state.owner.namespace, name)
-            for name in verdict.release:
-                await self._report(state, name, released)
-            for name in verdict.started:
-                await self._report(state, name, started)
+            for body in self._workloads.of(state.key, state.owner.uid):
+                name = body["metadata"]["name"]
+                if name in verdict.delete:
+                    await self._delete(body)
+                elif name in verdict.release:
+                    await self._report(body, released)
+                elif name in verdict.started:
+                    await self._report(body, started)
             if verdict.create:
                 await self._create(verdict, await self._request(state, settings))
         except ApiRefusedError as error:
@@ -258,25 +266,26 @@ class JobQueues:
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
     async def _report(
-        self, state: JobState, name: str, change: Callable[[Mapping[str, Any], str], dict[str, Any]]
+        self, body: Mapping[str, Any], change: Callable[[Mapping[str, Any], str], dict[str, Any]]
     ) -> None:
         """Change the status of a Workload, if it is still the one that was judged."""
-        for body in self._workloads.of(state.key, state.owner.uid):
-            if body["metadata"]["name"] != name:
-                continue
-            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            version = {"resourceVersion": body["metadata"]["resourceVersion"]}
-            changed = {"metadata": version, "status": change(body, now)}
-            where = f"{path(state.owner.namespace, name)}/status"
-            await self._client.call("PATCH", where, changed, MERGE)
-            _log.info("job %s: %s: %s", state.owner.name, name, change.__name__)
+        metadata = body["metadata"]
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        version = {"resourceVersion": metadata["resourceVersion"]}
+        where = f"{path(metadata['namespace'], metadata['name'])}/status"
+        changed = {"metadata": version, "status": change(body, now)}
+        await self._client.call("PATCH", where, changed, MERGE)
+        _log.info("job %s: %s: %s", _key(body)[1], metadata["name"], change.__name__)
 
-    async def _delete(self, namespace: str, name: str) -> None:
+    async def _delete(self, body: Mapping[str, Any]) -> None:
+        metadata = body["metadata"]
         try:
-            await self._client.call("DELETE", path(namespace, name))
+            where = path(metadata["namespace"], metadata["name"])
+            await self._client.call("DELETE", where, only(metadata["uid"]))
         except ApiRefusedError as error:
             if not error.is_gone:
                 raise
+        self._workloads.deleted(metadata["uid"])
 
     async def _flavor(self, name: str) -> Placement:
         where = f"/apis/{API}/resourceflavors/{name}"

@@ -74,7 +74,7 @@ class _Kueue(KubeClient):
 
 
 def _state(*pods: PodRecord, labels: dict[str, str] | None = None, **spec: Any) -> JobState:
-    found = read(job(replicas=3, minReplicas=1, **spec))
+    found = read(job(**{"replicas": 3, "minReplicas": 1, **spec}))
     body = dict(found.body)
     body["metadata"] = {"name": "t", "namespace": "team", "uid": "u-1", "generation": 1}
     body["metadata"]["labels"] = {_QUEUE: "gpus", **(labels or {})}
@@ -167,6 +167,21 @@ async def test_nothing_is_given_back_while_a_new_pod_may_not_show_yet() -> None:
     server.workloads[1]["status"]["conditions"][2]["reason"] = "Preempted"
     await _settle(server, state)
     assert "PATCH status" in server.asked
+
+
+async def test_the_quota_of_a_deleted_workload_is_not_used_though_it_still_shows() -> None:
+    """A job scales down, and up again before the watch has told of the deletion."""
+    server = _Kueue()
+    for name in ("t-core", "t-1", "t-2"):
+        server.hold(name, 1, admitted=True)
+    queues = JobQueues(server, "", lambda _: None)
+    async with _running(queues):
+        await queues.settle(_state(*_pods(2), replicas=2), _SETTINGS)
+        assert "DELETE t-2" in server.asked
+        state = _state(*_pods(2))
+        await queues.settle(state, _SETTINGS)
+    assert state.admission is not None
+    assert state.admission.workers == 2
 
 
 async def test_a_job_whose_queue_changed_gives_its_quota_back() -> None:
