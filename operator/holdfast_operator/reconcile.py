@@ -15,7 +15,7 @@ from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.gangs import Gangs
-from holdfast_operator.job_cache import JobCache
+from holdfast_operator.job_cache import JobCache, SeenJob
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
@@ -140,9 +140,9 @@ class Reconciler:
             self._jobs.add(key, body)
         self._wake(key)
 
-    def phases(self) -> list[str]:
-        """Return the phase of each job's status."""
-        return self._jobs.phases()
+    def jobs(self) -> list[SeenJob]:
+        """Return each job as its status shows it."""
+        return self._jobs.seen()
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
@@ -257,11 +257,12 @@ class Reconciler:
 
     async def _work_on(self, state: JobState) -> float | None:
         ended = state.status.ended
-        await self.queues.settle(state, self._settings)
         waits: list[float | None] = [self._settings.resync_s]
         goes_on = not ended and not state.deleted
         if goes_on and state.may_begin(time.time()):
             await self._prepare(state)
+        # After that: a queue counts the templates in force.
+        waits.append(await self.queues.settle(state, self._settings))
         if ended or state.credentials.prepared or state.deleted:
             if ended:
                 await state.link.close()
@@ -288,7 +289,7 @@ class Reconciler:
                 continue  # objects that its pods need are not there yet
             now = time.monotonic()
             wait = state.expectations.wait(action, now)
-            if not wait and state.needs_note(action):
+            if not wait and state.needs_note(action) and state.status.masters:
                 wait = state.status.may_write_in(self._settings.status_period_s, now)
             if wait:
                 waits.append(wait)

@@ -206,7 +206,7 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if priority:
         spec.setdefault("priorityClassName", priority)
     if source.admission is not None:
-        _place(spec, source.admission.placement(slot.index))
+        _place(spec, source.admission.placements.get(slot.name, Placement()))
     if action.avoid_nodes:
         _avoid(spec, action.avoid_nodes)
     if action.shun_nodes:

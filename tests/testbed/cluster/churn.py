@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cluster.jobs import Job, container, manifest
-from cluster.kubectl import Kubectl, watched_events
+from cluster.kubectl import Kubectl, watch_events
 
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _EPOCH: Final = "HOLDFAST_EPOCH"
@@ -48,7 +48,8 @@ class Witness:
             self._process.stdout.close()
 
     def _follow(self) -> None:
-        for kind, pod in watched_events(self._process):
+        assert self._process.stdout is not None
+        for kind, pod in watch_events(self._process.stdout):
             self._see(kind, pod)
 
     def _see(self, kind: str, pod: dict[str, Any]) -> None:

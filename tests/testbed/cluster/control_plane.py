@@ -6,11 +6,12 @@ addresses of that network where it publishes its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ _CONTROLLERS: Final = (
     "endpointslice-controller",
     "garbage-collector-controller",
     "horizontal-pod-autoscaler-controller",
+    "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
     "persistentvolume-binder-controller",
@@ -102,6 +104,17 @@ class ControlPlane:
         self._running: dict[str, Child] = {}
         self.api_starts: list[float] = []
         """When the API server was started; Unix time, s."""
+        self.without_rights: list[tuple[float, float]] = []
+        """When rights were taken from the operator, and given back; Unix time, s."""
+
+    @contextlib.contextmanager
+    def rights_taken(self) -> Iterator[None]:
+        """Do something in which the operator has to be refused what it may do otherwise."""
+        begun = time.time()
+        try:
+            yield
+        finally:
+            self.without_rights.append((begun, time.time()))
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start everything, and wait until a pod could be made.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from cluster.jobs import Job, container, manifest, pod_spec
-from cluster.kubectl import Kubectl, watched_events
+from cluster.kubectl import Kubectl, watch_events
 from cluster.kubelet.paper import KEY
 
 GPU: Final = "nvidia.com/gpu"
@@ -58,7 +58,8 @@ class Placements:
         return self.moments[-1].placed.get(job, 0) if self.moments else 0
 
     def _follow(self) -> None:
-        for kind, pod in watched_events(self._process):
+        assert self._process.stdout is not None
+        for kind, pod in watch_events(self._process.stdout):
             self._see(kind, pod)
 
     def _see(self, kind: str, pod: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,10 @@ class Kubectl:
         )
 
 
-def watched_events(watch: subprocess.Popen[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the kind and the object of each event of a `--watch -o json --output-watch-events`."""
-    assert watch.stdout is not None
+def watch_events(output: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield kind and object of what `get --watch -o json --output-watch-events` prints."""
     decoder, text = json.JSONDecoder(), ""
-    for line in watch.stdout:
+    for line in output:
         text += line
         # One object on a line, or one over many: as kubectl likes.
         while text.lstrip().startswith("{"):
