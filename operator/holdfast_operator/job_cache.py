@@ -30,6 +30,10 @@ class JobCache:
             reversed(bodies), key=lambda one: one["metadata"]["creationTimestamp"], default=None
         )
 
+    def names(self) -> list[Key]:
+        """Return the names that have an object."""
+        return list(self._bodies)
+
     def phases(self) -> list[str]:
         """Return the phase in the status of each name's newest object; Pending: it has none yet."""
         found = (self.newest(key) for key in self._bodies)

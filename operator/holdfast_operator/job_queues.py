@@ -11,7 +11,7 @@ import datetime as dt
 import http
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.kube.client import MERGE, KubeClient
@@ -91,35 +91,49 @@ class WorkloadReflector(Reflector):
 class JobQueues:
     """The queues of all jobs."""
 
-    def __init__(self, client: KubeClient, namespace: str, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, client: KubeClient, scopes: Sequence[str], wake: Callable[[Key], None]
+    ) -> None:
         """Know of no Kueue yet.
 
-        namespace: The only one whose jobs are looked after; empty: all.
+        scopes: Namespaces whose jobs are looked after; the empty name: all.
         wake: Has a job looked at.
         """
         self._client = client
-        self._workloads = WorkloadReflector(client, namespace, wake)
-        self._namespace = namespace
+        self._workloads = {one: WorkloadReflector(client, one, wake) for one in scopes}
         self._kept: dict[str, tuple[float, Any]] = {}
-        self.known = asyncio.Event()
-        """Set once it is known whether Kueue is there, and which Workloads there are."""
+        self._looked = asyncio.Event()
+        self._found = False
 
     async def run(self) -> None:
         """Look for Kueue, then watch its Workloads for ever."""
         while not await self._discover():
-            self.known.set()
+            self._looked.set()
             await asyncio.sleep(_DISCOVERY_SECONDS)
+        self._found = True
+        self._looked.set()
         _log.info("jobs with the label %s are admitted by Kueue", QUEUE)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._workloads.run())
-            await self._workloads.synced.wait()
-            self.known.set()
+            for one in self._workloads.values():
+                group.create_task(one.run())
+
+    async def until_known(self, scope: str) -> None:
+        """Wait until it is known whether Kueue is there, and which Workloads a namespace has."""
+        await self._looked.wait()
+        if self._found:
+            await self._workloads[scope].synced.wait()
+
+    def _in(self, key: Key) -> WorkloadReflector:
+        return self._workloads.get(key[0]) or self._workloads[""]
 
     async def _discover(self) -> bool:
+        return any([await self._shows(scope or "default") for scope in self._workloads])
+
+    async def _shows(self, namespace: str) -> bool:
         """Return True if Kueue is there; without an answer of the API server ask again."""
         while True:
             try:
-                await self._client.call("GET", path(self._namespace or "default") + "?limit=1")
+                await self._client.call("GET", path(namespace) + "?limit=1")
             except ApiRefusedError as error:
                 if error.code not in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN}:
                     raise
@@ -136,11 +150,11 @@ class JobQueues:
         """Note what a job's queue admits now, and ask for what it lacks; raises KubeError."""
         now = time.time()
         if not state.queue:
-            for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
+            for body in self._in(state.key).of(state.key, state.owner.uid):  # it had one before
                 await self._delete(state.owner.namespace, body["metadata"]["name"])
             state.admits(None, now)
             return
-        if not self._workloads.synced.is_set():
+        if not self._in(state.key).synced.is_set():
             # A job that trains goes on where Kueue was taken away.
             trains = any(pod.slot.role is Role.WORKER for pod in state.pods())
             state.admits(None if trains else Verdict(workers=0, reason=MISSING), now)
@@ -163,7 +177,7 @@ class JobQueues:
 
     async def slices(self, key: Key, owner: str) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
-        bodies = self._workloads.of(key, owner)
+        bodies = self._in(key).of(key, owner)
         flavors = {
             name: await self._flavor(name) for body in bodies for name in named_flavors(body)
         }
@@ -198,7 +212,7 @@ class JobQueues:
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
     async def _release(self, key: Key, owner: str, name: str) -> None:
-        for body in self._workloads.of(key, owner):
+        for body in self._in(key).of(key, owner):
             if body["metadata"]["name"] != name:
                 continue
             now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
