@@ -94,7 +94,7 @@ def test_the_schema_knows_every_value_and_nothing_else() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert schema["properties"]["logLevel"]["enum"] == [level.value for level in LogLevel]
-    rest = [((), schema, values)]
+    rest: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = [((), schema, values)]
     while rest:
         path, group, given = rest.pop()
         told = group["properties"]

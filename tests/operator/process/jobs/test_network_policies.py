@@ -165,8 +165,10 @@ def test_a_job_waits_while_something_else_has_its_policy_s_name(
     kubectl.run("create", "-f", "-", stdin={**other, "metadata": {"name": "guarded"}})
     job = make_job("guarded")
     job.create(manifest("sleep", "3600", grace_s=1))
-    said = lambda: job.condition("MasterReady").get("message", "")  # noqa: E731
-    job.until("what is in the way", lambda: "NetworkPolicy guarded exists" in said())
+    job.until(
+        "what is in the way",
+        lambda: "NetworkPolicy guarded exists" in job.condition("MasterReady").get("message", ""),
+    )
     assert job.pods() + job.pods("master") == []
     kubectl.run("delete", "networkpolicy", "guarded")
     job.until("its pod", lambda: len(job.live()) == 1)

@@ -135,8 +135,7 @@ def test_an_operator_that_is_newer_than_the_crd_names_it_once_and_works(
     kubectl.run("replace", "-f", "-", stdin=_older_crd("budgets", "world.step"))
     job = make_job("ahead")
     job.create(looping(tmp_path, "--steps=400", replicas=1, cleanup__pods="None"))
-    running = lambda: job.status.get("phase") == "Running"  # noqa: E731
-    job.until("a world", running)
+    job.until("a world", lambda: job.status.get("phase") == "Running")
     job.until("its master's word", lambda: job.holds("MasterReady"))
     missing = [one for one in release.operator_log().splitlines() if "is older than this" in one]
     assert len(missing) <= 2, missing
