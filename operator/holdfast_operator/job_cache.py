@@ -30,10 +30,6 @@ class JobCache:
             reversed(bodies), key=lambda one: one["metadata"]["creationTimestamp"], default=None
         )
 
-    def names(self) -> list[Key]:
-        """Return the names that have an object."""
-        return list(self._bodies)
-
     def phases(self) -> list[str]:
         """Return the phase in the status of each name's newest object; Pending: it has none yet."""
         found = (self.newest(key) for key in self._bodies)
@@ -42,6 +38,10 @@ class JobCache:
     def bodies(self, key: Key) -> dict[str, Body]:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
         return dict(self._bodies.get(key, {}))
+
+    def names(self) -> list[Key]:
+        """Return the names that have an object."""
+        return list(self._bodies)
 
     def add(self, key: Key, body: Body) -> None:
         """Note an object that was seen; a late event of an older version changes nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import http
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,6 +89,33 @@ class WorkloadReflector(Reflector):
         self._heard(key)
 
 
+class WorkloadReflectors:
+    """Those of all watched namespaces, behind the same words as one."""
+
+    def __init__(
+        self, client: KubeClient, scopes: Sequence[str], heard: Callable[[Key], None]
+    ) -> None:
+        """Begin without Workloads; `scopes`: the namespaces, the one empty name stands for all."""
+        self._each = {one: WorkloadReflector(client, one, heard) for one in scopes}
+        self._begun = asyncio.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        self._begun.set()
+        async with asyncio.TaskGroup() as group:
+            for one in self._each.values():
+                group.create_task(one.run())
+
+    def in_scope(self, key: Key) -> WorkloadReflector:
+        """Return the one that has a job's Workloads."""
+        return self._each.get(key[0]) or self._each[""]
+
+    async def until_read(self, scope: str) -> None:
+        """Wait until the Workloads of a namespace are known, if it is known how to read them."""
+        if self._begun.is_set():
+            await self._each[scope].synced.wait()
+
+
 class JobQueues:
     """The queues of all jobs."""
 
@@ -96,44 +124,40 @@ class JobQueues:
     ) -> None:
         """Know of no Kueue yet.
 
-        scopes: Namespaces whose jobs are looked after; the empty name: all.
+        scopes: Namespaces whose jobs are looked after; the one empty name stands for all.
         wake: Has a job looked at.
         """
         self._client = client
-        self._workloads = {one: WorkloadReflector(client, one, wake) for one in scopes}
+        self._workloads = WorkloadReflectors(client, scopes, wake)
+        self._turns = itertools.cycle(scopes)
+        """Of several namespaces one may be gone: each is asked for Kueue in its turn."""
+        self._namespace = next(self._turns)
         self._kept: dict[str, tuple[float, Any]] = {}
-        self._looked = asyncio.Event()
-        self._found = False
+        self.known = asyncio.Event()
+        """Set once it is known whether Kueue is there, and which Workloads there are."""
 
     async def run(self) -> None:
         """Look for Kueue, then watch its Workloads for ever."""
         while not await self._discover():
-            self._looked.set()
+            self.known.set()
+            self._namespace = next(self._turns)
             await asyncio.sleep(_DISCOVERY_SECONDS)
-        self._found = True
-        self._looked.set()
         _log.info("jobs with the label %s are admitted by Kueue", QUEUE)
         async with asyncio.TaskGroup() as group:
-            for one in self._workloads.values():
-                group.create_task(one.run())
+            group.create_task(self._workloads.run())
+            await asyncio.sleep(0)  # it has begun then
+            self.known.set()
 
     async def until_known(self, scope: str) -> None:
         """Wait until it is known whether Kueue is there, and which Workloads a namespace has."""
-        await self._looked.wait()
-        if self._found:
-            await self._workloads[scope].synced.wait()
-
-    def _in(self, key: Key) -> WorkloadReflector:
-        return self._workloads.get(key[0]) or self._workloads[""]
+        await self.known.wait()
+        await self._workloads.until_read(scope)
 
     async def _discover(self) -> bool:
-        return any([await self._shows(scope or "default") for scope in self._workloads])
-
-    async def _shows(self, namespace: str) -> bool:
         """Return True if Kueue is there; without an answer of the API server ask again."""
         while True:
             try:
-                await self._client.call("GET", path(namespace) + "?limit=1")
+                await self._client.call("GET", path(self._namespace or "default") + "?limit=1")
             except ApiRefusedError as error:
                 if error.code not in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN}:
                     raise
@@ -150,11 +174,13 @@ class JobQueues:
         """Note what a job's queue admits now, and ask for what it lacks; raises KubeError."""
         now = time.time()
         if not state.queue:
-            for body in self._in(state.key).of(state.key, state.owner.uid):  # it had one before
+            for body in self._workloads.in_scope(state.key).of(
+                state.key, state.owner.uid
+            ):  # it had one before
                 await self._delete(state.owner.namespace, body["metadata"]["name"])
             state.admits(None, now)
             return
-        if not self._in(state.key).synced.is_set():
+        if not self._workloads.in_scope(state.key).synced.is_set():
             # A job that trains goes on where Kueue was taken away.
             trains = any(pod.slot.role is Role.WORKER for pod in state.pods())
             state.admits(None if trains else Verdict(workers=0, reason=MISSING), now)
@@ -177,7 +203,7 @@ class JobQueues:
 
     async def slices(self, key: Key, owner: str) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
-        bodies = self._in(key).of(key, owner)
+        bodies = self._workloads.in_scope(key).of(key, owner)
         flavors = {
             name: await self._flavor(name) for body in bodies for name in named_flavors(body)
         }
@@ -212,7 +238,7 @@ class JobQueues:
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
     async def _release(self, key: Key, owner: str, name: str) -> None:
-        for body in self._in(key).of(key, owner):
+        for body in self._workloads.in_scope(key).of(key, owner):
             if body["metadata"]["name"] != name:
                 continue
             now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -140,14 +140,6 @@ class Reconciler:
             self._jobs.add(key, body)
         self._wake(key)
 
-    def leave(self, namespace: str) -> None:
-        """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
-        for key in self._jobs.names():
-            if key[0] == namespace:
-                for uid in self._jobs.bodies(key):
-                    self._jobs.delete(key, uid)
-                self._wake(key)
-
     def phases(self) -> list[str]:
         """Return the phase of each job's status."""
         return self._jobs.phases()
@@ -177,6 +169,14 @@ class Reconciler:
         """Look at the jobs on nodes that something new speaks against: their masters are told."""
         for key, state in self._states.items():
             if any(pod.node in nodes for pod in state.pods()):
+                self._wake(key)
+
+    def leave(self, namespace: str) -> None:
+        """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
+        for key in self._jobs.names():
+            if key[0] == namespace:
+                for uid in self._jobs.bodies(key):
+                    self._jobs.delete(key, uid)
                 self._wake(key)
 
     async def look(self, key: Key) -> float | None:
