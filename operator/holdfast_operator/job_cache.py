@@ -39,10 +39,6 @@ class JobCache:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
         return dict(self._bodies.get(key, {}))
 
-    def names(self) -> list[Key]:
-        """Return the names that have an object."""
-        return list(self._bodies)
-
     def add(self, key: Key, body: Body) -> None:
         """Note an object that was seen; a late event of an older version changes nothing."""
         of_name = self._bodies.setdefault(key, {})

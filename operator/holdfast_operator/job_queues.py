@@ -106,8 +106,15 @@ class WorkloadReflectors:
             for one in self._each.values():
                 group.create_task(one.run())
 
-    def in_scope(self, key: Key) -> WorkloadReflector:
-        """Return the one that has a job's Workloads."""
+    def of(self, key: Key, owner: str) -> list[dict[str, Any]]:
+        """Return the Workloads of a job; `owner`: its uid."""
+        return self._in(key).of(key, owner)
+
+    def are_read(self, key: Key) -> bool:
+        """Return True if those of a job's namespace are known."""
+        return self._in(key).synced.is_set()
+
+    def _in(self, key: Key) -> WorkloadReflector:
         return self._each.get(key[0]) or self._each[""]
 
     async def until_read(self, scope: str) -> None:
@@ -174,13 +181,11 @@ class JobQueues:
         """Note what a job's queue admits now, and ask for what it lacks; raises KubeError."""
         now = time.time()
         if not state.queue:
-            for body in self._workloads.in_scope(state.key).of(
-                state.key, state.owner.uid
-            ):  # it had one before
+            for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
                 await self._delete(state.owner.namespace, body["metadata"]["name"])
             state.admits(None, now)
             return
-        if not self._workloads.in_scope(state.key).synced.is_set():
+        if not self._workloads.are_read(state.key):
             # A job that trains goes on where Kueue was taken away.
             trains = any(pod.slot.role is Role.WORKER for pod in state.pods())
             state.admits(None if trains else Verdict(workers=0, reason=MISSING), now)
@@ -203,7 +208,7 @@ class JobQueues:
 
     async def slices(self, key: Key, owner: str) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
-        bodies = self._workloads.in_scope(key).of(key, owner)
+        bodies = self._workloads.of(key, owner)
         flavors = {
             name: await self._flavor(name) for body in bodies for name in named_flavors(body)
         }
@@ -238,7 +243,7 @@ class JobQueues:
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
     async def _release(self, key: Key, owner: str, name: str) -> None:
-        for body in self._workloads.in_scope(key).of(key, owner):
+        for body in self._workloads.of(key, owner):
             if body["metadata"]["name"] != name:
                 continue
             now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -173,11 +173,10 @@ class Reconciler:
 
     def leave(self, namespace: str) -> None:
         """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
-        for key in self._jobs.names():
-            if key[0] == namespace:
-                for uid in self._jobs.bodies(key):
-                    self._jobs.delete(key, uid)
-                self._wake(key)
+        for key in [one for one in self._states if one[0] == namespace]:
+            for uid in self._jobs.bodies(key):
+                self._jobs.delete(key, uid)
+            self._wake(key)
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return the seconds until the next look, None: none is needed.
