@@ -24,6 +24,7 @@ from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.handlers import watch_jobs
+from holdfast_operator.job_cache import SeenJob
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import KubeError
 from holdfast_operator.kube.namespaces import WatchedNamespace, WatchedNamespaces
@@ -61,6 +62,12 @@ LEADER: Final = prometheus.Gauge(
 JOBS: Final = prometheus.Gauge(
     "holdfast_operator_jobs", "ElasticJobs by the phase of their status.", ["phase"]
 )
+FAILED: Final = prometheus.Gauge(
+    "holdfast_operator_failed_job",
+    "1 for each ElasticJob that has failed and still exists, with the reason. Its master, and with "
+    "it the job's own series, is gone by then.",
+    ["namespace", "job", "reason"],
+)
 QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
 
 
@@ -94,7 +101,7 @@ class Operator:
         await self._client.open()
         await self._lease_client.open()
         port = self._settings.probe_port
-        probes = await serve_probes(port, self._healthy, self._ready, self._phases)
+        probes = await serve_probes(port, self._healthy, self._ready, self._jobs)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._until_signalled())
@@ -202,7 +209,7 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(where.pods.run())
             await where.pods.synced.wait()
-            await reconciler.queues.until_known(where.name)
+            await reconciler.queues.first_look(where.name)
             await self._first_look_at_nodes()
             group.create_task(self._watch(where, reconciler))
 
@@ -243,8 +250,8 @@ class Operator:
             else:
                 self._queue.add_after(key, again)
 
-    def _phases(self) -> Iterable[str]:
-        return self._reconciler.phases() if self._reconciler is not None else ()
+    def _jobs(self) -> Iterable[SeenJob]:
+        return self._reconciler.jobs() if self._reconciler is not None else ()
 
     def _healthy(self) -> bool:
         return self._watched.silent_s() < _SILENCE_SECONDS
@@ -279,11 +286,11 @@ async def serve_probes(
     port: int,
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
-    phases: Callable[[], Iterable[str]] = tuple,
+    jobs: Callable[[], Iterable[SeenJob]] = tuple,
 ) -> web.AppRunner:
     """Serve the endpoints on every address; the caller cleans the runner up.
 
-    phases: Returns the phase of each job.
+    jobs: Returns each job as its status shows it.
     """
 
     async def health(_: web.Request) -> web.Response:
@@ -293,9 +300,7 @@ async def serve_probes(
         return _answer(good=ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        JOBS.clear()
-        for phase, count in collections.Counter(phases()).items():
-            JOBS.labels(phase).set(count)
+        _show(list(jobs()))
         text = prometheus.generate_latest()
         return web.Response(body=text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
@@ -307,6 +312,17 @@ async def serve_probes(
     await runner.setup()
     await web.TCPSite(runner, None, port).start()
     return runner
+
+
+def _show(jobs: Sequence[SeenJob]) -> None:
+    """Set the gauges that a scrape reads anew."""
+    JOBS.clear()
+    FAILED.clear()
+    for phase, count in collections.Counter(one.phase for one in jobs).items():
+        JOBS.labels(phase).set(count)
+    for one in jobs:
+        if one.reason:
+            FAILED.labels(*one.key, one.reason).set(1)
 
 
 def _answer(*, good: bool) -> web.Response:
