@@ -19,6 +19,7 @@ from holdfast_operator.job_cache import JobCache, SeenJob
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.kube.namespaces import WatchedNamespaces
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import Downward, MasterLink
 from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
@@ -108,19 +109,20 @@ class Reconciler:
         self,
         settings: OperatorSettings,
         client: KubeClient,
-        pods: PodReflector,
+        pods: PodReflector | WatchedNamespaces,
         reporter: Reporter,
         root_key: bytes,
         wake: Callable[[Key], None],
         nodes: ClusterNodes | None = None,
     ) -> None:
-        self.queues = JobQueues(client, settings.watch_namespace, wake)
+        self.queues = JobQueues(client, settings.watch_namespace.scopes, wake)
         """The queues that admit jobs; somebody has to run them."""
         self._settings = settings
         self._client = client
         self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
-        self._owned = OwnedResources(client, min(settings.resync_s, lifetime_s / 10))
+        check_s = min(settings.resync_s, lifetime_s / 10)
+        self._owned = OwnedResources(client, check_s, settings.job_ingress.rules)
         self._gangs = Gangs(client)
         self._revisions = Revisions(client, settings)
         self._applier = Applier(client, self._owned, settings)
@@ -170,6 +172,13 @@ class Reconciler:
         for key, state in self._states.items():
             if any(pod.node in nodes for pod in state.pods()):
                 self._wake(key)
+
+    def leave(self, namespace: str) -> None:
+        """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
+        for key in [one for one in self._states if one[0] == namespace]:
+            for uid in self._jobs.bodies(key):
+                self._jobs.delete(key, uid)
+            self._wake(key)
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return the seconds until the next look, None: none is needed.
