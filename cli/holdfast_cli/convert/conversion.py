@@ -127,7 +127,7 @@ class Conversion:
         at = main_container({"containers": [one.mapping() for one in containers]})
         place = containers[at].at("command")
         words = [*place.items(), *containers[at].at("args").items()]
-        launch = convert_command([word.value for word in words], place.field)
+        launch = convert_command([word.text() for word in words], place.field)
         self.findings += launch.findings
         made = own_template(template)
         if launch.words:

@@ -74,6 +74,9 @@ def _worker(made: Conversion, worker: Source, variables: Sequence[Mapping[str, A
     else:
         made.put("scheduling.priorityClassName", priority or None)
     made.worker(template, replicas)
+    if not any(one.field.endswith("--auto-config") for one in made.findings):
+        # Without a flag its launcher starts one process; an ElasticJob counts the devices.
+        made.spec.setdefault("nprocPerNode", 1)
 
 
 def _evaluator(made: Conversion, evaluator: Source, variables: Sequence[Mapping[str, Any]]) -> None:
