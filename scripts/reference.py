@@ -178,12 +178,17 @@ def _allowed(node: Schema) -> str:
 
 def _what(node: Schema) -> str:
     kept = " Other fields are kept as they are." if node.preserve and node.properties else ""
-    return _cell(node.description + kept)
+    # The page has a column for it; `kubectl explain` shows no defaults of its own.
+    words = node.description.removesuffix(f" Default: {_plain(node.default)}.")
+    return _cell(words + kept)
 
 
 def _code(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"`{_cell(text)}`"
+    return f"`{_cell(_plain(value))}`"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _cell(text: str) -> str:

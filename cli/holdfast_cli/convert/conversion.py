@@ -32,7 +32,10 @@ _KUEUE: Final = "kueue.x-k8s.io/multikueue"
 _PERMANENT: Final = list(range(1, 128))
 """Exit codes that Kubeflow and DLRover take as permanent under the restart policy ExitCode."""
 _WHOLE_LIFE: Final = 0
-_FIRST: Final = ("suspend", "managedBy", "replicas", "minReplicas", "maxReplicas", "nodeUnit")
+_FIRST: Final = (
+    *("suspend", "managedBy", "replicas", "minReplicas", "maxReplicas", "nodeUnit"),
+    "nprocPerNode",
+)
 _LAST: Final = ("worker", "extraRoles")
 
 

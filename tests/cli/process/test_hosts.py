@@ -100,7 +100,12 @@ class _Run:
         self._file = folder / "output"
         with self._file.open("wb") as output:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=environ, stdout=output, stderr=subprocess.STDOUT
+                command,
+                cwd=folder,
+                env=environ,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property
@@ -123,7 +128,9 @@ def _run(folder: Path, command: list[str], environ: dict[str, str]) -> Iterator[
     try:
         yield running
     finally:
-        running.process.kill()
+        # A script that is killed leaves what it started in the background.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.process.pid, signal.SIGKILL)
         running.process.wait()
 
 
