@@ -66,7 +66,8 @@ expanded in commands, arguments and values as in Kubernetes, `$$` is a plain `$`
 be `fieldRef` of `metadata.name`, `metadata.namespace` or `metadata.uid`; other sources and
 `envFrom` are refused. All other fields (image, volumes, resources, …) and other containers are
 left out, each with a notice. `command` is required: without an image, nobody else knows what to
-start.
+start. `terminationGracePeriodSeconds` is also the time from Ctrl-C, or a SIGTERM to `holdfast run`,
+in which the ranks save and stop; without the field it is 15 s.
 """
 
 
