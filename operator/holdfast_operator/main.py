@@ -25,6 +25,7 @@ from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.handlers import watch_jobs
+from holdfast_operator.job_cache import SeenJob
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import KubeError
 from holdfast_operator.kube.reflector import PodReflector
@@ -64,6 +65,12 @@ LEADER: Final = prometheus.Gauge(
 JOBS: Final = prometheus.Gauge(
     "holdfast_operator_jobs", "ElasticJobs by the phase of their status.", ["phase"]
 )
+FAILED: Final = prometheus.Gauge(
+    "holdfast_operator_failed_job",
+    "1 for each ElasticJob that has failed and still exists, with the reason. Its master, and with "
+    "it the job's own series, is gone by then.",
+    ["namespace", "job", "reason"],
+)
 QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
 
 
@@ -97,7 +104,7 @@ class Operator:
         await self._client.open()
         await self._lease_client.open()
         port = self._settings.probe_port
-        probes = await serve_probes(port, self._healthy, self._ready, self._phases)
+        probes = await serve_probes(port, self._healthy, self._ready, self._jobs)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._until_signalled())
@@ -153,7 +160,7 @@ class Operator:
             group.create_task(reporter.run())
             group.create_task(reconciler.queues.run())
             await self._pods.synced.wait()
-            await reconciler.queues.known.wait()
+            await reconciler.queues.first_look()
             await self._first_look_at_nodes()
             group.create_task(self._watch(reconciler))
             for _ in range(self._settings.workers):
@@ -243,8 +250,8 @@ class Operator:
             else:
                 self._queue.add_after(key, again)
 
-    def _phases(self) -> Iterable[str]:
-        return self._reconciler.phases() if self._reconciler is not None else ()
+    def _jobs(self) -> Iterable[SeenJob]:
+        return self._reconciler.jobs() if self._reconciler is not None else ()
 
     def _healthy(self) -> bool:
         if not self._pods.synced.is_set():
@@ -281,11 +288,11 @@ async def serve_probes(
     port: int,
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
-    phases: Callable[[], Iterable[str]] = tuple,
+    jobs: Callable[[], Iterable[SeenJob]] = tuple,
 ) -> web.AppRunner:
     """Serve the endpoints on every address; the caller cleans the runner up.
 
-    phases: Returns the phase of each job.
+    jobs: Returns each job as its status shows it.
     """
 
     async def health(_: web.Request) -> web.Response:
@@ -295,9 +302,7 @@ async def serve_probes(
         return _answer(good=ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        JOBS.clear()
-        for phase, count in collections.Counter(phases()).items():
-            JOBS.labels(phase).set(count)
+        _show(list(jobs()))
         text = prometheus.generate_latest()
         return web.Response(body=text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
@@ -309,6 +314,17 @@ async def serve_probes(
     await runner.setup()
     await web.TCPSite(runner, None, port).start()
     return runner
+
+
+def _show(jobs: Sequence[SeenJob]) -> None:
+    """Set the gauges that a scrape reads anew."""
+    JOBS.clear()
+    FAILED.clear()
+    for phase, count in collections.Counter(one.phase for one in jobs).items():
+        JOBS.labels(phase).set(count)
+    for one in jobs:
+        if one.reason:
+            FAILED.labels(*one.key, one.reason).set(1)
 
 
 def _answer(*, good: bool) -> web.Response:

@@ -55,7 +55,7 @@ class OwnedResources:
         try:
             if least:
                 await self._apply_budget(state.owner, path, found, least)
-            elif found is not None and _is_owned(state.owner, found):
+            elif found is not None and is_owned(state.owner, found):
                 await self._client.call("DELETE", path, only(found["metadata"]["uid"]))
         except (TakenError, ApiRefusedError) as error:
             if isinstance(error, ApiRefusedError) and not (error.is_gone or error.is_admission):
@@ -114,7 +114,7 @@ class OwnedResources:
             if found is None:
                 await self._make(state, path, one)
                 _log.warning("job %s: Service %s was gone, and is made again", state.key, name)
-            elif not _is_owned(state.owner, found):
+            elif not is_owned(state.owner, found):
                 _log.warning("job %s: Service %s is not its own any more", state.key, name)
 
     async def _check(self, state: JobState, name: str, make: Make, now: float) -> float:
@@ -125,7 +125,7 @@ class OwnedResources:
             found = await asyncio.to_thread(make)
             await self._make(state, path, found)
             _log.warning("job %s: Secret %s was gone, and is made again", state.key, name)
-        if not _is_owned(state.owner, found):
+        if not is_owned(state.owner, found):
             _log.warning("job %s: Secret %s is not its own any more", state.key, name)
             return now + self._check_s
         renew_at = _renewal(found)
@@ -202,7 +202,8 @@ def _renewal(secret: dict[str, Any]) -> float:
         return 0.0
 
 
-def _is_owned(owner: Owner, found: Mapping[str, Any]) -> bool:
+def is_owned(owner: Owner, found: Mapping[str, Any]) -> bool:
+    """Return True if an existing object is this job's."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one["uid"] == owner.uid for one in owners)
 
@@ -214,7 +215,7 @@ def check_owner(owner: Owner, found: Mapping[str, Any]) -> None:
         NotYetError: It belongs to an earlier job of the same name, and goes with that job.
         TakenError: It belongs to another owner.
     """
-    if _is_owned(owner, found):
+    if is_owned(owner, found):
         return
     metadata = found["metadata"]
     what = f"{found.get('kind', 'object')} {metadata['name']}"

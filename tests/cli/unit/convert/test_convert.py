@@ -38,7 +38,7 @@ spec:
     backoffLimit: 3
     suspend: false
     managedBy: kubeflow.org/training-operator
-    schedulingPolicy: {minAvailable: 2, priorityClass: high}
+    schedulingPolicy: {minAvailable: 2, priorityClass: high, scheduleTimeoutSeconds: 60}
   elasticPolicy:
     rdzvBackend: c10d
     minReplicas: 1
@@ -168,7 +168,10 @@ def test_a_pytorchjob_keeps_what_it_says() -> None:
     assert _spec(PYTORCH) == {
         "activeDeadlineSeconds": 900,
         "cleanup": {"pods": "All", "ttlSecondsAfterFinished": 60},
-        "scheduling": {"priorityClassName": "high"},
+        "scheduling": {
+            "priorityClassName": "high",
+            "gang": {"backend": "Auto", "timeoutSeconds": 60},
+        },
         "replicas": 2,
         "minReplicas": 1,
         "maxReplicas": 3,
@@ -200,8 +203,30 @@ def test_a_comment_names_each_field_that_is_left_out() -> None:
     """Nothing goes without a word, with its value and the reason."""
     text = write(_made(PYTORCH), "job.yaml")
     assert '#   spec.elasticPolicy.rdzvBackend ("c10d"): the job master is the rendezvous' in text
-    assert "spec.runPolicy.schedulingPolicy.minAvailable (2): pods start as they fit" in text
+    assert "schedulingPolicy.minAvailable (2): a gang has minReplicas workers, 1" in text
     assert "command --rdzv-backend (c10d): the job master is the rendezvous" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "gang"),
+    [
+        ("coscheduling: {}", {"backend": "Coscheduling"}),
+        (
+            "coscheduling: {scheduleTimeoutSeconds: 90}",
+            {"backend": "Coscheduling", "timeoutSeconds": 90},
+        ),
+        ("volcano: {}", {"backend": "Volcano"}),
+    ],
+)
+def test_a_runtimes_pod_group_becomes_a_gang_of_the_same_scheduler(
+    policy: str, gang: dict[str, Any]
+) -> None:
+    """A volcano topology has no counterpart, which names no label of nodes."""
+    runtime = RUNTIME.replace("spec:\n", f"spec:\n  podGroupPolicy: {{{policy}}}\n", 1)
+    made = _made(TRAIN_JOB, runtime)
+    assert (made.spec["scheduling"]["gang"], made.refused) == (gang, ())
+    tiers = runtime.replace("volcano: {}", "volcano: {networkTopology: {mode: hard}}")
+    assert bool(_made(TRAIN_JOB, tiers).refused) is (gang["backend"] == "Volcano")
 
 
 _MASTER = """    Master:

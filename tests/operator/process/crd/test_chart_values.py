@@ -189,3 +189,13 @@ def test_the_pod_is_restricted() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_monitors_keep_the_labels_of_jobs() -> None:
+    """A series names its job and that job's namespace; the target's own would hide them."""
+    kinds = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
+    flags = [f"metrics.{kind[0].lower()}{kind[1:]}.enabled=true" for kind in kinds]
+    objects = _rendered(*flags)
+    for kind, field in kinds.items():
+        (found,) = _one(objects, kind)["spec"][field]
+        assert (found["port"], found["honorLabels"]) == ("metrics", True)

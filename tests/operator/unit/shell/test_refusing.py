@@ -75,7 +75,7 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     """The condition names each field, its value and the remedy; nothing else is written."""
     reconciler, server, told = _reconciler()
     body = _object(job())
-    body["spec"]["scheduling"]["gang"]["backend"] = "Volcano"
+    body["spec"]["elasticPolicy"]["scaler"] = "Master"
     body["spec"]["checkpoint"]["memory"]["copies"] = 3
     reconciler.seen(KEY, body, gone=False)
     await reconciler.look(KEY)
@@ -83,8 +83,8 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "NotSupported")
     assert "spec.checkpoint.memory.copies: 3 asks for copies of checkpoints" in failed["message"]
-    assert 'spec.scheduling.gang.backend: "Volcano" asks for gang' in failed["message"]
-    assert "write None or leave it out" in failed["message"]
+    assert 'spec.elasticPolicy.scaler: "Master" asks for a master' in failed["message"]
+    assert "write External or leave it out" in failed["message"]
     assert status["phase"] == "Failed"
     assert "completionTime" in status
     assert [one.reason for one in told.happened] == ["NotSupported"]
@@ -105,14 +105,14 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     """An edit, or another version of the operator, ends no training; it is told once."""
     reconciler, server, told = _reconciler()
     body = _object(job(), templateRevision="t-1")
-    body["spec"]["scheduling"]["queue"] = "q"
+    body["spec"]["checkpoint"]["onSuspend"] = False
     reconciler.seen(KEY, body, gone=False)
     for _ in range(2):
         with pytest.raises(KubeError, match="controllerrevisions"):
             await reconciler.look(KEY)
     (one,) = told.happened
     assert (one.reason, one.warning) == ("NotSupported", True)
-    assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
+    assert one.text.startswith("ignored: spec.checkpoint.onSuspend: false asks for suspending")
     assert server.written == []
     await reconciler.close()
 
