@@ -56,7 +56,7 @@ async def watch_jobs(
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.peering.standalone = True
-        settings.watching.chunk_size = 500
+        settings.watching.chunk_size = 100  # 60 kB each, once they are parsed
         settings.persistence.diffbase_storage = _NoDiffs()
         # Unused, but two operators with one name would remove each other's.
         settings.persistence.finalizer = "holdfast.dev/kopf-unused"

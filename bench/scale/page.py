@@ -1,0 +1,5 @@
+"""page"""
+
+
+def page_of(about, results):
+    return "\n".join(map(str, results)) + "\n"
