@@ -1,1 +1,1 @@
-"""The operator with 30,000 pods: its memory, its CPU, its requests, beside kubectl and plain kopf."""
+"""The operator with 30,000 pods: memory, CPU, requests; beside it kubectl and plain kopf."""

@@ -1,7 +1,7 @@
 """Stub of all kubelets and of the scheduler: writes what they would write, and runs nothing.
 
-Each pod gets a node and an address of 127.0.0.0/8, then the status of a pod that runs. A pod that is
-being deleted goes at once.
+Each pod gets a node and an address of 127.0.0.0/8, then the status of a pod that runs. A pod that
+is being deleted goes at once.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Kubelets:
         self.events = 0
         """Events of pods, deletions too."""
         self.nodes = 0
+        self.serves = True
+        """False: new pods stay as they were made."""
         self.fault: BaseException | None = None
         """The first error of the stub's own."""
 
@@ -58,14 +60,15 @@ class Kubelets:
         query = f"labelSelector={keys.LABEL_JOB}"
         await self._client.follow("/api/v1/pods", self._heard, query)
 
-    async def touch(self, pod: Pod, *, ready: bool) -> None:
-        """Write a pod's status again, with another Ready condition."""
+    async def touch(self, pod: Pod, *, ready: bool, text: str) -> None:
+        """Write a pod's status again, with another Ready condition, or another text of it."""
         status = pod["status"]
         now = timestamp(time.time())
         flag = "True" if ready else "False"
         changed = {"type": "Ready", "status": flag, "lastTransitionTime": now, "reason": "Probe"}
         others = [one for one in status["conditions"] if one["type"] != "Ready"]
-        await self._status(pod, {**status, "conditions": [*others, changed]})
+        conditions = [*others, changed | {"message": text}]
+        await self._status(pod, {**status, "conditions": conditions})
 
     def _heard(self, kind: str, pod: Pod) -> None:
         self.events += 1
@@ -76,7 +79,7 @@ class Kubelets:
         self.made.setdefault(uid, time.monotonic())
         if "deletionTimestamp" in pod["metadata"]:
             self._begin(self._remove(pod))
-        elif uid not in self._taken:
+        elif uid not in self._taken and self.serves:
             self._taken.add(uid)
             runs = pod["status"].get("phase") == "Running"
             self._begin(self._resume(pod) if runs else self._start(pod, len(self._taken)))

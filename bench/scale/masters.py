@@ -17,8 +17,8 @@ import grpc
 
 from cluster.kubelet.client import Client
 from holdfast_operator.pods.names import Owner
-from holdfast_wire import channel, codec, keys
 from holdfast_operator.root_key import ROOT_SECRET
+from holdfast_wire import channel, codec, keys
 from holdfast_wire import messages as wire
 from holdfast_wire.authority import JobAuthority
 from holdfast_wire.identity import Identity
@@ -69,7 +69,7 @@ class Masters:
         await asyncio.gather(*(server.stop(None) for server in self._servers))
 
     def _handlers(self, owner: Owner) -> tuple[grpc.GenericRpcHandler, ...]:
-        async def sync(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        async def sync(_requests: object, context: Any) -> AsyncIterator[bytes]:
             async for one in self._sync(owner, context):
                 yield one
 

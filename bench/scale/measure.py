@@ -8,15 +8,18 @@ import random
 import time
 from typing import Any, Final
 
-from bench.scale.process import Moment, quantile, quiet
 from bench.scale import stored
+from bench.scale.process import Moment, quantile, quiet
 from bench.scale.stage import JOBS, PODS, Stage, job, until_ready
+from holdfast_operator.plan.pods import WORKER
+from holdfast_wire import keys
 
 Figures = dict[str, Any]
 _CALM_CORES: Final = 0.5
 _TOUCHES_AT_ONCE: Final = 16
 _SPREAD: Final = 7
 """Seed of the choice of pods."""
+_QUIET_SECONDS: Final = 300.0
 
 
 async def created(stage: Stage, jobs: int, workers: int, limit_s: float) -> Figures:
@@ -62,8 +65,7 @@ async def taken_over(stage: Stage, jobs: int, workers: int, limit_s: float) -> F
     await stage.operator.stop()
     await stored.store(stage, jobs)
     running = stage.kubelets.running
-    while len(running) <= pods + workers:
-        await asyncio.sleep(1.0)
+    await stage.until("all stored", lambda: len(running) > pods + workers, limit_s, ended=True)
     stage.operator, began = stage.begin(), time.monotonic()
     await until_ready(stage)
     ready_s = time.monotonic() - began
@@ -101,23 +103,30 @@ async def steady(stage: Stage, seconds: float) -> Figures:
 
 
 async def events(stage: Stage, count: int, idle_cores: float) -> Figures:
-    """Write so many statuses of pods of all jobs, in drawn order: each takes Ready or gives it.
+    """Write the statuses of pods of all jobs, in drawn order: each loses Ready, then gets it."""
+    return await _events(stage, count, idle_cores, (False, True))
 
-    What the operator uses while nothing happens does not count.
-    """
+
+async def same_events(stage: Stage, count: int, idle_cores: float) -> Figures:
+    """Write them twice with another text only, which no decision depends on."""
+    return await _events(stage, count, idle_cores, (True, True))
+
+
+async def _events(stage: Stage, count: int, idle_cores: float, flags: tuple[bool, bool]) -> Figures:
+    """Measure writes of statuses; what is used while nothing happens does not count."""
     chance = random.Random(_SPREAD)
-    pods = [one for one in stage.kubelets.running.values() if "-worker-" in one["metadata"]["name"]]
+    pods = [uid for uid, one in stage.kubelets.running.items() if _is_worker(one)]
     chosen = chance.sample(pods, min(len(pods), count))
     slots = asyncio.Semaphore(_TOUCHES_AT_ONCE)
 
-    async def touch(pod: Any, ready: bool) -> None:  # noqa: FBT001 - a list of both
+    async def touch(uid: str, ready: bool, text: str) -> None:  # noqa: FBT001 - one of two
         async with slots:
-            await stage.kubelets.touch(pod, ready=ready)
+            await stage.kubelets.touch(stage.kubelets.running[uid], ready=ready, text=text)
 
     before, seen = await stage.operator.moment(), stage.kubelets.events
-    for ready in (False, True):
-        await asyncio.gather(*(touch(pod, ready) for pod in chosen))
-    await quiet(stage.operator, idle_cores + 0.1, 120.0)
+    for number, ready in enumerate(flags):
+        await asyncio.gather(*(touch(uid, ready, f"{number} {before.at}") for uid in chosen))
+    await quiet(stage.operator, idle_cores + 0.1, _QUIET_SECONDS)
     use = (await stage.operator.moment()).since(before)
     written = stage.kubelets.events - seen
     spent = use.cpu_s - idle_cores * use.seconds
@@ -140,14 +149,12 @@ async def torn(stage: Stage, idle_cores: float) -> Figures:
     stage.operator.forget_peak()
     before, began = await stage.operator.moment(), time.monotonic()
     cut = stage.gate.cut()
-    victim = next(
-        one for one in stage.kubelets.running.values() if "-worker-" in one["metadata"]["name"]
-    )
+    victim = next(filter(_is_worker, stage.kubelets.running.values()))
     known = set(stage.kubelets.made)
     await stage.client.call("DELETE", f"{PODS}/{victim['metadata']['name']}")
     await stage.until("a successor", lambda: len(stage.kubelets.made) > len(known), 300.0)
     acted_s = time.monotonic() - began
-    calm_s = await quiet(stage.operator, idle_cores + 0.1, 300.0)
+    calm_s = await quiet(stage.operator, idle_cores + 0.1, _QUIET_SECONDS)
     after = await stage.operator.moment()
     use = after.since(before)
     return {
@@ -158,6 +165,10 @@ async def torn(stage: Stage, idle_cores: float) -> Figures:
         "requests": use.requests,
         **_memory(after),
     }
+
+
+def _is_worker(pod: Any) -> bool:
+    return bool(pod["metadata"]["labels"][keys.LABEL_ROLE] == WORKER)
 
 
 def _memory(moment: Moment) -> Figures:

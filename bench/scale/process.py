@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +20,7 @@ from cluster.children import Child
 
 LOOKS = "holdfast_operator_look_seconds_bucket"
 REQUESTS = "holdfast_operator_api_requests_total"
-Samples = Mapping[str, float]
+_END_SECONDS: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,8 +85,7 @@ class OperatorProcess:
     async def stop(self) -> None:
         """Have it end in order: it gives the Lease up."""
         os.kill(self.pid, signal.SIGTERM)
-        while self.alive:
-            await asyncio.sleep(0.1)
+        await asyncio.to_thread(self._child.wait, _END_SECONDS)
 
     def usage(self) -> Usage:
         """Return its CPU and memory; raises OSError where it has ended."""

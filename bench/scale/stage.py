@@ -64,11 +64,18 @@ class Stage:
 
         await asyncio.gather(*map(make, range(jobs)))
 
-    async def until(self, what: str, happens: Callable[[], bool], limit_s: float) -> None:
-        """Wait; raises TimeoutError, and RuntimeError if the operator has ended."""
+    async def until(
+        self, what: str, happens: Callable[[], bool], limit_s: float, *, ended: bool = False
+    ) -> None:
+        """Wait; `ended`: the operator has ended, and was to.
+
+        Raises:
+            TimeoutError: It did not happen in time.
+            RuntimeError: The operator has ended.
+        """
         deadline = time.monotonic() + limit_s
         while not happens():
-            if not self.operator.alive:
+            if not ended and not self.operator.alive:
                 raise RuntimeError(f"the operator ended:\n{self.operator.last_words()}")
             if self.kubelets.fault is not None:
                 raise self.kubelets.fault
@@ -110,6 +117,7 @@ async def stage(system: System, pods: int, **settings: str) -> AsyncIterator[Sta
         client = Client(url, plane.token, folder / "ca.crt")
         stack.push_async_callback(client.close)
         masters = Masters(client, MASTER_PORT)
+        masters.serves = system is System.HOLDFAST
         stack.push_async_callback(masters.stop)
         kubelets = Kubelets(client, masters.begins)
         await kubelets.register(pods // PODS_PER_NODE + 2)
@@ -119,9 +127,13 @@ async def stage(system: System, pods: int, **settings: str) -> AsyncIterator[Sta
         port = await stack.enter_async_context(gate.serve())
         begin = functools.partial(start, system, plane, port, settings)
         ready = Stage(plane, client, kubelets, masters, gate, begin(), begin)
-        stack.callback(lambda: ready.operator.end())
+        stack.callback(_end, ready)
         await until_ready(ready)
         yield ready
+
+
+def _end(stage: Stage) -> None:
+    stage.operator.end()
 
 
 async def until_ready(stage: Stage) -> None:

@@ -36,7 +36,7 @@ class PodSlot(NamedTuple):
 
     name: str
     """`master`, `worker`, or the name of an extra role."""
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a tuple's search, which nobody needs
     """From 0; for workers the node rank."""
 
     @property
