@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from bench import ROOT
 from bench.harness.launch import free_port
 from bench.scale.gate import Gate
 from bench.scale.kubelets import PODS_PER_NODE, Kubelets
@@ -155,6 +156,7 @@ def start(
     environ = {"KUBERNETES_SERVICE_HOST": "", "KUBECONFIG": str(kubeconfig)}
     if system is System.PLAIN:
         argv = [sys.executable, "-m", "bench.scale.plain", str(probes)]
+        environ["PYTHONPATH"] = str(ROOT)
         return OperatorProcess(argv, environ | settings, plane.folder, probes)
     ours = {
         "NAMESPACE": NAMESPACE,
