@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 import aiohttp
 
@@ -18,6 +19,9 @@ from cluster.kubelet.status import timestamp
 from holdfast_wire import keys
 
 PODS_PER_NODE: Final = 30
+_PODS: Final = f"/api/v1/pods?labelSelector={keys.LABEL_JOB}"
+_PAGE: Final = 250
+_WATCH_SECONDS: Final = 240
 _AT_ONCE: Final = 24
 """Requests side by side: real kubelets are many."""
 _RETRY_SECONDS: Final = 0.5
@@ -57,8 +61,33 @@ class Kubelets:
 
     async def run(self) -> None:
         """Serve all pods of jobs until cancelled."""
-        query = f"labelSelector={keys.LABEL_JOB}"
-        await self._client.follow("/api/v1/pods", self._heard, query)
+        while True:
+            try:
+                version = await self._list()
+                while True:
+                    version = await self._watch(version)
+            except (aiohttp.ClientError, ApiError, OSError, TimeoutError):
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _list(self) -> str:
+        page, listed = "", dict[str, Any]()
+        while not listed or page:
+            listed = await self._client.call("GET", f"{_PODS}&limit={_PAGE}{page}")
+            for one in listed["items"]:
+                self._heard("LISTED", one)
+            more = listed["metadata"].get("continue")
+            page = f"&continue={quote(more)}" if more else ""
+        version: str = listed["metadata"]["resourceVersion"]
+        return version
+
+    async def _watch(self, version: str) -> str:
+        path = f"{_PODS}&watch=1&timeoutSeconds={_WATCH_SECONDS}&resourceVersion={version}"
+        async for event in self._client.events(path):
+            if event["type"] == "ERROR":
+                raise ApiError(event["object"].get("code", 0), str(event["object"]))
+            version = event["object"]["metadata"]["resourceVersion"]
+            self._heard(event["type"], event["object"])
+        return version
 
     async def touch(self, pod: Pod, *, ready: bool, text: str) -> None:
         """Write a pod's status again, with another Ready condition, or another text of it."""
@@ -71,7 +100,7 @@ class Kubelets:
         await self._status(pod, {**status, "conditions": conditions})
 
     def _heard(self, kind: str, pod: Pod) -> None:
-        self.events += 1
+        self.events += kind != "LISTED"
         uid = pod["metadata"]["uid"]
         if kind == "DELETED":
             self.running.pop(uid, None)
@@ -129,13 +158,12 @@ class Kubelets:
     async def _resume(self, pod: Pod) -> None:
         """Serve a pod that runs since before this process."""
         await self._begins(pod, pod["status"]["podIP"])
-        kept = {"metadata": pod["metadata"], "status": pod["status"]}
-        self.running[pod["metadata"]["uid"]] = kept
+        self.running[pod["metadata"]["uid"]] = _kept(pod, pod["status"])
 
     async def _status(self, pod: Pod, status: dict[str, Any]) -> None:
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         await self._insist("PATCH", f"{_path(pod)}/status", body, MERGE)
-        self.running[pod["metadata"]["uid"]] = {"metadata": pod["metadata"], "status": status}
+        self.running[pod["metadata"]["uid"]] = _kept(pod, status)
 
     async def _remove(self, pod: Pod) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
@@ -150,6 +178,12 @@ class Kubelets:
         times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
         status = {"conditions": [ready | times], "allocatable": {"pods": str(PODS_PER_NODE)}}
         await self._insist("PATCH", f"/api/v1/nodes/n{number}/status", {"status": status}, MERGE)
+
+
+def _kept(pod: Pod, status: Mapping[str, Any]) -> Pod:
+    """Return what is needed to write a pod's status again: a whole one is five times as large."""
+    names = ("name", "namespace", "uid", "labels")
+    return {"metadata": {name: pod["metadata"][name] for name in names}, "status": status}
 
 
 def _path(pod: Pod) -> str:
