@@ -250,6 +250,10 @@ soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing 
 bench-cluster: cluster-tools ## Measure the operator on a real control plane (as root; 20 minutes)
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.cluster --publish
 
+.PHONY: bench-scale
+bench-scale: cluster-tools ## Measure the operator with 500 and 2,000 jobs, 30,000 pods (1 hour of a quiet machine, 8 GB)
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.scale
+
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/uv build --wheel --out-dir dist

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.kube.client import MERGE, KubeClient, only
+from holdfast_operator.kube.client import MERGE, KubeClient, only, without_managers
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
 from holdfast_operator.plan.pods import WORKER, Role
@@ -94,7 +94,7 @@ class WorkloadReflector(Reflector):
 
     def _take(self, body: dict[str, Any]) -> None:
         uid, key = body["metadata"]["uid"], _key(body)
-        self._bodies[uid] = body
+        self._bodies[uid] = without_managers(body)
         self._of.setdefault(key, set()).add(uid)
         self._heard(key)
 

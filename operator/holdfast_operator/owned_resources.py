@@ -51,12 +51,19 @@ class OwnedResources:
     async def prepare(self, state: JobState) -> None:
         """Make the objects that a job has from its beginning; existing ones stay."""
         await self._keep_policy(state)
-        for one in services(state.owner, state.spec.master_port):
-            await self._make(state, state.owner.core("services"), one)
-        issuer = state.credentials.issuer
-        for make in (issuer.master_secret, issuer.user_secret):
-            secret = await asyncio.to_thread(make)
-            await self._make(state, state.owner.core("secrets"), secret)
+        owner, issuer = state.owner, state.credentials.issuer
+        for one in services(owner, state.spec.master_port):
+            path = owner.core("services")
+            if not await self._finds(state, f"{path}/{one['metadata']['name']}"):
+                await self._make(state, path, one)
+        secrets = (
+            (owner.master_secret, issuer.master_secret),
+            (owner.user_secret, issuer.user_secret),
+        )
+        for name, make in secrets:
+            path = owner.core("secrets")
+            if not await self._finds(state, f"{path}/{name}"):
+                await self._make(state, path, await asyncio.to_thread(make))
 
     async def keep_budget(self, state: JobState) -> None:
         """Make, change or delete the PodDisruptionBudget, as the spec asks."""
@@ -161,6 +168,17 @@ class OwnedResources:
         await self._client.call("PATCH", f"{path}/{name}", body, MERGE)
         _log.info("job %s: the certificates in Secret %s are new", state.key, name)
         return _renewal(fresh)
+
+    async def _finds(self, state: JobState, path: str) -> bool:
+        """Return True if an operator before this one made an object, and it is still there.
+
+        It is looked for only where the status says that there were pods: one request in place of
+        two, and no certificate that is thrown away. Raises as `_make`.
+        """
+        found = await self._client.find(path) if state.status.revision else None
+        if found is not None:
+            check_owner(state.owner, found)
+        return found is not None
 
     async def _make(self, state: JobState, path: str, body: dict[str, Any]) -> bool:
         """Make an object; False: it exists already, and stays as it is.

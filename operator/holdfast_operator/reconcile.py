@@ -15,7 +15,7 @@ from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.gangs import Gangs
-from holdfast_operator.job_cache import JobCache, SeenJob
+from holdfast_operator.job_cache import JobCache, SeenJob, same_version
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
@@ -138,8 +138,8 @@ class Reconciler:
         """Note a job's newest object, or that this object is gone."""
         if gone:
             self._jobs.delete(key, body["metadata"]["uid"])
-        else:
-            self._jobs.add(key, body)
+        elif not self._jobs.add(key, body):
+            return
         self._wake(key)
 
     def jobs(self) -> list[SeenJob]:
@@ -207,7 +207,7 @@ class Reconciler:
             if error.is_gone and await self._ask(key) != state.owner.uid:
                 return None
             newest = self._jobs.newest(key)
-            if not error.is_outdated or newest is None or _same_version(newest, state.body):
+            if not error.is_outdated or newest is None or same_version(newest, state.body):
                 raise  # another kind of conflict: a webhook's, for example
             _log.info("job %s: %s", key, error)
             return _CHANGED_SECONDS
@@ -425,13 +425,13 @@ def _avoidance(node: ExcludedNode, now: float) -> NewsItem:
     return notice(NODE_AVOIDED, text, now)
 
 
-def _same_version(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    mine, its = one["metadata"], other["metadata"]
-    return bool(mine["resourceVersion"] == its["resourceVersion"])
-
-
 def _observed(pod: PodRecord, state: JobState, now: float) -> ObservedPod:
     """Return a pod for the planner: a master proves itself by its stream, others by staying."""
+    ready, proven = pod.ready, pod.proven
     if pod.slot.role is Role.MASTER:
-        return dataclasses.replace(pod, ready=state.link.view.connected and pod.ready)
-    return dataclasses.replace(pod, proven=now - pod.created_at >= SETTLED_SECONDS)
+        ready = state.link.view.connected and ready
+    else:
+        proven = now - pod.created_at >= SETTLED_SECONDS
+    if (ready, proven) == (pod.ready, pod.proven):
+        return pod  # almost always, and a copy is a third of a plan's time
+    return dataclasses.replace(pod, ready=ready, proven=proven)
