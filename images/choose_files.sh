@@ -20,6 +20,9 @@ for package in $(dpkg-query -W -f '${Package}\n' $packages); do
 done | sort -u >/chosen-files
 tar -C / --no-recursion -cf - -T /chosen-files 2>/dev/null | tar -C "$to" --keep-directory-symlink -xf -
 cp -a /etc/passwd /etc/group /etc/nsswitch.conf "$to/etc/"
+# Where a pod names no group, containerd takes it from here.
+echo 'nonroot:x:65532:65532:nonroot:/:/usr/sbin/nologin' >>"$to/etc/passwd"
+echo 'nonroot:x:65532:' >>"$to/etc/group"
 cp -aL /etc/ssl/certs/ca-certificates.crt "$to/etc/ssl/certs/"
 find "$to/usr" -name __pycache__ -prune -exec rm -r {} +
 # The interpreter's own modules, once: nobody can write beside them later.

@@ -57,7 +57,7 @@ def _written() -> list[str]:
 
 def _without_byte_code() -> list[str]:
     """Return sources that each start would compile, or whose byte code is compared with a time."""
-    sources = [one for one in _files(str(_INSTALLED)) if one.suffix == ".py"]
+    sources = [one for one in _files(str(_INSTALLED / "lib")) if one.suffix == ".py"]
     wrong = []
     for source in sources:
         compiled = Path(importlib.util.cache_from_source(str(source)))
