@@ -34,9 +34,9 @@ done=$root/image-$digest
 images="localhost/holdfast localhost/holdfast-train"
 
 build_images() {
-  local one storage="--root $root/buildah --runroot $fresh/run" options="--quiet --layers --isolation chroot"
+  local one storage="--root $root/layers --runroot $fresh/run" options="--quiet --layers --isolation chroot"
   # Their commit is not a part of the key, so no label may claim it.
-  TAG=$digest TORCH=none BASE= REVISION= CREATED= scripts/images.sh --storage "$root/buildah" --no-report
+  TAG=$digest TORCH=none BASE= REVISION= CREATED= scripts/images.sh --storage "$root/layers" --no-report
   cc -static -Os -s -o "$fresh/context/pause" "$files/pause.c"
   printf 'FROM scratch\nCOPY pause /pause\nUSER 65535:65535\nENTRYPOINT ["/pause"]\n' >"$fresh/context/pause.file"
   printf 'FROM localhost/holdfast-worker:%s\nUSER root\nRUN %s\nUSER 65532:65532\n' "$digest" \

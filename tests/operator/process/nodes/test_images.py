@@ -88,11 +88,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict
     """What a build without a cache said, and what buildah says of both images."""
     folder = tmp_path_factory.mktemp("again")
     environ = {**os.environ, "TORCH": "none", "TAG": "again", "BASE": ""}
-    command = [ROOT / "scripts" / "images.sh", "--no-cache", "--storage", folder / "storage"]
+    command = [str(ROOT / "scripts" / "images.sh"), "--no-cache", "--storage", f"{folder}/storage"]
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        storage = ["--root", folder / "storage", "--runroot", folder / "run"]
+        storage = ["--root", f"{folder}/storage", "--runroot", f"{folder}/run"]
         inspect = ["unshare", "-m", "buildah", *storage, "inspect"]
         return done.stdout, {
             name: json.loads(subprocess.check_output([*inspect, f"localhost/{name}:again"]))

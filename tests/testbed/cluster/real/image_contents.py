@@ -29,7 +29,8 @@ def _files(root: str) -> Iterator[Path]:
 
 
 def _not_imported() -> tuple[int, list[str]]:
-    count, failures = 0, []
+    count = 0
+    failures: list[str] = []
     for part in _PARTS:
         path = importlib.import_module(part).__path__
         for module in pkgutil.walk_packages(path, f"{part}.", onerror=failures.append):
