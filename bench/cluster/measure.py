@@ -15,7 +15,7 @@ from bench.cluster.stage import Stage
 from cluster.audit import most_in_a_second, uses
 from cluster.churn import Witness
 from cluster.jobs import Job, container, manifest, training
-from cluster.killing import Killing
+from cluster.outages.killing import Killing
 from cluster.release import ACCOUNT
 from holdfast_operator.plan.history import SETTLED_SECONDS
 
