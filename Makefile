@@ -250,9 +250,27 @@ soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing 
 bench-cluster: cluster-tools ## Measure the operator on a real control plane (as root; 20 minutes)
 	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.cluster --publish
 
+.PHONY: bench-scale
+bench-scale: cluster-tools ## Measure the operator with 500 and 2,000 jobs, 30,000 pods (1 hour of a quiet machine, 8 GB)
+	PYTHONPATH=$(SUPPORT) $(BIN)/python -m bench.scale
+
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/uv build --wheel --out-dir dist
+
+.PHONY: images
+images: $(STAMP) ## Build the images of operator and workers with buildah (as root; BASE=... for another base than Debian's packages)
+	@BASE='$(BASE)' RUNTIME_BASE='$(RUNTIME_BASE)' WORKER_BASE='$(WORKER_BASE)' TORCH='$(TORCH)' TAG='$(TAG)' scripts/images.sh
+
+# Sorted out for every Python and platform, so that one list serves every base. torch follows the worker's.
+PIN := $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-annotate --custom-compile-command 'make image-pins'
+
+.PHONY: image-pins
+image-pins: $(STAMP) ## Choose anew which versions of libraries the images have
+	$(PIN) --extra operator --extra master --extra traces -o images/operator.txt
+	$(PIN) --extra agent --extra master --extra cli -o images/worker.txt
+	$(PIN) --extra train --constraints images/worker.txt -o images/torch.txt
 
 .PHONY: clean
 clean: ## Remove what builds, tests and tools left; .venv stays

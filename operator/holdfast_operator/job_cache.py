@@ -49,12 +49,17 @@ class JobCache:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
         return dict(self._bodies.get(key, {}))
 
-    def add(self, key: Key, body: Body) -> None:
-        """Note an object that was seen; a late event of an older version changes nothing."""
+    def add(self, key: Key, body: Body) -> bool:
+        """Note an object that was seen; return False for a version that is known, or older.
+
+        The operator's own writes come back as events: their answers were known before.
+        """
         of_name = self._bodies.setdefault(key, {})
         known = of_name.get(_uid(body))
-        if known is None or _version(body) >= _version(known):
-            of_name[_uid(body)] = body
+        if known is not None and (same_version(body, known) or _version(body) < _version(known)):
+            return False
+        of_name[_uid(body)] = body
+        return True
 
     def update(self, key: Key, body: Body, before: Body) -> None:
         """Note the answer to a request on an object; an object that came meanwhile is newer."""
@@ -73,6 +78,12 @@ def _shown(key: Key, status: Body) -> SeenJob:
     failed = (one for one in status.get("conditions", ()) if one["type"] == "Failed")
     reason = next((one["reason"] for one in failed if one["status"] == "True"), "")
     return SeenJob(key, status.get("phase") or "Pending", reason)
+
+
+def same_version(one: Body, other: Body) -> bool:
+    """Return True if both are one version of an object."""
+    mine, its = one["metadata"], other["metadata"]
+    return bool(mine["resourceVersion"] == its["resourceVersion"])
 
 
 def _uid(body: Body) -> str:

@@ -13,7 +13,7 @@ from bench.harness.record import DOCS, Bench, to_line
 
 NAMES = (
     *("hang", "health", "load", "local_sgd", "nodes", "overhead", "preflight", "recovery"),
-    *("start", "universal"),
+    *("scale", "start", "universal"),
 )
 PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {
     "metrics": "bench.load.metrics",

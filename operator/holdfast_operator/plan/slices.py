@@ -130,7 +130,10 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         return dataclasses.replace(_without(known, demand, "it is being queued"), create=create)
     if not core.usable:
         return _waiting(core, known[1:], demand)
-    admitted = sum(one.workers for one in known if one.usable)
+    delete = _surplus(known, demand)
+    # What is given back by one rule is not there for the next one.
+    kept = [one for one in known if one.name not in delete]
+    admitted = sum(one.workers for one in kept if one.usable)
     if admitted < demand.least:
         # Two such jobs would wait for each other for ever if each kept its part.
         reason = f"{admitted} of at least {demand.least} workers are admitted: it is queued anew"
@@ -140,10 +143,10 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         workers=workers,
         placements=core.placements,
         create=_missing(known, demand),
-        release=_releases(known, demand),
-        started=_started(known, demand),
-        delete=_surplus(known, demand),
-        reason="" if workers == demand.workers else _shortage(known, workers, demand),
+        release=_releases(kept, demand),
+        started=_started(kept, demand),
+        delete=delete,
+        reason="" if workers == demand.workers else _shortage(kept, workers, demand),
     )
 
 

@@ -119,7 +119,7 @@ def read(
     status, labels = body.get("status") or {}, body["metadata"]["labels"]
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     admission = status.get("admission")
-    evicted = _holds(conditions, "Evicted")
+    evicted = _holds(conditions, "Evicted") or "deletionTimestamp" in body["metadata"]
     assigned = (admission or {}).get("podSetAssignments") or ()
     return Slice(
         index=int(labels[LABEL_SLICE]),
@@ -156,7 +156,7 @@ def released(body: Mapping[str, Any], now: str) -> dict[str, Any]:
     now: RFC 3339.
     """
     before = (body.get("status") or {}).get("conditions") or ()
-    eviction = next(one for one in before if one["type"] == "Evicted")
+    eviction = next((one for one in before if one["type"] == "Evicted"), {"reason": "Deleted"})
     text = {"message": eviction.get("message", ""), "lastTransitionTime": now}
     again = str(eviction.get("reason") in _REQUEUED)
     changed = {

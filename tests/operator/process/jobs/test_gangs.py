@@ -48,10 +48,12 @@ def test_of_two_jobs_one_waits_whole(make_job: Make, kubectl: Kubectl, seed: int
         rivals.create()
         first = rivals.winner()
         rivals.disturb(first)
+        (second,) = rivals.jobs.keys() - {first}
+        waiting = rivals.jobs[second]
+        waiting.until("its word", lambda: _reason(waiting, "QuorumReady") == "Unschedulable")
         until = time.monotonic()
         rivals.jobs[first].delete()
-        (second,) = rivals.jobs.keys() - {first}
-        rivals.jobs[second].until(
+        waiting.until(
             f"{second} is whole ({rivals.drawn})",
             lambda: rivals.seen.of(second) == rivals.replicas[second],
         )
@@ -90,6 +92,10 @@ def test_two_jobs_train_to_their_end_one_after_the_other(
                 assert f"rank {rank} in {ZONE}=z{rank}\n" in "".join(said)
     finally:
         seen.stop()
+
+
+def _reason(job: Job, kind: str) -> str:
+    return str(job.condition(kind).get("reason"))
 
 
 def _group(kubectl: Kubectl, job: Job) -> dict[str, Any]:
@@ -160,10 +166,10 @@ def test_a_scheduler_that_is_not_there_keeps_a_job_from_starting(
     body = manifest("true", replicas=1, scheduling__gang__backend="Volcano")
     on_paper(pod_spec(body))
     job.create(body)
-    job.until("its word", lambda: job.condition("GangReady").get("reason") == "NotGrouped")
+    job.until("its word", lambda: _reason(job, "GangReady") == "NotGrouped")
     remedy = "which this cluster does not serve (it has: Upstream); install it, or write Auto"
     for kind, reason in (("GangReady", "NotGrouped"), ("QuorumReady", "GangMissing")):
-        assert job.condition(kind)["reason"] == reason
+        assert _reason(job, kind) == reason
         assert remedy in job.condition(kind)["message"]
     assert job.pods() + job.pods("master") == []
     job.patch(scheduling={"gang": {"backend": "Auto"}})

@@ -120,6 +120,10 @@ def test_a_job_waits_for_its_queue_and_begins_with_what_there_is(
     second.until_training(4)
 
 
+@pytest.mark.extended(
+    "suspensions are among what is drawn",
+    held_by=["operator/process/jobs/test_queue.py::test_quota_is_never_overcommitted"],
+)
 def test_an_owner_s_suspension_gives_the_quota_back(
     make_job: Make, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, judge, slice_size
 
@@ -89,6 +91,16 @@ def test_a_scale_down_deletes_waiting_slices_first_and_held_ones_without_pods() 
     assert judge(slices, _demand(workers=2, pods=2)).delete == ("s2", "s1")
 
 
+def test_what_is_given_back_is_not_used_in_the_same_look() -> None:
+    """A deleted slice is no room for a pod, nor for the pods of a slice that is released."""
+    waiting = [_slice(CORE, 2), _slice(1, 3, "waiting"), _slice(2, 1)]
+    verdict = judge(waiting, _demand(workers=5, pods=2))
+    assert (verdict.workers, verdict.delete) == (2, ("s2",))
+    evicted = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2, "evicted")]
+    verdict = judge(evicted, _demand(workers=2, pods=4))
+    assert (verdict.delete, verdict.release) == (("s2",), ())
+
+
 def test_a_part_of_a_slice_stays_reserved() -> None:
     """A Workload cannot shrink: a job of 5 keeps the slice of 2 that its fifth worker needs."""
     slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2)]
@@ -131,6 +143,29 @@ def test_a_job_with_too_few_admitted_workers_keeps_nothing() -> None:
     ending = judge(slices, _demand(least=4, pods=4))
     assert (ending.workers, ending.delete) == (0, ())
     assert judge(slices, _demand(least=4)).delete == ("s0", "s1")
+
+
+@given(
+    states=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["admitted", "evicted", "waiting"])),
+        max_size=6,
+    ),
+    workers=st.integers(1, 12),
+    pods=st.integers(0, 14),
+)
+def test_what_is_kept_covers_the_pods_that_are_and_those_that_may_be(
+    states: list[tuple[int, str]], workers: int, pods: int
+) -> None:
+    """Whatever the slices: no rule gives back what another one counts on."""
+    slices = [_slice(index, size, state) for index, (size, state) in enumerate(states)]
+    demand = _demand(workers=workers, least=min(workers, states[0][0] if states else 1), pods=pods)
+    verdict = judge(slices, demand)
+    back = {*verdict.delete, *verdict.release}
+    held = sum(one.workers for one in slices if one.reserved)
+    kept = sum(one.workers for one in slices if one.reserved and one.name not in back)
+    usable = sum(one.workers for one in slices if one.usable and one.name not in back)
+    assert kept >= min(pods, held)
+    assert usable >= verdict.workers
 
 
 class _Queue:
