@@ -216,7 +216,7 @@ def test_a_field_that_the_crd_lacks_is_no_trouble_of_the_api_server() -> None:
     """Its code is 500 all the same; the same request again would only be refused again."""
     words = '.status.roles[name="worker"].lag: field not declared in schema'
     error = ApiRefusedError("PATCH job", 500, "", f"failed to create typed patch object: {words}")
-    assert (error.undeclared, error.is_trouble) == ({"roles.lag"}, False)
+    assert (error.undeclared, error.is_trouble) == (frozenset({"roles.lag"}), False)
     other = ApiRefusedError("PATCH job", 500, "", "etcdserver: leader changed")
     assert (other.undeclared, other.is_trouble) == (frozenset(), True)
 
