@@ -240,6 +240,8 @@ class Reconciler:
             if state is not None and state.owner.uid == uid:
                 # A write may have come to the API server whose answer was lost, or was not ours.
                 state.status.written(found.get("status") or {})
+                if not same_version(found, state.body):
+                    self._wake(key)  # the event of this version is no news any more
         for gone in known.keys() - {uid}:
             _log.info("job %s: its object %s is gone", key, gone)
             self._jobs.delete(key, gone)

@@ -299,6 +299,18 @@ async def test_a_suspended_job_that_went_is_asked_for_now_and_then(shell: Shell)
     assert shell.open_links() == 0
 
 
+async def test_a_newer_version_that_is_found_by_asking_is_looked_at(shell: Shell) -> None:
+    """Its event comes later, and is no news then."""
+    await _kept(shell, _body(suspend=True))
+    shell.server._change({})
+    shell.reconciler._states[KEY].sure_at = float("-inf")  # it was quiet for long
+    shell.woken.clear()
+    await shell.reconciler.look(KEY)
+    assert KEY in shell.woken
+    assert shell.server.job is not None
+    assert shell.reconciler._jobs.newest(KEY) == shell.server.job
+
+
 async def test_a_conflict_does_not_end_the_care_for_a_job_that_is_there(shell: Shell) -> None:
     """Something was newer than what the request was made from: it is made again."""
     await _kept(shell, _body())
