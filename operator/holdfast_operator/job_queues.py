@@ -11,12 +11,13 @@ import contextlib
 import dataclasses
 import datetime as dt
 import http
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.kube.client import MERGE, KubeClient, only
+from holdfast_operator.kube.client import MERGE, KubeClient, only, without_managers
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
 from holdfast_operator.plan.pods import WORKER, Role
@@ -93,7 +94,7 @@ class WorkloadReflector(Reflector):
 
     def _take(self, body: dict[str, Any]) -> None:
         uid, key = body["metadata"]["uid"], _key(body)
-        self._bodies[uid] = body
+        self._bodies[uid] = without_managers(body)
         self._of.setdefault(key, set()).add(uid)
         self._heard(key)
 
@@ -112,43 +113,62 @@ class WorkloadReflector(Reflector):
 class JobQueues:
     """The queues of all jobs."""
 
-    def __init__(self, client: KubeClient, namespace: str, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, client: KubeClient, scopes: Sequence[str], wake: Callable[[Key], None]
+    ) -> None:
         """Know of no Kueue yet.
 
-        namespace: The only one whose jobs are looked after; empty: all.
+        scopes: Namespaces whose jobs are looked after; the one empty name stands for all.
         wake: Has a job looked at.
         """
         self._client = client
-        self._workloads = WorkloadReflector(client, namespace, wake)
-        self._namespace = namespace
+        self._workloads = {one: WorkloadReflector(client, one, wake) for one in scopes}
+        self._turns = itertools.cycle(scopes)
+        """Of several namespaces one may be gone: each is asked for Kueue in its turn."""
+        self._namespace = next(self._turns)
         self._wake = wake
         self._kept: dict[str, tuple[float, Any]] = {}
         self._lacks = MISSING
         self._waiting: set[Key] = set()
         """Jobs that wait for Kueue to be found."""
         self.known = asyncio.Event()
-        """Set once it is known whether Kueue is there, and which Workloads there are."""
+        """Set once it is known whether Kueue is there."""
 
     async def run(self) -> None:
         """Look for Kueue, then watch its Workloads for ever."""
         while not await self._discover():
             self.known.set()
+            self._namespace = next(self._turns)
             await asyncio.sleep(_DISCOVERY_SECONDS)
         _log.info("jobs with the label %s are admitted by Kueue", QUEUE)
         self._lacks = _NOT_READ
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._workloads.run())
-            await self._workloads.synced.wait()
+            for one in self._workloads.values():
+                group.create_task(self._follow(one))
             self.known.set()
-            for key in self._waiting:
-                self._wake(key)
-            self._waiting.clear()
 
-    async def first_look(self) -> None:
-        """Wait until it is known, for a while at most: queued jobs then keep what they have."""
+    async def _follow(self, workloads: WorkloadReflector) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(workloads.run())
+            await workloads.synced.wait()
+            for key in [one for one in self._waiting if self._in(one) is workloads]:
+                self._waiting.discard(key)
+                self._wake(key)
+
+    def _in(self, key: Key) -> WorkloadReflector:
+        """Return the Workloads of a job's namespace."""
+        return self._workloads.get(key[0]) or self._workloads[""]
+
+    async def first_look(self, scope: str) -> None:
+        """Wait until Kueue and a namespace's Workloads are known.
+
+        For a while at most: queued jobs then keep what they have.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 await self.known.wait()
+                if self._lacks == _NOT_READ:
+                    await self._workloads[scope].synced.wait()
 
     async def _discover(self) -> bool:
         """Return True if Kueue is there; without an answer of the API server ask again."""
@@ -176,14 +196,14 @@ class JobQueues:
         """
         now = time.time()
         if not state.queue:
-            for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
+            for body in self._in(state.key).of(state.key, state.owner.uid):  # it had one before
                 await self._delete(body)
             state.admits(None, now)
             return None
         demand = demand_of(state)
         if not (state.templates.revision or demand.stopped):
             return None  # nothing of it is made before its templates are known
-        if not self._workloads.synced.is_set():
+        if not self._in(state.key).synced.is_set():
             self._waiting.add(state.key)
             state.admits(_kept(demand, self._lacks), now)
             return None
@@ -207,7 +227,7 @@ class JobQueues:
             verdict = judge(await self.slices(state), demand)
             if state.expectations.open:  # pods that were made may not show yet
                 verdict = dataclasses.replace(verdict, release=(), delete=())
-            for body in self._workloads.of(state.key, state.owner.uid):
+            for body in self._in(state.key).of(state.key, state.owner.uid):
                 name = body["metadata"]["name"]
                 if name in verdict.delete:
                     await self._delete(body)
@@ -236,7 +256,7 @@ class JobQueues:
 
     async def slices(self, state: JobState) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
-        bodies = self._workloads.of(state.key, state.owner.uid)
+        bodies = self._in(state.key).of(state.key, state.owner.uid)
         names = frozenset[str]().union(*map(named_flavors, bodies))
         flavors = {name: await self._flavor(name) for name in sorted(names)}
         return [read(body, flavors, state.queue, state.templates.revision) for body in bodies]
@@ -285,7 +305,7 @@ class JobQueues:
         except ApiRefusedError as error:
             if not error.is_gone:
                 raise
-        self._workloads.deleted(metadata["uid"])
+        self._in(_key(body)).deleted(metadata["uid"])
 
     async def _flavor(self, name: str) -> Placement:
         where = f"/apis/{API}/resourceflavors/{name}"

@@ -24,6 +24,7 @@ _OWNED_KINDS: Final = (
     ("api/v1", "secrets"),
     ("apis/apps/v1", "controllerrevisions"),
     ("apis/policy/v1", "poddisruptionbudgets"),
+    ("apis/networking.k8s.io/v1", "networkpolicies"),
 )
 """API group and kind of what the operator makes for a job."""
 _ENDS: Final = {"Complete", "Failed"}

@@ -99,7 +99,7 @@ def _pods(count: int) -> list[PodRecord]:
 @contextlib.asynccontextmanager
 async def _running(queues: JobQueues) -> AsyncIterator[None]:
     task = asyncio.create_task(queues.run())
-    await asyncio.wait_for(queues.known.wait(), 5)
+    await asyncio.wait_for(queues.first_look(queues._namespace), 5)
     yield
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -108,7 +108,7 @@ async def _running(queues: JobQueues) -> AsyncIterator[None]:
 
 async def _settle(server: _Kueue, state: JobState) -> tuple[int, str, float | None]:
     """Return the admitted workers, the reason for fewer, and the wait of one look."""
-    queues = JobQueues(server, "", lambda _: None)
+    queues = JobQueues(server, ("",), lambda _: None)
     async with _running(queues):
         wait = await queues.settle(state, _SETTINGS)
     assert state.admission is not None
@@ -174,7 +174,7 @@ async def test_the_quota_of_a_deleted_workload_is_not_used_though_it_still_shows
     server = _Kueue()
     for name in ("t-core", "t-1", "t-2"):
         server.hold(name, 1, admitted=True)
-    queues = JobQueues(server, "", lambda _: None)
+    queues = JobQueues(server, ("",), lambda _: None)
     async with _running(queues):
         await queues.settle(_state(*_pods(2), replicas=2), _SETTINGS)
         assert "DELETE t-2" in server.asked
@@ -207,8 +207,31 @@ async def test_jobs_that_waited_for_kueue_are_looked_at_once_it_is_there(
     """Without this they would wait for the next look at all jobs."""
     monkeypatch.setattr("holdfast_operator.job_queues._DISCOVERY_SECONDS", 0.01)
     server, woken = _Kueue({"workloads": 404}), asyncio.Queue[Key]()
-    queues = JobQueues(server, "", woken.put_nowait)
+    queues = JobQueues(server, ("",), woken.put_nowait)
     async with _running(queues):
         await queues.settle(_state(), _SETTINGS)
         server.refusals.clear()
         assert await asyncio.wait_for(woken.get(), 5) == ("team", "t")
+
+
+async def test_a_namespace_that_may_not_be_read_keeps_no_other_from_its_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is asked for Kueue in its turn, and each has its Workloads by itself."""
+    monkeypatch.setattr("holdfast_operator.job_queues._DISCOVERY_SECONDS", 0.01)
+    server = _Kueue({"/namespaces/gone/": 403})
+    queues = JobQueues(server, ("gone", "team"), lambda _: None)
+    running = asyncio.create_task(queues.run())
+    await asyncio.wait_for(queues.known.wait(), 5)
+    while queues._namespace == "gone" or not queues._workloads["team"].synced.is_set():
+        await asyncio.wait_for(asyncio.sleep(0.01), 5)
+    server.hold("t-core", 1, admitted=True)
+    queues._workloads["team"]._take(server.workloads[0])
+    state = _state(*_pods(1))
+    await queues.settle(state, _SETTINGS)
+    assert state.admission is not None
+    assert state.admission.workers == 1
+    assert not queues._workloads["gone"].synced.is_set()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
