@@ -18,10 +18,24 @@ from typing import Any
 import aiohttp
 import kopf
 
+from holdfast_operator.kube.client import without_managers
 from holdfast_wire import keys
 
 Seen = Callable[[tuple[str, str], Mapping[str, Any], bool], None]
 """Called with a job's namespace and name, its object, and True if the object is gone."""
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Nothing to compare an object with: kopf would copy each object it sees, for nobody."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
 
 
 async def watch_jobs(
@@ -42,14 +56,15 @@ async def watch_jobs(
         settings.scanning.disabled = True
         settings.posting.enabled = False
         settings.peering.standalone = True
-        settings.watching.chunk_size = 500
+        settings.watching.chunk_size = 100  # 60 kB each, once they are parsed
+        settings.persistence.diffbase_storage = _NoDiffs()
         # Unused, but two operators with one name would remove each other's.
         settings.persistence.finalizer = "holdfast.dev/kopf-unused"
 
     async def event(body: kopf.Body, **arguments: Any) -> None:
         metadata = body["metadata"]
         gone = arguments["type"] == "DELETED"
-        seen((metadata["namespace"], metadata["name"]), dict(body), gone)
+        seen((metadata["namespace"], metadata["name"]), without_managers(dict(body)), gone)
 
     group, _, version = keys.API_VERSION.partition("/")
     kopf.on.startup(registry=registry)(configure)

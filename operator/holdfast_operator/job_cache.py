@@ -8,11 +8,21 @@ reported gone. If a name seems to have two objects, the API server has to be ask
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast_operator.state.job_state import Key
 
 Body = Mapping[str, Any]
+
+
+class SeenJob(NamedTuple):
+    """One job as its status shows it."""
+
+    key: Key
+    phase: str
+    """Pending: it has no status yet."""
+    reason: str
+    """Why it has failed; empty: it has not."""
 
 
 class JobCache:
@@ -30,21 +40,26 @@ class JobCache:
             reversed(bodies), key=lambda one: one["metadata"]["creationTimestamp"], default=None
         )
 
-    def phases(self) -> list[str]:
-        """Return the phase in the status of each name's newest object; Pending: it has none yet."""
-        found = (self.newest(key) for key in self._bodies)
-        return [str((one.get("status") or {}).get("phase") or "Pending") for one in found if one]
+    def seen(self) -> list[SeenJob]:
+        """Return each name's newest object."""
+        found = ((key, self.newest(key)) for key in self._bodies)
+        return [_shown(key, one.get("status") or {}) for key, one in found if one]
 
     def bodies(self, key: Key) -> dict[str, Body]:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
         return dict(self._bodies.get(key, {}))
 
-    def add(self, key: Key, body: Body) -> None:
-        """Note an object that was seen; a late event of an older version changes nothing."""
+    def add(self, key: Key, body: Body) -> bool:
+        """Note an object that was seen; return False for a version that is known, or older.
+
+        The operator's own writes come back as events: their answers were known before.
+        """
         of_name = self._bodies.setdefault(key, {})
         known = of_name.get(_uid(body))
-        if known is None or _version(body) >= _version(known):
-            of_name[_uid(body)] = body
+        if known is not None and (same_version(body, known) or _version(body) < _version(known)):
+            return False
+        of_name[_uid(body)] = body
+        return True
 
     def update(self, key: Key, body: Body, before: Body) -> None:
         """Note the answer to a request on an object; an object that came meanwhile is newer."""
@@ -57,6 +72,18 @@ class JobCache:
         of_name.pop(uid, None)
         if not of_name:
             self._bodies.pop(key, None)
+
+
+def _shown(key: Key, status: Body) -> SeenJob:
+    failed = (one for one in status.get("conditions", ()) if one["type"] == "Failed")
+    reason = next((one["reason"] for one in failed if one["status"] == "True"), "")
+    return SeenJob(key, status.get("phase") or "Pending", reason)
+
+
+def same_version(one: Body, other: Body) -> bool:
+    """Return True if both are one version of an object."""
+    mine, its = one["metadata"], other["metadata"]
+    return bool(mine["resourceVersion"] == its["resourceVersion"])
 
 
 def _uid(body: Body) -> str:

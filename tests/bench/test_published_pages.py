@@ -13,9 +13,12 @@ from bench.harness.record import DOCS, Bench, to_line
 
 NAMES = (
     *("hang", "health", "load", "local_sgd", "nodes", "overhead", "preflight", "recovery"),
-    *("start", "universal"),
+    *("scale", "start", "universal"),
 )
-PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {"simulation": "bench.simulation"}
+PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {
+    "metrics": "bench.load.metrics",
+    "simulation": "bench.simulation",
+}
 
 
 def _bench(name: str) -> Bench:

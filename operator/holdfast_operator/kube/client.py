@@ -209,6 +209,15 @@ def only(uid: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
 
 
+def without_managers(body: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without its `managedFields`: half of its size, and nobody reads them."""
+    metadata = body.get("metadata")
+    if not isinstance(metadata, dict) or "managedFields" not in metadata:
+        return body
+    kept = {name: value for name, value in metadata.items() if name != "managedFields"}
+    return {**body, "metadata": kept}
+
+
 async def _within(seconds: float, reading: Awaitable[bytes]) -> bytes:
     # Not `wait_for`: it loses a cancellation that comes together with data.
     async with asyncio.timeout(seconds):
@@ -231,4 +240,4 @@ def _parsed(what: str, code: int, data: bytes) -> Any:
         answer = {"message": data[:500].decode(errors="replace")}
     if code >= _ERROR:
         raise ApiRefusedError(what, code, answer.get("reason", ""), answer.get("message", ""))
-    return answer
+    return without_managers(answer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast_operator.spec.job import JobSpec
 from holdfast_wire.messages import PodPhase
@@ -28,13 +28,15 @@ class Role(enum.Enum):
     """A pod beside the world, of a role in `spec.extraRoles`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class PodSlot:
-    """Place that one pod at a time fills: a role and a number in it."""
+class PodSlot(NamedTuple):
+    """Place that one pod at a time fills: a role and a number in it.
+
+    A tuple: each plan compares and hashes it a dozen times for each pod.
+    """
 
     name: str
     """`master`, `worker`, or the name of an extra role."""
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a tuple's search, which nobody needs
     """From 0; for workers the node rank."""
 
     @property

@@ -7,13 +7,16 @@ nothing about the training.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.inputs import avoided_by, unix_time
 from holdfast_operator.plan.pods import MASTER, UNSCHEDULABLE, ObservedPod, PodSlot
+from holdfast_operator.pods.gang import backend_of
 from holdfast_operator.pods.memory import limit_of
-from holdfast_operator.pods.names import LABEL_INCARNATION
+from holdfast_operator.pods.names import LABEL_INCARNATION, Owner
 from holdfast_operator.pods.template import our_container
 from holdfast_wire import keys
 from holdfast_wire.messages import NoticeReceived, PodObservation, PodPhase
@@ -43,6 +46,8 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 _NODE_LOST: Final = "NodeLost"
 _INIT_FAILED: Final = "InitContainerFailed"
 """Reason of a pod whose training container never ran."""
+_CONDITIONS: Final = 1024
+"""Sets of conditions that are kept: pods of one cluster have a dozen."""
 _OVER: Final = frozenset({PodPhase.SUCCEEDED, PodPhase.FAILED})
 
 
@@ -58,6 +63,8 @@ class PodRecord(ObservedPod):
     job: str
     owner: str
     """Uid of the job that made it."""
+    gang: str
+    """Backend of the group that it is scheduled in; empty: none."""
     address: str
     """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
@@ -128,13 +135,13 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
     reason = _NODE_LOST if lost else status.get("reason") or ended.get("reason", "")
     waiting, waiting_text = _waiting(status)
     return PodRecord(
-        namespace=metadata["namespace"],
-        job=job,
+        namespace=sys.intern(metadata["namespace"]),
+        job=sys.intern(job),
         name=metadata["name"],
         uid=metadata["uid"],
         slot=slot,
         incarnation=incarnation,
-        owner=next((one["uid"] for one in owners if one.get("controller")), ""),
+        owner=sys.intern(next((one["uid"] for one in owners if one.get("controller")), "")),
         phase=phase,
         lingers=phase in _OVER and said not in _OVER and _others_run(spec, status),
         exit_code=_exit_code(phase, ended),
@@ -148,10 +155,11 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         ready=_is_true(conditions, "Ready"),
         serving=_is_true(conditions, "ContainersReady"),
         unheard=_unheard(conditions),
-        node=spec.get("nodeName", ""),
+        node=sys.intern(spec.get("nodeName", "")),
         avoids=avoided_by(spec),
+        gang=backend_of(body, Owner(name=job, namespace="", uid="").gang),
         address=status.get("podIP", ""),
-        conditions=tuple(f"{one['type']}={one['status']}" for one in conditions),
+        conditions=_shared(tuple(f"{one['type']}={one['status']}" for one in conditions)),
         created_at=unix_time(metadata["creationTimestamp"]),
         ended_at=unix_time(ended["finishedAt"]) if ended.get("finishedAt") else None,
         ends=ends,
@@ -162,6 +170,12 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         waiting_text=waiting_text,
         not_started="" if phase in _OVER else not_started(spec, status),
     )
+
+
+@functools.lru_cache(maxsize=_CONDITIONS)
+def _shared(conditions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return one tuple for all pods with these conditions: they are a third of a record."""
+    return conditions
 
 
 def _slot(labels: Mapping[str, str]) -> PodSlot:

@@ -52,6 +52,10 @@ class Child:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-_TAIL:]
 
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; return its exit code. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(seconds)
+
     def kill(self) -> None:
         """End it, and wait until it is gone."""
         self._process.kill()

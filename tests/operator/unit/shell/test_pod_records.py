@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods.record import PodRecord, not_started, read_pod
 from holdfast_wire.messages import PodPhase
-from jobs.pod_objects import pod_object
+from jobs.pod_objects import pod_object, recorded
 
 _DONE = {"terminated": {"exitCode": 0}}
 _RUNS: dict[str, Any] = {"running": {}}
@@ -386,3 +387,16 @@ def test_a_pod_without_a_node_waits_for_one() -> None:
     """None of its containers can start."""
     spec = {name: value for name, value in SPEC.items() if name != "nodeName"}
     assert not_started(spec, {}) == "it has no node yet"
+
+
+def test_records_share_what_pods_have_in_common() -> None:
+    """Thousands of pods have a dozen sets of conditions, and one owner for each job."""
+    records = []
+    for rank in (0, 1):
+        body = json.loads(json.dumps(pod_object(index=rank, owner="u-1 x", uid=f"p-{rank}")))
+        body["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+        records.append(recorded(body))
+    one, other = records
+    assert one.conditions == ("Ready=True",)
+    assert one.conditions is other.conditions
+    assert one.owner is other.owner

@@ -20,6 +20,7 @@ from holdfast_operator.nodes.strikes import ExcludedNode
 from holdfast_operator.plan.inputs import avoided_by
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
+from holdfast_operator.pods.revision import templates_of
 from holdfast_operator.reconcile import Reconciler
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.job_state import Key
@@ -203,6 +204,19 @@ async def test_only_its_own_pods_are_told_to_a_master(shell: Shell, owner: str) 
     assert [(one.pod_uid, one.phase) for one in link.sent] == [("p-1", PodPhase.GONE)]
 
 
+async def test_the_jobs_of_a_namespace_that_is_left_are_forgotten(shell: Shell) -> None:
+    """Their links close, and nothing is asked or written; those of other namespaces stay."""
+    link = await _kept(shell, _body())
+    shell.reconciler.leave("elsewhere")
+    assert shell.woken == []
+    shell.reconciler.leave(KEY[0])
+    assert shell.woken == [KEY]
+    assert await shell.reconciler.look(KEY) is None
+    assert link.closed
+    again = await _kept(shell, _body())
+    assert (again is not link, shell.open_links()) == (True, 1)
+
+
 async def test_a_master_that_is_given_up_is_not_obeyed_any_more(shell: Shell) -> None:
     """From the moment its successor's pod is there, and before that one has said a word."""
     body = _body()
@@ -229,6 +243,37 @@ async def test_a_master_that_an_earlier_operator_heard_is_the_least(shell: Shell
     assert link.refusal(Fence(epoch=2001, incarnation="b")) == ""
 
 
+async def test_what_an_earlier_operator_made_for_a_job_is_read_and_not_made_again(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two thousand jobs a restart would take twice as many requests."""
+    templates = templates_of(read(job(replicas=2)).spec)  # of a ControllerRevision
+    metadata = {"name": "it", "uid": "o-1", "ownerReferences": [{"uid": "u-1"}]}
+    owned = {"metadata": metadata, "data": templates}
+    looked_for: list[str] = []
+
+    async def find(path: str) -> dict[str, Any] | None:
+        looked_for.append(path)
+        return owned
+
+    monkeypatch.setattr(shell.server, "find", find)
+    body = _body() | {"status": {"masterPods": 1, "templateRevision": "t-1"}}
+    await _kept(shell, body)
+    kinds = ("services", "secrets")
+    posted = (one for one in shell.server.asked if one[0] == "POST" and one[1].endswith(kinds))
+    assert [name for _, _, name in posted] == ["t-worker-tls-0"]  # which no look has found yet
+    assert sum(f"/{kind}/" in path for path in looked_for for kind in kinds) == 4
+
+
+async def test_the_event_of_a_write_leads_to_no_look(shell: Shell) -> None:
+    """The answer to the write was known before."""
+    await _kept(shell, _body())
+    assert shell.server.job is not None
+    shell.woken.clear()
+    shell.reconciler.seen(KEY, dict(shell.server.job), False)
+    assert shell.woken == []
+
+
 async def test_a_job_that_went_without_a_word_is_forgotten(shell: Shell) -> None:
     """After a gap of the watch nothing tells of it but the answers to requests."""
     await _kept(shell, _body())
@@ -252,6 +297,18 @@ async def test_a_suspended_job_that_went_is_asked_for_now_and_then(shell: Shell)
     await shell.reconciler.look(KEY)
     await shell.reconciler.look(KEY)
     assert shell.open_links() == 0
+
+
+async def test_a_newer_version_that_is_found_by_asking_is_looked_at(shell: Shell) -> None:
+    """Its event comes later, and is no news then."""
+    await _kept(shell, _body(suspend=True))
+    shell.server._change({})
+    shell.reconciler._states[KEY].sure_at = float("-inf")  # it was quiet for long
+    shell.woken.clear()
+    await shell.reconciler.look(KEY)
+    assert KEY in shell.woken
+    assert shell.server.job is not None
+    assert shell.reconciler._jobs.newest(KEY) == shell.server.job
 
 
 async def test_a_conflict_does_not_end_the_care_for_a_job_that_is_there(shell: Shell) -> None:

@@ -80,7 +80,7 @@ class Client:
             heard("MODIFIED", one)
         version = listed["metadata"]["resourceVersion"]
         watch = f"{path}?{query}&watch=1&timeoutSeconds={_WATCH_SECONDS}&resourceVersion={version}"
-        async for event in self._events(watch):
+        async for event in self.events(watch):
             one = event["object"]
             if event["type"] == "ERROR":
                 raise ApiError(one.get("code", 0), str(one.get("message")))
@@ -91,7 +91,8 @@ class Client:
                 known[uid] = one
             heard(event["type"], one)
 
-    async def _events(self, path: str) -> AsyncIterator[Mapping[str, Any]]:
+    async def events(self, path: str) -> AsyncIterator[Mapping[str, Any]]:
+        """Yield the events of a watch until it ends; raises as `call`."""
         rest = b""
         patience = aiohttp.ClientTimeout(total=None, sock_connect=_TIMEOUT_SECONDS)
         async with self._session.get(path, timeout=patience) as response:
