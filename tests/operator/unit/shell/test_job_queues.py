@@ -174,7 +174,7 @@ async def test_the_quota_of_a_deleted_workload_is_not_used_though_it_still_shows
     server = _Kueue()
     for name in ("t-core", "t-1", "t-2"):
         server.hold(name, 1, admitted=True)
-    queues = JobQueues(server, "", lambda _: None)
+    queues = JobQueues(server, ("",), lambda _: None)
     async with _running(queues):
         await queues.settle(_state(*_pods(2), replicas=2), _SETTINGS)
         assert "DELETE t-2" in server.asked
