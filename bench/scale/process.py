@@ -30,6 +30,9 @@ class Moment:
     at: float
     """Monotonic, s."""
     usage: Usage
+    """Before its metrics were read."""
+    cpu_s: float
+    """Its CPU after that: to answer is no work of its own."""
     requests: float
     """To the API server so far; watches of kopf are not among them."""
     looks: Mapping[float, float]
@@ -41,7 +44,7 @@ class Moment:
         looks = {le: count - before.looks.get(le, 0) for le, count in self.looks.items()}
         return Use(
             seconds=seconds,
-            cpu_s=self.usage.cpu_s - before.usage.cpu_s,
+            cpu_s=self.usage.cpu_s - before.cpu_s,
             requests=self.requests - before.requests,
             looks=looks.get(math.inf, 0.0),
             look_p99_s=quantile(looks, 0.99),
@@ -103,13 +106,14 @@ class OperatorProcess:
     async def moment(self) -> Moment:
         """Look at it."""
         requests, looks = 0.0, dict[float, float]()
+        at, usage = time.monotonic(), self.usage()
         if self._port:
             for name, labels, value in await self._metrics():
                 if name == REQUESTS:
                     requests += value
                 elif name == LOOKS:
                     looks[float(labels["le"])] = value
-        return Moment(time.monotonic(), self.usage(), requests, looks)
+        return Moment(at, usage, self.usage().cpu_s, requests, looks)
 
     async def ready(self) -> bool:
         """Return True once it says that it is ready."""

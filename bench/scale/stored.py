@@ -6,10 +6,11 @@ where an API server with a share of two cores could not have made them in an hou
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import aiohttp
@@ -19,9 +20,7 @@ from bench.scale.stage import JOBS, NAMESPACE, Stage
 from holdfast_wire import keys
 
 SAMPLE: Final = "sample-of-all"
-_MOST_BYTES: Final = 700_000
-"""In one transaction: etcd takes 1.5 MiB, which base64 makes more of."""
-_MOST_PUTS: Final = 100
+_AT_ONCE: Final = 16
 _FIRST: Final = 100
 """Number of the first copy's pods: addresses below are the sample's."""
 _KINDS: Final = (
@@ -37,13 +36,24 @@ Put = tuple[str, str]
 async def store(stage: Stage, jobs: int) -> int:
     """Store so many copies of the sample, which runs; return the number of objects."""
     sample = await _read(stage)
-    count = 0
+    copies = _copies(sample, jobs, stage.kubelets.nodes)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{stage.plane.ports.etcd}") as session:
-        for batch in _batches(_copies(sample, jobs, stage.kubelets.nodes)):
-            puts = [{"requestPut": {"key": _b64(key), "value": _b64(text)}} for key, text in batch]
-            async with session.post("/v3/kv/txn", json={"success": puts}) as answer:
-                answer.raise_for_status()
-            count += len(batch)
+        counts = await asyncio.gather(*(_write(session, copies) for _ in range(_AT_ONCE)))
+    return sum(counts)
+
+
+async def _write(session: aiohttp.ClientSession, puts: Iterator[Put]) -> int:
+    """Write what is left; return the number of objects.
+
+    One in a request: objects of one transaction have one version, and a watch that goes on from
+    there leaves some of them out.
+    """
+    count = 0
+    for key, text in puts:
+        body = {"key": _b64(key), "value": _b64(text)}
+        async with session.post("/v3/kv/put", json=body) as answer:
+            answer.raise_for_status()
+        count += 1
     return count
 
 
@@ -90,19 +100,6 @@ def _fresh(one: Mapping[str, Any], folder: str, place: int, nodes: int) -> dict[
     if folder == "services/specs":  # an address would have to be given out by the API server
         body["spec"] = {**one["spec"], "clusterIP": "None", "clusterIPs": ["None"]}
     return body
-
-
-def _batches(puts: Iterable[Put]) -> Iterator[list[Put]]:
-    batch: list[Put] = []
-    size = 0
-    for key, text in puts:
-        if batch and (size + len(text) > _MOST_BYTES or len(batch) == _MOST_PUTS):
-            yield batch
-            batch, size = [], 0
-        batch.append((key, text))
-        size += len(text)
-    if batch:
-        yield batch
 
 
 def _b64(text: str) -> str:

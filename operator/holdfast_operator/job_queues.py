@@ -338,14 +338,15 @@ def _kept(demand: Demand, reason: str) -> Verdict:
 def demand_of(state: JobState) -> Demand:
     """Return what a job asks of its queue, and the pods that it has."""
     asked, size = state.asked, state.asked.size
-    pods = [pod for pod in state.pods() if pod.occupies]
+    # A pod that is being deleted counts for the cluster until its object is gone.
+    pods = [pod for pod in state.pods() if pod.occupies or pod.deleting]
     workers = [pod for pod in pods if pod.slot.role is Role.WORKER]
     return Demand(
         workers=asked.worker_pods,
         least=size.least,
         most=max(size.most, size.desired) + asked.standbys,
         unit=asked.unit,
-        pods=len(workers),
+        ranks=tuple(pod.slot.index for pod in workers),
         ready=sum(pod.ready and not pod.deleting for pod in workers),
         others=len(pods) > len(workers),
         stopped=asked.suspend or state.deleted or state.status.ended,

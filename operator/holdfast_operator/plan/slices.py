@@ -72,14 +72,23 @@ class Demand:
     """Most that it may ever want: the sizes of slices follow from it."""
     unit: int
     """Workers come in multiples of this."""
-    pods: int
-    """Worker pods that exist, also those that are ending."""
+    ranks: Sequence[int]
+    """Ranks of the worker pods that exist, also of those that are ending."""
     ready: int
     """Worker pods that are ready."""
     others: bool
     """A pod of the master or of an extra role exists."""
     stopped: bool = False
     """It is suspended by its owner, or ended, or deleted: it wants no quota."""
+
+    @property
+    def pods(self) -> int:
+        """Number of worker pods that exist."""
+        return len(self.ranks)
+
+    def use(self, workers: int) -> int:
+        """Return how many worker pods there are once all missing ones of so many are made."""
+        return workers + self.pods - len({rank for rank in self.ranks if rank < workers})
 
     @property
     def idle(self) -> bool:
@@ -130,7 +139,8 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         return dataclasses.replace(_without(known, demand, "it is being queued"), create=create)
     if not core.usable:
         return _waiting(core, known[1:], demand)
-    delete = _surplus(known, demand)
+    use = demand.use(min(sum(one.workers for one in known if one.usable), demand.workers))
+    delete = _surplus(known, demand, use)
     # What is given back by one rule is not there for the next one.
     kept = [one for one in known if one.name not in delete]
     admitted = sum(one.workers for one in kept if one.usable)
@@ -143,7 +153,7 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         workers=workers,
         placements=core.placements,
         create=_missing(known, demand),
-        release=_releases(kept, demand),
+        release=_releases(kept, use),
         started=_started(kept, demand),
         delete=delete,
         reason="" if workers == demand.workers else _shortage(kept, workers, demand),
@@ -182,7 +192,7 @@ def _missing(known: Sequence[Slice], demand: Demand) -> tuple[tuple[int, int], .
     return tuple(made)
 
 
-def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+def _surplus(known: Sequence[Slice], demand: Demand, use: int) -> tuple[str, ...]:
     """Return the slices that the spec does not need, without pods: waiting ones, then newest."""
     covered = sum(one.workers for one in known)
     held = sum(one.workers for one in known if one.reserved)
@@ -190,7 +200,7 @@ def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
     for one in sorted(known[1:], key=lambda one: (one.reserved, -one.index)):
         if covered - one.workers < demand.workers:
             continue
-        if one.reserved and held - one.workers < demand.pods:
+        if one.reserved and held - one.workers < use:
             continue  # its pods are still ending
         names.append(one.name)
         covered -= one.workers
@@ -198,12 +208,12 @@ def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _releases(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+def _releases(known: Sequence[Slice], use: int) -> tuple[str, ...]:
     """Return the evicted slices that no pod needs any more."""
     held = sum(one.workers for one in known if one.reserved)
     names = []
     for one in reversed(known[1:]):
-        if one.evicted and one.reserved and held - one.workers >= demand.pods:
+        if one.evicted and one.reserved and held - one.workers >= use:
             names.append(one.name)
             held -= one.workers
     return tuple(names)

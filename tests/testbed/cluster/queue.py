@@ -213,9 +213,10 @@ class QuotaWitness:
         The API server's store numbers the changes of all kinds in one order.
         """
         usage, found = _Usage(), list[str]()
-        for _, _, kind, body in sorted(self._seen, key=_order):
+        for version, _, kind, body in sorted(self._seen, key=_order):
             usage.take(kind, body)
-            found += usage.faults(quota)
+            what = f"{kind} {body['kind']} {body['metadata']['name']}"
+            found += [f"{version} {what}: {one}" for one in usage.faults(quota)]
         return found
 
     def story(self, since: float) -> Iterator[tuple[float, str]]:

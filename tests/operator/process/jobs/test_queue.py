@@ -224,7 +224,8 @@ def test_quota_is_never_overcommitted(
     wanted = best.body["spec"]["replicas"]
     best.until(f"all of {wanted}; {story}", lambda: len(best.live()) == wanted)
     best.delete()
-    assert quota.faults(_QUOTA) == [], story
+    faults = quota.faults(_QUOTA)
+    assert not faults, "\n".join([*story, *faults, *(text for _, text in quota.story(0.0))])
 
 
 @pytest.mark.extended(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, judge, slice_size
 
 
-def _demand(**changes: int | bool) -> Demand:
-    base = Demand(workers=6, least=2, most=6, unit=1, pods=0, ready=0, others=False)
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+def _demand(*, pods: int = 0, **changes: Any) -> Demand:
+    """Return a demand; `pods`: of the lowest ranks."""
+    base = Demand(
+        workers=6, least=2, most=6, unit=1, ranks=tuple(range(pods)), ready=0, others=False
+    )
+    return dataclasses.replace(base, **changes)
 
 
 def _slice(index: int, workers: int, state: str = "admitted") -> Slice:
@@ -75,6 +79,13 @@ def test_slices_are_reported_as_started_in_order_and_once() -> None:
     assert judge(slices, _demand(workers=5, pods=5, ready=5)).started == ("s0", "s1", "s2")
 
 
+def test_a_successor_that_is_made_in_the_same_look_keeps_its_quota() -> None:
+    """The pod of rank 0 is gone, and those of an evicted slice still end."""
+    slices = [_slice(CORE, 2), _slice(1, 2, "evicted")]
+    assert judge(slices, _demand(ranks=(1, 2))).release == ()
+    assert judge(slices, _demand(ranks=(1,))).release == ("s1",)
+
+
 def test_an_evicted_core_stops_the_job_and_gives_all_back() -> None:
     """First all pods end; then the slices go, and the core waits again."""
     slices = [_slice(CORE, 2, "evicted"), _slice(1, 2)]
@@ -92,10 +103,10 @@ def test_a_scale_down_deletes_waiting_slices_first_and_held_ones_without_pods() 
 
 
 def test_what_is_given_back_is_not_used_in_the_same_look() -> None:
-    """A deleted slice is no room for a pod, nor for the pods of a slice that is released."""
+    """A slice with room for a pod to come stays; a deleted one is no room for those that end."""
     waiting = [_slice(CORE, 2), _slice(1, 3, "waiting"), _slice(2, 1)]
     verdict = judge(waiting, _demand(workers=5, pods=2))
-    assert (verdict.workers, verdict.delete) == (2, ("s2",))
+    assert (verdict.workers, verdict.delete) == (3, ())
     evicted = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2, "evicted")]
     verdict = judge(evicted, _demand(workers=2, pods=4))
     assert (verdict.delete, verdict.release) == (("s2",), ())
@@ -151,20 +162,24 @@ def test_a_job_with_too_few_admitted_workers_keeps_nothing() -> None:
         max_size=6,
     ),
     workers=st.integers(1, 12),
-    pods=st.integers(0, 14),
+    ranks=st.lists(st.integers(0, 13), max_size=14),
 )
 def test_what_is_kept_covers_the_pods_that_are_and_those_that_may_be(
-    states: list[tuple[int, str]], workers: int, pods: int
+    states: list[tuple[int, str]], workers: int, ranks: list[int]
 ) -> None:
     """Whatever the slices: no rule gives back what another one counts on."""
     slices = [_slice(index, size, state) for index, (size, state) in enumerate(states)]
-    demand = _demand(workers=workers, least=min(workers, states[0][0] if states else 1), pods=pods)
+    demand = _demand(
+        workers=workers, least=min(workers, states[0][0] if states else 1), ranks=ranks
+    )
     verdict = judge(slices, demand)
     back = {*verdict.delete, *verdict.release}
     held = sum(one.workers for one in slices if one.reserved)
     kept = sum(one.workers for one in slices if one.reserved and one.name not in back)
     usable = sum(one.workers for one in slices if one.usable and one.name not in back)
-    assert kept >= min(pods, held)
+    made = {*ranks, *range(verdict.workers)}
+    doubles = len(ranks) - len(set(ranks))
+    assert kept >= min(len(made) + doubles, held)
     assert usable >= verdict.workers
 
 
@@ -231,7 +246,8 @@ class _Job:
                 queue.slices[key] = free
         pods = self.demand.pods
         change = 1 if pods < verdict.workers else -1 if pods > verdict.workers else 0
-        self.demand = dataclasses.replace(self.demand, pods=pods + change, others=pods + change > 0)
+        ranks = tuple(range(pods + change))
+        self.demand = dataclasses.replace(self.demand, ranks=ranks, others=bool(ranks))
 
 
 @pytest.mark.parametrize("seed", range(50))
