@@ -28,6 +28,8 @@ WATCHED = $(PYTEST) tests/recovery -n $(PROCESSES) $(SHARED) \
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) tests/operator/process --dist loadfile -m "$(LEFT) and kube" $(SLOWEST)
+# Where it cannot be built, its tests are skipped with that reason.
+BESIDE_TOOLS := for one in queue metrics; do nice scripts/cluster_tools.sh --$$one >/dev/null || true; done
 # Without the long ones of `make test-node`.
 NODE = $(PYTEST) tests/operator/process/nodes -m "node and not slow" $(SLOWEST)
 # In a fresh clone pytest compiles every test, and each worker of the first part would do it anew.
@@ -132,13 +134,13 @@ node-tools: $(STAMP) # Build what real nodes are made of, and the product's imag
 .PHONY: test
 test: $(STAMP) ## Check, then run the tests (about 34 minutes on 2 cores; says where they went)
 	mkdir -p build; rm -f build/*-phase.*; failed=0; trap 'for one in $$(jobs -p); do pkill -P $$one; kill $$one; done 2>/dev/null || true' EXIT; \
-	(trap - INT; for one in cluster_tools.sh node_image.sh "cluster_tools.sh --nodes"; do nice setsid -w scripts/$$one || exit; done) >/dev/null & nodes=$$!; \
+	(trap - INT; for one in cluster_tools.sh "cluster_tools.sh --queue" "cluster_tools.sh --metrics" node_image.sh "cluster_tools.sh --nodes"; do nice setsid -w scripts/$$one || true; done) >/dev/null & nodes=$$!; \
 	(trap - INT; exec nice $(READ_FIRST)) & reading=$$!; \
 	(trap - INT; $(CHECK_TYPES) >build/types.log 2>&1) & types=$$!; \
 	$(CHECK_STYLE) || exit 1; wait $$reading || true; \
 	$(QUICK) --durations=12 --durations-min=5 --phase-write=build/fast-phase.json || failed=1; \
 	wait $$types || failed=1; \
-	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(KUBE) -n $(BESIDE) \
+	(trap - INT; wrong=0; nice scripts/cluster_tools.sh >/dev/null || wrong=1; $(BESIDE_TOOLS); $(KUBE) -n $(BESIDE) \
 	  --phase-write=build/kube-phase.json >build/kube-phase.log 2>&1 || wrong=1; \
 	  while kill -0 $$nodes 2>/dev/null; do sleep 1; done; \
 	  $(NODE) --phase-write=build/node-phase.json >build/node-phase.log 2>&1 || wrong=1; exit $$wrong) & kube=$$!; \
@@ -158,6 +160,7 @@ coverage: $(STAMP) ## Measure which decisions the fast tests reach (twice as lon
 
 .PHONY: test-kube
 test-kube: cluster-tools ## Test the operator on a real Kubernetes control plane (11 minutes)
+	@$(BESIDE_TOOLS)
 	$(KUBE) -n $(PROCESSES)
 
 .PHONY: test-node
@@ -207,6 +210,10 @@ bench-recovery: $(STAMP) ## Measure recovery beside torchrun and DLRover (long; 
 bench-load: $(STAMP) ## Measure the master under 100 to 10,000 agents, beside DLRover's (20 minutes)
 	$(BIN)/python -m bench.load
 
+.PHONY: bench-metrics
+bench-metrics: $(STAMP) ## Measure what metrics cost the master of 3,000 agents (15 minutes)
+	$(BIN)/python -m bench.load.metrics
+
 .PHONY: bench-overhead
 bench-overhead: $(STAMP) ## Measure what agent, master and SDK add to a step, beside torchrun
 	$(BIN)/python -m bench.overhead
@@ -250,6 +257,20 @@ bench-scale: cluster-tools ## Measure the operator with 500 and 2,000 jobs, 30,0
 .PHONY: wheel
 wheel: $(STAMP) ## Build the wheel into dist/
 	$(BIN)/uv build --wheel --out-dir dist
+
+.PHONY: images
+images: $(STAMP) ## Build the images of operator and workers with buildah (as root; BASE=... for another base than Debian's packages)
+	@BASE='$(BASE)' RUNTIME_BASE='$(RUNTIME_BASE)' WORKER_BASE='$(WORKER_BASE)' TORCH='$(TORCH)' TAG='$(TAG)' scripts/images.sh
+
+# Sorted out for every Python and platform, so that one list serves every base. torch follows the worker's.
+PIN := $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-annotate --custom-compile-command 'make image-pins'
+
+.PHONY: image-pins
+image-pins: $(STAMP) ## Choose anew which versions of libraries the images have
+	$(PIN) --extra operator --extra master --extra traces -o images/operator.txt
+	$(PIN) --extra agent --extra master --extra cli -o images/worker.txt
+	$(PIN) --extra train --constraints images/worker.txt -o images/torch.txt
 
 .PHONY: clean
 clean: ## Remove what builds, tests and tools left; .venv stays

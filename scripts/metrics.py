@@ -32,6 +32,7 @@ PAGE: Final = ROOT / "docs/reference/metrics.md"
 CHART: Final = "../../charts/holdfast/README.md#metrics"
 ALERTS: Final = ROOT / "charts/holdfast/files/alerts.yaml"
 _COMMON: Final = {"namespace", "job"}
+_OF_HOSTS: Final = "holdfast_job_node_strikes"
 _HEAD: Final = """# Metrics and alerts
 
 <!-- scripts/metrics.py writes this page; `make manifests` -->
@@ -45,31 +46,66 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 | the operator | its pod, port `metrics` (8080) | a ServiceMonitor |
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
-them (`honor_labels: true`). No label grows with ranks or pods. A job has {series} series, and one
-more for each host that something spoke against. Counters begin at 0 with each master; `increase`
-and `rate` allow for that. The master's event loop takes the figures of a scrape: while that loop is
-stuck the target is down.
+them (`honor_labels: true`), of the operator, too. Counters begin at 0 with each master;
+`increase` and `rate` allow for that. The master's event loop takes the figures of a scrape: while
+that loop is stuck the target is down. A scrape costs the master
+[little](../benchmarks/metrics.md).
+
+## Series
+
+No label grows with ranks, pods or steps, so the number of series does not grow with a job's size.
+
+| of | series |
+|---|---|
+| a job | {series} + H, at most |
+| the operator | about 65 + P + F + 2 × A |
+
+H: hosts of the job that something spoke against, and whose points have not decayed. P: phases of
+jobs, 8 at most. F: failed jobs that still exist (`cleanup.ttlSecondsAfterFinished` bounds them). A:
+pairs of method and code of the API server's answers, about 10. 1,000 jobs on sound hosts are
+{thousand:,} series.
+
+## A span for each recovery
+
+The master sends OpenTelemetry spans if it is asked to: one trace for each recovery. Its span
+`recovery` lasts from the fault to the first step, and has the incident's id (`holdfast.incident`),
+its cause and its culprit. In it are `detect`, `decide`, `respawn` and `restore`. That needs the
+extra `traces` (`pip install 'holdfast[traces]'`); the master's log says where it is missing.
+
+| `OTEL_TRACES_EXPORTER` | spans go |
+|---|---|
+| `none`, or not set | nowhere |
+| `console` | to the master's standard output, as JSON |
+| `otlp` | to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP, by default `http://localhost:4318` |
+
+```console
+$ OTEL_TRACES_EXPORTER=console holdfast run job.yaml
+```
+
+Standard output of a local job's master is in `logs/master.log`. In a cluster set the variables in
+the container of `master.template`; `kubectl logs` of the master's pod has the spans.
 """
 
 
 def page() -> str:
     """Return the page's text."""
-    job = list(_job_families())
-    series = sum(_series(one) for one in job)
+    job = list(job_families())
+    series = sum(len(one.samples) for one in job if one.name != _OF_HOSTS)
     sections = (
-        _HEAD.format(port=METRICS_PORT, series=series, chart=CHART),
-        _table("## A job", job),
-        _table("## The operator", _operator_families()),
+        _HEAD.format(
+            port=METRICS_PORT,
+            series=series,
+            thousand=1000 * series,
+            chart=CHART,
+        ),
+        _table("## A job", job, besides=_COMMON),
+        _table("## The operator", operator_families()),
         _alerts(),
     )
     return "\n".join(sections)
 
 
-def _series(family: Metric) -> int:
-    return len(family.samples)
-
-
-def _job_families() -> Iterator[Metric]:
+def job_families() -> Iterator[Metric]:
     """Yield the families of a job that has everything, sorted by name."""
     found = MetricsExporter(("team", "gpt"), _figures).registry.collect()
     yield from sorted(found, key=lambda one: one.name)
@@ -82,22 +118,23 @@ def _figures() -> JobFigures:
         memory_step=1,
         stored_step=1,
         budgets=tuple(wire.BudgetState(kind=kind) for kind in wire.BudgetKind if kind.value),
-        checkpoint_intervals=tuple(wire.CheckpointInterval(tier=tier, every=1) for tier in TIERS),
     )
     counts = dataclasses.replace(Counts(), stored_bytes=1)
     return JobFigures(
         status=status,
         wanted_nodes=1,
         goodput_micros={},
+        intervals=dict.fromkeys(TIERS, 1),
         slow_ranks=0,
         hangs=False,
-        strikes={},
+        strikes={"host": 1.0},
+        sync_seconds=1.0,
         saving=Costs(step=1.0, tiers={tier: Cost(stop=1.0, durable=1.0) for tier in TIERS}),
         counts=counts,
     )
 
 
-def _operator_families() -> list[Metric]:
+def operator_families() -> list[Metric]:
     """Return the operator's families; a labelled one without a series gets an empty sample."""
     for one in pkgutil.walk_packages(holdfast_operator.__path__, "holdfast_operator."):
         importlib.import_module(one.name)
@@ -114,11 +151,11 @@ def _operator_families() -> list[Metric]:
 _SUFFIX: Final = {"counter": "_total", "info": "_info"}
 
 
-def _table(title: str, found: Iterable[Metric]) -> str:
+def _table(title: str, found: Iterable[Metric], besides: Iterable[str] = ()) -> str:
     lines = [title, "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
     for one in found:
         given = {label for sample in one.samples for label in sample.labels}
-        labels = ", ".join(f"`{label}`" for label in sorted(given - _COMMON - {"le"}))
+        labels = ", ".join(f"`{label}`" for label in sorted(given - {*besides, "le"}))
         name = one.name + _SUFFIX.get(one.type, "")
         lines.append(f"| `{name}` | {one.type} | {labels} | {one.documentation} |")
     return "\n".join(lines) + "\n"

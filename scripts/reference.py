@@ -66,7 +66,8 @@ expanded in commands, arguments and values as in Kubernetes, `$$` is a plain `$`
 be `fieldRef` of `metadata.name`, `metadata.namespace` or `metadata.uid`; other sources and
 `envFrom` are refused. All other fields (image, volumes, resources, …) and other containers are
 left out, each with a notice. `command` is required: without an image, nobody else knows what to
-start.
+start. `terminationGracePeriodSeconds` is also the time from Ctrl-C, or a SIGTERM to `holdfast run`,
+in which the ranks save and stop; without the field it is 15 s.
 """
 
 
@@ -178,12 +179,17 @@ def _allowed(node: Schema) -> str:
 
 def _what(node: Schema) -> str:
     kept = " Other fields are kept as they are." if node.preserve and node.properties else ""
-    return _cell(node.description + kept)
+    # The page has a column for it; `kubectl explain` shows no defaults of its own.
+    words = node.description.removesuffix(f" Default: {_plain(node.default)}.")
+    return _cell(words + kept)
 
 
 def _code(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"`{_cell(text)}`"
+    return f"`{_cell(_plain(value))}`"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _cell(text: str) -> str:

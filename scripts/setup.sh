@@ -59,6 +59,6 @@ printf 'setup: installs into .venv; the first time this downloads torch and take
 # Quiet: only errors. Byte code is written here, once: where PYTHONDONTWRITEBYTECODE is set nobody else ever writes it,
 # and then each start of a process compiles torch anew (5 s instead of 2).
 "$uv" pip install --quiet --python .venv/bin/python --compile-bytecode \
-  --editable '.[operator,master,agent,train,cli,frameworks,plots,dev]'
+  --editable '.[operator,master,agent,train,cli,traces,frameworks,plots,dev]'
 touch .venv/.setup-stamp
 printf 'setup: .venv is ready (%s)\n' "$(.venv/bin/python --version)"

@@ -23,7 +23,7 @@ from bench.harness import machine
 from bench.harness.record import DOCS
 
 PAGE = DOCS / "cluster.md"
-NAMES = "replacement, many, node, node-defaults, master-node, master, writes, kills"
+NAMES = "begin, replacement, many, node, node-defaults, master-node, master, writes, kills"
 RECORD = PAGE.with_suffix(".jsonl")
 
 
@@ -37,6 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = options.seed
     all_of_them: dict[str, Callable[[Stage], Figures]] = {
+        "begin": measure.begin,
         "replacement": lambda one: measure.replacement(one, seed),
         "many": measure.many,
         "node": measure.lost_node,

@@ -15,7 +15,7 @@ from bench.cluster.stage import Stage
 from cluster.audit import most_in_a_second, uses
 from cluster.churn import Witness
 from cluster.jobs import Job, container, manifest, training
-from cluster.killing import Killing
+from cluster.outages.killing import Killing
 from cluster.release import ACCOUNT
 from holdfast_operator.plan.history import SETTLED_SECONDS
 
@@ -23,6 +23,35 @@ Figures = dict[str, Any]
 _GPUS: Final = {"limits": {"nvidia.com/gpu": 8}}
 _PATIENCE_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.005
+
+
+def begin(stage: Stage, count: int = 5) -> Figures:
+    """Measure from `helm install` to a ready operator, and from a job to its first step.
+
+    Each time anew; the first time, which warms the machine's caches, does not count.
+    """
+    ready, first = [], []
+    for number in range(count + 1):
+        stage.release.uninstall()
+        since = time.time()
+        stage.release.install()
+        ready.append(time.time() - since)
+        folder = stage.folder / f"begin-{number}"
+        folder.mkdir()
+        job, step = stage.job(f"begin-{number}"), folder / "state.pt"
+        since = time.time()
+        job.create(training(folder, "--step-seconds=0.5", replicas=2))
+        _wait(step.exists)
+        first.append(time.time() - since)
+        job.delete()
+    ready, first = sorted(ready[1:]), sorted(first[1:])
+    return {
+        "times": count,
+        "ready_median_s": _quantile(ready, 0.5),
+        "ready_max_s": round(ready[-1], 2),
+        "first_step_median_s": _quantile(first, 0.5),
+        "first_step_max_s": round(first[-1], 2),
+    }
 
 
 def replacement(stage: Stage, seed: int, rounds: int = 10, workers: int = 10) -> Figures:

@@ -19,6 +19,20 @@ def _soon(line: Line) -> bool:
 
 _ROWS: Final[tuple[Row, ...]] = (
     (
+        "begin",
+        "`helm install` → the operator is ready",
+        "≤ 15 s",
+        "{ready_max_s} s at worst (median {ready_median_s} s, {times} times)",
+        lambda one: one["ready_max_s"] <= 15,
+    ),
+    (
+        "begin",
+        "job created → its first step, two pods, real torch on gloo, warm",
+        "≤ 8 s",
+        "{first_step_max_s} s at worst (median {first_step_median_s} s, {times} times)",
+        lambda one: one["first_step_max_s"] <= 8,
+    ),
+    (
         "replacement",
         "pod gone → replacement created, p99, idle cluster",
         "≤ 0.3 s",

@@ -36,7 +36,14 @@ _BUDGETS = ("FAILURES", "PREEMPTIONS", "RESCALES", "NO_PROGRESS")
 class LoadedMaster:
     """One master of one job; after `kill` the next `start` is its successor on the same port."""
 
-    def __init__(self, directory: Path, agents: int, core: dict[str, float]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        agents: int,
+        core: dict[str, float],
+        *,
+        serves_metrics: bool = False,
+    ) -> None:
         """Prepare a job of ``agents`` nodes; ``core`` are settings of the master's core."""
         self.key = os.urandom(32)
         self._directory = directory
@@ -45,6 +52,7 @@ class LoadedMaster:
         self._epoch = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._port = launch.free_port()
+        self._metrics_port = launch.free_port() if serves_metrics else None
         self._tls = self._issue("master")
         self._user = channel.channel_credentials(self._issue("user"))
 
@@ -52,6 +60,11 @@ class LoadedMaster:
     def target(self) -> str:
         """Return host:port."""
         return f"127.0.0.1:{self._port}"
+
+    @property
+    def metrics(self) -> str:
+        """Return the address of its metrics."""
+        return f"http://127.0.0.1:{self._metrics_port}/metrics"
 
     @property
     def log(self) -> Path:
@@ -140,6 +153,7 @@ class LoadedMaster:
             "job_uid": JOB,
             "epoch": self._epoch,
             "port": self._port,
+            "metrics_port": self._metrics_port,
             "tls_dir": str(self._tls),
             "endpoint_file": str(endpoint),
             "journal_dir": str(self._directory / "journal"),

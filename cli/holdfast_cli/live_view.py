@@ -214,15 +214,18 @@ class Follower:
             return.
         """
         silent_since = time.monotonic()
+        said = ""
         while not stop() and self.last.phase not in FINAL_PHASES:
             try:
                 if self._follow_once(stop):
-                    silent_since = time.monotonic()
+                    silent_since, said = time.monotonic(), ""
             except MasterUnreachableError as error:
                 patient = time.monotonic() - silent_since <= self._give_up_s
                 if not (patient and self._place.is_running()):
                     raise
-                self._view.note(f"no answer from the master ({error}); trying again")
+                if str(error) != said:
+                    said = str(error)
+                    self._view.note(f"no answer from the master ({said}); trying again")
             if self.last.phase not in FINAL_PHASES and not stop():
                 time.sleep(_RETRY_SECONDS)
         return self.last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import logging
 import time
@@ -45,8 +46,6 @@ _OLDER_CRD: Final = (
     "it up to date (`helm upgrade` with crds.enabled=true, or `kubectl apply` this release's CRD)"
 )
 """Remedy for a CRD without a field that must not be forgotten."""
-_UNDECLARED: Final = "field not declared in schema"
-"""The API server's words for a field that the CRD lacks: an apply with one is refused whole."""
 _NOTES: Final = ("masterPods", "templateRevision")
 """Fields that are written at once, each by a request of its own, and never with the rest of the
 status: each plan makes the rest anew."""
@@ -66,6 +65,9 @@ class Applier:
         self._client = client
         self._owned = owned
         self._settings = settings
+        self._undeclared: dict[str, float] = {}
+        """Fields of the status that the CRD lacks; until when that counts, monotonic time, s."""
+        self._named: set[str] = set()
 
     async def do(self, state: JobState, action: Action) -> None:
         """Carry out one action; raises KubeError if it has to be tried again."""
@@ -87,23 +89,47 @@ class Applier:
                 pass  # the plan's own status reports it
 
     async def write_status(self, state: JobState, status: dict[str, Any]) -> None:
-        """Write the whole status except its notes; the operator owns all of it."""
-        body = {
-            "apiVersion": keys.API_VERSION,
-            "kind": keys.KIND,
-            "metadata": {"name": state.owner.name, **state.version},
-            "status": status,
-        }
+        """Write the whole status except its notes; the operator owns all of it.
+
+        What the CRD lacks is left out, so that the rest does not wait for a newer one.
+        """
         path = f"{state.owner.path}/status?fieldManager={MANAGER}&force=true"
-        try:
-            await self._patch(state, path, body, APPLY)
-        except ApiRefusedError as error:
-            if _UNDECLARED in error.message:
-                raise DroppedFieldsError(_OLDER_CRD.format(error.message)) from error
-            raise
+        while True:
+            body = {
+                "apiVersion": keys.API_VERSION,
+                "kind": keys.KIND,
+                "metadata": {"name": state.owner.name, **state.version},
+                "status": self._declared(status),
+            }
+            try:
+                await self._patch(state, path, body, APPLY)
+                break
+            except ApiRefusedError as error:
+                if not self._learns(error):
+                    raise
         before = state.status.fields
         notes = {name: before[name] for name in _NOTES if name in before}
         state.status.written({**status, **notes})
+
+    def _declared(self, status: dict[str, Any]) -> dict[str, Any]:
+        """Return a status without the fields that the CRD lacks."""
+        now = time.monotonic()
+        self._undeclared = {one: until for one, until in self._undeclared.items() if now < until}
+        if not self._undeclared:
+            return status
+        kept = copy.deepcopy(status)
+        for one in self._undeclared:
+            _drop(kept, one.split("."))
+        return kept
+
+    def _learns(self, error: ApiRefusedError) -> bool:
+        """Note the fields that the CRD lacks by a refusal; False: it names no new one."""
+        new = error.undeclared - self._undeclared.keys()
+        self._undeclared |= dict.fromkeys(new, time.monotonic() + self._settings.resync_s)
+        if first := new - self._named:
+            self._named |= first
+            _log.error(_OLDER_CRD.format(", ".join(f"status.{one}" for one in sorted(first))))
+        return bool(new)
 
     async def create(self, state: JobState, actions: Sequence[CreatePod]) -> set[str]:
         """Make pods side by side.
@@ -248,6 +274,17 @@ class Applier:
         body = {**only(state.owner.uid), "propagationPolicy": "Background"}
         # A refusal of a job that is gone already makes the reconciler forget it.
         await self._client.call("DELETE", state.owner.path, body)
+
+
+def _drop(value: Any, path: Sequence[str]) -> None:
+    """Drop a field, in every item of the lists on its way."""
+    if isinstance(value, list):
+        for one in value:
+            _drop(one, path)
+    elif isinstance(value, dict) and len(path) == 1:
+        value.pop(path[0], None)
+    elif isinstance(value, dict):
+        _drop(value.get(path[0]), path[1:])
 
 
 def _remedy(state: JobState, action: CreatePod) -> str:

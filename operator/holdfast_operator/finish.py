@@ -156,25 +156,36 @@ def _since(look: Look, kind: str) -> float | None:
 
 
 def hold(look: Look) -> Steps:
-    """Yield the action that sets or removes the finalizer of a job that is not deleted."""
+    """Yield the action that sets or removes the finalizer of a job that is not deleted.
+
+    A queued job has it, too: Kubernetes would delete its Workloads, and so give its quota to other
+    jobs, while its pods still end.
+    """
     job = look.job
     if job.held is None or job.stopping:
         return
-    wanted = job.spec.delete_grace_s is not None and job.ended_at is None
+    saves = job.spec.delete_grace_s is not None
+    wanted = (saves or job.queued is not None) and job.ended_at is None
     if wanted and not job.held:
-        yield Hold(reason="spec.checkpoint.onDelete is true")
+        why = "spec.checkpoint.onDelete is true" if saves else "its pods use quota"
+        yield Hold(reason=why)
     elif job.held and not wanted:
-        yield LetGo(reason="there is nothing to save before a deletion")
+        yield LetGo(reason="a deletion has nothing to wait for")
 
 
 def depart(look: Look) -> Steps:
     """Yield the actions for a deleted job that its finalizer still holds."""
     job = look.job
     deadline = job.deleted_at + (job.spec.delete_grace_s or 0)
-    if not look.live(Role.WORKER):
-        yield LetGo(reason="no worker runs any more")
-    elif look.now >= deadline:
-        yield LetGo(reason="spec.checkpoint.onDeleteTimeoutSeconds is spent")
-    else:
+    if look.live(Role.WORKER) and look.now < deadline:
         yield AskToStop(grace_s=deadline - look.now, reason="the job is deleted")
         yield Wake(deadline)
+        return
+    using = [*look.live(*Role), *look.lingering(*Role)] if job.queued is not None else []
+    for pod in using:
+        yield from delete(pod, DeleteReason.DELETED, look.grace_s(pod.slot))
+    if using:
+        return
+    late = bool(look.live(Role.WORKER))
+    text = "spec.checkpoint.onDeleteTimeoutSeconds is spent" if late else "no worker runs any more"
+    yield LetGo(reason=text)

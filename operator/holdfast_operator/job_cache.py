@@ -8,11 +8,21 @@ reported gone. If a name seems to have two objects, the API server has to be ask
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast_operator.state.job_state import Key
 
 Body = Mapping[str, Any]
+
+
+class SeenJob(NamedTuple):
+    """One job as its status shows it."""
+
+    key: Key
+    phase: str
+    """Pending: it has no status yet."""
+    reason: str
+    """Why it has failed; empty: it has not."""
 
 
 class JobCache:
@@ -30,10 +40,10 @@ class JobCache:
             reversed(bodies), key=lambda one: one["metadata"]["creationTimestamp"], default=None
         )
 
-    def phases(self) -> list[str]:
-        """Return the phase in the status of each name's newest object; Pending: it has none yet."""
-        found = (self.newest(key) for key in self._bodies)
-        return [str((one.get("status") or {}).get("phase") or "Pending") for one in found if one]
+    def seen(self) -> list[SeenJob]:
+        """Return each name's newest object."""
+        found = ((key, self.newest(key)) for key in self._bodies)
+        return [_shown(key, one.get("status") or {}) for key, one in found if one]
 
     def bodies(self, key: Key) -> dict[str, Body]:
         """Return all known objects of a name by uid; several: all but one of them are gone."""
@@ -62,6 +72,12 @@ class JobCache:
         of_name.pop(uid, None)
         if not of_name:
             self._bodies.pop(key, None)
+
+
+def _shown(key: Key, status: Body) -> SeenJob:
+    failed = (one for one in status.get("conditions", ()) if one["type"] == "Failed")
+    reason = next((one["reason"] for one in failed if one["status"] == "True"), "")
+    return SeenJob(key, status.get("phase") or "Pending", reason)
 
 
 def same_version(one: Body, other: Body) -> bool:

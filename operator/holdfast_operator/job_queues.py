@@ -7,22 +7,26 @@ must not run outside the quota that its owner asked for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import datetime as dt
 import http
+import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from holdfast_operator.kube.client import MERGE, KubeClient, without_managers
+from holdfast_operator.kube.client import MERGE, KubeClient, only, without_managers
 from holdfast_operator.kube.errors import ApiRefusedError, KubeError
 from holdfast_operator.kube.reflector import Reflector
-from holdfast_operator.plan.pods import Role
-from holdfast_operator.plan.slices import Demand, Placement, Slice, Verdict, judge
+from holdfast_operator.plan.pods import WORKER, Role
+from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, Verdict, judge
 from holdfast_operator.pods.pod import master_template
 from holdfast_operator.pods.workloads import (
     API,
     LABEL_SLICE,
+    MOST_EXTRA_ROLES,
     PRIORITY,
     QUEUE,
     Priority,
@@ -32,11 +36,11 @@ from holdfast_operator.pods.workloads import (
     read,
     read_flavor,
     released,
+    started,
 )
 from holdfast_operator.settings import OperatorSettings
 from holdfast_operator.state.job_state import JobState, Key
 from holdfast_wire import keys
-from holdfast_wire.messages import PodPhase
 
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS: Final = 30.0
@@ -47,8 +51,20 @@ MISSING: Final = (
     f"the label {QUEUE} names a queue, but Kueue ({API}) is not in this cluster; install it, or "
     "remove the label"
 )
+FORBIDDEN: Final = (
+    f"the label {QUEUE} names a queue, but the operator may not read Kueue's Workloads; set "
+    "kueue.enabled=true among the chart's values, or remove the label"
+)
+_NOT_READ: Final = "Kueue's Workloads have not been read yet"
+_TOO_MANY_ROLES: Final = (
+    f"a queued job has at most {MOST_EXTRA_ROLES} extra roles, and this one has {{}}; leave some "
+    "out, or remove the label of the queue"
+)
+_REFUSED: Final = "the queue cannot be asked: {}; it is tried again"
+_FIRST_LOOK_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
-_LIVING: Final = frozenset({PodPhase.UNSPECIFIED, PodPhase.PENDING, PodPhase.RUNNING})
+_AGAIN_SECONDS: Final = 5.0
+"""Until a refused request of a job is made again."""
 
 
 class WorkloadReflector(Reflector):
@@ -61,12 +77,17 @@ class WorkloadReflector(Reflector):
         self._heard = heard
         self._bodies: dict[str, dict[str, Any]] = {}
         self._of: dict[Key, set[str]] = {}
+        self._deleted: set[str] = set()
 
     def of(self, key: Key, owner: str) -> list[dict[str, Any]]:
-        """Return the Workloads of a job; `owner`: its uid."""
-        return [
-            self._bodies[uid] for uid in self._of.get(key, ()) if _owned(self._bodies[uid], owner)
-        ]
+        """Return the Workloads of a job that were not deleted; `owner`: its uid."""
+        uids = self._of.get(key, set()) - self._deleted
+        return [self._bodies[uid] for uid in uids if _owned(self._bodies[uid], owner)]
+
+    def deleted(self, uid: str) -> None:
+        """Note a Workload whose deletion does not show yet: its quota may be another job's."""
+        if uid in self._bodies:
+            self._deleted.add(uid)
 
     def _uids(self) -> Collection[str]:
         return self._bodies.keys()
@@ -79,6 +100,7 @@ class WorkloadReflector(Reflector):
 
     def _drop(self, uid: str) -> None:
         body = self._bodies.pop(uid, None)
+        self._deleted.discard(uid)
         if body is None:
             return
         key = _key(body)
@@ -91,64 +113,134 @@ class WorkloadReflector(Reflector):
 class JobQueues:
     """The queues of all jobs."""
 
-    def __init__(self, client: KubeClient, namespace: str, wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, client: KubeClient, scopes: Sequence[str], wake: Callable[[Key], None]
+    ) -> None:
         """Know of no Kueue yet.
 
-        namespace: The only one whose jobs are looked after; empty: all.
+        scopes: Namespaces whose jobs are looked after; the one empty name stands for all.
         wake: Has a job looked at.
         """
         self._client = client
-        self._workloads = WorkloadReflector(client, namespace, wake)
-        self._namespace = namespace
+        self._workloads = {one: WorkloadReflector(client, one, wake) for one in scopes}
+        self._turns = itertools.cycle(scopes)
+        """Of several namespaces one may be gone: each is asked for Kueue in its turn."""
+        self._namespace = next(self._turns)
+        self._wake = wake
         self._kept: dict[str, tuple[float, Any]] = {}
+        self._lacks = MISSING
+        self._waiting: set[Key] = set()
+        """Jobs that wait for Kueue to be found."""
         self.known = asyncio.Event()
-        """Set once it is known whether Kueue is there, and which Workloads there are."""
+        """Set once it is known whether Kueue is there."""
 
     async def run(self) -> None:
         """Look for Kueue, then watch its Workloads for ever."""
         while not await self._discover():
             self.known.set()
+            self._namespace = next(self._turns)
             await asyncio.sleep(_DISCOVERY_SECONDS)
         _log.info("jobs with the label %s are admitted by Kueue", QUEUE)
+        self._lacks = _NOT_READ
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._workloads.run())
-            await self._workloads.synced.wait()
+            for one in self._workloads.values():
+                group.create_task(self._follow(one))
             self.known.set()
+
+    async def _follow(self, workloads: WorkloadReflector) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(workloads.run())
+            await workloads.synced.wait()
+            for key in [one for one in self._waiting if self._in(one) is workloads]:
+                self._waiting.discard(key)
+                self._wake(key)
+
+    def _in(self, key: Key) -> WorkloadReflector:
+        """Return the Workloads of a job's namespace."""
+        return self._workloads.get(key[0]) or self._workloads[""]
+
+    async def first_look(self, scope: str) -> None:
+        """Wait until Kueue and a namespace's Workloads are known.
+
+        For a while at most: queued jobs then keep what they have.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOK_SECONDS):
+                await self.known.wait()
+                if self._lacks == _NOT_READ:
+                    await self._workloads[scope].synced.wait()
 
     async def _discover(self) -> bool:
         """Return True if Kueue is there; without an answer of the API server ask again."""
         while True:
             try:
                 await self._client.call("GET", path(self._namespace or "default") + "?limit=1")
-            except ApiRefusedError as error:
-                if error.code not in {http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN}:
-                    raise
-                if error.code == http.HTTPStatus.FORBIDDEN:
-                    _log.warning("no right to Kueue's Workloads: %s", error)
-                return False
             except KubeError as error:
+                code = error.code if isinstance(error, ApiRefusedError) else 0
+                if code == http.HTTPStatus.NOT_FOUND:
+                    self._lacks = MISSING
+                    return False
+                if code == http.HTTPStatus.FORBIDDEN:
+                    self._lacks = FORBIDDEN
+                    return False
                 _log.warning("Kueue cannot be looked for: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return True
 
-    async def settle(self, state: JobState, settings: OperatorSettings) -> None:
-        """Note what a job's queue admits now, and ask for what it lacks; raises KubeError."""
+    async def settle(self, state: JobState, settings: OperatorSettings) -> float | None:
+        """Note what a job's queue admits now, and ask for what it lacks; raises KubeError.
+
+        Returns:
+            Seconds after which a refused request has to be made again; None: none was refused.
+        """
         now = time.time()
         if not state.queue:
-            for body in self._workloads.of(state.key, state.owner.uid):  # it had one before
-                await self._delete(state.owner.namespace, body["metadata"]["name"])
+            for body in self._in(state.key).of(state.key, state.owner.uid):  # it had one before
+                await self._delete(body)
             state.admits(None, now)
-            return
-        if not self._workloads.synced.is_set():
-            # A job that trains goes on where Kueue was taken away.
-            trains = any(pod.slot.role is Role.WORKER for pod in state.pods())
-            state.admits(None if trains else Verdict(workers=0, reason=MISSING), now)
-            return
-        verdict = judge(await self.slices(state.key, state.owner.uid), demand_of(state))
+            return None
+        demand = demand_of(state)
+        if not (state.templates.revision or demand.stopped):
+            return None  # nothing of it is made before its templates are known
+        if not self._in(state.key).synced.is_set():
+            self._waiting.add(state.key)
+            state.admits(_kept(demand, self._lacks), now)
+            return None
+        if len(state.asked.extra_roles) > MOST_EXTRA_ROLES:
+            reason = _TOO_MANY_ROLES.format(len(state.asked.extra_roles))
+            state.admits(Verdict(workers=0, reason=reason), now)
+            return None
+        verdict, refusal = await self._ask(state, demand, settings)
+        if refusal:
+            _log.warning("job %s: %s", state.key, refusal)
+            verdict = dataclasses.replace(verdict, reason=_REFUSED.format(refusal.message))
         state.admits(verdict, now)
-        if verdict.create or verdict.release or verdict.delete:
-            await self.carry_out(verdict, await self._request(state, settings))
+        return _AGAIN_SECONDS if refusal else None
+
+    async def _ask(
+        self, state: JobState, demand: Demand, settings: OperatorSettings
+    ) -> tuple[Verdict, ApiRefusedError | None]:
+        """Return what may run; and the refusal of a request, which must not stop the job."""
+        verdict = _kept(demand, "")
+        try:
+            verdict = judge(await self.slices(state), demand)
+            if state.expectations.open:  # pods that were made may not show yet
+                verdict = dataclasses.replace(verdict, release=(), delete=())
+            for body in self._in(state.key).of(state.key, state.owner.uid):
+                name = body["metadata"]["name"]
+                if name in verdict.delete:
+                    await self._delete(body)
+                elif name in verdict.release:
+                    await self._report(body, released)
+                elif name in verdict.started:
+                    await self._report(body, started)
+            if verdict.create:
+                await self._create(verdict, await self._request(state, settings))
+        except ApiRefusedError as error:
+            if not error.is_outdated:  # a newer version of the Workload is about to be seen
+                return verdict, error
+        return verdict, None
 
     async def _request(self, state: JobState, settings: OperatorSettings) -> Request:
         labels = state.body["metadata"].get("labels") or {}
@@ -157,17 +249,17 @@ class JobQueues:
             owner=state.owner,
             queue=state.queue,
             priority=await self.priority(labels, pods),
-            worker=state.asked.worker_template,
+            spec=state.asked,
             master=master_template(state.source(settings)),
+            revision=state.templates.revision,
         )
 
-    async def slices(self, key: Key, owner: str) -> list[Slice]:
+    async def slices(self, state: JobState) -> list[Slice]:
         """Return the slices of a job as Kueue has them now; raises KubeError."""
-        bodies = self._workloads.of(key, owner)
-        flavors = {
-            name: await self._flavor(name) for body in bodies for name in named_flavors(body)
-        }
-        return [read(body, flavors) for body in bodies]
+        bodies = self._in(state.key).of(state.key, state.owner.uid)
+        names = frozenset[str]().union(*map(named_flavors, bodies))
+        flavors = {name: await self._flavor(name) for name in sorted(names)}
+        return [read(body, flavors, state.queue, state.templates.revision) for body in bodies]
 
     async def priority(self, labels: Mapping[str, str], pods: str) -> Priority:
         """Return a job's priority: of its label's WorkloadPriorityClass, else of its pods' class.
@@ -183,40 +275,46 @@ class JobQueues:
             return Priority(await self._value(where), "PriorityClass", pods)
         return Priority()
 
-    async def carry_out(self, verdict: Verdict, request: Request) -> None:
-        """Make, release and delete Workloads; raises KubeError."""
+    async def _create(self, verdict: Verdict, request: Request) -> None:
         owner = request.owner
-        for name in verdict.delete:
-            await self._delete(owner.namespace, name)
-        for name in verdict.release:
-            await self._release((owner.namespace, owner.name), owner.uid, name)
         for index, workers in verdict.create:
-            body = request.workload(index, workers)
+            core = None if index == CORE else verdict.placements.get(WORKER)
+            body = request.workload(index, workers, core)
             if await self._client.make(path(owner.namespace), body):
                 name = body["metadata"]["name"]
                 _log.info("job %s: asked %s for %d workers", owner.name, request.queue, workers)
                 _log.debug("job %s: made Workload %s", owner.name, name)
 
-    async def _release(self, key: Key, owner: str, name: str) -> None:
-        for body in self._workloads.of(key, owner):
-            if body["metadata"]["name"] != name:
-                continue
-            now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            version = {"resourceVersion": body["metadata"]["resourceVersion"]}
-            change = {"metadata": version, "status": released(body, now)}
-            await self._client.call("PATCH", f"{path(key[0], name)}/status", change, MERGE)
-            _log.info("job %s: gave the quota of %s back", key[1], name)
+    async def _report(
+        self, body: Mapping[str, Any], change: Callable[[Mapping[str, Any], str], dict[str, Any]]
+    ) -> None:
+        """Change the status of a Workload, if it is still the one that was judged."""
+        metadata = body["metadata"]
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        version = {"resourceVersion": metadata["resourceVersion"]}
+        where = f"{path(metadata['namespace'], metadata['name'])}/status"
+        changed = {"metadata": version, "status": change(body, now)}
+        await self._client.call("PATCH", where, changed, MERGE)
+        _log.info("job %s: %s: %s", _key(body)[1], metadata["name"], change.__name__)
 
-    async def _delete(self, namespace: str, name: str) -> None:
+    async def _delete(self, body: Mapping[str, Any]) -> None:
+        metadata = body["metadata"]
         try:
-            await self._client.call("DELETE", path(namespace, name))
+            where = path(metadata["namespace"], metadata["name"])
+            await self._client.call("DELETE", where, only(metadata["uid"]))
         except ApiRefusedError as error:
             if not error.is_gone:
                 raise
+        self._in(_key(body)).deleted(metadata["uid"])
 
     async def _flavor(self, name: str) -> Placement:
-        found = await self._cached(f"/apis/{API}/resourceflavors/{name}")
-        return read_flavor(found)
+        where = f"/apis/{API}/resourceflavors/{name}"
+        try:
+            return read_flavor(await self._cached(where))
+        except ApiRefusedError as error:
+            if error.code != http.HTTPStatus.NOT_FOUND:
+                raise
+            return Placement()
 
     async def _value(self, where: str) -> int:
         found = await self._cached(where)
@@ -231,17 +329,26 @@ class JobQueues:
         return dict(found)
 
 
+def _kept(demand: Demand, reason: str) -> Verdict:
+    """Return what a job has: without an answer of its queue it neither grows nor stops."""
+    kept = max(demand.pods, demand.least) if demand.pods else 0
+    return Verdict(workers=kept, reason=reason)
+
+
 def demand_of(state: JobState) -> Demand:
     """Return what a job asks of its queue, and the pods that it has."""
     asked, size = state.asked, state.asked.size
-    pods = [pod for pod in state.pods() if pod.phase in _LIVING]
+    # A pod that is being deleted counts for the cluster until its object is gone.
+    pods = [pod for pod in state.pods() if pod.occupies or pod.deleting]
+    workers = [pod for pod in pods if pod.slot.role is Role.WORKER]
     return Demand(
         workers=asked.worker_pods,
         least=size.least,
         most=max(size.most, size.desired) + asked.standbys,
         unit=asked.unit,
-        pods=sum(pod.slot.role is Role.WORKER for pod in pods),
-        master=any(pod.slot.role is Role.MASTER for pod in pods),
+        ranks=tuple(pod.slot.index for pod in workers),
+        ready=sum(pod.ready and not pod.deleting for pod in workers),
+        others=len(pods) > len(workers),
         stopped=asked.suspend or state.deleted or state.status.ended,
     )
 

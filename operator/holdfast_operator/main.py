@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
@@ -25,9 +24,10 @@ from holdfast_operator import logs
 from holdfast_operator.election import Election, LeaseLostError
 from holdfast_operator.events.recorder import Reporter
 from holdfast_operator.handlers import watch_jobs
+from holdfast_operator.job_cache import SeenJob
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import KubeError
-from holdfast_operator.kube.reflector import PodReflector
+from holdfast_operator.kube.namespaces import WatchedNamespace, WatchedNamespaces
 from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
 from holdfast_operator.nodes.reflector import NodeReflector
 from holdfast_operator.nodes.strikes import NodeStrike
@@ -37,7 +37,6 @@ from holdfast_operator.root_key import RootKey
 from holdfast_operator.settings import OperatorSettings, SettingsError, Switch, read_settings
 from holdfast_operator.state.job_state import Key
 from holdfast_operator.work_queue import WorkQueue
-from holdfast_wire import keys
 from holdfast_wire.strikes import StrikeCause
 
 _log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ _SILENCE_SECONDS: Final = 180.0
 """Time without a sign of life after which a reflector counts as dead."""
 _NODES_SECONDS: Final = 3.0
 """Longest wait for the list of nodes at the start: jobs do without it."""
-_RETRY_SECONDS: Final = 1.0
 _LEASE_RATE: Final = 5.0
 """Requests about the Lease, 1/s: five times the rate of renewals, for repeated tries."""
 _LEASE_BURST: Final = 10
@@ -63,6 +61,12 @@ LEADER: Final = prometheus.Gauge(
 )
 JOBS: Final = prometheus.Gauge(
     "holdfast_operator_jobs", "ElasticJobs by the phase of their status.", ["phase"]
+)
+FAILED: Final = prometheus.Gauge(
+    "holdfast_operator_failed_job",
+    "1 for each ElasticJob that has failed and still exists, with the reason. Its master, and with "
+    "it the job's own series, is gone by then.",
+    ["namespace", "job", "reason"],
 )
 QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
 
@@ -85,11 +89,11 @@ class Operator:
         self._root_key = RootKey(self._client, settings.namespace)
         self._history = NodeHistory(self._client, settings, self._nodes_struck, self._known_nodes)
         self._signalled = asyncio.Event()
-        self._listed = asyncio.Event()
-        """Set once all jobs are known, and their watch is open."""
         self._leads = False
         self._reconciler: Reconciler | None = None
-        self._pods = PodReflector(self._client, settings.watch_namespace, self._pod_changed)
+        self._watched = WatchedNamespaces(
+            self._client, settings.watch_namespace.scopes, self._pod_changed
+        )
         self._nodes = NodeReflector(self._client, self._node_noticed, self._node_shows)
 
     async def run(self) -> None:
@@ -97,7 +101,7 @@ class Operator:
         await self._client.open()
         await self._lease_client.open()
         port = self._settings.probe_port
-        probes = await serve_probes(port, self._healthy, self._ready, self._phases)
+        probes = await serve_probes(port, self._healthy, self._ready, self._jobs)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._until_signalled())
@@ -126,18 +130,18 @@ class Operator:
         raise _Stopped
 
     async def _work(self) -> None:
-        await self._wait_for_the_crd()
+        await self._watched.until_readable()
         await self._election.win()
         self._leads = True
         LEADER.set(1)
         root_key = await self._root_key.load()
-        await self._root_key.warn_of_strangers(self._jobs_path())
+        await self._root_key.warn_of_strangers(one.jobs for one in self._watched.each)
         await self._history.see_to_it()
         reporter = Reporter(self._client, self._settings.identity)
         reconciler = self._reconciler = Reconciler(
             self._settings,
             self._client,
-            self._pods,
+            self._watched,
             reporter,
             root_key,
             self._queue.add,
@@ -147,15 +151,12 @@ class Operator:
             group.create_task(self._election.keep())
             group.create_task(self._root_key.keep())
             group.create_task(self._history.keep())
-            group.create_task(self._pods.run())
             if self._settings.node_notices is Switch.ON:
                 group.create_task(self._nodes.run())
             group.create_task(reporter.run())
             group.create_task(reconciler.queues.run())
-            await self._pods.synced.wait()
-            await reconciler.queues.known.wait()
-            await self._first_look_at_nodes()
-            group.create_task(self._watch(reconciler))
+            for one in self._watched.each:
+                group.create_task(self._serve(one, reconciler))
             for _ in range(self._settings.workers):
                 group.create_task(self._look_for_ever(reconciler))
 
@@ -169,7 +170,7 @@ class Operator:
 
     def _node_shows(self, strikes: Sequence[NodeStrike]) -> None:
         """Take what nodes show: a cordon only while a job is there, whose work it may disturb."""
-        nodes = self._pods.nodes()
+        nodes = self._watched.nodes()
         self._history.add(
             one for one in strikes if one.cause == StrikeCause.CONDITION or one.host in nodes
         )
@@ -188,33 +189,39 @@ class Operator:
     def _known_nodes(self) -> Collection[str]:
         """Return the cluster's nodes; without the right to read them, those that were heard of."""
         return self._nodes.names() or {
-            *self._pods.nodes(),
+            *self._watched.nodes(),
             *(one.host for one in self._history.strikes()),
         }
 
-    async def _watch(self, reconciler: Reconciler) -> None:
+    async def _serve(self, where: WatchedNamespace, reconciler: Reconciler) -> None:
+        """Look after one namespace; of several, one that refuses is left until it can be read."""
+        while True:
+            await where.until_readable()
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(self._look_after(where, reconciler))
+                if len(self._watched.each) > 1:  # else the error ends this process, as any other
+                    await where.until_refused()
+                    work.cancel()
+            reconciler.leave(where.name)
+
+    async def _look_after(self, where: WatchedNamespace, reconciler: Reconciler) -> None:
+        where.listed.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(where.pods.run())
+            await where.pods.synced.wait()
+            await reconciler.queues.first_look(where.name)
+            await self._first_look_at_nodes()
+            group.create_task(self._watch(where, reconciler))
+
+    async def _watch(self, where: WatchedNamespace, reconciler: Reconciler) -> None:
         began = asyncio.Event()
-        watching = watch_jobs(self._settings.watch_namespace, reconciler.seen, began, self._listed)
+        watching = watch_jobs(where.name, reconciler.seen, began, where.listed)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(watching)
             await began.wait()
             self._handle_signals()  # kopf has replaced them
             await task
         raise RuntimeError("the watch of ElasticJobs has ended")
-
-    async def _wait_for_the_crd(self) -> None:
-        """Wait until the CRD exists: without it kopf would warn once and never serve."""
-        while True:
-            try:
-                await self._client.call("GET", f"{self._jobs_path()}?limit=1")
-                return
-            except KubeError as error:
-                _log.warning("ElasticJobs cannot be listed yet: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    def _jobs_path(self) -> str:
-        where = self._settings.watch_namespace
-        return f"/apis/{keys.API_VERSION}{where and f'/namespaces/{where}'}/elasticjobs"
 
     async def _look_for_ever(self, reconciler: Reconciler) -> None:
         while True:
@@ -243,18 +250,16 @@ class Operator:
             else:
                 self._queue.add_after(key, again)
 
-    def _phases(self) -> Iterable[str]:
-        return self._reconciler.phases() if self._reconciler is not None else ()
+    def _jobs(self) -> Iterable[SeenJob]:
+        return self._reconciler.jobs() if self._reconciler is not None else ()
 
     def _healthy(self) -> bool:
-        if not self._pods.synced.is_set():
-            return True  # a standby replica, or one that has just begun
-        return time.monotonic() - self._pods.last_activity < _SILENCE_SECONDS
+        return self._watched.silent_s() < _SILENCE_SECONDS
 
     def _ready(self) -> bool:
         if not self._leads:
             return self._election.stands_by
-        return self._pods.synced.is_set() and self._listed.is_set()
+        return self._watched.ready
 
 
 def main() -> int:
@@ -281,11 +286,11 @@ async def serve_probes(
     port: int,
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
-    phases: Callable[[], Iterable[str]] = tuple,
+    jobs: Callable[[], Iterable[SeenJob]] = tuple,
 ) -> web.AppRunner:
     """Serve the endpoints on every address; the caller cleans the runner up.
 
-    phases: Returns the phase of each job.
+    jobs: Returns each job as its status shows it.
     """
 
     async def health(_: web.Request) -> web.Response:
@@ -295,9 +300,7 @@ async def serve_probes(
         return _answer(good=ready())
 
     async def metrics(_: web.Request) -> web.Response:
-        JOBS.clear()
-        for phase, count in collections.Counter(phases()).items():
-            JOBS.labels(phase).set(count)
+        _show(list(jobs()))
         text = prometheus.generate_latest()
         return web.Response(body=text, headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
 
@@ -309,6 +312,17 @@ async def serve_probes(
     await runner.setup()
     await web.TCPSite(runner, None, port).start()
     return runner
+
+
+def _show(jobs: Sequence[SeenJob]) -> None:
+    """Set the gauges that a scrape reads anew."""
+    JOBS.clear()
+    FAILED.clear()
+    for phase, count in collections.Counter(one.phase for one in jobs).items():
+        JOBS.labels(phase).set(count)
+    for one in jobs:
+        if one.reason:
+            FAILED.labels(*one.key, one.reason).set(1)
 
 
 def _answer(*, good: bool) -> web.Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from holdfast_operator.credentials import LABEL_RANKS, RENEW_AFTER, is_whole
 from holdfast_operator.kube.client import APPLY, MANAGER, MERGE, KubeClient, only
 from holdfast_operator.kube.errors import ApiRefusedError, NotYetError, TakenError
 from holdfast_operator.plan.pods import PodSlot, Role
-from holdfast_operator.pods.names import KEYS_PER_SECRET, Owner, budget, services
+from holdfast_operator.pods.names import KEYS_PER_SECRET, Owner, budget, policy, services
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.state.job_state import JobState
 from holdfast_wire import keys
@@ -31,13 +31,26 @@ Make = Callable[[], dict[str, Any]]
 class OwnedResources:
     """Owned objects of all jobs."""
 
-    def __init__(self, client: KubeClient, check_s: float) -> None:
-        """Begin without jobs; their Secrets are checked each `check_s` seconds, or for a cause."""
+    def __init__(
+        self,
+        client: KubeClient,
+        check_s: float,
+        ingress: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Begin without jobs.
+
+        Args:
+            client: The API server.
+            check_s: Time after which a job's objects are checked without a cause, s.
+            ingress: Rules of each job's NetworkPolicy; None: jobs have none.
+        """
         self._client = client
+        self._ingress = ingress
         self._check_s = check_s
 
     async def prepare(self, state: JobState) -> None:
         """Make the objects that a job has from its beginning; existing ones stay."""
+        await self._keep_policy(state)
         owner, issuer = state.owner, state.credentials.issuer
         for one in services(owner, state.spec.master_port):
             path = owner.core("services")
@@ -62,7 +75,7 @@ class OwnedResources:
         try:
             if least:
                 await self._apply_budget(state.owner, path, found, least)
-            elif found is not None and _is_owned(state.owner, found):
+            elif found is not None and is_owned(state.owner, found):
                 await self._client.call("DELETE", path, only(found["metadata"]["uid"]))
         except (TakenError, ApiRefusedError) as error:
             if isinstance(error, ApiRefusedError) and not (error.is_gone or error.is_admission):
@@ -108,10 +121,21 @@ class OwnedResources:
         if wait:
             return wait
         state.credentials.look(now, hurry=hurry)
+        await self._keep_policy(state)
         await self._keep_services(state)
         renewals = [await self._check(state, name, make, now) for name, make in _secrets(state)]
         state.credentials.renew(min(renewals))
         return max(1.0, min(self._check_s, min(renewals) - now))
+
+    async def _keep_policy(self, state: JobState) -> None:
+        """Make the job's NetworkPolicy, or bring it up to date."""
+        if self._ingress is None:
+            return
+        found = await self._client.find(state.owner.policy_path)
+        if found is not None:
+            check_owner(state.owner, found)
+        path = f"{state.owner.policy_path}?fieldManager={MANAGER}&force=true"
+        await self._client.call("PATCH", path, policy(state.owner, self._ingress), APPLY)
 
     async def _keep_services(self, state: JobState) -> None:
         path = state.owner.core("services")
@@ -121,7 +145,7 @@ class OwnedResources:
             if found is None:
                 await self._make(state, path, one)
                 _log.warning("job %s: Service %s was gone, and is made again", state.key, name)
-            elif not _is_owned(state.owner, found):
+            elif not is_owned(state.owner, found):
                 _log.warning("job %s: Service %s is not its own any more", state.key, name)
 
     async def _check(self, state: JobState, name: str, make: Make, now: float) -> float:
@@ -132,7 +156,7 @@ class OwnedResources:
             found = await asyncio.to_thread(make)
             await self._make(state, path, found)
             _log.warning("job %s: Secret %s was gone, and is made again", state.key, name)
-        if not _is_owned(state.owner, found):
+        if not is_owned(state.owner, found):
             _log.warning("job %s: Secret %s is not its own any more", state.key, name)
             return now + self._check_s
         renew_at = _renewal(found)
@@ -220,7 +244,8 @@ def _renewal(secret: dict[str, Any]) -> float:
         return 0.0
 
 
-def _is_owned(owner: Owner, found: Mapping[str, Any]) -> bool:
+def is_owned(owner: Owner, found: Mapping[str, Any]) -> bool:
+    """Return True if an existing object is this job's."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(one["uid"] == owner.uid for one in owners)
 
@@ -232,7 +257,7 @@ def check_owner(owner: Owner, found: Mapping[str, Any]) -> None:
         NotYetError: It belongs to an earlier job of the same name, and goes with that job.
         TakenError: It belongs to another owner.
     """
-    if _is_owned(owner, found):
+    if is_owned(owner, found):
         return
     metadata = found["metadata"]
     what = f"{found.get('kind', 'object')} {metadata['name']}"

@@ -14,10 +14,12 @@ from holdfast_operator.crd import load_crd
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.events.news import NODE_AVOIDED, NewsItem, from_master, notice, transitions
 from holdfast_operator.events.recorder import Reporter
-from holdfast_operator.job_cache import JobCache, same_version
+from holdfast_operator.gangs import Gangs
+from holdfast_operator.job_cache import JobCache, SeenJob, same_version
 from holdfast_operator.job_queues import JobQueues
 from holdfast_operator.kube.client import KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, TakenError
+from holdfast_operator.kube.namespaces import WatchedNamespaces
 from holdfast_operator.kube.reflector import PodReflector
 from holdfast_operator.master_link import Downward, MasterLink
 from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
@@ -107,19 +109,21 @@ class Reconciler:
         self,
         settings: OperatorSettings,
         client: KubeClient,
-        pods: PodReflector,
+        pods: PodReflector | WatchedNamespaces,
         reporter: Reporter,
         root_key: bytes,
         wake: Callable[[Key], None],
         nodes: ClusterNodes | None = None,
     ) -> None:
-        self.queues = JobQueues(client, settings.watch_namespace, wake)
+        self.queues = JobQueues(client, settings.watch_namespace.scopes, wake)
         """The queues that admit jobs; somebody has to run them."""
         self._settings = settings
         self._client = client
         self._crd = load_crd()
         lifetime_s = settings.certificate_days * 86_400
-        self._owned = OwnedResources(client, min(settings.resync_s, lifetime_s / 10))
+        check_s = min(settings.resync_s, lifetime_s / 10)
+        self._owned = OwnedResources(client, check_s, settings.job_ingress.rules)
+        self._gangs = Gangs(client)
         self._revisions = Revisions(client, settings)
         self._applier = Applier(client, self._owned, settings)
         self._pods = pods
@@ -138,9 +142,9 @@ class Reconciler:
             return
         self._wake(key)
 
-    def phases(self) -> list[str]:
-        """Return the phase of each job's status."""
-        return self._jobs.phases()
+    def jobs(self) -> list[SeenJob]:
+        """Return each job as its status shows it."""
+        return self._jobs.seen()
 
     def pod_changed(self, pod: PodRecord, gone: bool) -> None:  # noqa: FBT001 - the reflector's way
         """Tell the job's master of a pod at once, and look at the job."""
@@ -168,6 +172,13 @@ class Reconciler:
         for key, state in self._states.items():
             if any(pod.node in nodes for pod in state.pods()):
                 self._wake(key)
+
+    def leave(self, namespace: str) -> None:
+        """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
+        for key in [one for one in self._states if one[0] == namespace]:
+            for uid in self._jobs.bodies(key):
+                self._jobs.delete(key, uid)
+            self._wake(key)
 
     async def look(self, key: Key) -> float | None:
         """Look at one job; return the seconds until the next look, None: none is needed.
@@ -257,17 +268,19 @@ class Reconciler:
 
     async def _work_on(self, state: JobState) -> float | None:
         ended = state.status.ended
-        await self.queues.settle(state, self._settings)
         waits: list[float | None] = [self._settings.resync_s]
         goes_on = not ended and not state.deleted
         if goes_on and state.may_begin(time.time()):
             await self._prepare(state)
+        # After that: a queue counts the templates in force.
+        waits.append(await self.queues.settle(state, self._settings))
         if ended or state.credentials.prepared or state.deleted:
             if ended:
                 await state.link.close()
             elif state.link.stream is None:
                 begin_session(state, self._reporter, self._wake, self._settings.node_name)
         if goes_on and state.credentials.prepared:
+            waits.append(await self._gangs.settle(state))
             await self._owned.keep_budget(state)
             waits.append(await self._owned.resync(state, time.time()))
         made = self._plan(state)
@@ -282,11 +295,12 @@ class Reconciler:
         waits: list[float] = []
         due: list[Action] = []
         for action in actions:
-            if isinstance(action, CreatePod) and not state.credentials.prepared:
+            unprepared = state.grouping.blocked or not state.credentials.prepared
+            if isinstance(action, CreatePod) and unprepared:
                 continue  # objects that its pods need are not there yet
             now = time.monotonic()
             wait = state.expectations.wait(action, now)
-            if not wait and state.needs_note(action):
+            if not wait and state.needs_note(action) and state.status.masters:
                 wait = state.status.may_write_in(self._settings.status_period_s, now)
             if wait:
                 waits.append(wait)

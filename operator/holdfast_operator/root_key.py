@@ -7,7 +7,7 @@ import base64
 import binascii
 import hmac
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import prometheus_client as prometheus
@@ -105,19 +105,21 @@ class RootKey:
         except TimeoutError:
             _log.warning("the Secret of the root key was not looked after: no answer in time")
 
-    async def warn_of_strangers(self, jobs: str) -> None:
+    async def warn_of_strangers(self, jobs: Iterable[str]) -> None:
         """Name the running jobs if this operator had to make a key: theirs was another one.
 
-        `jobs`: path of the ElasticJobs that it reconciles.
+        `jobs`: paths of the ElasticJobs that it reconciles.
         """
         if not self._fresh:
             return
-        try:
-            found = await self._client.call("GET", f"{jobs}?limit={_MOST_JOBS}")
-        except KubeError as error:
-            _log.warning("jobs of an earlier root key were not looked for: %s", error)
-            return
-        running = (one["metadata"] for one in found["items"] if _runs(one))
+        items: list[dict[str, Any]] = []
+        for path in jobs:
+            try:
+                found = await self._client.call("GET", f"{path}?limit={_MOST_JOBS}")
+                items += found["items"]
+            except KubeError as error:
+                _log.warning("jobs of an earlier root key were not looked for: %s", error)
+        running = (one["metadata"] for one in items if _runs(one))
         names = sorted(f"{one['namespace']}/{one['name']}" for one in running)
         if names:
             _log.critical(

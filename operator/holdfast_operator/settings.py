@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, get_type_hints
 
@@ -16,6 +18,7 @@ MASTER_POD: Final = MasterDefaults(
 )
 """10,000 agents take 0.93 GB and less than one core, see docs/benchmarks/load.md."""
 _PREFIX: Final = "HOLDFAST_OPERATOR_"
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class Switch(enum.StrEnum):
@@ -23,6 +26,50 @@ class Switch(enum.StrEnum):
 
     ON = "on"
     OFF = "off"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Namespaces that are watched."""
+
+    text: dataclasses.InitVar[str] = ""
+    """Their names, separated by commas; empty: all namespaces."""
+    scopes: tuple[str, ...] = dataclasses.field(init=False)
+    """Each name once; the one empty name stands for all."""
+
+    def __post_init__(self, text: str) -> None:
+        """Read the text.
+
+        Raises:
+            ValueError: A name cannot be a namespace's.
+        """
+        names = tuple(dict.fromkeys(text.split(","))) if text else ("",)
+        for name in names:
+            if text and not _NAMESPACE.fullmatch(name):
+                raise ValueError(f"{name!r} cannot be the name of a namespace")
+        object.__setattr__(self, "scopes", names)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobIngress:
+    """Who may speak to a job's pods beside the job itself, as rules of its NetworkPolicy."""
+
+    text: dataclasses.InitVar[str] = ""
+    """A JSON array; empty: jobs have no NetworkPolicy."""
+    rules: tuple[Mapping[str, Any], ...] | None = dataclasses.field(init=False)
+
+    def __post_init__(self, text: str) -> None:
+        """Read the text.
+
+        Raises:
+            ValueError: It is no JSON array of objects.
+        """
+        found = json.loads(text) if text else None
+        if found is not None and not (
+            isinstance(found, list) and all(isinstance(one, dict) for one in found)
+        ):
+            raise ValueError("it is no JSON array of objects")
+        object.__setattr__(self, "rules", None if found is None else tuple(found))
 
 
 class SettingsError(ValueError):
@@ -45,8 +92,8 @@ class OperatorSettings:
     lease: str = "holdfast-operator"
     """Name of the Lease that the replicas compete for: each installation in a namespace needs one
     of its own. Default: the chart's name for a release named holdfast."""
-    watch_namespace: str = ""
-    """The only namespace whose jobs are reconciled. Default: all."""
+    watch_namespace: Namespaces = Namespaces()
+    """The only namespaces whose jobs are reconciled, separated by commas. Default: all."""
     node_notices: Switch = Switch.OFF
     """Watch the cluster's nodes for taints and conditions that announce their end, and for what
     says that their hardware is bad. Needs the right
@@ -64,6 +111,9 @@ class OperatorSettings:
     annotations, imagePullSecrets, nodeSelector, tolerations, priorityClassName, and resources of
     the main container. Default: resources of a master of some thousand workers, with limits, so
     that a ResourceQuota on limits takes it."""
+    job_ingress: JobIngress = JobIngress()
+    """Each job gets a NetworkPolicy: its pods hear each other and whom these rules name, as JSON:
+    `ingress` of a NetworkPolicy. Default: no NetworkPolicy; others' policies hold as they are."""
     log_level: LogLevel = LogLevel.INFO
     """Lowest level that is logged. Default: info, a line for each pod that is made or deleted."""
     workers: int = 8
@@ -116,6 +166,10 @@ def read_settings(environment: Mapping[str, str]) -> OperatorSettings:
 
 
 def _remedy(kind: type[Any], error: ValueError) -> str:
+    if kind is Namespaces:
+        return f"no list of namespaces: {error}"
+    if kind is JobIngress:
+        return f"no JSON array of ingress rules: {error}"
     if kind is MasterDefaults:
         return f"no JSON object with fields of a pod: {error}"
     if issubclass(kind, enum.Enum):

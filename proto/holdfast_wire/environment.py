@@ -17,7 +17,6 @@ KNOWN = frozenset(
         "HOLDFAST_LOG_LEVEL",
         "HOLDFAST_NOTICES",
         "HOLDFAST_PRELOAD",
-        "HOLDFAST_TOPOLOGY",
     }
 )
 """Names that some part reads; a test compares this with the source."""

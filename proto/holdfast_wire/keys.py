@@ -36,6 +36,8 @@ ENV_METRICS_PORT = "HOLDFAST_METRICS_PORT"
 """Port of the master's metrics; unset: it serves none."""
 ENV_GRACE = "HOLDFAST_GRACE_SECONDS"
 """Seconds from SIGTERM to an agent's end; in a pod less than its grace period."""
+ENV_TOPOLOGY = "HOLDFAST_TOPOLOGY"
+"""Topology labels as `key=value,key=value`."""
 
 # --- environment that an agent sets for a training process ---------------------------------------
 ENV_PAGE = "HOLDFAST_PAGE"

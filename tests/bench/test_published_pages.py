@@ -15,7 +15,10 @@ NAMES = (
     *("hang", "health", "load", "local_sgd", "nodes", "overhead", "preflight", "recovery"),
     *("scale", "start", "universal"),
 )
-PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {"simulation": "bench.simulation"}
+PACKAGES = {name: f"bench.{name}.__main__" for name in NAMES} | {
+    "metrics": "bench.load.metrics",
+    "simulation": "bench.simulation",
+}
 
 
 def _bench(name: str) -> Bench:

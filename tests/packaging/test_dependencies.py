@@ -27,8 +27,9 @@ EXTRA_OF = {
     "holdfast": "train",
 }
 # torch is the user's own build, in the worker's environment; see [agent] in pyproject.toml. A
-# framework is there where its integration is imported.
+# framework is there where its integration is imported, [traces] where a variable asks for spans.
 BROUGHT_BY_THE_USER = {
+    "holdfast_master": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
     "holdfast_agent": {"torch", "numpy"},
     "holdfast": {"deepspeed", "megatron-core"},
 }

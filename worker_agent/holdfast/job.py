@@ -259,6 +259,12 @@ def init() -> Job:
     return _job
 
 
+def tell_sync(held_ns: int) -> None:
+    """Report for how long a round of local SGD held this rank up; without an agent do nothing."""
+    if _job is not None and _job.slot is not None:
+        _job.slot.say_sync(held_ns)
+
+
 def adopt(writer: SlotWriter) -> None:
     """Have `init` use a slot that the starter of the script has claimed for it; not for scripts.
 

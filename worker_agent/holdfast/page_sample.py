@@ -83,6 +83,8 @@ class RankSample:
     answered_id: int
     """Barrier that the rank answered with SAVE_AND_STOP; 0 for none."""
     answered_step: int
+    sync_ns: int
+    """For how long the newest round of local SGD held this rank up; 0: none yet."""
     barrier_complete: bool
     """After SAVE_AND_STOP the script ended with exit status 0 and its output is flushed: the
     process may be killed without loss."""

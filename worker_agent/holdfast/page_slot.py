@@ -195,6 +195,10 @@ class SlotWriter:
         words[Word.ANSWERED_ID] = self._answered
         return StepAnswer.SAVE_AND_STOP
 
+    def say_sync(self, held_ns: int) -> None:
+        """Store for how long a round of local SGD has held this rank up."""
+        self._store((Word.SYNC_NS, held_ns))
+
     def say_saving(self, step_ns: int, tiers: Mapping[Tier, TierSaving]) -> None:
         """Store the save costs of this rank, and that it follows the master's schedule.
 

@@ -30,8 +30,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 
 {{/* Nodes belong to no namespace: a Role gives no right to them. */}}
 {{- define "holdfast.nodeNotices" -}}
-{{- ternary "on" "off" (and .Values.nodeNotices (eq .Values.watchNamespace "")) -}}
+{{- ternary "on" "off" (and .Values.nodeNotices (empty .Values.watchNamespaces)) -}}
 {{- end -}}
+
+{{/* Resources of the operator's container, without what is empty. */}}
+{{- define "holdfast.resources" -}}
+{{- range $name, $value := .Values.resources }}
+{{- with $value }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Who may speak to a job's pods beside the job itself: this operator, which also asks whether their nodes
+live, and who reads the metrics. Empty: jobs have no NetworkPolicy. */}}
+{{- define "holdfast.jobIngress" -}}
+{{- if .Values.networkPolicy.jobs -}}
+{{- $home := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $operator := dict "matchLabels" (include "holdfast.selector" . | fromYaml) -}}
+{{- $scrape := dict "ports" (list (dict "port" "metrics")) -}}
+{{- with .Values.networkPolicy.metricsFrom -}}{{- $_ := set $scrape "from" . -}}{{- end -}}
+{{- list (dict "from" (list (dict "namespaceSelector" $home "podSelector" $operator))) $scrape | toJson -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "holdfast.masterPod" -}}
 {{- with .Values.master -}}
 {{- dict

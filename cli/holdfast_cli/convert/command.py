@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,11 +14,12 @@ import yaml
 
 from holdfast_cli.convert import dlrover, pytorchjob, trainjob
 from holdfast_cli.convert.conversion import Conversion
-from holdfast_cli.convert.rules import Outcome
+from holdfast_cli.convert.rules import Finding, Outcome
 from holdfast_cli.convert.source import Source
 from holdfast_cli.errors import BadInputError
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec import InvalidJobError, read_job
+from holdfast_operator.spec.problems import show_value
 from holdfast_operator.spec.yaml_documents import read_documents
 
 _KINDS: Final[Mapping[tuple[str, str], Callable[[Source], Conversion]]] = {
@@ -25,6 +27,7 @@ _KINDS: Final[Mapping[tuple[str, str], Callable[[Source], Conversion]]] = {
     ("elastic.iml.github.io/v1alpha1", "ElasticJob"): dlrover.convert,
 }
 _TRAIN_JOB: Final = ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+_VERSIONS: Final = {kind: version for version, kind in (*_KINDS, _TRAIN_JOB)}
 _KNOWN: Final = "PyTorchJob (kubeflow.org/v1), TrainJob with its runtime, DLRover's ElasticJob"
 _NOT_OURS: Final[Mapping[str, str]] = {
     "MPIJob": "its ranks are started over ssh by mpirun; write a PyTorchJob or an ElasticJob",
@@ -48,6 +51,9 @@ def convert_files(files: Sequence[Path], output: Path | None, *, force: bool) ->
         BadInputError: A file, a field or the result is wrong; nothing was written.
     """
     documents = [body for file in files for body in _documents(file)]
+    if not documents:
+        names = ", ".join(map(str, files))
+        raise BadInputError(f"{names}: holds no object; give a file with one of: {_KNOWN}")
     made = convert_documents(documents)
     if made.refused and not force:
         lines = [f"{files[0]}: {finding}" for finding in made.refused]
@@ -55,14 +61,18 @@ def convert_files(files: Sequence[Path], output: Path | None, *, force: bool) ->
         raise BadInputError("\n".join(lines))
     text = write(made, files[0].name)
     try:
-        read_job(text, load_crd(), str(files[0]))
+        read_job(text, load_crd())
     except InvalidJobError as error:
-        raise BadInputError(f"the ElasticJob of this job is not valid:\n{error}") from error
+        # Fields are the new file's, and so are lines, of which nobody can look one up.
+        bare = (dataclasses.replace(one, line=None) for one in error.problems)
+        lines = [f"{files[0]}: the ElasticJob of this job is not valid: {one}" for one in bare]
+        raise BadInputError("\n".join(lines)) from error
     if output is None:
         click.echo(text, nl=False)
         return
     _save(output, text)
-    click.echo(f"{output}: written; try it with `kubectl apply --dry-run=server -f {output}`")
+    if output.is_file():
+        click.echo(f"{output}: written; try it with `kubectl apply --dry-run=server -f {output}`")
 
 
 def convert_documents(documents: Sequence[Mapping[str, Any]]) -> Conversion:
@@ -71,17 +81,37 @@ def convert_documents(documents: Sequence[Mapping[str, Any]]) -> Conversion:
     Raises:
         BadInputError: There is none, or several, or one of a kind that cannot be converted.
     """
-    jobs = [body for body in documents if _kind(body) in {*_KINDS, _TRAIN_JOB}]
     for body in documents:
-        why = _NOT_OURS.get(str(body.get("kind")))
-        if why is not None:
-            raise BadInputError(f"kind {body['kind']}: {why}")
+        _check_kind(body)
+    jobs = [body for body in documents if _VERSIONS.get(_kind(body)[1]) == _kind(body)[0]]
     if len(jobs) != 1:
-        kinds = ", ".join("/".join(_kind(body)) for body in documents) or "nothing"
-        raise BadInputError(f"{len(jobs)} jobs to convert among {kinds}; give one of: {_KNOWN}")
-    job = Source(jobs[0])
-    if _kind(jobs[0]) != _TRAIN_JOB:
-        return _KINDS[_kind(jobs[0])](job)
+        names = ", ".join(map(_name, jobs or documents))
+        remedy = "give one at a time" if jobs else f"give one of: {_KNOWN}"
+        raise BadInputError(f"{len(jobs)} jobs to convert in {names}; {remedy}")
+    made = _convert(Source(jobs[0]), documents)
+    for body in documents:
+        if body is not jobs[0] and _kind(body)[1] not in trainjob.RUNTIMES:
+            made.findings.append(Finding(_name(body), Outcome.DROPPED, "apply it as it is"))
+    return made
+
+
+def _check_kind(body: Mapping[str, Any]) -> None:
+    version, kind = _kind(body)
+    if kind in _NOT_OURS:
+        raise BadInputError(f"kind: {kind} cannot be converted: {_NOT_OURS[kind]}")
+    if version.startswith("holdfast.dev/"):
+        raise BadInputError(f"{_name(body)} is Holdfast's own already; apply it as it is")
+    if kind in _VERSIONS and version != _VERSIONS[kind]:
+        raise BadInputError(
+            f"apiVersion: {show_value(body.get('apiVersion'))} of {_name(body)} is not known here; "
+            f"write the job as {_VERSIONS[kind]}"
+        )
+
+
+def _convert(job: Source, documents: Sequence[Mapping[str, Any]]) -> Conversion:
+    kind = _kind(job.mapping())
+    if kind != _TRAIN_JOB:
+        return _KINDS[kind](job)
     runtime = trainjob.find_runtime(job, documents)
     if runtime is None:
         name = job.at("spec", "runtimeRef", "name").text()
@@ -133,6 +163,12 @@ def _kind(body: Mapping[str, Any]) -> tuple[str, str]:
     return str(body.get("apiVersion")), str(body.get("kind"))
 
 
+def _name(body: Mapping[str, Any]) -> str:
+    """Return kind and name of an object, for people."""
+    name = Source(body).at("metadata").mapping().get("name")
+    return f"{body.get('kind')} {name or 'without a name'}"
+
+
 def _documents(file: Path) -> list[dict[str, Any]]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
@@ -150,20 +186,27 @@ def read_objects(text: str, source: str) -> Iterator[dict[str, Any]]:
 
     Raises:
         InvalidJobError: The text is not YAML; `source` names it.
+        BadInputError: The list holds something else than objects.
     """
     for one in read_documents(text, source):
         if one.body.get("kind") == "List":
-            yield from one.body.get("items") or ()
+            yield from (item.mapping() for item in Source(one.body).at("items").items())
         else:
             yield one.body
 
 
 def _save(output: Path, text: str) -> None:
-    """Write the file whole or not at all."""
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    """Write the file whole or not at all; a pipe or a device gets the text itself."""
     try:
-        temporary.write_text(text)
-        temporary.replace(output)
+        if output.exists() and not output.is_file():
+            output.write_text(text)
+            return
+        file = output.resolve()
+        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text)
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BadInputError(f"--output {output}: cannot be written: {error.strerror}") from error

@@ -32,7 +32,10 @@ _KUEUE: Final = "kueue.x-k8s.io/multikueue"
 _PERMANENT: Final = list(range(1, 128))
 """Exit codes that Kubeflow and DLRover take as permanent under the restart policy ExitCode."""
 _WHOLE_LIFE: Final = 0
-_FIRST: Final = ("suspend", "managedBy", "replicas", "minReplicas", "maxReplicas", "nodeUnit")
+_FIRST: Final = (
+    *("suspend", "managedBy", "replicas", "minReplicas", "maxReplicas", "nodeUnit"),
+    "nprocPerNode",
+)
 _LAST: Final = ("worker", "extraRoles")
 
 
@@ -127,7 +130,7 @@ class Conversion:
         at = main_container({"containers": [one.mapping() for one in containers]})
         place = containers[at].at("command")
         words = [*place.items(), *containers[at].at("args").items()]
-        launch = convert_command([word.value for word in words], place.field)
+        launch = convert_command([word.text() for word in words], place.field)
         self.findings += launch.findings
         made = own_template(template)
         if launch.words:

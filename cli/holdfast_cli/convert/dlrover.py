@@ -26,7 +26,9 @@ FIELDS: Final[tuple[Rule, ...]] = (
     *mapped(f"{_REPLICAS}.worker.BatchScheduler", f"{_REPLICAS}.worker.priority"),
     *mapped(f"{_REPLICAS}.evaluator.replicas", f"{_REPLICAS}.evaluator.restartPolicy"),
     *mapped(f"{_REPLICAS}.evaluator.template"),
-    dropped(f"{_REPLICAS}.evaluator", "pods of an extra role are replaced by their restartPolicy"),
+    dropped(f"{_REPLICAS}.evaluator.BatchScheduler", "the workers' scheduler alone matters"),
+    dropped(f"{_REPLICAS}.evaluator.priority", "spec.scheduling.priorityClassName is the job's"),
+    dropped(f"{_REPLICAS}.evaluator.restartCount", "its restartPolicy decides"),
     dropped(f"{_REPLICAS}.*.autoScale", _BRAIN, False),
     dropped(f"{_REPLICAS}.*.restartTimeout", "a new pod may take as long as it needs"),
     refused(f"{_REPLICAS}.ps", _SERVERS),
@@ -74,6 +76,9 @@ def _worker(made: Conversion, worker: Source, variables: Sequence[Mapping[str, A
     else:
         made.put("scheduling.priorityClassName", priority or None)
     made.worker(template, replicas)
+    if not any(one.field.endswith("--auto-config") for one in made.findings):
+        # Without a flag its launcher starts one process; an ElasticJob counts the devices.
+        made.spec.setdefault("nprocPerNode", 1)
 
 
 def _evaluator(made: Conversion, evaluator: Source, variables: Sequence[Mapping[str, Any]]) -> None:

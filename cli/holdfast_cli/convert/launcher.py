@@ -97,9 +97,9 @@ class Launch:
     findings: tuple[Finding, ...] = ()
 
 
-def convert_command(words: Sequence[Any], field: str) -> Launch:
+def convert_command(words: Sequence[str], field: str) -> Launch:
     """Return the launch of a container's command with its arguments; `field`: its path."""
-    given = tuple(map(str, words))
+    given = tuple(words)
     if command.is_agent(given):
         return Launch(words=given)
     if len(given) > 2 and given[0].rpartition("/")[2] in _SHELLS and "c" in given[1]:

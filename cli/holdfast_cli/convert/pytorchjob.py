@@ -10,7 +10,6 @@ from holdfast_cli.convert.rules import Rule, dropped, judge, mapped, refused
 from holdfast_cli.convert.source import Source
 
 _RENDEZVOUS: Final = "the job master is the rendezvous"
-_GANG: Final = "pods start as they fit, and wait for minReplicas: this version starts no gangs"
 _REPLICAS: Final = "spec.pytorchReplicaSpecs"
 _POLICY: Final = "spec.runPolicy"
 _GROUP: Final = f"{_POLICY}.schedulingPolicy"
@@ -34,7 +33,9 @@ FIELDS: Final[tuple[Rule, ...]] = (
         f"{_POLICY}.managedBy",
         f"{_POLICY}.suspend",
         f"{_POLICY}.ttlSecondsAfterFinished",
+        f"{_GROUP}.minAvailable",
         f"{_GROUP}.priorityClass",
+        f"{_GROUP}.scheduleTimeoutSeconds",
     ),
     dropped("spec.elasticPolicy.rdzvBackend", _RENDEZVOUS),
     dropped("spec.elasticPolicy.rdzvConf", _RENDEZVOUS),
@@ -42,9 +43,7 @@ FIELDS: Final[tuple[Rule, ...]] = (
     dropped("spec.elasticPolicy.rdzvId", _RENDEZVOUS),
     dropped("spec.elasticPolicy.rdzvPort", _RENDEZVOUS),
     dropped("spec.elasticPolicy.standalone", _RENDEZVOUS, False),
-    dropped(f"{_GROUP}.minAvailable", _GANG),
-    dropped(f"{_GROUP}.minResources", _GANG),
-    dropped(f"{_GROUP}.scheduleTimeoutSeconds", _GANG),
+    dropped(f"{_GROUP}.minResources", "the scheduler adds up what the workers request"),
     refused(
         f"{_GROUP}.queue",
         "Volcano's queue; remove it, or label the job with kueue.x-k8s.io/queue-name",
@@ -76,6 +75,7 @@ def convert(source: Source) -> Conversion:
     for name in ("minReplicas", "maxReplicas"):
         bound = elastic.at(name).integer()
         made.put(name, None if bound is None else bound + added)
+    _gang(made, policy.at("schedulingPolicy"))
     if elastic.at("metrics"):
         made.others.append(_autoscaler(made, elastic.at("metrics")))
     # Retries of pods and restarts by torchrun are one budget here.
@@ -105,6 +105,18 @@ def _workers(made: Conversion, replicas: Source) -> int:
     made.restarts(chosen.at("restartPolicy"))
     made.worker(chosen.at("template"), sum(pods.values()))
     return pods["Master"] if len(roles) == 2 else 0
+
+
+def _gang(made: Conversion, group: Source) -> None:
+    """Ask for a gang where the PyTorchJob does; its size is that of the smallest world."""
+    least, timeout = group.at("minAvailable"), group.at("scheduleTimeoutSeconds")
+    if not least and not timeout:
+        return
+    made.put("scheduling.gang.backend", "Auto")
+    made.put("scheduling.gang.timeoutSeconds", timeout.integer() or None)
+    size = made.spec.get("minReplicas", made.spec.get("replicas"))
+    if least.integer() not in {None, size}:
+        made.drop(least, f"a gang has minReplicas workers, {size}")
 
 
 def _autoscaler(made: Conversion, metrics: Source) -> dict[str, Any]:

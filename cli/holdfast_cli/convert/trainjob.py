@@ -19,7 +19,7 @@ _INITIALIZER: Final = (
     "each worker would download it; run the runtime's initializer as a Job before, and mount its "
     "volume in the workers"
 )
-_GANG: Final = "pods start as they fit, and wait for minReplicas: this version starts no gangs"
+_TOPOLOGY: Final = "remove it, and write a label of nodes into scheduling.topology"
 _MPI: Final = "an ElasticJob's ranks are started by agents; use a runtime with mlPolicy.torch"
 _OPERATOR: Final = "the operator does this for an ElasticJob"
 _RUNTIME: Final = "of the runtime: "
@@ -47,7 +47,8 @@ RUNTIME: Final[tuple[Rule, ...]] = (
     refused("spec.mlPolicy.mpi", _MPI),
     refused("spec.mlPolicy.xgboost", _MPI),
     dropped("spec.mlPolicy.torch", "the agent sets torch's variables in each rank"),
-    dropped("spec.podGroupPolicy", _GANG),
+    *mapped("spec.podGroupPolicy.coscheduling"),
+    refused("spec.podGroupPolicy.volcano.networkTopology", _TOPOLOGY),
     dropped("spec.template.metadata", "the JobSet's own; an ElasticJob makes none"),
     dropped("spec.template.spec.coordinator", "the job master coordinates"),
     *mapped("spec.template.spec.failurePolicy.maxRestarts"),
@@ -108,6 +109,7 @@ def convert(source: Source, runtime: Source) -> Conversion:
     entry = _trainer_job(made, job_set.at("replicatedJobs"))
     if entry is None:
         return made
+    _gang(made, runtime.at("spec", "podGroupPolicy"))
     job = entry.at("template", "spec")
     deadline = spec.at("activeDeadlineSeconds").integer()
     own = job.at("activeDeadlineSeconds").integer()
@@ -122,6 +124,15 @@ def convert(source: Source, runtime: Source) -> Conversion:
     made.failures(job.at("backoffLimit").integer(), restarts)
     _rules(made, job.at("podFailurePolicy", "rules"))
     return made
+
+
+def _gang(made: Conversion, policy: Source) -> None:
+    """Ask the scheduler of the runtime's pod groups for a gang."""
+    for name, backend in (("coscheduling", "Coscheduling"), ("volcano", "Volcano")):
+        if name in policy.mapping():
+            made.put("scheduling.gang.backend", backend)
+    timeout = policy.at("coscheduling", "scheduleTimeoutSeconds").integer()
+    made.put("scheduling.gang.timeoutSeconds", timeout or None)
 
 
 def find_runtime(source: Source, documents: Sequence[Mapping[str, Any]]) -> Source | None:

@@ -8,10 +8,11 @@ worker finds its environment and its certificate, and reach this host over TCP.
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from holdfast_cli.errors import BadInputError
@@ -31,15 +32,19 @@ class Hosts:
     address: str = ""
     """Address of this machine, as those hosts reach it."""
 
-    def choose(self, taken: Iterable[str], avoided: Collection[str]) -> str:
+    def choose(
+        self, taken: Iterable[str], avoided: Collection[str], failed: Mapping[str, float]
+    ) -> str:
         """Return the host for one more worker: the one with the fewest, in the order given.
 
         taken: Host of each worker that lives.
-        avoided: Hosts that failed; they are used only where there is no other.
+        avoided: Hosts that the master excludes; they are used only where there is no other.
+        failed: Time at which a worker last failed on a host; of hosts with equally many workers the
+            one that failed longest ago is taken.
         """
         free = [name for name in self.names if name not in avoided] or self.names
         counts = Counter(taken)
-        return min(free, key=lambda name: counts[name])
+        return min(free, key=lambda name: (counts[name], failed.get(name, -math.inf)))
 
     def command(self, host: str, argv: Sequence[str]) -> tuple[str, ...]:
         """Return the command that starts a program on a host."""

@@ -155,6 +155,8 @@ class PodProcesses:
         """Reason why the newest process could not be started, for people; empty: it was started."""
         self._running: dict[str, processes.Running] = {}
         self._tasks: set[asyncio.Task[object]] = set()
+        self._host_failures: dict[str, float] = {}
+        """Time of the newest failure of a worker on each host, s."""
 
     async def create(self, action: CreatePod) -> None:
         """Start the process of a pod. An existing one of that name is a success."""
@@ -167,7 +169,8 @@ class PodProcesses:
         pod = LocalPod(slot=slot, incarnation=incarnation, name=name, created_at=now())
         if is_worker and self._surroundings.hosts is not None:
             taken = [other.host for other in self._job.pods if other.exit_code is None]
-            pod.host = self._surroundings.hosts.choose(taken, action.avoid_nodes)
+            hosts = self._surroundings.hosts
+            pod.host = hosts.choose(taken, action.avoid_nodes, self._host_failures)
         self._job.add(pod)
         try:
             running = await (self._start_worker(pod) if is_worker else self._start_master(pod))
@@ -279,6 +282,8 @@ class PodProcesses:
         code = await running.wait()
         if code > 0:
             pod.said = await asyncio.to_thread(last_line, self._log(pod.name))
+        if code != 0:
+            self._host_failures[pod.host] = now()
         if pod.slot.role is Role.WORKER:
             keep = code != 0 and not pod.wanted_end
             self._stores.ended(pod.slot.index, pod.name, keep=keep)

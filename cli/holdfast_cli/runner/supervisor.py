@@ -11,7 +11,8 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
@@ -34,13 +35,15 @@ from holdfast_operator.plan.actions import (
     FinishJob,
     ScaleJob,
 )
+from holdfast_operator.plan.inputs import grace_of
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.plan.view import Said
 from holdfast_wire import messages as wire
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_GRACE_SECONDS = 15.0
-"""First signal to SIGKILL, s: time for SIGTERM to the ranks; a second signal ends it at once."""
+"""First signal to SIGKILL, s, where the worker's template has no terminationGracePeriodSeconds:
+time to save and stop, and for SIGTERM to the ranks; a second signal ends it at once."""
 _POLL_SECONDS = 0.05
 _ANSWER_SECONDS = 3.0
 """Deadline of each answer, s; after a second Ctrl-C there is no long wait for a hung master."""
@@ -68,6 +71,7 @@ class Supervisor:
         self._signals: list[int] = []
         """Signals that asked for the end, in order."""
         self._interrupted_at = 0.0
+        self._grace = stop_grace(job.job.spec.worker_template)
         self._ended = False
         self._finished: FinishJob | None = None
         self._summary = ""
@@ -146,7 +150,7 @@ class Supervisor:
                 _log.info("nothing to delete: %s", action.reason)
 
     async def _is_over(self) -> bool:
-        late = now() - self._interrupted_at > _INTERRUPT_GRACE_SECONDS
+        late = now() - self._interrupted_at > self._grace
         impatient = len(self._signals) > 1 or (bool(self._signals) and late)
         if self._finished is None and not impatient:
             return False
@@ -210,10 +214,14 @@ class Supervisor:
         self._signals.append(number)
         self._job.stopping = True
         self._interrupted_at = self._interrupted_at or now()
-        self._sync.send(
-            wire.StopRequest(reason="Interrupted", grace_seconds=_INTERRUPT_GRACE_SECONDS)
-        )
+        self._sync.send(wire.StopRequest(reason="Interrupted", grace_seconds=self._grace))
         self._changed.set()
+
+
+def stop_grace(template: Mapping[str, Any]) -> float:
+    """Return the time that a job has from a first signal on, s."""
+    given = template["spec"].get("terminationGracePeriodSeconds")
+    return _INTERRUPT_GRACE_SECONDS if given is None else float(grace_of(template))
 
 
 def _end(finished: FinishJob) -> wire.JobStatus:

@@ -82,6 +82,9 @@ def _world(own: Labels, figures: JobFigures) -> Iterator[Metric]:
         "Replicas that synchronise under local SGD; 0: the job is one world.",
         len(status.outer_replicas),
     )
+    if figures.sync_seconds:
+        text = "For how long the newest round of local SGD held up the rank that waited longest, s."
+        yield _gauge(own, "sync_seconds", text, figures.sync_seconds)
     yield _gauge(
         own, "goodput_ratio", "Productive share of all node-seconds of the job.", status.goodput
     )
@@ -135,24 +138,25 @@ def _checkpoints(own: Labels, figures: JobFigures) -> Iterator[Metric]:
     yield _gauges(
         own,
         "checkpoint_age_steps",
-        "Steps since the newest one that a tier has.",
+        "Steps since the newest one that a tier has; all steps where it has none, and an interval.",
         ("tier",),
-        [((word(tier),), max(0, status.step - step)) for tier, step in _newest(status)],
+        [((word(tier),), max(0, status.step - step)) for tier, step in _newest(figures)],
     )
     yield _gauges(
         own,
         "checkpoint_interval_steps",
-        "Steps between saves to a tier, where the master sets them.",
+        "Steps between saves to a tier, where the job's file or the master sets them.",
         ("tier",),
-        [((word(one.tier),), one.every) for one in status.checkpoint_intervals if one.every],
+        [((word(tier),), every) for tier, every in figures.intervals.items()],
     )
     yield from _save_costs(own, figures)
 
 
-def _newest(status: wire.JobStatus) -> Sequence[tuple[wire.Tier, int]]:
-    """The newest step of each tier that has one."""
-    steps = ((wire.Tier.MEMORY, status.memory_step), (wire.Tier.STORAGE, status.stored_step))
-    return [(tier, step) for tier, step in steps if step]
+def _newest(figures: JobFigures) -> Sequence[tuple[wire.Tier, int]]:
+    """The newest step of each tier that has one, or should have."""
+    memory, storage = figures.status.memory_step, figures.status.stored_step
+    steps = ((wire.Tier.MEMORY, memory), (wire.Tier.STORAGE, storage))
+    return [(tier, step) for tier, step in steps if step or tier in figures.intervals]
 
 
 def _save_costs(own: Labels, figures: JobFigures) -> Iterator[Metric]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from typing import Final
 
 _TROUBLE: Final = frozenset(
@@ -15,6 +16,9 @@ _TROUBLE: Final = frozenset(
     }
 )
 _POLICY_WORDS: Final = ("denied request", "denied the request", "failed calling webhook")
+_UNDECLARED: Final = re.compile(r"\.status\.(\S+): field not declared in schema")
+_SELECTOR: Final = re.compile(r"\[[^\]]*\]")
+"""Which item of a list is meant."""
 
 
 class KubeError(Exception):
@@ -76,11 +80,18 @@ class ApiRefusedError(KubeError):
         return refused or any(words in self.message for words in _POLICY_WORDS)
 
     @property
+    def undeclared(self) -> frozenset[str]:
+        """Fields of a status that the CRD lacks, as paths; an apply with one is refused whole."""
+        found = _UNDECLARED.findall(self.message)
+        return frozenset(_SELECTOR.sub("", one) for one in found)
+
+    @property
     def is_trouble(self) -> bool:
         """True if the API server is in trouble, or asks for patience: a later try may succeed."""
         # A quota that two requests use at the same moment answers a POST with a conflict.
         collided = self._conflicts and self._method == "POST"
-        return (self.code in _TROUBLE or collided) and not self.is_admission
+        wrong = self.is_admission or self.undeclared  # for which the code is 500
+        return (self.code in _TROUBLE or collided) and not wrong
 
     @property
     def is_invalid(self) -> bool:

@@ -40,6 +40,7 @@ class Reflector(abc.ABC):
         """Begin without objects; `path`: of their list, perhaps with a query."""
         self._client = client
         self._path = path
+        self._said = ""
         self._query = f"{path}{'&' if '?' in path else '?'}"
         self.synced = asyncio.Event()
         """Set after the first list."""
@@ -64,7 +65,7 @@ class Reflector(abc.ABC):
         while True:
             try:
                 version = await self._list()
-                wait = _RETRY_SECONDS
+                wait, self._said = _RETRY_SECONDS, ""
                 while True:
                     version = await self._watch(version)
             except KubeError as error:
@@ -75,8 +76,11 @@ class Reflector(abc.ABC):
                 wait = min(_LONGEST_RETRY_SECONDS, 2 * wait)
 
     def _say(self, error: KubeError) -> None:
+        """Say what went wrong, each error once in a row."""
         kind = self._path.partition("?")[0].rpartition("/")[2]
-        _log.warning("%s: %s; listing again", kind, error)
+        level = logging.DEBUG if str(error) == self._said else logging.WARNING
+        _log.log(level, "%s: %s; listing again", kind, error)
+        self._said = str(error)
 
     async def _list(self) -> str:
         seen: set[str] = set()

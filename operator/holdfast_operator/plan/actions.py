@@ -29,6 +29,8 @@ class DeleteReason(enum.StrEnum):
     """More pods than wanted; the master released it, or its grace is over."""
     SUSPENDED = "Suspended"
     """The job is suspended."""
+    DELETED = "JobDeleted"
+    """The job is deleted, and its quota is given back once its pods are gone."""
     FINISHED = "JobFinished"
     """The job has ended; see `spec.cleanup.pods`."""
 

@@ -36,6 +36,18 @@ class Queued:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """What is known of the group that a job's workers are scheduled in."""
+
+    ready: bool
+    """True: it is as the spec asks."""
+    text: str
+    """The group, or what is missing, for people."""
+    blocked: bool = False
+    """True: no pod is made without it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
     """The job to plan, from `JobState` or the runner."""
 
@@ -70,6 +82,8 @@ class PlannedJob:
     """host:port of the master; empty: not known."""
     queued: Queued | None = None
     """None: the job has no queue, and `spec` is its owner's."""
+    grouped: Grouped | None = None
+    """None: each worker is scheduled by itself, as the spec asks."""
 
     @property
     def generation(self) -> int:

@@ -7,6 +7,8 @@ would be stopped. A freed quota brings slices back, and the job grows.
 
 Workers beyond the admitted ones are deleted before their slice's quota is given back: at no time
 does a pod run without a reservation.
+
+All slices are in the core's flavor: which ranks a preemption takes does not matter then.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ MOST_SLICES: Final = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """What a queue's flavor adds to the pods of a slice."""
+    """What a queue's flavor adds to the pods of one role."""
 
     node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
@@ -45,7 +47,12 @@ class Slice:
     """The queue takes the quota back; it is held until the job gives it back."""
     reason: str = ""
     """Reason of an eviction, or of waiting, for people."""
-    placement: Placement = Placement()
+    started: bool = False
+    """The queue was told that its pods are ready."""
+    stale: bool = False
+    """It was asked for in another queue, or with other templates than the job has now."""
+    placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+    """Additions to its pods by role, as admitted."""
 
     @property
     def usable(self) -> bool:
@@ -65,12 +72,28 @@ class Demand:
     """Most that it may ever want: the sizes of slices follow from it."""
     unit: int
     """Workers come in multiples of this."""
-    pods: int
-    """Worker pods that exist, also those that are ending."""
-    master: bool
-    """A master pod exists."""
+    ranks: Sequence[int]
+    """Ranks of the worker pods that exist, also of those that are ending."""
+    ready: int
+    """Worker pods that are ready."""
+    others: bool
+    """A pod of the master or of an extra role exists."""
     stopped: bool = False
     """It is suspended by its owner, or ended, or deleted: it wants no quota."""
+
+    @property
+    def pods(self) -> int:
+        """Number of worker pods that exist."""
+        return len(self.ranks)
+
+    def use(self, workers: int) -> int:
+        """Return how many worker pods there are once all missing ones of so many are made."""
+        return workers + self.pods - len({rank for rank in self.ranks if rank < workers})
+
+    @property
+    def idle(self) -> bool:
+        """True if no pod uses quota."""
+        return not self.pods and not self.others
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +102,18 @@ class Verdict:
 
     workers: int
     """Worker pods that may run; 0: not even the core was admitted."""
-    placements: tuple[tuple[int, Placement], ...] = ()
-    """For so many workers each, by rank: additions to their pods."""
+    placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
+    """Additions to the pods by role."""
     create: tuple[tuple[int, int], ...] = ()
     """Index and workers of slices to ask for."""
     release: tuple[str, ...] = ()
     """Evicted slices whose pods are gone: their quota goes back, and they wait again."""
+    started: tuple[str, ...] = ()
+    """Slices whose pods are ready: a queue may evict what does not start in time."""
     delete: tuple[str, ...] = ()
     """Slices that are not wanted any more, without a pod."""
     reason: str = ""
     """Reason for running fewer workers than wanted, for people; empty: all are admitted."""
-
-    def placement(self, rank: int) -> Placement:
-        """Return the additions to the pod of a worker; of the master: those of rank 0."""
-        end = 0
-        for workers, placement in self.placements:
-            end += workers
-            if rank < end:
-                return placement
-        return Placement()
 
 
 def slice_size(demand: Demand) -> int:
@@ -114,50 +130,51 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
     known = sorted(slices, key=lambda one: one.index)
     core = known[0] if known and known[0].index == CORE else None
     if demand.stopped:
-        return _stopped(known, demand)
+        return _without(known, demand, "")
+    if any(one.stale for one in known):
+        return _without(known, demand, "its queue or its templates changed: it is queued anew")
     if core is None:
         # Slices whose core is gone belong to an earlier start; they hold quota for nothing.
-        idle = tuple(one.name for one in known) if not demand.pods else ()
         create = () if known else ((CORE, demand.least),)
-        return Verdict(workers=0, delete=idle, create=create, reason="it is being queued")
+        return dataclasses.replace(_without(known, demand, "it is being queued"), create=create)
     if not core.usable:
         return _waiting(core, known[1:], demand)
-    usable = [core, *(one for one in known[1:] if one.usable)]
-    admitted = sum(one.workers for one in usable)
+    use = demand.use(min(sum(one.workers for one in known if one.usable), demand.workers))
+    delete = _surplus(known, demand, use)
+    # What is given back by one rule is not there for the next one.
+    kept = [one for one in known if one.name not in delete]
+    admitted = sum(one.workers for one in kept if one.usable)
     if admitted < demand.least:
-        reason = f"{admitted} of at least {demand.least} workers are admitted"
-        return Verdict(
-            workers=0,
-            create=_missing(known, demand),
-            release=_releases(known, demand),
-            reason=reason,
-        )
+        # Two such jobs would wait for each other for ever if each kept its part.
+        reason = f"{admitted} of at least {demand.least} workers are admitted: it is queued anew"
+        return _without(known, demand, reason)
     workers = min(admitted, demand.workers)
-    delete = _surplus(known, demand)
     return Verdict(
         workers=workers,
-        placements=tuple((one.workers, one.placement) for one in usable),
+        placements=core.placements,
         create=_missing(known, demand),
-        release=_releases(known, demand),
+        release=_releases(kept, use),
+        started=_started(kept, demand),
         delete=delete,
-        reason="" if workers == demand.workers else _shortage(known, workers, demand),
+        reason="" if workers == demand.workers else _shortage(kept, workers, demand),
     )
 
 
-def _stopped(known: Sequence[Slice], demand: Demand) -> Verdict:
-    """A job that wants nothing gives everything back, once its pods are gone."""
-    idle = not demand.pods and not demand.master
-    return Verdict(workers=0, delete=tuple(one.name for one in known) if idle else ())
+def _without(known: Sequence[Slice], demand: Demand, reason: str) -> Verdict:
+    """Give everything back, once all pods are gone."""
+    names = tuple(one.name for one in known) if demand.idle else ()
+    return Verdict(workers=0, delete=names, reason=reason)
 
 
 def _waiting(core: Slice, others: Sequence[Slice], demand: Demand) -> Verdict:
     """Without its core a job runs nothing, and must not keep quota that others wait for."""
-    idle = not demand.pods and not demand.master
+    if not core.reserved and core.workers != demand.least:
+        return _without([core, *others], demand, "minReplicas changed: it is queued anew")
     held = core.evicted and core.reserved
     return Verdict(
         workers=0,
-        release=(core.name,) if idle and held else (),
-        delete=tuple(one.name for one in others) if idle else (),
+        release=(core.name,) if demand.idle and held else (),
+        delete=tuple(one.name for one in others) if demand.idle else (),
         reason=core.reason or "it waits for its queue",
     )
 
@@ -175,7 +192,7 @@ def _missing(known: Sequence[Slice], demand: Demand) -> tuple[tuple[int, int], .
     return tuple(made)
 
 
-def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+def _surplus(known: Sequence[Slice], demand: Demand, use: int) -> tuple[str, ...]:
     """Return the slices that the spec does not need, without pods: waiting ones, then newest."""
     covered = sum(one.workers for one in known)
     held = sum(one.workers for one in known if one.reserved)
@@ -183,7 +200,7 @@ def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
     for one in sorted(known[1:], key=lambda one: (one.reserved, -one.index)):
         if covered - one.workers < demand.workers:
             continue
-        if one.reserved and held - one.workers < demand.pods:
+        if one.reserved and held - one.workers < use:
             continue  # its pods are still ending
         names.append(one.name)
         covered -= one.workers
@@ -191,14 +208,26 @@ def _surplus(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _releases(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+def _releases(known: Sequence[Slice], use: int) -> tuple[str, ...]:
     """Return the evicted slices that no pod needs any more."""
     held = sum(one.workers for one in known if one.reserved)
     names = []
     for one in reversed(known[1:]):
-        if one.evicted and one.reserved and held - one.workers >= demand.pods:
+        if one.evicted and one.reserved and held - one.workers >= use:
             names.append(one.name)
             held -= one.workers
+    return tuple(names)
+
+
+def _started(known: Sequence[Slice], demand: Demand) -> tuple[str, ...]:
+    """Return the slices to report as started: ready pods count for those reported before first."""
+    usable = [one for one in known if one.usable]
+    end = sum(one.workers for one in usable if one.started)
+    names = []
+    for one in (one for one in usable if not one.started):
+        end += one.workers
+        if demand.ready >= min(end, demand.workers):
+            names.append(one.name)
     return tuple(names)
 
 

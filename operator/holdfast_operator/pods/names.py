@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from holdfast_operator.plan.pods import MASTER, WORKER, PodSlot, Role
@@ -67,6 +68,12 @@ class Owner:
         """Path of the PodDisruptionBudget of its workers."""
         where = f"/apis/policy/v1/namespaces/{self.namespace}"
         return f"{where}/poddisruptionbudgets/{self.budget}"
+
+    @property
+    def policy_path(self) -> str:
+        """Path of the NetworkPolicy of its pods."""
+        where = f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}"
+        return f"{where}/networkpolicies/{self.name}"
 
     def core(self, kind: str) -> str:
         """Return the path of a kind of core/v1 in its namespace."""
@@ -141,5 +148,23 @@ def budget(owner: Owner, least: int) -> dict[str, Any]:
         "spec": {
             "minAvailable": least,
             "selector": {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}},
+        },
+    }
+
+
+def policy(owner: Owner, others: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the NetworkPolicy that lets a job's pods hear each other, and whom `others` name.
+
+    On every port: ranks listen where their collectives' library chooses.
+    """
+    mine = {"matchLabels": {keys.LABEL_JOB: owner.name}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": owner.metadata(owner.name),
+        "spec": {
+            "podSelector": mine,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": mine}]}, *others],
         },
     }

@@ -12,11 +12,12 @@ from holdfast_operator.plan.inputs import HOSTNAME, REQUIRED, grace_of
 from holdfast_operator.plan.pods import WORKER, PodSlot, Role, template_of
 from holdfast_operator.plan.slices import Placement, Verdict
 from holdfast_operator.pods.environment import RESERVED, PodIdentity, contract
+from holdfast_operator.pods.gang import PodAdditions
 from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.memory import keep_arenas, raise_memory
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.template import main_container
-from holdfast_operator.spec.job import JobSpec
+from holdfast_operator.spec.job import JobSpec, Topology
 from holdfast_wire import keys
 
 TLS_DIR: Final = "/var/run/holdfast/tls"
@@ -40,6 +41,9 @@ _LONGEST_LABEL: Final = 63
 """DNS limit for a label, and so for a host name."""
 _LOST_NODE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of a node that is not ready, or not heard."""
+_COPIED_LABELS: Final = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
+"""Labels of a node that its pods have, too, since Kubernetes 1.35."""
+_TOPOLOGY_VALUE: Final = "NODE_TOPOLOGY"
 _UID: Final = {"fieldRef": {"fieldPath": "metadata.uid"}}
 
 
@@ -59,6 +63,8 @@ class PodSource:
     """Fields of the master's pod that its template does not set."""
     admission: Verdict | None = None
     """What the job's queue admits, with the flavors of its pods; None: it has no queue."""
+    gang: PodAdditions = dataclasses.field(default_factory=PodAdditions)
+    """What a worker's pod says to be in the job's group."""
     lost_node_s: int = 300
     """Time for which a worker's pod stays on a node that Kubernetes calls lost, s."""
 
@@ -82,13 +88,17 @@ def worker_pod(source: PodSource, action: CreatePod) -> dict[str, Any]:
     is_worker = slot.role is Role.WORKER
     raise_memory(main, action.memory_limit)
     ours = _variables(source, slot, action.name)
-    _add_variables(main, [*ours, *(_grace(main, grace_of(template)) if is_worker else ())])
     if is_worker:
+        ours += [*_grace(main, grace_of(template)), *_topology_labels(main, source.spec.topology)]
+    _add_variables(main, ours)
+    if is_worker:
+        _keep_together(spec, source.owner, source.spec.topology)
         cert, key = (f"worker-{slot.index}.{name}" for name in (keys.CERT_FILE, keys.KEY_FILE))
         items = {keys.CA_FILE: keys.CA_FILE, cert: keys.CERT_FILE, key: keys.KEY_FILE}
         _mount_secret(spec, main, source.owner.worker_secret(slot.index), items)
         if source.starts_again:
             keep_arenas(spec, main)
+        source.gang.apply(pod)
     return pod
 
 
@@ -196,7 +206,7 @@ def _begin(source: PodSource, template: Mapping[str, Any], action: CreatePod) ->
     if priority:
         spec.setdefault("priorityClassName", priority)
     if source.admission is not None:
-        _place(spec, source.admission.placement(slot.index))
+        _place(spec, source.admission.placements.get(slot.name, Placement()))
     if action.avoid_nodes:
         _avoid(spec, action.avoid_nodes)
     if action.shun_nodes:
@@ -242,6 +252,19 @@ def _grace(container: dict[str, Any], grace_s: int) -> list[dict[str, Any]]:
     if any(one.get("name") == keys.ENV_GRACE for one in container.get("env") or ()):
         return []
     return [{"name": keys.ENV_GRACE, "value": f"{max(grace_s - _MARGIN_SECONDS, grace_s / 2):g}"}]
+
+
+def _topology_labels(container: dict[str, Any], topology: Topology | None) -> list[dict[str, Any]]:
+    """Return the label that orders the ranks, where the pod has it; the template's comes first."""
+    given = any(one.get("name") == keys.ENV_TOPOLOGY for one in container.get("env") or ())
+    if topology is None or topology.key not in _COPIED_LABELS or given:
+        return []
+    label = {"fieldRef": {"fieldPath": f"metadata.labels['{topology.key}']"}}
+    text = f"{topology.key}=$({_TOPOLOGY_VALUE})"
+    return [
+        {"name": _TOPOLOGY_VALUE, "valueFrom": label},
+        {"name": keys.ENV_TOPOLOGY, "value": text},
+    ]
 
 
 def _mount_secret(
@@ -302,9 +325,25 @@ def _keep_apart(spec: dict[str, Any], owner: Owner) -> None:
     The scheduler applies it to later workers, too.
     """
     affinity = _inside(_inside(spec, "affinity"), "podAntiAffinity")
-    workers = {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}}
-    term = {"labelSelector": workers, "topologyKey": HOSTNAME}
+    term = _beside_workers(owner, HOSTNAME)
     _append(affinity, _PREFERRED, {"weight": _HEAVIEST, "podAffinityTerm": term})
+
+
+def _keep_together(spec: dict[str, Any], owner: Owner, topology: Topology | None) -> None:
+    """Have a worker run where the other workers of the job are."""
+    if topology is None:
+        return
+    affinity = _inside(_inside(spec, "affinity"), "podAffinity")
+    term = _beside_workers(owner, topology.key)
+    if topology.required:
+        _append(affinity, REQUIRED, term)
+    else:
+        _append(affinity, _PREFERRED, {"weight": _HEAVIEST, "podAffinityTerm": term})
+
+
+def _beside_workers(owner: Owner, key: str) -> dict[str, Any]:
+    workers = {"matchLabels": {keys.LABEL_JOB: owner.name, keys.LABEL_ROLE: WORKER}}
+    return {"labelSelector": workers, "topologyKey": key}
 
 
 def _inside(place: dict[str, Any], name: str) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _CLUSTER_ONLY: Final[tuple[tuple[Path, Any], ...]] = (
     (("spec", "managedBy"), "holdfast.dev/controller"),
     (("spec", "master", "port"), 50051),
     (("spec", "scheduling", "priorityClassName"), None),
+    (("spec", "scheduling", "gang", "backend"), "None"),
+    (("spec", "scheduling", "topology"), None),
     (("spec", "scheduling", "podDisruptionBudget"), "None"),
     (("spec", "cleanup", "ttlSecondsAfterFinished"), None),
     (("spec", "master", "template"), None),

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from holdfast_operator.plan.inputs import avoided_by, unix_time
 from holdfast_operator.plan.pods import MASTER, UNSCHEDULABLE, ObservedPod, PodSlot
+from holdfast_operator.pods.gang import backend_of
 from holdfast_operator.pods.memory import limit_of
-from holdfast_operator.pods.names import LABEL_INCARNATION
+from holdfast_operator.pods.names import LABEL_INCARNATION, Owner
 from holdfast_operator.pods.template import our_container
 from holdfast_wire import keys
 from holdfast_wire.messages import NoticeReceived, PodObservation, PodPhase
@@ -62,6 +63,8 @@ class PodRecord(ObservedPod):
     job: str
     owner: str
     """Uid of the job that made it."""
+    gang: str
+    """Backend of the group that it is scheduled in; empty: none."""
     address: str
     """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
@@ -154,6 +157,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         unheard=_unheard(conditions),
         node=sys.intern(spec.get("nodeName", "")),
         avoids=avoided_by(spec),
+        gang=backend_of(body, Owner(name=job, namespace="", uid="").gang),
         address=status.get("podIP", ""),
         conditions=_shared(tuple(f"{one['type']}={one['status']}" for one in conditions)),
         created_at=unix_time(metadata["creationTimestamp"]),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from holdfast_operator.plan.pods import MASTER, WORKER
 from holdfast_operator.plan.slices import CORE, Placement, Slice
+from holdfast_operator.pods.memory import raise_memory
 from holdfast_operator.pods.names import Owner
+from holdfast_operator.pods.template import main_container
+from holdfast_operator.spec.job import JobSpec
 
 API: Final = "kueue.x-k8s.io/v1beta2"
 KIND: Final = "Workload"
@@ -16,9 +21,15 @@ QUEUE: Final = "kueue.x-k8s.io/queue-name"
 PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """Label of an ElasticJob: its WorkloadPriorityClass."""
 LABEL_SLICE: Final = "holdfast.dev/slice"
-WORKERS: Final = "workers"
-MASTER: Final = "master"
-_RELEASED: Final = "Released"
+LABEL_TEMPLATES: Final = "holdfast.dev/templates"
+"""Label of a Workload: revision of the templates that it counts."""
+MOST_EXTRA_ROLES: Final = 6
+"""A Workload has at most 8 kinds of pods."""
+_REQUEUED: Final = frozenset({"Preempted", "NodeFailures"})
+"""Reasons of evictions after which Kueue lets a Workload wait again at once."""
+_STARTED: Final = "PodsReady"
+_MENDED: Final = "the job goes on by itself once that is mended"
+_UNSEEN: Final = "Kueue has not looked at it yet; if this lasts, see whether its controller runs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,8 +41,14 @@ class Priority:
     """WorkloadPriorityClass or PriorityClass; empty: the cluster's default."""
     name: str = ""
 
-    def fields(self) -> dict[str, Any]:
-        """Return the part of a Workload's spec."""
+    def fields(self, index: int) -> dict[str, Any]:
+        """Return the part of the spec of a slice's Workload.
+
+        Slices beside the core come just below it: a preemption then takes them first, of all jobs
+        with this priority, and stops none while another can be shrunk.
+        """
+        if index != CORE:
+            return {"priority": self.value - 1}
         if not self.name:
             return {"priority": self.value}
         own = self.kind == "WorkloadPriorityClass"
@@ -47,18 +64,33 @@ class Request:
     owner: Owner
     queue: str
     priority: Priority
-    worker: Mapping[str, Any]
-    """Pod template of a worker: its requests are what a queue counts."""
+    spec: JobSpec
+    """Spec of the owner: the requests in its templates are what a queue counts."""
     master: Mapping[str, Any]
+    """Pod template of the master."""
+    revision: str
+    """Revision of the templates."""
 
-    def workload(self, index: int, workers: int) -> dict[str, Any]:
-        """Return the Workload of a slice; the core has the master's pod, too."""
-        sets = [_pod_set(WORKERS, workers, self.worker)]
+    def workload(self, index: int, workers: int, core: Placement | None = None) -> dict[str, Any]:
+        """Return the Workload of a slice; the core has the other pods, too.
+
+        core: Where the core's workers run: the slice must be admitted to the same flavor.
+        """
+        template = _counted(self.spec)
+        if core is not None:
+            template = _placed(template, core)
+        sets = [_pod_set(WORKER, workers, template)]
         if index == CORE:
             sets.insert(0, _pod_set(MASTER, 1, self.master))
+            roles = self.spec.extra_roles
+            sets += [_pod_set(role.name, role.replicas, role.template) for role in roles]
         metadata = self.owner.metadata(name_of(self.owner.name, index))
-        metadata["labels"] |= {QUEUE: self.queue, LABEL_SLICE: str(index)}
-        spec = {"queueName": self.queue, "podSets": sets, **self.priority.fields()}
+        metadata["labels"] |= {
+            QUEUE: self.queue,
+            LABEL_SLICE: str(index),
+            LABEL_TEMPLATES: self.revision,
+        }
+        spec = {"queueName": self.queue, "podSets": sets, **self.priority.fields(index)}
         return {"apiVersion": API, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
@@ -73,36 +105,41 @@ def path(namespace: str, name: str = "") -> str:
     return f"{where}/{name}" if name else where
 
 
-def read(body: Mapping[str, Any], flavors: Mapping[str, Placement]) -> Slice:
+def read(
+    body: Mapping[str, Any], flavors: Mapping[str, Placement], queue: str, revision: str
+) -> Slice:
     """Return a job's Workload as a slice.
 
-    flavors: Additions to pods by ResourceFlavor; one that is missing adds nothing.
+    Args:
+        body: The Workload.
+        flavors: Additions to pods by ResourceFlavor; one that is missing adds nothing.
+        queue: LocalQueue of the job now.
+        revision: Revision of its templates now.
     """
-    status = body.get("status") or {}
+    status, labels = body.get("status") or {}, body["metadata"]["labels"]
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     admission = status.get("admission")
-    evicted = _holds(conditions, "Evicted")
+    evicted = _holds(conditions, "Evicted") or "deletionTimestamp" in body["metadata"]
+    assigned = (admission or {}).get("podSetAssignments") or ()
     return Slice(
-        index=int(body["metadata"]["labels"][LABEL_SLICE]),
+        index=int(labels[LABEL_SLICE]),
         name=body["metadata"]["name"],
         workers=_workers(body["spec"]),
         reserved=admission is not None,
         admitted=admission is not None and _holds(conditions, "Admitted"),
         evicted=admission is not None and evicted,
         reason=_reason(conditions, evicted=evicted),
-        placement=_placement(admission or {}, flavors),
+        started=_holds(conditions, _STARTED),
+        stale=(body["spec"].get("queueName"), labels.get(LABEL_TEMPLATES)) != (queue, revision),
+        placements={one["name"]: _placement(one, flavors) for one in assigned},
     )
 
 
 def named_flavors(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the ResourceFlavors that a Workload's workers were admitted to."""
+    """Return the ResourceFlavors that a Workload's pods were admitted to."""
     admission = (body.get("status") or {}).get("admission") or {}
-    return frozenset(
-        flavor
-        for assigned in admission.get("podSetAssignments") or ()
-        if assigned["name"] == WORKERS
-        for flavor in (assigned.get("flavors") or {}).values()
-    )
+    assigned = admission.get("podSetAssignments") or ()
+    return frozenset(name for one in assigned for name in (one.get("flavors") or {}).values())
 
 
 def read_flavor(body: Mapping[str, Any]) -> Placement:
@@ -118,17 +155,36 @@ def released(body: Mapping[str, Any], now: str) -> dict[str, Any]:
 
     now: RFC 3339.
     """
-    text = "The pods of this slice are gone"
-    gone = {"status": "False", "reason": _RELEASED, "message": text, "lastTransitionTime": now}
-    back = {**gone, "status": "True", "reason": "Evicted"}
-    changed = {"QuotaReserved": gone, "Admitted": gone, "Requeued": back}
-    kept = [
-        one
-        for one in (body.get("status") or {}).get("conditions") or ()
-        if one["type"] not in changed
-    ]
-    conditions = [*kept, *({"type": name, **one} for name, one in changed.items())]
-    return {"admission": None, "conditions": conditions}
+    before = (body.get("status") or {}).get("conditions") or ()
+    eviction = next((one for one in before if one["type"] == "Evicted"), {"reason": "Deleted"})
+    text = {"message": eviction.get("message", ""), "lastTransitionTime": now}
+    again = str(eviction.get("reason") in _REQUEUED)
+    changed = {
+        "QuotaReserved": {"status": "False", "reason": "Pending", **text},
+        "Admitted": {"status": "False", "reason": "NoReservation", **text},
+        "Requeued": {"status": again, "reason": eviction["reason"], **text},
+    }
+    if any(one["type"] == _STARTED for one in before):
+        changed[_STARTED] = {"status": "False", "reason": "WaitForStart", **text}
+    return {"admission": None, "conditions": _with(before, changed)}
+
+
+def started(body: Mapping[str, Any], now: str) -> dict[str, Any]:
+    """Return a status that reports that all pods of a Workload were ready.
+
+    now: RFC 3339.
+    """
+    before = (body.get("status") or {}).get("conditions") or ()
+    text = {"message": "All pods were ready", "lastTransitionTime": now}
+    change = {_STARTED: {"status": "True", "reason": "Started", **text}}
+    return {"conditions": _with(before, change)}
+
+
+def _with(
+    before: Iterable[Mapping[str, Any]], changed: Mapping[str, Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    kept = [one for one in before if one["type"] not in changed]
+    return [*kept, *({"type": name, **one} for name, one in changed.items())]
 
 
 def _pod_set(name: str, count: int, template: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,8 +192,23 @@ def _pod_set(name: str, count: int, template: Mapping[str, Any]) -> dict[str, An
     return {"name": name, "count": count, "template": {"spec": spec}}
 
 
+def _counted(spec: JobSpec) -> Mapping[str, Any]:
+    """Return the workers' template with the most memory that a pod may come to have."""
+    template = copy.deepcopy(dict(spec.worker_template))
+    if spec.memory is not None:
+        pod = template["spec"]
+        raise_memory(pod["containers"][main_container(pod)], spec.memory.most_bytes)
+    return template
+
+
+def _placed(template: Mapping[str, Any], where: Placement) -> Mapping[str, Any]:
+    spec = template["spec"]
+    selector = {**(spec.get("nodeSelector") or {}), **where.node_selector}
+    return {**template, "spec": {**spec, "nodeSelector": selector}}
+
+
 def _workers(spec: Mapping[str, Any]) -> int:
-    return next(int(one["count"]) for one in spec["podSets"] if one["name"] == WORKERS)
+    return next(int(one["count"]) for one in spec["podSets"] if one["name"] == WORKER)
 
 
 def _holds(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
@@ -145,18 +216,21 @@ def _holds(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:
 
 
 def _reason(conditions: Mapping[str, Mapping[str, Any]], *, evicted: bool) -> str:
+    if not conditions:
+        return _UNSEEN
     named = ("Preempted", "Evicted") if evicted else ("QuotaReserved", "Admitted")
     for kind in named:
         found = conditions.get(kind)
         if found is not None and _holds(conditions, kind) == evicted:
-            return str(found.get("message") or found.get("reason") or "")
+            text = str(found.get("message") or found.get("reason") or "")
+            return f"{text}; {_MENDED}" if found.get("reason") == "Inadmissible" else text
     return ""
 
 
-def _placement(admission: Mapping[str, Any], flavors: Mapping[str, Placement]) -> Placement:
+def _placement(assigned: Mapping[str, Any], flavors: Mapping[str, Placement]) -> Placement:
     selector: dict[str, str] = {}
     tolerations: list[Mapping[str, Any]] = []
-    for name in sorted(named_flavors({"status": {"admission": admission}})):
+    for name in sorted(set((assigned.get("flavors") or {}).values())):
         found = flavors.get(name, Placement())
         selector |= found.node_selector
         tolerations += [one for one in found.tolerations if one not in tolerations]

@@ -67,18 +67,6 @@ NOT_BUILT: Final[tuple[MissingFeature, ...]] = (
         remedy="write true or leave it out",
     ),
     MissingFeature(
-        path="scheduling.gang.backend",
-        feature="gang scheduling",
-        allowed=("None",),
-        remedy="write None or leave it out",
-    ),
-    MissingFeature(path="scheduling.queue", feature="gang scheduling", remedy="leave it out"),
-    MissingFeature(
-        path="scheduling.topology",
-        feature="keeping workers together",
-        remedy="leave it out, and write affinity or topologySpreadConstraints in worker.template",
-    ),
-    MissingFeature(
         path="podTemplateOverrides",
         feature="changes of templates by other controllers",
         remedy="leave it out, and change the templates themselves",

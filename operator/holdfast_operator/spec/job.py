@@ -96,6 +96,16 @@ class ExtraRole:
     template: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Topology:
+    """Nodes on which a job's workers stay together."""
+
+    key: str
+    """Label: the nodes with one value of it."""
+    required: bool
+    """True: nowhere else; False: where that is possible."""
+
+
 _MOST_STEPS: Final = 2**31 - 1
 """Limit of the wire; no job lives long enough to reach it."""
 BUDGETS: Final[Mapping[wire.BudgetKind, str]] = {
@@ -135,6 +145,11 @@ class JobSpec:
     max_excluded_nodes: int
     avoid_struck_nodes: bool
     """True: new pods avoid nodes on which several jobs had trouble."""
+    gang: str
+    """Scheduler that has to place `size.least` workers at once: its name, Auto or None."""
+    gang_timeout_s: int
+    topology: Topology | None
+    """None: anywhere."""
     cleanup: Cleanup
     checkpoint: wire.CheckpointPolicy
     """Settings of checkpoints; they go unchanged to the master and to the checkpoint servers."""
@@ -206,6 +221,9 @@ class JobSpec:
             exclude_failed_nodes=scheduling["excludeFailedNodes"],
             max_excluded_nodes=scheduling["maxExcludedNodes"],
             avoid_struck_nodes=scheduling.get("avoidStruckNodes", True),
+            gang=scheduling["gang"]["backend"],
+            gang_timeout_s=scheduling["gang"]["timeoutSeconds"],
+            topology=_topology(scheduling.get("topology")),
             cleanup=Cleanup(
                 pods=CleanPods(spec["cleanup"]["pods"]),
                 ttl_s=spec["cleanup"].get("ttlSecondsAfterFinished"),
@@ -218,6 +236,12 @@ class JobSpec:
             worker_template=spec["worker"]["template"],
             extra_roles=tuple(_extra_role(role) for role in spec["extraRoles"]),
         )
+
+
+def _topology(topology: Mapping[str, Any] | None) -> Topology | None:
+    if topology is None:
+        return None
+    return Topology(topology["key"], topology["mode"] == "Required")
 
 
 def _checkpoint(checkpoint: Mapping[str, Any]) -> wire.CheckpointPolicy:

@@ -30,6 +30,8 @@ class HeldCredentials:
     """Time to renew the first of the certificates; Unix time, s; None: not known yet."""
     budget: int | None = None
     """Workers that the PodDisruptionBudget keeps; 0: there is none; None: not known yet."""
+    group: tuple[str, int] | None = None
+    """Backend and size of the PodGroup; None: there is none, or it is not known."""
 
     def are_prepared(self) -> None:
         """Note that the job's Secrets and Services are there."""
@@ -42,6 +44,10 @@ class HeldCredentials:
     def keeps_budget(self, workers: int) -> None:
         """Note the number of workers that the PodDisruptionBudget keeps; 0: there is none."""
         self.budget = workers
+
+    def keeps_group(self, backend: str, least: int) -> None:
+        """Note the PodGroup that is there; an empty name: there is none."""
+        self.group = (backend, least) if backend else None
 
     def due_in(self, now: float, period_s: float, *, hurry: bool) -> float:
         """Return the seconds until the next check of the objects.
@@ -63,7 +69,7 @@ class HeldCredentials:
         if hurry:
             self.hurry_s *= 2  # they were not missing: other jobs need the requests, too
         else:
-            self.budget = None
+            self.budget = self.group = None
 
     def renew(self, at: float) -> None:
         """Note the time to renew the first certificate; Unix time, s."""

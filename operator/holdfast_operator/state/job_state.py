@@ -13,10 +13,11 @@ from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.nodes.strikes import ExcludedNode
 from holdfast_operator.plan.actions import Action, CreatePod, Plan
 from holdfast_operator.plan.history import ApiRefusal, History, refused
-from holdfast_operator.plan.inputs import PlannedJob, Queued, unix_time
+from holdfast_operator.plan.inputs import Grouped, PlannedJob, Queued, unix_time
 from holdfast_operator.plan.pods import MASTER_SLOT, UNSCHEDULABLE, PodSlot, Role
 from holdfast_operator.plan.slices import Verdict
 from holdfast_operator.plan.view import Said
+from holdfast_operator.pods.gang import Grouping
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.pod import PodSource
 from holdfast_operator.pods.record import PodRecord
@@ -64,6 +65,8 @@ class JobState:
     link: Link = dataclasses.field(default_factory=Link)
     admission: Verdict | None = None
     """What its queue admits; None: it has no queue."""
+    grouping: Grouping = dataclasses.field(default_factory=Grouping)
+    """How its next workers are scheduled."""
     revision: int = 0
     """Revision of that: grows with each change, also over operators; 0: it has no queue."""
     history: History = dataclasses.field(default_factory=dict)
@@ -127,6 +130,10 @@ class JobState:
         elif before is None or before.workers != verdict.workers:
             # An operator before this one may have sent a revision: time goes on.
             self.revision = max(self.revision + 1, int(now * 1000))
+
+    def groups(self, grouping: Grouping) -> None:
+        """Note how its next workers are scheduled."""
+        self.grouping = grouping
 
     @property
     def held(self) -> bool:
@@ -218,6 +225,7 @@ class JobState:
             master_defaults=settings.master_pod,
             lost_node_s=settings.lost_node_toleration_s,
             admission=self.admission,
+            gang=self.grouping.additions(self.owner.gang),
         )
 
     def planned(self, endpoint: str, *, cut_off: bool = False) -> PlannedJob:
@@ -241,12 +249,22 @@ class JobState:
             struck_nodes=tuple(one.host for one in self.struck()),
             master_endpoint=endpoint,
             queued=self._queued(),
+            grouped=self._grouped(),
         )
 
     def _queued(self) -> Queued | None:
         if self.admission is None:
             return None
         return Queued(queue=self.queue, asked=self.asked, reason=self.admission.reason)
+
+    def _grouped(self) -> Grouped | None:
+        backend, fault = self.grouping.backend, self.grouping.fault
+        if backend is None and not fault:
+            return None
+        if fault:
+            return Grouped(ready=False, text=fault, blocked=self.grouping.blocked)
+        name, least = f"{backend.api} {self.owner.gang}" if backend else "", self.spec.size.least
+        return Grouped(ready=True, text=f"PodGroup {name}: at least {least} at once")
 
     def receive(self, message: Said | None, now: float) -> None:
         """Apply a message of the master; None: the stream to it has ended."""

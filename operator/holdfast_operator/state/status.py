@@ -36,6 +36,11 @@ class WrittenStatus:
         """Name of the templates in the status; empty: none."""
         return str(self.fields.get("templateRevision", ""))
 
+    @property
+    def masters(self) -> int:
+        """Number of pods that its master has had."""
+        return int(self.fields.get("masterPods", 0))
+
     def written(self, fields: Mapping[str, Any]) -> None:
         """Note the status that the API server has now."""
         self.fields = fields

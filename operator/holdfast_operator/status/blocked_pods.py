@@ -14,6 +14,8 @@ QUOTA_EXCEEDED: Final = "QuotaExceeded"
 """A ResourceQuota of the namespace is used up."""
 PODS_REFUSED: Final = "PodsRefused"
 """An admission policy refuses the pods, or a right to make them is missing."""
+GANG_MISSING: Final = "GangMissing"
+"""The scheduler that `spec.scheduling.gang.backend` names is not there."""
 _QUOTA_WORDS: Final = "exceeded quota"
 """Text of the API server; its status has no code for it."""
 _LONGEST_WORDS: Final = 300
@@ -31,6 +33,9 @@ class Obstacle:
 
 def obstacle(look: Look, role: Role) -> Obstacle | None:
     """Return the first known obstacle of a role's pods; None: none is known."""
+    grouped = look.job.grouped
+    if grouped is not None and grouped.blocked:
+        return Obstacle(GANG_MISSING, grouped.text)
     found = [*_refused(look, role), *_waiting(look, role)]
     if not found:
         return None

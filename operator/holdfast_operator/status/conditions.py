@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from holdfast_operator.plan.history import EXTRA_ATTEMPTS
-from holdfast_operator.plan.inputs import Look, Queued
+from holdfast_operator.plan.inputs import Grouped, Look, Queued
 from holdfast_operator.plan.pods import Role, wanted_slots
 from holdfast_operator.plan.view import JobOutcome
 from holdfast_operator.status.blocked_pods import awaited, failed, obstacle
@@ -85,6 +85,8 @@ def _statements(
     yield "Suspended", _suspended(look, finished=finished)
     if look.job.queued is not None:
         yield "Admitted", _admitted(look, look.job.queued, finished=finished)
+    if look.job.grouped is not None:
+        yield "GangReady", _gang_ready(look.job.grouped, finished=finished)
     for kind, rule in RULES.items():
         nothing = None if kind == "Healthy" else False
         if finished:
@@ -141,6 +143,14 @@ def _admitted(look: Look, queued: Queued, *, finished: bool) -> Statement:
     if queued.reason:
         return Statement(True, "PartlyAdmitted", f"{queued.queue}: {queued.reason}")
     return Statement(True, "AllAdmitted")
+
+
+def _gang_ready(grouped: Grouped, *, finished: bool) -> Statement:
+    if finished:
+        return Statement(False, "JobFinished")
+    if grouped.ready:
+        return Statement(True, "Grouped", grouped.text)
+    return Statement(False, "NotGrouped", grouped.text)
 
 
 def _master_ready(look: Look) -> Statement:

@@ -209,6 +209,8 @@ class RankProgress:
     first_step_seconds: float = 0.0
     """From the process's start to its first completed step, s; 0: none yet."""
     step_source: StepSource = StepSource.UNSPECIFIED
+    sync_seconds: float = 0.0
+    """For how long the newest round of local SGD held the rank up, s; 0: none yet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

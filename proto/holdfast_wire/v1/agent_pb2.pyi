@@ -638,6 +638,7 @@ class RankProgress(google.protobuf.message.Message):
     FIRST_STEP_FIELD_NUMBER: builtins.int
     FIRST_STEP_SECONDS_FIELD_NUMBER: builtins.int
     STEP_SOURCE_FIELD_NUMBER: builtins.int
+    SYNC_SECONDS_FIELD_NUMBER: builtins.int
     local_rank: builtins.int
     round: builtins.int
     step: builtins.int
@@ -658,6 +659,8 @@ class RankProgress(google.protobuf.message.Message):
     first_step_seconds: builtins.float
     """From the process's start to its first completed step, s; 0: none yet."""
     step_source: Global___StepSource.ValueType
+    sync_seconds: builtins.float
+    """For how long the newest round of local SGD held the rank up, s; 0: none yet."""
     def __init__(
         self,
         *,
@@ -674,8 +677,9 @@ class RankProgress(google.protobuf.message.Message):
         first_step: builtins.int = ...,
         first_step_seconds: builtins.float = ...,
         step_source: Global___StepSource.ValueType = ...,
+        sync_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds", "step_source", b"step_source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_step", b"first_step", "first_step_seconds", b"first_step_seconds", "has_sdk", b"has_sdk", "local_rank", b"local_rank", "loss", b"loss", "pid", b"pid", "round", b"round", "samples", b"samples", "section", b"section", "since_step_seconds", b"since_step_seconds", "step", b"step", "step_seconds", b"step_seconds", "step_source", b"step_source", "sync_seconds", b"sync_seconds"]) -> None: ...
 
 Global___RankProgress: typing_extensions.TypeAlias = RankProgress
 

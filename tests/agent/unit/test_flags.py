@@ -16,6 +16,7 @@ from holdfast_agent.config.settings import Settings
 from holdfast_agent.errors import InputError
 from holdfast_agent.zygote.settings import DEFAULT_PRELOAD
 from holdfast_operator.pods import command
+from jobs.foreign_jobs import DLROVER_FLAGS
 
 torch = pytest.importorskip("torch")
 
@@ -364,6 +365,26 @@ def test_a_flag_of_dlrover_is_refused_with_what_replaces_it(script: str, flag: s
     for words in ((flag, script), (spelt, script), (f"{flag}=1", script)):
         with pytest.raises(InputError, match=flags.DLROVER[flag].split(":")[0]):
             _load(*words)
+
+
+@pytest.mark.parametrize("words", DLROVER_FLAGS, ids=" ".join)
+def test_each_flag_that_dlrover_run_has_is_taken_or_named(
+    script: str, words: tuple[str, ...]
+) -> None:
+    """None ends as an unknown flag, or as the name of a script that does not exist."""
+    joined = ("=".join(words),) if len(words) > 1 else words
+    for given in {words, joined}:
+        with pytest.raises(InputError, match="no flag of DLRover; use ") as refused:
+            _load(*given, script)
+        assert words[0] in str(refused.value)
+
+
+def test_a_variable_of_dlrover_is_told_with_what_replaces_it(script: str) -> None:
+    """dlrover-run reads each of its flags from a variable, too."""
+    environ = {"PET_NETWORK_CHECK": "1", "PET_AUTO_CONFIG": "0", "PET_NODE_UNIT": "2"}
+    first, second = _load(script, **environ).notes
+    assert first.startswith("PET_NETWORK_CHECK=1 has no effect: use spec.health.preflight")
+    assert second.startswith("PET_NODE_UNIT=2 has no effect: use spec.nodeUnit")
 
 
 def test_help_says_what_differs_from_torchrun(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ def test_progress_tells_what_the_page_says() -> None:
         section=Section.TRAIN,
         first_step=11,
         first_step_ns=1_500_000_000,
+        sync_ns=250_000_000,
     )
     found = rank_progress.progress(1, rank, 3, 5_200_000_000)
     assert (found.local_rank, found.step, found.samples, found.loss) == (1, 12, 96, 2.5)
@@ -53,6 +54,7 @@ def test_progress_tells_what_the_page_says() -> None:
     assert found.step_seconds == pytest.approx(0.03)
     assert found.since_step_seconds == pytest.approx(0.2)
     assert found.first_step_seconds == pytest.approx(0.5)
+    assert found.sync_seconds == pytest.approx(0.25)
     assert found.section is RankSection.TRAIN
     assert found.has_sdk
 

@@ -14,7 +14,7 @@ from holdfast_cli import final_state, live_view
 from holdfast_cli.client import JobClient
 from holdfast_cli.errors import MasterRefusedError, MasterUnreachableError
 from holdfast_cli.job_directory import JobHome
-from holdfast_cli.runner.supervisor import silent, with_end
+from holdfast_cli.runner.supervisor import silent, stop_grace, with_end
 from holdfast_wire import messages as wire
 from jobs.ended_job import recorded_home
 
@@ -137,3 +137,14 @@ def test_an_end_that_the_master_did_not_see_is_made_final() -> None:
     lost = wire.JobStatus(phase=wire.JobPhase.FAILED, reason="MasterLost", text="it ended at once")
     assert with_end(left, lost, wire.JobStatus()).status.reason == "MasterLost"
     assert with_end(ENDING, lost, wire.JobStatus()).status.reason == "NoProgress"
+
+
+@pytest.mark.parametrize(
+    ("pod", "seconds"), [({}, 15.0), ({"grace": 150}, 150.0), ({"grace": 0}, 1)]
+)
+def test_the_template_says_how_long_a_job_may_take_to_stop(
+    pod: dict[str, int], seconds: float
+) -> None:
+    """A save at the end of a large job takes minutes, of which a scheduler tells ahead."""
+    spec = {"terminationGracePeriodSeconds": pod["grace"]} if pod else {}
+    assert stop_grace({"spec": spec}) == seconds

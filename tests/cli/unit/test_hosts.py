@@ -15,13 +15,21 @@ from holdfast_cli.runner.hosts import Hosts, read_hosts
 
 
 def test_a_worker_goes_where_the_fewest_are() -> None:
-    """In the order of the list; a host that failed only where there is no other."""
+    """In the order of the list; an excluded host only where there is no other."""
     hosts = Hosts(("a", "b", "c"), ("ssh", "{host}"))
-    assert hosts.choose((), ()) == "a"
-    assert hosts.choose(("a", "b"), ()) == "c"
-    assert hosts.choose(("a", "b", "c", "a"), ()) == "b"
-    assert hosts.choose(("b",), {"a"}) == "c"
-    assert hosts.choose((), {"a", "b", "c"}) == "a"
+    assert hosts.choose((), (), {}) == "a"
+    assert hosts.choose(("a", "b"), (), {}) == "c"
+    assert hosts.choose(("a", "b", "c", "a"), (), {}) == "b"
+    assert hosts.choose(("b",), {"a"}, {}) == "c"
+    assert hosts.choose((), {"a", "b", "c"}, {}) == "a"
+
+
+def test_a_host_that_failed_comes_after_one_that_did_not() -> None:
+    """A spare host is for this; without one, a host that failed is better than a crowded one."""
+    hosts = Hosts(("a", "b", "c"), ("ssh", "{host}"))
+    assert hosts.choose(("b",), (), {"a": 1.0}) == "c"
+    assert hosts.choose(("b",), (), {"a": 1.0, "c": 2.0}) == "a"
+    assert hosts.choose(("b", "c"), (), {"a": 1.0}) == "a"
 
 
 def test_a_launcher_gets_the_host_and_the_program() -> None:

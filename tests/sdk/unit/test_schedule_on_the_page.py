@@ -93,6 +93,16 @@ def test_a_tier_that_a_rank_does_not_save_to_has_no_costs(page: Page, writer: Sl
     assert saving_of(page).tiers == {Tier.STORAGE: TierSaving(stop_ns=6)}
 
 
+def test_how_long_a_sync_held_a_rank_up_is_read_by_the_agent(
+    page: Page, writer: SlotWriter
+) -> None:
+    """The newest one counts."""
+    assert page.read(0).sync_ns == 0
+    writer.say_sync(7)
+    writer.say_sync(5)
+    assert page.read(0).sync_ns == 5
+
+
 @pytest.mark.parametrize("at", range(TIER_WORDS))
 def test_the_check_covers_the_interval_of_each_tier(page: Page, at: int) -> None:
     """Of those to come as well, and of two that were swapped."""

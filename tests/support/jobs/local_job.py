@@ -90,11 +90,19 @@ class RunningJob:
 
     poll_seconds = 0.05
 
-    def __init__(self, job: Mapping[str, Any], directory: Path, *, cold: bool = False) -> None:
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        directory: Path,
+        *,
+        cold: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
         """Start the job; its files and output lie in `directory`.
 
         `cold`: its agents import torch themselves, as a user's do: the test is about how long a
-        node is away. Those of other jobs are forks that find it imported.
+        node is away. Those of other jobs are forks that find it imported. `flags`: of `holdfast
+        run`.
         """
         self.directory = directory
         self.name: str = job["metadata"]["name"]
@@ -102,6 +110,7 @@ class RunningJob:
         self.home: JobHome = job_home(self.environ, self.name)
         self._client: tuple[Endpoint | None, JobClient] | None = None
         self._output = directory / "output.txt"
+        self._flags = flags
         file = directory / "job.yaml"
         file.write_text(yaml.safe_dump(dict(job)))
         self.process = self._start(file, forked=not cold and forks.forkable(self.environ))
@@ -126,14 +135,14 @@ class RunningJob:
         with Path(os.devnull).open("rb") as nothing, self._output.open("wb") as output:
             if forked:
                 return forks.start(
-                    [str(FORKED_RUNNER), "run", str(file)],
+                    [str(FORKED_RUNNER), "run", str(file), *self._flags],
                     env=self.environ,
                     files=[nothing.fileno(), output.fileno(), output.fileno()],
                     cwd=ROOT,
                     new_session=True,
                 )
             return subprocess.Popen(
-                [sys.executable, "-m", "holdfast_cli.main", "run", str(file)],
+                [sys.executable, "-m", "holdfast_cli.main", "run", str(file), *self._flags],
                 cwd=ROOT,
                 env=self.environ,
                 stdin=nothing,
@@ -188,10 +197,11 @@ class RunningJob:
         An incident is charged some seconds after its first step: until then a test that compares
         two readings would find the charge of what came before it.
         """
-        self.wait_for("the ends of all incidents", self._all_closed)
+        self.wait_for("the ends of all incidents", self.all_closed)
         return {budget.kind: budget.used for budget in self.status().budgets}
 
-    def _all_closed(self) -> bool:
+    def all_closed(self) -> bool:
+        """Return whether no incident is open."""
         return not any(incident.open for incident in self.goodput().incidents)
 
     def rank_pid(self, rank: int) -> int:

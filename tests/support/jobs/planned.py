@@ -20,7 +20,7 @@ from holdfast_operator.plan.actions import (
     ScaleJob,
 )
 from holdfast_operator.plan.history import ApiRefusal, History
-from holdfast_operator.plan.inputs import PlannedJob
+from holdfast_operator.plan.inputs import Grouped, PlannedJob, Queued
 from holdfast_operator.plan.pods import MASTER, MASTER_SLOT, WORKER, ObservedPod, PodSlot
 from holdfast_operator.plan.view import MasterView, Said
 from holdfast_operator.planner import plan
@@ -62,6 +62,9 @@ class World:
     unreachable: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     struck: tuple[str, ...] = ()
+    queue: str = ""
+    """Queue that admits all of it; empty: it has none."""
+    grouped: Grouped | None = None
     named: int = 0
     """Pods made so far, for their uids."""
 
@@ -96,6 +99,8 @@ class World:
             unreachable=self.unreachable,
             silent_nodes=self.silent,
             struck_nodes=self.struck,
+            queued=Queued(queue=self.queue, asked=self.job.spec, reason="") if self.queue else None,
+            grouped=self.grouped,
         )
 
     def carry_out(self, action: Action) -> None:

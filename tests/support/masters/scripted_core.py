@@ -110,9 +110,11 @@ class ScriptedCore:
             status=self.status(now),
             wanted_nodes=1,
             goodput_micros={},
+            intervals={},
             slow_ranks=0,
             hangs=False,
             strikes={},
+            sync_seconds=0.0,
             saving=None,
             counts=Counts(),
         )

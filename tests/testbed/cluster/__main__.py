@@ -83,7 +83,7 @@ def _serve_real(folder: Path, count: int) -> None:
             "items": [script(), real_job(folder / "steps")],
         }
         (folder / "job.yaml").write_text(json.dumps(sample, indent=1))  # JSON is YAML
-        print(f"the image is {images.image_name()}; a job: kubectl apply -f {folder}/job.yaml")
+        print(f"the image is {images.training_image()}; a job: kubectl apply -f {folder}/job.yaml")
         return nodes
 
     _serve(plane, start, images.image_values())

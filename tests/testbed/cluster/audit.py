@@ -66,7 +66,12 @@ def uses(log: Path, user: str) -> Iterator[Use]:
             yield _use(event)
 
 
-def refusals(log: Path, user: str, starts: Iterable[float] = ()) -> list[str]:
+def refusals(
+    log: Path,
+    user: str,
+    starts: Iterable[float] = (),
+    without: Iterable[tuple[float, float]] = (),
+) -> list[str]:
     """Return the requests refused for lack of rights, each once. Read a long log quickly.
 
     Args:
@@ -74,10 +79,16 @@ def refusals(log: Path, user: str, starts: Iterable[float] = ()) -> list[str]:
         user: Whose.
         starts: When it was started again; Unix time, s. It refuses what it has not read yet who
             may do.
+        without: From when to when a test had taken rights away; Unix time, s.
     """
     lines = [one for one in log.read_text().splitlines() if f'"{user}"' in one]
     events = [json.loads(one) for one in lines if '"forbid"' in one]
-    found = [one for one in events if not any(0 <= _at(one) - at < _READS_SECONDS for at in starts)]
+    spans = [*((at, at) for at in starts), *without]
+    found = [
+        one
+        for one in events
+        if not any(since <= _at(one) < until + _READS_SECONDS for since, until in spans)
+    ]
     return sorted({one.uri for one in map(_use, found) if one.refused})
 
 

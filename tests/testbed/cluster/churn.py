@@ -6,7 +6,6 @@ The workers only sleep: what is looked at is what the operator makes of wishes a
 from __future__ import annotations
 
 import collections
-import json
 import random
 import subprocess
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cluster.jobs import Job, container, manifest
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, watch_events
 
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _EPOCH: Final = "HOLDFAST_EPOCH"
@@ -50,17 +49,8 @@ class Witness:
 
     def _follow(self) -> None:
         assert self._process.stdout is not None
-        decoder, text = json.JSONDecoder(), ""
-        for line in self._process.stdout:
-            text += line
-            # One object on a line, or one over many: as kubectl likes.
-            while text.lstrip().startswith("{"):
-                try:
-                    event, end = decoder.raw_decode(text.lstrip())
-                except ValueError:
-                    break  # the rest of it is still to come
-                text = text.lstrip()[end:]
-                self._see(event["type"], event["object"])
+        for kind, pod in watch_events(self._process.stdout):
+            self._see(kind, pod)
 
     def _see(self, kind: str, pod: dict[str, Any]) -> None:
         metadata = pod["metadata"]

@@ -6,11 +6,12 @@ addresses of that network where it publishes its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -29,11 +30,13 @@ _CONTROLLERS: Final = (
     "endpointslice-controller",
     "garbage-collector-controller",
     "horizontal-pod-autoscaler-controller",
+    "job-controller",
     "namespace-controller",
     "node-lifecycle-controller",
     "persistentvolume-binder-controller",
     "persistentvolume-protection-controller",
     "persistentvolumeclaim-protection-controller",
+    "podgroup-protection-controller",
     "pod-garbage-collector-controller",
     "replicaset-controller",
     "resourcequota-controller",
@@ -45,6 +48,9 @@ _CONTROLLERS: Final = (
 _CHECKED: Final = "NodeRestriction,OwnerReferencesPermissionEnforcement"
 """Admission plugins beyond the default ones. The second is off by default, and without it nobody
 would notice a missing right to set finalizers."""
+
+_GATES: Final = "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true"
+"""Pods are scheduled in groups (beta in 1.37, off by default), and a group in one place (alpha)."""
 
 
 class ClusterError(RuntimeError):
@@ -98,6 +104,17 @@ class ControlPlane:
         self._running: dict[str, Child] = {}
         self.api_starts: list[float] = []
         """When the API server was started; Unix time, s."""
+        self.without_rights: list[tuple[float, float]] = []
+        """When rights were taken from the operator, and given back; Unix time, s."""
+
+    @contextlib.contextmanager
+    def rights_taken(self) -> Iterator[None]:
+        """Do something in which the operator has to be refused what it may do otherwise."""
+        begun = time.time()
+        try:
+            yield
+        finally:
+            self.without_rights.append((begun, time.time()))
 
     def start(self, prepare: Callable[[], None] = lambda: None) -> None:
         """Start everything, and wait until a pod could be made.
@@ -193,6 +210,8 @@ class ControlPlane:
             "--kubelet-preferred-address-types=InternalIP",
             f"--default-not-ready-toleration-seconds={self._toleration_s}",
             f"--default-unreachable-toleration-seconds={self._toleration_s}",
+            _GATES,
+            "--runtime-config=scheduling.k8s.io/v1beta1=true",
             "--audit-policy-file=audit.yaml",
             "--audit-log-path=audit.log",
             "--profiling=false",
@@ -202,6 +221,7 @@ class ControlPlane:
         return (
             "--kubeconfig=kubeconfig",
             f"--controllers={','.join(_CONTROLLERS)}",
+            _GATES,
             "--service-account-private-key-file=sa.key",
             "--root-ca-file=ca.crt",
             "--use-service-account-credentials",
@@ -225,5 +245,6 @@ class ControlPlane:
             "--cert-dir=scheduler",
             f"--secure-port={self.ports.scheduler}",
             "--bind-address=127.0.0.1",
+            _GATES,
             "--profiling=false",
         )

@@ -24,6 +24,7 @@ _OWNED_KINDS: Final = (
     ("api/v1", "secrets"),
     ("apis/apps/v1", "controllerrevisions"),
     ("apis/policy/v1", "poddisruptionbudgets"),
+    ("apis/networking.k8s.io/v1", "networkpolicies"),
 )
 """API group and kind of what the operator makes for a job."""
 _ENDS: Final = {"Complete", "Failed"}
@@ -37,6 +38,7 @@ _TRAIN: Final = '''
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--step-seconds", type=float, default=0.05)
     parser.add_argument("--exit", default="", help="CODE:RANK:STEP, once")
+    parser.add_argument("--save-every", type=int, default=1, help="steps; and when told to stop")
     parser.add_argument("--state", type=pathlib.Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -49,6 +51,11 @@ _TRAIN: Final = '''
         saved = torch.load(file, weights_only=True)
         model.load_state_dict(saved["model"])
         done = saved["step"]
+
+    def save(step):
+        torch.save({"model": model.state_dict(), "step": step}, f"{file}.new")
+        os.replace(f"{file}.new", file)
+
     print(f"rank {rank} of {world} begins after step {done}", flush=True)
     for step in range(done + 1, args.steps + 1):
         time.sleep(args.step_seconds)
@@ -64,9 +71,13 @@ _TRAIN: Final = '''
             mark.touch()
             sys.exit(int(code))
         if rank == 0:
-            torch.save({"model": model.state_dict(), "step": step}, f"{file}.new")
-            os.replace(f"{file}.new", file)
+            with open(args.state / "steps", "a") as log:
+                print(step, world, time.time(), file=log)
+            if step % args.save_every == 0:
+                save(step)
         if job.step(step, samples=8, loss=loss.item()) is holdfast.SAVE_AND_STOP:
+            if rank == 0:
+                save(step)
             print(f"rank {rank} saves and stops after step {step}", flush=True)
             break
     dist.barrier()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ class Kubectl:
             check=False,
             timeout=_TIMEOUT_SECONDS,
         )
+
+
+def watch_events(output: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield kind and object of what `get --watch -o json --output-watch-events` prints."""
+    decoder, text = json.JSONDecoder(), ""
+    for line in output:
+        text += line
+        # One object on a line, or one over many: as kubectl likes.
+        while text.lstrip().startswith("{"):
+            try:
+                event, end = decoder.raw_decode(text.lstrip())
+            except ValueError:
+                break  # the rest of it is still to come
+            text = text.lstrip()[end:]
+            yield event["type"], event["object"]
 
 
 def _printed(done: subprocess.CompletedProcess[str]) -> str:

@@ -22,22 +22,34 @@ class Release:
     """One release; the CRD is the cluster's own unless `crds.enabled` is among the values."""
 
     def __init__(
-        self, kubeconfig: Path, name: str = "holdfast", namespace: str = NAMESPACE
+        self,
+        kubeconfig: Path,
+        name: str = "holdfast",
+        namespace: str = NAMESPACE,
+        chart: Path = CHART,
     ) -> None:
-        self.name = name
+        self.name, self.chart = name, chart
         self.kubectl = Kubectl(kubeconfig, namespace)
 
     def install(self, *values: str, flags: tuple[str, ...] = ()) -> None:
         """Install it, and wait until the operator is ready; `values` are KEY=VALUE."""
         chosen = self._values(values)
         self.kubectl.helm(
-            "install", self.name, str(CHART), "--create-namespace", *_WAIT, *flags, *chosen
+            "install", self.name, str(self.chart), "--create-namespace", *_WAIT, *flags, *chosen
         )
 
     def upgrade(self, *values: str, flags: tuple[str, ...] = ()) -> None:
         """Change its values, and wait until the operator is ready again."""
         chosen = self._values(values)
-        self.kubectl.helm("upgrade", self.name, str(CHART), *_WAIT, *flags, *chosen)
+        self.kubectl.helm("upgrade", self.name, str(self.chart), *_WAIT, *flags, *chosen)
+
+    def rollback(self, revision: int) -> None:
+        """Go back to a revision, and wait until the operator is ready again."""
+        self.kubectl.helm("rollback", self.name, str(revision), *_WAIT)
+
+    def test(self) -> str:
+        """Run the chart's own test; return what it said, raise CommandFailedError if it failed."""
+        return self.kubectl.helm("test", self.name, "--logs", "--timeout=50s")
 
     def until_rolled_out(self) -> None:
         """Wait until all of the operator's pods are those of its newest template, and ready."""

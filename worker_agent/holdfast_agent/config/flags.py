@@ -183,9 +183,13 @@ def notes(launch: Launch, known: Mapping[str, str], *, standalone: bool) -> tupl
 
 def variable_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return a line for each variable that has no effect here."""
+    dlrovers = {
+        f"PET_{flag.removeprefix('--').replace('-', '_').upper()}": f"use {instead}"
+        for flag, instead in DLROVER.items()
+    }
     return tuple(
         f"{name}={environ[name]} has no effect: {why}"
-        for name, why in SENSELESS_VARIABLES.items()
+        for name, why in (*SENSELESS_VARIABLES.items(), *dlrovers.items())
         if environ.get(name, "0") not in {"", "0"}
     )
 

@@ -19,8 +19,6 @@ from holdfast_wire import environment, keys
 
 ENV_GRACE = keys.ENV_GRACE
 """Seconds between SIGTERM to the agent and its end; in a pod its grace period minus 5 s."""
-ENV_TOPOLOGY = "HOLDFAST_TOPOLOGY"
-"""Topology labels as `key=value,key=value`."""
 ENV_PRELOAD = "HOLDFAST_PRELOAD"
 """Modules to import before the first worker is forked, comma-separated; -NAME: not this one."""
 ENV_FORK = "HOLDFAST_FORK"
@@ -154,7 +152,7 @@ def of_environment(environ: Mapping[str, str]) -> Settings:
         launch=Launch(script=""),
         standalone=standalone,
         grace_seconds=_seconds(environ, ENV_GRACE, 30.0),
-        topology=_topology(environ.get(ENV_TOPOLOGY, "")),
+        topology=_topology(environ.get(keys.ENV_TOPOLOGY, "")),
         fork=_switch(environ, ENV_FORK),
         log_level=_log_level(environ, "warning" if standalone else "info"),
     )
@@ -271,7 +269,7 @@ def _topology(text: str) -> Mapping[str, str]:
     for item in filter(None, text.split(",")):
         key, separator, value = item.partition("=")
         if not (key and separator):
-            raise InputError(ENV_TOPOLOGY, text, "key=value,key=value")
+            raise InputError(keys.ENV_TOPOLOGY, text, "key=value,key=value")
         pairs[key] = value
     return pairs
 

@@ -11,7 +11,7 @@ from holdfast_master.job.incidents import strikes
 from holdfast_master.job.requests import views
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.counts import Counts
-from holdfast_master.policies.interval import Costs
+from holdfast_master.policies.interval import Costs, wished
 from holdfast_wire import messages as wire
 
 
@@ -24,12 +24,18 @@ class JobFigures:
     """Nodes that the spec asks for now."""
     goodput_micros: Mapping[wire.GoodputClass, int]
     """Microseconds of all nodes by class, those under earlier masters included."""
+    intervals: Mapping[wire.Tier, int]
+    """Steps between saves of a tier that has an interval: of ranks that follow the master's
+    schedule, else of the job's file. Ranks that save nothing at all follow none."""
     slow_ranks: int
     """Ranks that a straggler verdict names."""
     hangs: bool
     """The running world makes no progress, and is known not to."""
     strikes: Mapping[str, float]
     """Points by host, of hosts that something spoke against."""
+    sync_seconds: float
+    """For how long the newest round of local SGD held up the rank that waited longest, s; 0: there
+    was none."""
     saving: Costs | None
     """What saves cost on the slowest node; None: too little was measured."""
     counts: Counts
@@ -40,13 +46,19 @@ def figures(job: JobContext) -> JobFigures:
     world = job.worlds.running()
     judged = world is not None and job.health.round == world.round
     slow = {rank for one in job.health.slow for rank in one.ranks} if judged else set()
+    reports = job.membership.reports(world.places) if world is not None else ()
+    synced = [item.sync_seconds for _, item in reports]
+    every = {tier: steps for tier, steps in wished(job.spec).items() if steps}
+    every |= {one.tier: one.every for one in interval.intervals(job) if one.every}
     return JobFigures(
         status=views.status(job),
         wanted_nodes=job.wanted,
         goodput_micros=job.ledger.whole(job.clock.micros),
+        intervals=every,
         slow_ranks=len(slow),
         hangs=judged and job.health.hang_watch.hang is not None,
         strikes={host: one.points for host, one in strikes.standings(job).items()},
+        sync_seconds=max(synced, default=0.0),
         saving=interval.measured_costs(job),
         counts=copy.deepcopy(job.counts),
     )

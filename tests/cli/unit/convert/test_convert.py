@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from holdfast_cli.convert.command import convert_documents, convert_files, write
 from holdfast_cli.convert.conversion import Conversion
 from holdfast_cli.errors import BadInputError
+from holdfast_cli.main import main
 from holdfast_operator.crd import load_crd
 from holdfast_operator.spec import read_job
 
@@ -32,7 +38,7 @@ spec:
     backoffLimit: 3
     suspend: false
     managedBy: kubeflow.org/training-operator
-    schedulingPolicy: {minAvailable: 2, priorityClass: high}
+    schedulingPolicy: {minAvailable: 2, priorityClass: high, scheduleTimeoutSeconds: 60}
   elasticPolicy:
     rdzvBackend: c10d
     minReplicas: 1
@@ -162,7 +168,10 @@ def test_a_pytorchjob_keeps_what_it_says() -> None:
     assert _spec(PYTORCH) == {
         "activeDeadlineSeconds": 900,
         "cleanup": {"pods": "All", "ttlSecondsAfterFinished": 60},
-        "scheduling": {"priorityClassName": "high"},
+        "scheduling": {
+            "priorityClassName": "high",
+            "gang": {"backend": "Auto", "timeoutSeconds": 60},
+        },
         "replicas": 2,
         "minReplicas": 1,
         "maxReplicas": 3,
@@ -194,8 +203,30 @@ def test_a_comment_names_each_field_that_is_left_out() -> None:
     """Nothing goes without a word, with its value and the reason."""
     text = write(_made(PYTORCH), "job.yaml")
     assert '#   spec.elasticPolicy.rdzvBackend ("c10d"): the job master is the rendezvous' in text
-    assert "spec.runPolicy.schedulingPolicy.minAvailable (2): pods start as they fit" in text
+    assert "schedulingPolicy.minAvailable (2): a gang has minReplicas workers, 1" in text
     assert "command --rdzv-backend (c10d): the job master is the rendezvous" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "gang"),
+    [
+        ("coscheduling: {}", {"backend": "Coscheduling"}),
+        (
+            "coscheduling: {scheduleTimeoutSeconds: 90}",
+            {"backend": "Coscheduling", "timeoutSeconds": 90},
+        ),
+        ("volcano: {}", {"backend": "Volcano"}),
+    ],
+)
+def test_a_runtimes_pod_group_becomes_a_gang_of_the_same_scheduler(
+    policy: str, gang: dict[str, Any]
+) -> None:
+    """A volcano topology has no counterpart, which names no label of nodes."""
+    runtime = RUNTIME.replace("spec:\n", f"spec:\n  podGroupPolicy: {{{policy}}}\n", 1)
+    made = _made(TRAIN_JOB, runtime)
+    assert (made.spec["scheduling"]["gang"], made.refused) == (gang, ())
+    tiers = runtime.replace("volcano: {}", "volcano: {networkTopology: {mode: hard}}")
+    assert bool(_made(TRAIN_JOB, tiers).refused) is (gang["backend"] == "Volcano")
 
 
 _MASTER = """    Master:
@@ -324,21 +355,105 @@ def test_what_an_elasticjob_cannot_say_is_refused_by_name(text: str, field: str)
     [
         ("replicas: 2", "replicas: two", "Worker.replicas: \"two\" is not a whole number"),
         ("runPolicy:", "runPolicy: []\n  x:", "spec.runPolicy: (a list of 0) is not a mapping"),
-        ("kind: PyTorchJob", "kind: MPIJob", "kind MPIJob: its ranks are started over ssh"),
-        ("kind: PyTorchJob", "kind: Pod", "0 jobs to convert among kubeflow.org/v1/Pod"),
-        ("cleanPodPolicy: All", "cleanPodPolicy: Some", "spec.cleanup.pods"),
+        ("args: [train.py", "args: [3", "containers[0].args[0]: 3 is not a text"),
+        ("kind: PyTorchJob", "kind: MPIJob", "kind: MPIJob cannot be converted: its ranks are"),
+        ("kind: PyTorchJob", "kind: Pod", "0 jobs to convert in Pod imagenet; give one of"),
+        ("kubeflow.org/v1", "kubeflow.org/v1beta1", "write the job as kubeflow.org/v1"),
+        ("kubeflow.org/v1", "holdfast.dev/v1alpha1", "is Holdfast's own already"),
+        ("cleanPodPolicy: All", "cleanPodPolicy: Some", "not valid: spec.cleanup.pods"),
     ],
 )  # fmt: skip
 def test_wrong_input_names_field_and_value(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     """Wrong types, kinds and values end in one error, and nothing is written."""
+    _refused(tmp_path, _changed(PYTORCH, old, new), message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "job.yaml: holds no object; give a file with one of: PyTorchJob"),
+        ("# nothing\n---\n", "holds no object"),
+        ("kind: [", "job.yaml: line 1: is not YAML"),
+        ("- kind: PyTorchJob", "line 1: the document is (a list of 1), not a mapping"),
+        ("kind: List\nitems: []", "holds no object"),
+        ("kind: List\nitems: 3", "items: 3 is not a list"),
+        ("kind: List\nitems: [3]", "items[0]: 3 is not a mapping"),
+        ("kind: PyTorchJob", "apiVersion: null of PyTorchJob without a name is not known here"),
+        (f"{PYTORCH}---{DLROVER}", "2 jobs to convert in PyTorchJob imagenet, ElasticJob llama"),
+        (_changed(TRAIN_JOB, "v1alpha1", "v1beta1"), "trainer.kubeflow.org/v1beta1"),
+        (_changed(DLROVER, "v1alpha1", "v1beta1"), "write the job as elastic.iml.github.io/v1a"),
+    ],
+)  # fmt: skip
+def test_a_file_without_a_job_says_what_to_give(tmp_path: Path, text: str, message: str) -> None:
+    """Empty files, other documents and other versions are told by what stands there."""
+    _refused(tmp_path, text, message)
+
+
+def _refused(folder: Path, text: str, message: str) -> None:
+    """Convert a file by the command; it says why not, and leaves the old output as it was."""
+    file, output = folder / "job.yaml", folder / "out.yaml"
+    file.write_text(text)
+    output.write_text("as before")
+    done = CliRunner().invoke(main, ["convert", str(file), "-o", str(output)])
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert output.read_text() == "as before"
+    assert sorted(folder.iterdir()) == [file, output]
+
+
+def test_the_output_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Where only half of the text finds room, the old file stays, and nothing is left beside it."""
     file, output = tmp_path / "job.yaml", tmp_path / "out.yaml"
-    file.write_text(_changed(PYTORCH, old, new))
-    with pytest.raises(BadInputError) as refused:
-        convert_files([file], output, force=False)
-    assert message in str(refused.value)
-    assert not output.exists()
+    file.write_text(PYTORCH)
+    output.write_text("as before")
+    convert = shlex.join([sys.executable, "-m", "holdfast_cli.main", "convert", str(file)])
+    script = f"ulimit -f 1; {convert} -o {output}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"--output {output}: cannot be written: File too large" in done.stderr
+    assert output.read_text() == "as before"
+    assert sorted(tmp_path.iterdir()) == [file, output]
+
+
+def test_a_pipe_gets_the_text_and_stays_one(tmp_path: Path) -> None:
+    """`-o /dev/stdout` must not become a file in the place of the device."""
+    file, pipe = tmp_path / "job.yaml", tmp_path / "pipe"
+    file.write_text(PYTORCH)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        convert_files([file], pipe, force=False)
+        assert b"kind: ElasticJob" in os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_other_objects_of_the_file_are_named() -> None:
+    """A ConfigMap beside the job is still needed, and is not in the new file."""
+    beside = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\n"
+    assert "#   ConfigMap settings: apply it as it is" in write(_made(PYTORCH, beside), "job.yaml")
+
+
+def test_a_dlrover_launcher_without_a_number_starts_one_process() -> None:
+    """dlrover-run's default is torchrun's; an ElasticJob's is to count devices."""
+    assert _spec(_changed(DLROVER, "--nproc_per_node 2 ", ""))["nprocPerNode"] == 1
+    counted = _changed(DLROVER, "--nproc_per_node 2", "--auto-config")
+    assert "nprocPerNode" not in _spec(counted)
+
+
+@pytest.mark.parametrize("texts", [(PYTORCH,), (TRAIN_JOB, RUNTIME), (DLROVER,)])
+def test_the_queue_of_kueue_goes_along(texts: tuple[str, ...]) -> None:
+    """The label of a foreign job is the label of its ElasticJob."""
+    labels = "labels: {kueue.x-k8s.io/queue-name: gpus}"
+    first = texts[0]
+    if labels not in first:
+        name = first.partition("metadata: {name: ")[2].partition("}")[0]
+        first = _changed(first, f"{{name: {name}}}", f"{{name: {name}, {labels}}}")
+    made = _made(first, *texts[1:]).job()
+    assert made["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "gpus"}
 
 
 def test_force_leaves_out_what_is_refused_with_a_comment(

@@ -61,3 +61,10 @@ def test_no_rule_is_for_a_field_that_does_not_exist(kind: str) -> None:
     used = {id(find_rule(field, rules)) for field in fields}
     free = {"apiVersion", "kind", "metadata", "status"}
     assert [r.path for r in rules if id(r) not in used and r.path not in free] == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_no_rule_hides_another(kind: str) -> None:
+    """A rule holds for all fields below it, so one below it would never be looked at."""
+    paths = [rule.path for rule in _KINDS[kind]]
+    assert [a for a in paths for b in paths if a != b and a.startswith(f"{b}.")] == []

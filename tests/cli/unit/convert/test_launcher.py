@@ -11,6 +11,7 @@ from holdfast_cli.convert.launcher import (
     Launch,
     convert_command,
 )
+from jobs.foreign_jobs import DLROVER_FLAGS
 
 
 def _launch(*words: str) -> Launch:
@@ -95,3 +96,15 @@ def test_every_flag_of_dlrover_that_the_agent_refuses_is_converted() -> None:
     """What `holdfast-run` would refuse must not be left in its command."""
     own = {"--numa-affinity", "--node-unit"}
     assert flags.DLROVER.keys() <= DROPPED_FLAGS.keys() | HEALTH_FLAGS.keys() | own
+
+
+@pytest.mark.parametrize("words", DLROVER_FLAGS, ids=" ".join)
+def test_no_flag_that_dlrover_run_has_is_left_in_the_command(words: tuple[str, ...]) -> None:
+    """What is left is torchrun's, and what the flag asked for is a field, or is told."""
+    joined = ("=".join(words),) if len(words) > 1 else words
+    for given in {words, joined}:
+        launch = _launch("dlrover-run", *given, "--tee=3", "x.py", "--network-check")
+        *flags_, script, own = launch.words[1:]
+        assert (script, own) == ("x.py", "--network-check")
+        assert set(flags_) <= {"--tee=3", "--numa-binding=node"}
+        assert launch.findings or launch.health or launch.unit == 2 or len(flags_) == 2

@@ -11,7 +11,9 @@ from holdfast_master.instructions import Record
 from holdfast_master.metrics.exporter import HighWater, MetricsExporter
 from holdfast_wire import messages as wire
 from holdfast_wire.messages import GoodputClass
+from masters.checkpoint_words import Words
 from simulation.steered.job import SteeredJob, training
+from simulation.steered.replicas import replicated
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -82,7 +84,7 @@ def test_an_incident_that_is_written_twice_counts_once() -> None:
     assert value(scraped(found.registry), "incidents_total", cause="Rescaled") == 1
 
 
-def test_saves_commits_failures_and_restores_count_by_tier() -> None:
+def test_saves_commits_and_failures_count_by_tier() -> None:
     """What agents report about checkpoints is counted once for the whole world."""
     job = training(2)
     found = exporter(job)
@@ -118,6 +120,47 @@ def test_saves_commits_failures_and_restores_count_by_tier() -> None:
         ("storage", "failed"): 1,
     }
     assert value(samples, "checkpoint_bytes") == 20
+
+
+def test_a_restore_counts_once_by_the_tier_that_it_was_read_from() -> None:
+    """Both nodes ask, and start from one checkpoint."""
+    job = training(2)
+    found, words = exporter(job), Words(job)
+    version = wire.CheckpointVersion(lineage=0, step=10)
+    offers = (wire.TierVersions(tier=wire.Tier.STORAGE, versions=(version,)),)
+    for rank in (0, 1):
+        words.say(rank, wire.RestoreRequest(offers=offers))
+    for rank in (0, 1):
+        number = words.told(wire.RestorePlan, rank)[-1].plan_id
+        words.say(rank, wire.RestorePlanVerified(plan_id=number))
+    samples = scraped(found.registry)
+    counts = {tier: value(samples, "restores_total", tier=tier) for tier in ("memory", "storage")}
+    assert counts == {"memory": 0, "storage": 1}
+
+
+def test_replicas_and_the_longest_sync_are_shown() -> None:
+    """The rank that was held up longest counts; without replicas there is no sync."""
+    job = replicated(3)
+    samples = scraped(exporter(job).registry)
+    assert value(samples, "replicas") == 3
+    assert ("sync_seconds", frozenset()) not in samples
+    for rank, agent in job.agents.items():
+        current = agent.workers.current
+        assert current is not None
+        current.slot.sync_ns = (rank + 1) * 10**9
+    job.run(5.0)
+    assert value(scraped(exporter(job).registry), "sync_seconds") == 3
+
+
+def test_a_tier_with_an_interval_in_the_job_s_file_has_an_age_before_its_first_save() -> None:
+    """A script that never saves is what the alert about stale checkpoints is for."""
+    intervals = (wire.TierInterval(tier=wire.Tier.STORAGE, every=5),)
+    job = training(2, checkpoint=wire.CheckpointPolicy(intervals=intervals))
+    job.run(10.0)
+    samples = scraped(exporter(job).registry)
+    assert value(samples, "checkpoint_interval_steps", tier="storage") == 5
+    assert value(samples, "checkpoint_age_steps", tier="storage") == value(samples, "step") > 15
+    assert ("checkpoint_age_steps", frozenset({("tier", "memory")})) not in samples
 
 
 def test_goodput_counters_never_go_back_and_begin_with_their_master() -> None:

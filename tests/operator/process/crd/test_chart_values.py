@@ -23,7 +23,7 @@ _SET_BY_TEMPLATE = {
     *("namespace", "identity", "image", "node_name", "lease", "probe_port"),
     "node_notices",
 }
-_OWN_VALUE = {"watch_namespace", "log_level", "master_pod"}
+_OWN_VALUE = {"watch_namespace", "log_level", "master_pod", "job_ingress"}
 
 
 def _helm(*words: str) -> subprocess.CompletedProcess[str]:
@@ -33,13 +33,20 @@ def _helm(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _rendered(*values: str) -> list[dict[str, Any]]:
     flags = [f"--set={value}" for value in values]
-    done = _helm("template", "holdfast", str(CHART), "--namespace=holdfast-system", *flags)
+    words = ("template", "holdfast", str(CHART), "--namespace=holdfast-system", "--skip-tests")
+    done = _helm(*words, *flags)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
 def _one(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return next(one for one in objects if one["kind"] == kind)
+
+
+def _given(objects: list[dict[str, Any]]) -> OperatorSettings:
+    """Return the settings as the operator reads them in its pod."""
+    container = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return read_settings({one["name"]: one.get("value", "x") for one in container["env"]})
 
 
 def _camel(name: str) -> str:
@@ -74,9 +81,7 @@ def test_the_plain_manifests_are_the_chart_with_its_defaults() -> None:
 
 def test_every_setting_of_the_operator_can_be_given_with_its_own_default() -> None:
     """The chart's defaults equal those of the operator itself."""
-    container = _one(_rendered(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
-    found = read_settings(given)
+    found = _given(_rendered())
     for name in _FIELDS.keys() - _SET_BY_TEMPLATE:
         assert getattr(found, name) == _FIELDS[name].default, name
     values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -85,19 +90,174 @@ def test_every_setting_of_the_operator_can_be_given_with_its_own_default() -> No
 
 
 def test_the_schema_knows_every_value_and_nothing_else() -> None:
-    """A value that stands in values.yaml is described; a misspelt one is refused by name."""
+    """Group by group: what stands in values.yaml is described, by its type or its words."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    assert set(schema["properties"]) == set(values) | {"global"}
     assert schema["properties"]["logLevel"]["enum"] == [level.value for level in LogLevel]
-    done = _helm("template", "x", str(CHART), "--set=settings.apiRates=3")
+    rest: list[tuple[tuple[str, ...], dict[str, Any], dict[str, Any]]] = [((), schema, values)]
+    while rest:
+        path, group, given = rest.pop()
+        told = group["properties"]
+        assert set(told) - set(given) <= {"claims"}, path  # of resources: seldom wanted
+        assert group.get("additionalProperties", "global" in path) is ("global" in path), path
+        for name, value in given.items():
+            assert {"type", "enum"} & told[name].keys(), (*path, name)
+            if "properties" in told[name]:
+                rest.append(((*path, name), told[name], value))
+
+
+def _groups(values: dict[str, Any], path: str = "") -> list[str]:
+    """Return the paths of the values that are groups of named values, as `--set` writes them."""
+    found = [path]
+    for name, value in values.items():
+        if isinstance(value, dict) and f"{path}{name}" not in _FREE:
+            found += _groups(value, f"{path}{name}.")
+    return found
+
+
+_FREE = {
+    *(f"{part}resources.{kind}" for part in ("", "master.") for kind in ("requests", "limits")),
+    *(f"{part}{name}" for part in ("", "master.") for name in ("podAnnotations", "podLabels")),
+    *("nodeSelector", "master.nodeSelector", "affinity", "serviceAccount.annotations"),
+    *("metrics.labels", "metrics.service.annotations", "metrics.dashboard.labels"),
+    "global",
+}
+"""Values whose keys are a user's own; `global` gets more of them from Helm."""
+
+
+def test_an_unknown_value_is_refused_by_its_name_in_every_group() -> None:
+    """A misspelt value would otherwise be ignored for ever, at whatever depth."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    groups = _groups(values)
+    assert {"", "image.", "metrics.dashboard.", "master.resources."} <= set(groups)
+    flags = [f"--set={group}misspelt{number}=1" for number, group in enumerate(groups)]
+    done = _helm("template", "x", str(CHART), *flags)
     assert done.returncode != 0
-    assert "apiRates" in done.stderr
+    missing = [
+        group for number, group in enumerate(groups) if f"misspelt{number}'" not in done.stderr
+    ]
+    assert missing == [], done.stderr
+
+
+def test_the_page_lists_every_value_with_its_default() -> None:
+    """As values.yaml has it; each has words of its own."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    lines = (CHART / "README.md").read_text().splitlines()
+    rows = [line.split(" | ", 2) for line in lines if line.startswith("| `")]
+    listed = {row[0].strip("| `"): row[1].strip("`") for row in rows if len(row) == 3}
+    for group in _groups(values):
+        place = values
+        for name in group.split(".")[:-1]:
+            place = place[name]
+        for name, value in place.items():
+            path = f"{group}{name}"
+            if path == "global":
+                assert json.loads(listed["global.imagePullSecrets"]) == value["imagePullSecrets"]
+            elif f"{path}." not in _groups(values):
+                assert json.loads(listed[path]) == value, path
+
+
+@pytest.mark.parametrize("name", ["A", "-a", "a.b", ""])
+def test_what_cannot_be_a_namespace_is_refused(name: str) -> None:
+    """Before a Role is made for it."""
+    done = _helm("template", "x", str(CHART), f"--set-json=watchNamespaces=[{json.dumps(name)}]")
+    assert done.returncode != 0
+    assert "/watchNamespaces/0" in done.stderr
+
+
+def test_several_namespaces_have_a_role_each() -> None:
+    """And the operator is told of them; one that is named twice counts once."""
+    objects = _rendered("watchNamespaces={team-a,b,team-a}")
+    assert _given(objects).watch_namespace.scopes == ("team-a", "b")
+    for kind in ("Role", "RoleBinding"):
+        found = [one["metadata"]["namespace"] for one in objects if one["kind"] == kind]
+        assert sorted(found) == ["b", "holdfast-system", "team-a"]
+    jobs = [one for one in objects if one["metadata"].get("name") == "holdfast-operator-jobs"]
+    roles = [one["rules"] for one in jobs if one["kind"] == "Role"]
+    assert roles[0] == roles[1]
+    assert not [one for one in jobs if one["kind"].startswith("Cluster")]
+
+
+def test_who_may_speak_to_jobs_reaches_the_operator() -> None:
+    """Nobody is named unless jobs shall have NetworkPolicies; the right comes with them."""
+    assert _given(_rendered()).job_ingress.rules is None
+    objects = _rendered("networkPolicy.jobs=true", "networkPolicy.metricsFrom[0].podSelector.a=b")
+    operator, scrape = _given(objects).job_ingress.rules or ()
+    (peer,) = operator["from"]
+    template = _one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= template.items()
+    home = {"kubernetes.io/metadata.name": "holdfast-system"}
+    assert peer["namespaceSelector"] == {"matchLabels": home}
+    assert scrape == {"ports": [{"port": "metrics"}], "from": [{"podSelector": {"a": "b"}}]}
+    rules = [rule for one in objects if one["kind"] == "ClusterRole" for rule in one["rules"]]
+    mine = [rule["verbs"] for rule in rules if "networkpolicies" in rule["resources"]]
+    assert mine == [["get", "create", "patch"]]
+
+
+def test_the_operators_own_network_policy_is_as_tight_as_it_is_told() -> None:
+    """Only scrapers come in; what goes out is open unless it is named."""
+    found = _one(_rendered("networkPolicy.enabled=true"), "NetworkPolicy")["spec"]
+    assert found["policyTypes"] == ["Ingress"]
+    assert found["ingress"] == [{"ports": [{"port": "metrics"}]}]
+    given = ("networkPolicy.enabled=true", "networkPolicy.egress[0].ports[0].port=6443")
+    found = _one(_rendered(*given), "NetworkPolicy")["spec"]
+    assert found["policyTypes"] == ["Ingress", "Egress"]
+    assert found["egress"] == [{"ports": [{"port": 6443}]}]
+
+
+def test_replicas_are_spread_and_drained_one_by_one() -> None:
+    """Where there are two; one alone has neither, because a budget would only block its drain."""
+    assert not [one for one in _rendered() if one["kind"] == "PodDisruptionBudget"]
+    objects = _rendered("replicas=2")
+    assert _one(objects, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    template = _one(objects, "Deployment")["spec"]["template"]
+    for one in template["spec"]["topologySpreadConstraints"]:
+        assert one["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        assert one["whenUnsatisfiable"] == "ScheduleAnyway"
+    own = _one(_rendered("replicas=2", "topologySpreadConstraints[0].a=b"), "Deployment")
+    assert own["spec"]["template"]["spec"]["topologySpreadConstraints"] == [{"a": "b"}]
+
+
+def test_a_digest_and_a_parents_pull_secrets_reach_every_pod() -> None:
+    """The operator's, its masters', and the test's."""
+    digest = "sha256:" + "0" * 64
+    flags = [
+        f"--set=image.digest={digest},global.imagePullSecrets[0].name=parent",
+        "--set=imagePullSecrets[0].name=own",
+    ]
+    done = _helm("template", "holdfast", str(CHART), *flags)
+    assert done.returncode == 0, done.stderr
+    objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+    secrets = [{"name": "own"}, {"name": "parent"}]
+    for pod in (
+        _one(objects, "Deployment")["spec"]["template"]["spec"],
+        _one(objects, "Pod")["spec"],
+    ):
+        assert pod["containers"][0]["image"] == f"holdfast@{digest}"
+        assert pod["imagePullSecrets"] == secrets
+    assert _given(objects).image == f"holdfast@{digest}"
+    assert _given(objects).master_pod.fields["imagePullSecrets"] == secrets
+
+
+def test_extra_variables_volumes_and_mounts_are_added() -> None:
+    """To the operator's own, which stay."""
+    objects = _rendered(
+        *("extraEnv[0].name=HTTPS_PROXY", "extraEnv[0].value=http://proxy:3128"),
+        *("extraEnvFrom[0].secretRef.name=more", "extraVolumes[0].name=trust"),
+        *("extraVolumes[0].configMap.name=roots", "extraVolumeMounts[0].name=trust"),
+        "extraVolumeMounts[0].mountPath=/etc/trust",
+    )
+    pod = _one(objects, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    assert container["envFrom"] == [{"secretRef": {"name": "more"}}]
+    assert [one["name"] for one in pod["volumes"]] == ["tmp", "trust"]
+    assert [one["name"] for one in container["volumeMounts"]] == ["tmp", "trust"]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    ["replicas=-1", "logLevel=loud", "settings.workers=0", "image.repository=", "watchNamespace=A"],
+    ["replicas=-1", "logLevel=loud", "settings.workers=0", "image.repository="],
 )
 def test_a_value_that_cannot_work_is_refused(wrong: str) -> None:
     """Before anything reaches the cluster, and naming the value."""
@@ -116,17 +276,15 @@ def test_large_numbers_reach_the_operator_as_numbers() -> None:
 def test_what_masters_shall_have_reaches_the_operator() -> None:
     """Pull secrets are the operator's own unless masters have others."""
     values = ["imagePullSecrets[0].name=registry", "master.nodeSelector.pool=system"]
-    container = _one(_rendered(*values), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
-    fields = read_settings(given).master_pod.fields
+    fields = _given(_rendered(*values)).master_pod.fields
     assert fields["imagePullSecrets"] == [{"name": "registry"}]
     assert fields["nodeSelector"] == {"pool": "system"}
     assert fields["resources"]["limits"] == {"cpu": "2", "memory": "2Gi"}
 
 
 def test_one_namespace_needs_no_right_beyond_it() -> None:
-    """With watchNamespace nothing but the roles for people spans the cluster."""
-    objects = _rendered("watchNamespace=team", "crds.enabled=false", "rbac.aggregate=false")
+    """With watchNamespaces nothing but the roles for people spans the cluster."""
+    objects = _rendered("watchNamespaces={team}", "crds.enabled=false", "rbac.aggregate=false")
     assert {one["kind"] for one in objects} == {
         "ServiceAccount",
         "Role",
@@ -139,16 +297,14 @@ def test_one_namespace_needs_no_right_beyond_it() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [((), "on"), (("nodeNotices=false",), "off"), (("watchNamespace=team",), "off")],
+    [((), "on"), (("nodeNotices=false",), "off"), (("watchNamespaces={team}",), "off")],
 )
 def test_the_operator_watches_nodes_where_it_has_the_right(
     values: tuple[str, ...], expected: str
 ) -> None:
     """The right and the setting come and go together."""
     objects = _rendered(*values)
-    container = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
-    assert read_settings(given).node_notices.value == expected
+    assert _given(objects).node_notices.value == expected
     roles = [one for one in objects if one["kind"] in ("Role", "ClusterRole")]
     rules = [rule for one in roles for rule in one["rules"] if rule.get("resources") == ["nodes"]]
     wanted = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}]
@@ -158,11 +314,11 @@ def test_the_operator_watches_nodes_where_it_has_the_right(
 def test_each_release_has_a_lease_of_its_own() -> None:
     """Its name is the Deployment's, and the operator has rights to no other."""
     for release, name in (("holdfast", "holdfast-operator"), ("b", "b-holdfast-operator")):
-        done = _helm("template", release, str(CHART), "--set=watchNamespace=team")
+        done = _helm(
+            "template", release, str(CHART), "--skip-tests", "--set=watchNamespaces={team}"
+        )
         objects = [one for one in yaml.safe_load_all(done.stdout) if one]
-        container = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-        given = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
-        assert read_settings(given).lease == name
+        assert _given(objects).lease == name
         rules = [rule for one in objects if one["kind"] == "Role" for rule in one["rules"]]
         named = [
             one["resourceNames"]
@@ -189,3 +345,13 @@ def test_the_pod_is_restricted() -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_monitors_keep_the_labels_of_jobs() -> None:
+    """A series names its job and that job's namespace; the target's own would hide them."""
+    kinds = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
+    flags = [f"metrics.{kind[0].lower()}{kind[1:]}.enabled=true" for kind in kinds]
+    objects = _rendered(*flags)
+    for kind, field in kinds.items():
+        (found,) = _one(objects, kind)["spec"][field]
+        assert (found["port"], found["honorLabels"]) == ("metrics", True)

@@ -78,21 +78,39 @@ def test_a_job_is_found_by_every_name(
     assert "/tr" in kubectl.run(*words, "-o", "name")
 
 
-def test_kubectl_explains_every_field(kubectl: Kubectl) -> None:
-    """Each field has a description that `kubectl explain` shows."""
-    shown = kubectl.run("explain", "ej", "--recursive")
-    assert "spec\t<Object> -required-" in shown
-    missing = [
-        ".".join(map(str, path))
-        for path, node in walk(parse_crd(CRD).schema)
-        if path
-        and path[0] in {"spec", "status"}
-        and not str(path[-1]).endswith("[]")
-        and not node.description
+_TOP = parse_crd(CRD).schema.properties
+
+
+def test_kubectl_explains_a_job_as_a_tree(kubectl: Kubectl) -> None:
+    """Required fields are marked, and every field of the schema stands in the tree."""
+    shown = kubectl.run("explain", "elasticjob", "--recursive")
+    _, mark, below = shown.partition("\n  spec\t<Object> -required-\n")
+    assert mark
+    names = [line.partition("\t<")[0].strip() for line in below.splitlines() if "\t<" in line]
+    top = {"metadata", "spec", "apiVersion", "kind"}
+    wanted = [
+        str(path[-1])
+        for path, _ in walk(parse_crd(CRD).schema)
+        if path and path[0] != "metadata" and (len(path) > 1 or path[0] not in top)
     ]
-    assert missing == []
-    words = kubectl.run("explain", "ej.spec.failurePolicy.budgets.failures.limit")
-    assert "DESCRIPTION" in words
+    assert sorted(names) == sorted(name for name in wanted if not name.endswith("[]"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["spec", "status", *(f"spec.{name}" for name, node in _TOP["spec"].properties.items()
+                         if node.properties)],
+)  # fmt: skip
+def test_kubectl_explains_each_field_of_a_group(kubectl: Kubectl, path: str) -> None:
+    """`kubectl explain elasticjob.spec.worker` has what the CRD says of it and of its fields."""
+    node = parse_crd(CRD).schema
+    for step in path.split("."):
+        node = node.properties[step]
+    said = " ".join(kubectl.run("explain", f"elasticjob.{path}").split())
+    assert f"DESCRIPTION: {node.description} FIELDS:" in said
+    for name, below in node.properties.items():
+        assert f" {name} <" in said
+        assert f" {below.description} " in f"{said} "
 
 
 def test_kubectl_refuses_an_unknown_field(kubectl: Kubectl) -> None:

@@ -106,10 +106,6 @@ def test_a_job_that_the_api_server_does_not_take_fails_in_its_words(
 def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make) -> None:
     """Before anything is made for it; what the API server itself fills in asks for nothing."""
     cases: dict[str, tuple[dict[str, Any], str]] = {
-        "gang": (
-            {"scheduling": {"gang": {"backend": "Volcano"}, "queue": "q"}},
-            'spec.scheduling.gang.backend: "Volcano" asks for gang scheduling',
-        ),
         "overrides": (
             {"podTemplateOverrides": [{"manager": "kueue.x-k8s.io/manager"}]},
             "spec.podTemplateOverrides: (a list of 1) asks for changes of templates by other",
@@ -137,8 +133,6 @@ def test_a_job_that_asks_for_what_is_not_there_is_refused_by_name(make_job: Make
         assert told.startswith(said)
         assert "which this version does not have; " in told
         assert job.pods() + job.pods("master") == []
-        if name == "gang":
-            assert 'spec.scheduling.queue: "q"' in told
 
 
 def test_an_edit_that_asks_for_what_is_not_there_ends_no_training(

@@ -128,10 +128,10 @@ async def test_a_new_key_under_jobs_that_run_is_told_with_their_names(
     root = RootKey(client, namespace)
     await root.load()
     with caplog.at_level(logging.CRITICAL):
-        await root.warn_of_strangers(jobs)
+        await root.warn_of_strangers([jobs])
         again = RootKey(client, namespace)
         await again.load()
-        await again.warn_of_strangers(jobs)
+        await again.warn_of_strangers([jobs])
     (told,) = [one.getMessage() for one in caplog.records]
     assert told.count(f"{namespace}/") == 1
     assert "1 jobs run with certificates of the one before" in told

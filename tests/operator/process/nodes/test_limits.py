@@ -11,7 +11,7 @@ import pytest
 from cluster.claims import remove_claim, share_folder
 from cluster.jobs import Make, container
 from cluster.kubectl import Kubectl
-from cluster.real.images import image_name, lacking
+from cluster.real.images import lacking, training_image
 from cluster.real.jobs import later_steps, next_step, real_job, steps
 from cluster.real.node import RealNodes
 
@@ -76,7 +76,11 @@ def _restricted(kubectl: Kubectl, folder: Path) -> dict[str, Any]:
     look = {"exec": {"command": ["test", "-e", "/steps/rank-0"]}, "periodSeconds": 1}
     worker["startupProbe"] = look | {"failureThreshold": 120}
     worker["readinessProbe"] = look
-    sidecar: dict[str, Any] = {"name": "beside", "image": image_name(), "restartPolicy": "Always"}
+    sidecar: dict[str, Any] = {
+        "name": "beside",
+        "image": training_image(),
+        "restartPolicy": "Always",
+    }
     sidecar |= {"command": ["sleep", "100000"], "imagePullPolicy": "Never"}
     pod["initContainers"] = [sidecar | {"securityContext": worker["securityContext"]}]
     pod["terminationGracePeriodSeconds"] = 2

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster.jobs import Make
-from cluster.killing import Killing
 from cluster.kubectl import Kubectl
+from cluster.outages.killing import Killing
 from cluster.release import Release
 from cluster.rights import needs_pods
 

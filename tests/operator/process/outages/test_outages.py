@@ -15,9 +15,9 @@ from cluster.control_plane import ControlPlane
 from cluster.jobs import Job, Make, manifest, training
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
+from cluster.outages.rough_api import RoughApi
 from cluster.release import Release
 from cluster.rights import needs_pods
-from cluster.rough_api import RoughApi
 from cluster.watched import watched
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]

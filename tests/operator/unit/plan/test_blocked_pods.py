@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast_operator.plan.history import LONGEST_REFUSAL_SECONDS, ApiRefusal, refused
+from holdfast_operator.plan.inputs import Grouped
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_wire.messages import JobPhase, JobStatus, PodPhase
 from jobs.planned import World, creates, running, worker
@@ -44,6 +45,21 @@ def test_the_status_has_the_words_of_a_refusal(text: str, reason: str) -> None:
     quorum = world.condition("QuorumReady")
     assert (quorum["status"], quorum["reason"]) == ("False", reason)
     assert text in quorum["message"]
+
+
+def test_a_gang_that_is_missing_is_told_where_people_look() -> None:
+    """In its own condition, and as the obstacle of those that wait for pods."""
+    world = World({"replicas": 2})
+    world.grouped = Grouped(ready=False, text="install it", blocked=True)
+    world.look()
+    assert world.condition("GangReady")["reason"] == "NotGrouped"
+    for kind in ("QuorumReady", "MasterReady"):
+        assert world.condition(kind)["reason"] == "GangMissing"
+        assert "install it" in world.condition(kind)["message"]
+    world.grouped = Grouped(ready=False, text="none is served")
+    world.look()
+    assert world.condition("GangReady")["message"] == "none is served"
+    assert world.condition("QuorumReady")["reason"] == "InsufficientWorkers"
 
 
 def test_a_refusal_is_forgotten_once_the_pod_is_there_or_not_wanted() -> None:

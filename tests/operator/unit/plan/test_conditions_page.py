@@ -33,7 +33,7 @@ def _stated() -> dict[str, set[tuple[str, str]]]:
     """The same of the source: literal reasons of each rule, and those that the rules share."""
     rules = {rule.__name__: kind for kind, rule in conditions.RULES.items()}
     rules["_suspended"], rules["_scales_on"] = "Suspended", "Scaling"
-    rules["_admitted"] = "Admitted"
+    rules["_admitted"], rules["_gang_ready"] = "Admitted", "GangReady"
     found: dict[str, set[tuple[str, str]]] = {kind: set() for kind in rules.values()}
     for function in ast.parse(Path(conditions.__file__).read_text()).body:
         if not isinstance(function, ast.FunctionDef) or function.name not in rules:
@@ -77,5 +77,6 @@ def test_every_end_of_a_job_is_on_the_page() -> None:
 def test_every_obstacle_is_on_the_page() -> None:
     """They stand in MasterReady, QuorumReady and Degraded in whoever's words."""
     known = {blocked_pods.QUOTA_EXCEEDED, blocked_pods.PODS_REFUSED, UNSCHEDULABLE}
+    known |= {blocked_pods.GANG_MISSING}
     known |= set(record._WAITS.values())
     assert {reason for _, reason in _written()["Obstacles"]} == known

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from holdfast_operator.plan.actions import Action, AskToStop, Hold, LetGo
+from holdfast_operator.plan.actions import Action, AskToStop, DeletePod, DeleteReason, Hold, LetGo
 from holdfast_wire.messages import FinishDecision
 from jobs.planned import World
 
@@ -112,3 +112,28 @@ def test_nothing_is_made_for_a_deleted_job() -> None:
     world = _held()
     world.end("t-worker-1-0", 1)
     assert [type(action) for action in _deleted(world)] == [AskToStop]
+
+
+def test_a_queued_job_is_held_until_its_pods_are_gone() -> None:
+    """Its Workloads would go at once, and other jobs use its quota beside its pods."""
+    world = World({"replicas": 2}, held=False, queue="team")
+    world.settle()
+    assert world.held
+    ending = _deleted(world)
+    assert {(one.slot.name, one.reason) for one in ending if isinstance(one, DeletePod)} == {
+        ("master", DeleteReason.DELETED),
+        ("worker", DeleteReason.DELETED),
+    }
+    world.do(world.look())
+    assert world.look().actions == ()
+    world.finish_deletions()
+    assert world.look().actions == (LetGo(reason="no worker runs any more"),)
+
+
+def test_a_queued_job_that_saves_first_does_so_before_its_pods_go() -> None:
+    """The wish of checkpoint.onDelete comes first, with its deadline."""
+    world = World(SAVES, held=False, queue="team")
+    world.settle()
+    assert _deleted(world) == (AskToStop(grace_s=60, reason="the job is deleted"),)
+    world.now += 60
+    assert all(isinstance(one, DeletePod) for one in world.look().actions)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, judge, slice_size
 
 
-def _demand(**changes: int | bool) -> Demand:
-    base = Demand(workers=6, least=2, most=6, unit=1, pods=0, master=False)
-    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+def _demand(*, pods: int = 0, **changes: Any) -> Demand:
+    """Return a demand; `pods`: of the lowest ranks."""
+    base = Demand(
+        workers=6, least=2, most=6, unit=1, ranks=tuple(range(pods)), ready=0, others=False
+    )
+    return dataclasses.replace(base, **changes)
 
 
 def _slice(index: int, workers: int, state: str = "admitted") -> Slice:
@@ -61,10 +67,29 @@ def test_an_evicted_slice_shrinks_the_job_before_its_quota_goes_back() -> None:
     assert gone.reason == "4 of 6 workers are admitted: preempted by b"
 
 
+def test_slices_are_reported_as_started_in_order_and_once() -> None:
+    """A queue that waits for ready pods would evict a job that says nothing."""
+    slices = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2)]
+    assert judge(slices, _demand(pods=4, ready=3)).started == ("s0",)
+    assert judge(slices, _demand(pods=6, ready=6)).started == ("s0", "s1", "s2")
+    later = [slices[0], slices[1], dataclasses.replace(slices[2], started=True)]
+    assert judge(later, _demand(pods=4, ready=4)).started == ("s0",)
+    told = [dataclasses.replace(one, started=True) for one in slices]
+    assert judge(told, _demand(pods=6, ready=6)).started == ()
+    assert judge(slices, _demand(workers=5, pods=5, ready=5)).started == ("s0", "s1", "s2")
+
+
+def test_a_successor_that_is_made_in_the_same_look_keeps_its_quota() -> None:
+    """The pod of rank 0 is gone, and those of an evicted slice still end."""
+    slices = [_slice(CORE, 2), _slice(1, 2, "evicted")]
+    assert judge(slices, _demand(ranks=(1, 2))).release == ()
+    assert judge(slices, _demand(ranks=(1,))).release == ("s1",)
+
+
 def test_an_evicted_core_stops_the_job_and_gives_all_back() -> None:
     """First all pods end; then the slices go, and the core waits again."""
     slices = [_slice(CORE, 2, "evicted"), _slice(1, 2)]
-    assert judge(slices, _demand(pods=1)) == judge(slices, _demand(master=True))
+    assert judge(slices, _demand(pods=1)) == judge(slices, _demand(others=True))
     gone = judge(slices, _demand())
     assert (gone.workers, gone.release, gone.delete) == (0, ("s0",), ("s1",))
 
@@ -75,6 +100,16 @@ def test_a_scale_down_deletes_waiting_slices_first_and_held_ones_without_pods() 
     assert judge(slices, _demand(workers=4, pods=4)).delete == ("s2",)
     assert judge(slices, _demand(workers=2, pods=4)).delete == ("s2",)
     assert judge(slices, _demand(workers=2, pods=2)).delete == ("s2", "s1")
+
+
+def test_what_is_given_back_is_not_used_in_the_same_look() -> None:
+    """A slice with room for a pod to come stays; a deleted one is no room for those that end."""
+    waiting = [_slice(CORE, 2), _slice(1, 3, "waiting"), _slice(2, 1)]
+    verdict = judge(waiting, _demand(workers=5, pods=2))
+    assert (verdict.workers, verdict.delete) == (3, ())
+    evicted = [_slice(CORE, 2), _slice(1, 2), _slice(2, 2, "evicted")]
+    verdict = judge(evicted, _demand(workers=2, pods=4))
+    assert (verdict.delete, verdict.release) == (("s2",), ())
 
 
 def test_a_part_of_a_slice_stays_reserved() -> None:
@@ -91,13 +126,61 @@ def test_a_stopped_job_gives_its_quota_back_when_its_pods_are_gone() -> None:
     assert judge(slices, _demand(stopped=True)).delete == ("s0", "s1")
 
 
-def test_pods_get_the_flavor_of_their_slice() -> None:
-    """Ranks follow the slices in order."""
-    spot = Placement(node_selector={"pool": "spot"})
-    slices = [_slice(CORE, 2), dataclasses.replace(_slice(3, 2), placement=spot)]
-    verdict = judge(slices, _demand())
-    placed = [verdict.placement(rank) for rank in range(4)]
-    assert placed == [Placement(), Placement(), spot, spot]
+def test_all_pods_get_the_flavors_of_the_core() -> None:
+    """Its slices are asked for in the same one, so that any rank may be in any slice."""
+    spot = {"worker": Placement(node_selector={"pool": "spot"})}
+    core = dataclasses.replace(_slice(CORE, 2), placements=spot)
+    assert judge([core, _slice(3, 2)], _demand()).placements == spot
+
+
+def test_a_job_whose_queue_or_templates_changed_asks_anew_once_its_pods_are_gone() -> None:
+    """What was reserved counts other requests than its pods would have, or in another queue."""
+    stale = [_slice(CORE, 2), dataclasses.replace(_slice(1, 2), stale=True)]
+    ending = judge(stale, _demand(pods=1))
+    assert (ending.workers, ending.delete, ending.create) == (0, (), ())
+    assert judge(stale, _demand()).delete == ("s0", "s1")
+
+
+def test_a_core_that_waits_follows_the_fewest_workers() -> None:
+    """A job that would do with less is not kept waiting for more."""
+    waiting = [_slice(CORE, 4, "waiting")]
+    assert judge(waiting, _demand()).delete == ("s0",)
+    assert judge(waiting, _demand(least=4)).delete == ()
+
+
+def test_a_job_with_too_few_admitted_workers_keeps_nothing() -> None:
+    """Two that each kept a part of what they need would wait for each other for ever."""
+    slices = [_slice(CORE, 2), _slice(1, 2, "evicted")]
+    ending = judge(slices, _demand(least=4, pods=4))
+    assert (ending.workers, ending.delete) == (0, ())
+    assert judge(slices, _demand(least=4)).delete == ("s0", "s1")
+
+
+@given(
+    states=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["admitted", "evicted", "waiting"])),
+        max_size=6,
+    ),
+    workers=st.integers(1, 12),
+    ranks=st.lists(st.integers(0, 13), max_size=14),
+)
+def test_what_is_kept_covers_the_pods_that_are_and_those_that_may_be(
+    states: list[tuple[int, str]], workers: int, ranks: list[int]
+) -> None:
+    """Whatever the slices: no rule gives back what another one counts on."""
+    slices = [_slice(index, size, state) for index, (size, state) in enumerate(states)]
+    demand = _demand(
+        workers=workers, least=min(workers, states[0][0] if states else 1), ranks=ranks
+    )
+    verdict = judge(slices, demand)
+    back = {*verdict.delete, *verdict.release}
+    held = sum(one.workers for one in slices if one.reserved)
+    kept = sum(one.workers for one in slices if one.reserved and one.name not in back)
+    usable = sum(one.workers for one in slices if one.usable and one.name not in back)
+    made = {*ranks, *range(verdict.workers)}
+    doubles = len(ranks) - len(set(ranks))
+    assert kept >= min(len(made) + doubles, held)
+    assert usable >= verdict.workers
 
 
 class _Queue:
@@ -114,10 +197,14 @@ class _Queue:
     def used(self) -> int:
         return sum(one.workers for one in self.slices.values() if one.reserved)
 
+    def _level(self, key: tuple[str, int]) -> int:
+        """Priority of a slice: those beside a core come just below it."""
+        return 10 * self.priority[key[0]] - (key[1] != CORE)
+
     def step(self) -> None:
         self._clock += 1
         waiting = [key for key, one in self.slices.items() if not one.reserved]
-        for key in sorted(waiting, key=lambda key: (-self.priority[key[0]], self.age[key])):
+        for key in sorted(waiting, key=lambda key: (-self._level(key), self.age[key])):
             one = self.slices[key]
             if self.used + one.workers <= self.quota:
                 self.slices[key] = dataclasses.replace(one, reserved=True, admitted=True)
@@ -126,10 +213,9 @@ class _Queue:
             break
 
     def _preempt(self, key: tuple[str, int]) -> None:
-        own = self.priority[key[0]]
         held = [other for other, one in self.slices.items() if one.reserved]
-        lesser = [other for other in held if self.priority[other[0]] < own]
-        victims = sorted(lesser, key=lambda one: (self.priority[one[0]], -self.age[one]))
+        lesser = [other for other in held if self._level(other) < self._level(key)]
+        victims = sorted(lesser, key=lambda one: (self._level(one), -self.age[one]))
         need = self.used + self.slices[key].workers - self.quota
         for other in victims:
             if need <= 0:
@@ -160,7 +246,8 @@ class _Job:
                 queue.slices[key] = free
         pods = self.demand.pods
         change = 1 if pods < verdict.workers else -1 if pods > verdict.workers else 0
-        self.demand = dataclasses.replace(self.demand, pods=pods + change, master=pods + change > 0)
+        ranks = tuple(range(pods + change))
+        self.demand = dataclasses.replace(self.demand, ranks=ranks, others=bool(ranks))
 
 
 @pytest.mark.parametrize("seed", range(50))

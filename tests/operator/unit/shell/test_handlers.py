@@ -66,8 +66,9 @@ async def test_the_operator_is_ready_once_kopf_watches_all_jobs(api: str) -> Non
     operator._election.stands_by = True
     assert operator._ready(), "another one works"
     operator._leads = True
-    operator._pods.synced.set()
-    made = handlers._session(dataclasses.replace(_NAMED, server=api), operator._listed)
+    (where,) = operator._watched.each
+    where.pods.synced.set()
+    made = handlers._session(dataclasses.replace(_NAMED, server=api), where.listed)
     async with made.aiohttp_session as session:
         for path in (
             f"{_JOBS}?limit=500",

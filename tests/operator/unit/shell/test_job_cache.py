@@ -66,6 +66,24 @@ def test_a_late_event_of_an_older_version_changes_nothing() -> None:
     assert jobs.bodies(KEY) == {"u": new}
 
 
+def test_each_job_is_seen_with_its_phase_and_the_reason_of_its_failure() -> None:
+    """A condition that is not true any more, or not yet, is no reason."""
+    jobs = JobCache()
+    failed = [
+        {"type": "Suspended", "status": "False", "reason": "Resumed"},
+        {"type": "Failed", "status": "True", "reason": "NoProgress"},
+    ]
+    running = [{"type": "Failed", "status": "False", "reason": "Stale"}]
+    jobs.add(KEY, {**_body("a"), "status": {"phase": "Failed", "conditions": failed}})
+    jobs.add(("team", "u"), {**_body("b"), "status": {"phase": "Running", "conditions": running}})
+    jobs.add(("team", "v"), _body("c"))
+    assert jobs.seen() == [
+        (KEY, "Failed", "NoProgress"),
+        (("team", "u"), "Running", ""),
+        (("team", "v"), "Pending", ""),
+    ]
+
+
 def test_the_event_of_a_write_whose_answer_is_known_is_no_news() -> None:
     """Each write of the operator's own comes back as an event: it leads to no second look."""
     jobs = JobCache()

@@ -212,6 +212,15 @@ def test_a_quota_that_is_counted_twice_at_once_is_no_deleted_job(
     assert (error.is_gone, error.is_trouble) == (gone, trouble)
 
 
+def test_a_field_that_the_crd_lacks_is_no_trouble_of_the_api_server() -> None:
+    """Its code is 500 all the same; the same request again would only be refused again."""
+    words = '.status.roles[name="worker"].lag: field not declared in schema'
+    error = ApiRefusedError("PATCH job", 500, "", f"failed to create typed patch object: {words}")
+    assert (error.undeclared, error.is_trouble) == (frozenset({"roles.lag"}), False)
+    other = ApiRefusedError("PATCH job", 500, "", "etcdserver: leader changed")
+    assert (other.undeclared, other.is_trouble) == (frozenset(), True)
+
+
 def test_the_planner_goes_on_from_what_it_said_although_that_is_not_written_yet() -> None:
     """A pod that comes to be between two writes of the status is still part of a scaling."""
     state = _state([])

@@ -11,6 +11,7 @@ from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.inputs import HOSTNAME, REQUIRED, avoided_by
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
 from holdfast_operator.pods import memory
+from holdfast_operator.pods.gang import UPSTREAM
 from holdfast_operator.pods.master_defaults import MasterDefaults
 from holdfast_operator.pods.names import Owner, services
 from holdfast_operator.pods.pod import EPOCHS_PER_POD, PodSource, master_pod, worker_pod
@@ -79,6 +80,45 @@ def test_a_worker_learns_who_it_is() -> None:
     ]
     uid = pod["spec"]["containers"][0]["env"][0]
     assert uid["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
+
+
+def test_workers_stay_together_where_a_topology_is_named() -> None:
+    """By an affinity to one another, beside the template's own; the master is free."""
+    required = {"key": "rack", "mode": "Required"}
+    mine = {"podAffinity": {REQUIRED: [{"topologyKey": "mine"}]}}
+    pod = _worker(scheduling__topology=required, worker__template__spec__affinity=mine)
+    first, ours = pod["spec"]["affinity"]["podAffinity"][REQUIRED]
+    assert (first["topologyKey"], ours["topologyKey"]) == ("mine", "rack")
+    assert ours["labelSelector"]["matchLabels"]["holdfast.dev/job"] == "gpt"
+    assert "HOLDFAST_TOPOLOGY" not in _variables(pod), "Kubernetes copies no such label to pods"
+    (wish,) = _worker(scheduling__topology__key="rack")["spec"]["affinity"]["podAffinity"].values()
+    assert wish[0]["podAffinityTerm"]["topologyKey"] == "rack"
+    source = _source(scheduling__topology=required)
+    master = master_pod(source, _action(MASTER_SLOT), 1)
+    assert "podAffinity" not in master["spec"]["affinity"]
+
+
+def test_a_zone_reaches_the_agent_by_its_pod_s_label() -> None:
+    """It orders the ranks; what the template says comes first."""
+    zone = "topology.kubernetes.io/zone"
+    found = _variables(_worker(scheduling__topology__key=zone))
+    assert found["HOLDFAST_TOPOLOGY"] == f"{zone}=$(NODE_TOPOLOGY)"
+    env = [{"name": "HOLDFAST_TOPOLOGY", "value": "rack=1"}]
+    containers = [{"name": "worker", "image": "x", "env": env}]
+    pod = _worker(scheduling__topology__key=zone, worker__template__spec={"containers": containers})
+    assert _variables(pod)["HOLDFAST_TOPOLOGY"] == "rack=1"
+    assert "NODE_TOPOLOGY" not in _variables(pod)
+
+
+def test_only_workers_are_in_the_gang() -> None:
+    """A master that waited for its workers, or they for it, could wait for ever."""
+    role = {"name": "eval", "replicas": 1, "template": TEMPLATE}
+    additions = UPSTREAM.additions("gpt-worker")
+    source = dataclasses.replace(_source(extraRoles=[role]), gang=additions)
+    pod = worker_pod(source, _action(PodSlot(WORKER, 3)))
+    assert pod["spec"]["schedulingGroup"] == {"podGroupName": "gpt-worker"}
+    assert "schedulingGroup" not in worker_pod(source, _action(PodSlot("eval", 0)))["spec"]
+    assert "schedulingGroup" not in master_pod(source, _action(MASTER_SLOT), 1)["spec"]
 
 
 def test_a_template_cannot_set_what_holdfast_sets() -> None:

@@ -204,6 +204,19 @@ async def test_only_its_own_pods_are_told_to_a_master(shell: Shell, owner: str) 
     assert [(one.pod_uid, one.phase) for one in link.sent] == [("p-1", PodPhase.GONE)]
 
 
+async def test_the_jobs_of_a_namespace_that_is_left_are_forgotten(shell: Shell) -> None:
+    """Their links close, and nothing is asked or written; those of other namespaces stay."""
+    link = await _kept(shell, _body())
+    shell.reconciler.leave("elsewhere")
+    assert shell.woken == []
+    shell.reconciler.leave(KEY[0])
+    assert shell.woken == [KEY]
+    assert await shell.reconciler.look(KEY) is None
+    assert link.closed
+    again = await _kept(shell, _body())
+    assert (again is not link, shell.open_links()) == (True, 1)
+
+
 async def test_a_master_that_is_given_up_is_not_obeyed_any_more(shell: Shell) -> None:
     """From the moment its successor's pod is there, and before that one has said a word."""
     body = _body()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,7 +76,7 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     """The condition names each field, its value and the remedy; nothing else is written."""
     reconciler, server, told = _reconciler()
     body = _object(job())
-    body["spec"]["scheduling"]["gang"]["backend"] = "Volcano"
+    body["spec"]["elasticPolicy"]["scaler"] = "Master"
     body["spec"]["checkpoint"]["memory"]["copies"] = 3
     reconciler.seen(KEY, body, gone=False)
     await reconciler.look(KEY)
@@ -83,8 +84,8 @@ async def test_a_job_that_asks_for_what_is_not_there_fails_before_anything_is_ma
     (failed,) = (one for one in status["conditions"] if one["type"] == "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "NotSupported")
     assert "spec.checkpoint.memory.copies: 3 asks for copies of checkpoints" in failed["message"]
-    assert 'spec.scheduling.gang.backend: "Volcano" asks for gang' in failed["message"]
-    assert "write None or leave it out" in failed["message"]
+    assert 'spec.elasticPolicy.scaler: "Master" asks for a master' in failed["message"]
+    assert "write External or leave it out" in failed["message"]
     assert status["phase"] == "Failed"
     assert "completionTime" in status
     assert [one.reason for one in told.happened] == ["NotSupported"]
@@ -105,14 +106,14 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     """An edit, or another version of the operator, ends no training; it is told once."""
     reconciler, server, told = _reconciler()
     body = _object(job(), templateRevision="t-1")
-    body["spec"]["scheduling"]["queue"] = "q"
+    body["spec"]["checkpoint"]["onSuspend"] = False
     reconciler.seen(KEY, body, gone=False)
     for _ in range(2):
         with pytest.raises(KubeError, match="controllerrevisions"):
             await reconciler.look(KEY)
     (one,) = told.happened
     assert (one.reason, one.warning) == ("NotSupported", True)
-    assert one.text.startswith('ignored: spec.scheduling.queue: "q" asks for gang scheduling')
+    assert one.text.startswith("ignored: spec.checkpoint.onSuspend: false asks for suspending")
     assert server.written == []
     await reconciler.close()
 
@@ -165,6 +166,75 @@ async def test_no_master_is_made_where_its_epoch_would_be_forgotten() -> None:
     text = await _why_refused(OlderCrd(1000.0, 1000))
     assert "drops status.masterPods" in text
     assert "the CRD elasticjobs.holdfast.dev is older than this operator" in text
+
+
+class LacksFields(KubeClient):
+    """An API server whose CRD lacks fields of the status: an apply with one is refused."""
+
+    def __init__(self, *lacking: str) -> None:
+        super().__init__(1000.0, 1000)
+        self.lacking = lacking
+        self.asked: list[dict[str, Any]] = []
+
+    async def call(
+        self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
+    ) -> Any:
+        """Refuse a status in the API server's own words; keep every one."""
+        self.asked.append(body["status"])
+        named = [
+            one for one in self.lacking if f"'{one.rpartition('.')[2]}'" in str(body["status"])
+        ]
+        if named:
+            words = "".join(f"\n  .status.{one}: field not declared in schema" for one in named)
+            raise ApiRefusedError(f"{method} {path}", 500, "InternalError", f"errors:{words}")
+        return _object(job(), **body["status"])
+
+
+async def test_a_status_is_written_without_what_an_older_crd_lacks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The rest does not wait; each field is named once, and tried again when a while is over."""
+    server = LacksFields("fresh", 'roles[name="worker"].lag')
+    settings = OperatorSettings(namespace="ns", identity="me", image="i", resync_s=0.2)
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    reconciler, _, _ = _reconciler()
+    state = reconciler._keep(_object(job()))
+    status = {"phase": "Running", "fresh": 1, "roles": [{"name": "worker", "lag": 3}]}
+    for _ in range(2):
+        await applier.write_status(state, status)
+    kept = {"phase": "Running", "roles": [{"name": "worker"}]}
+    assert server.asked == [status, kept, kept]
+    assert state.status.fields == status, "nothing is written again for it"
+    await asyncio.sleep(0.2)
+    server.lacking = ()
+    await applier.write_status(state, status)
+    assert server.asked[3:] == [status], "the CRD is a newer one now"
+    (said,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "drops status.fresh, status.roles.lag: the CRD" in said
+    assert "is older than this operator" in said
+    await reconciler.close()
+
+
+async def test_a_refusal_of_a_status_for_another_reason_is_passed_on() -> None:
+    """Also one that names the same field again: no loop."""
+
+    class Broken(LacksFields):
+        """Names a field that is not there."""
+
+        async def call(self, method: str, path: str, body: Any = None, *_: Any, **__: Any) -> Any:
+            """Refuse everything alike."""
+            self.asked.append(body["status"])
+            text = ".status.fresh: field not declared in schema"
+            raise ApiRefusedError(f"{method} {path}", 500, "InternalError", text)
+
+    server = Broken()
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
+    applier = Applier(server, OwnedResources(server, 1.0), settings)
+    reconciler, _, _ = _reconciler()
+    with pytest.raises(ApiRefusedError):
+        await applier.write_status(reconciler._keep(_object(job())), {"fresh": 1})
+    assert len(server.asked) == 2
+    await reconciler.close()
 
 
 async def test_the_status_of_a_job_that_is_over_is_written_once() -> None:

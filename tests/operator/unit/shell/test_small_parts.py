@@ -78,7 +78,15 @@ def test_a_burst_is_free_and_then_the_rate_holds() -> None:
 def test_settings_are_read_with_their_defaults() -> None:
     """The environment gives the required settings. The others have defaults."""
     settings = read_settings({**NEEDED, "HOLDFAST_OPERATOR_WORKERS": "3", "PATH": "/bin"})
-    assert (settings.namespace, settings.workers, settings.watch_namespace) == ("holdfast", 3, "")
+    assert (settings.namespace, settings.workers) == ("holdfast", 3)
+    assert settings.watch_namespace.scopes == ("",), "all namespaces"
+    assert settings.job_ingress.rules is None, "jobs have no NetworkPolicy"
+
+
+def test_several_namespaces_are_named_by_a_list() -> None:
+    """Each counts once, however often it stands there."""
+    given = {"HOLDFAST_OPERATOR_WATCH_NAMESPACE": "team-a,b,team-a"}
+    assert read_settings({**NEEDED, **given}).watch_namespace.scopes == ("team-a", "b")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +96,10 @@ def test_settings_are_read_with_their_defaults() -> None:
         ({"HOLDFAST_OPERATOR_LOG_LEVEL": "loud"}, "one of debug, info, warning, error"),
         ({"HOLDFAST_OPERATOR_WORKER": "3"}, "HOLDFAST_OPERATOR_WORKERS"),
         ({"HOLDFAST_OPERATOR_MASTER_POD": "[]"}, "no JSON object with fields of a pod"),
+        ({"HOLDFAST_OPERATOR_WATCH_NAMESPACE": "a,,b"}, "'' cannot be the name of a namespace"),
+        ({"HOLDFAST_OPERATOR_WATCH_NAMESPACE": "Team"}, "'Team' cannot be the name"),
+        ({"HOLDFAST_OPERATOR_JOB_INGRESS": "{}"}, "no JSON array of ingress rules"),
+        ({"HOLDFAST_OPERATOR_JOB_INGRESS": "[1]"}, "no JSON array of objects"),
         (
             {"HOLDFAST_OPERATOR_MASTER_POD": '{"node": "n1"}'},
             r"node is 'n1'; known are annotations",

@@ -28,10 +28,6 @@ def _unavailable(body: dict[str, Any]) -> list[str]:
         ({"checkpoint__path": "file:///x"}, "spec.checkpoint.path"),
         ({"checkpoint__memory__copies": 1}, "spec.checkpoint.memory.copies"),
         ({"checkpoint__onSuspend": False}, "spec.checkpoint.onSuspend"),
-        ({"scheduling__gang__backend": "Volcano"}, "spec.scheduling.gang.backend"),
-        ({"scheduling__gang__backend": "Auto"}, "spec.scheduling.gang.backend"),
-        ({"scheduling__queue": "q"}, "spec.scheduling.queue"),
-        ({"scheduling__topology__key": "zone"}, "spec.scheduling.topology.key"),
         ({"podTemplateOverrides": [{"manager": "m"}]}, "spec.podTemplateOverrides"),
     ],
 )
@@ -57,7 +53,8 @@ def test_a_field_of_a_missing_feature_is_refused(fields: dict[str, Any], refused
         {"checkpoint": {"memory": {"interval": 5}, "storage": {"interval": 100}}},
         {"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}},
         {"checkpoint": {"storage": {"keepLast": 9, "keepEverySteps": 1000}}},
-        {"scheduling__gang": {"backend": "None", "timeoutSeconds": 5}},
+        {"scheduling__gang": {"backend": "Coscheduling", "timeoutSeconds": 5}},
+        {"scheduling__topology__key": "zone"},
         {"checkpoint__path": "/x:/y"},
         {"podTemplateOverrides": []},
         {
@@ -80,12 +77,10 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"checkpoint": {"path": "/x", "onDelete": True, "onDeleteTimeoutSeconds": 9}}, []),
         ({"checkpoint__path": "s3://b/x"}, ["spec.checkpoint.path"]),
         ({"checkpoint__memory__copies": 1}, ["spec.checkpoint.memory.copies"]),
-        ({"scheduling__gang__backend": "None"}, []),
         (
-            {"checkpoint__onSuspend": False, "scheduling__gang__backend": "Auto"},
-            ["spec.checkpoint.onSuspend", "spec.scheduling.gang.backend"],
+            {"checkpoint__onSuspend": False, "elasticPolicy__scaler": "Master"},
+            ["spec.elasticPolicy.scaler", "spec.checkpoint.onSuspend"],
         ),
-        ({"scheduling__topology__key": "zone"}, ["spec.scheduling.topology.key"]),
         ({"podTemplateOverrides": [{"manager": "m"}]}, ["spec.podTemplateOverrides"]),
     ],
 )

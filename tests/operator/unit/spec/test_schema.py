@@ -38,7 +38,7 @@ def test_the_crd_is_understood_whole() -> None:
     assert (crd.api_version, crd.kind) == ("holdfast.dev/v1alpha1", "ElasticJob")
     assert crd.schema.properties["spec"].required == ("replicas", "worker")
     words = crd.schema.properties["status"].properties["masterEndpoint"].description
-    assert words == "host:port of the master inside the cluster."
+    assert words == "Address of the master inside the cluster, host:port."
 
 
 def _crd(**schema: Any) -> str:

@@ -11,8 +11,9 @@ from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[4]
 _CONTROLLERS: Final = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
+_OPERATOR: Final = "localhost/holdfast"
 SITE: Final = "/opt/host-site"
-"""Where the image looks for packages that it has not: torch."""
+"""Where a training image looks for packages that it has not: torch."""
 
 
 class NodesMissingError(RuntimeError):
@@ -36,19 +37,27 @@ def tools_folder() -> Path:
 
 @functools.cache
 def image_folder() -> Path:
-    """Return the folder with the product's image of this checkout."""
+    """Return the folder with the product's images of this checkout."""
     return _printed("node_image.sh", "--no-build")
 
 
-def image_name() -> str:
-    """Return the name of the product's image."""
-    return (image_folder() / "image").read_text().strip()
+def _tag() -> str:
+    return (image_folder() / "tag").read_text().strip()
+
+
+def operator_image() -> str:
+    """Return the name of the image that the operator and the job masters run."""
+    return f"{_OPERATOR}:{_tag()}"
+
+
+def training_image() -> str:
+    """Return the name of an image made from the worker's, as a user's is."""
+    return f"localhost/holdfast-train:{_tag()}"
 
 
 def image_values() -> tuple[str, ...]:
-    """Return the chart's values that name the image."""
-    repository, _, tag = image_name().rpartition(":")
-    return (f"image.repository={repository}", f"image.tag={tag}", "image.pullPolicy=Never")
+    """Return the chart's values that name the operator's image."""
+    return (f"image.repository={_OPERATOR}", f"image.tag={_tag()}", "image.pullPolicy=Never")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.jobs import Job, manifest
-from cluster.real.images import SITE, image_name
+from cluster.real.images import SITE, training_image
 
 STEPS: Final = "/steps"
 """Where pods write when they made which step: a folder of this machine."""
@@ -85,7 +85,7 @@ def real_job(folder: Path, memory: str = "2Gi", **spec: Any) -> dict[str, Any]:
     ]
     pod["containers"][0] |= {
         "env": [],  # its agents import what ranks need, as a user's do
-        "image": image_name(),
+        "image": training_image(),
         "imagePullPolicy": "Never",
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": memory}},
         "securityContext": {

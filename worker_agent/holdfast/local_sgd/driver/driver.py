@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from holdfast.job import tell_sync
 from holdfast.local_sgd.config import LocalSGDConfig
 from holdfast.local_sgd.driver.rounds import Round
 from holdfast.local_sgd.driver.spanning import SpanningCollectives
@@ -242,6 +243,7 @@ class Driver:
             self.round = _NO_ROUND
             self.alone = self.tokens = 0
             self.made += bool(ended.outcomes)
+            tell_sync(ended.held_ns)
             self.adapter.after_round(ended.outcomes)
 
     def sync(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -52,6 +53,8 @@ class Round:
         """It has begun, and its end is not taken in."""
         self.outcomes: list[Outcome] = []
         """Of the finished units."""
+        self.held_ns = 0
+        """For how long it has held training up."""
 
     @property
     def finished(self) -> int:
@@ -74,13 +77,14 @@ class Round:
             SyncError: a rank is gone. Finished units stay so; a later call goes on with the others.
         """
         while self.wants(number):
-            at = self._finished
+            at, begun = self._finished, time.monotonic_ns()
             pending, self._pending = self._pending or self._begin(at), None
             following = self._begin(at + 1) if at + 1 < len(self._batches) else None
             for unit in range(self._starts[at], self._starts[at + 1]):
                 self._before_write(unit)
             self.outcomes += self._sync.finish(pending)
             self._finished, self._pending = at + 1, following
+            self.held_ns += time.monotonic_ns() - begun
 
     @property
     def begun(self) -> frozenset[int]:

@@ -13,7 +13,7 @@ from cluster.jobs import Job, Make, looping
 from cluster.kubectl import Kubectl
 from cluster.release import Release
 
-_TESTBED: Final = Path(__file__).resolve().parents[1]
+_TESTBED: Final = Path(__file__).resolve().parents[2]
 _SUPPORT: Final = f"{_TESTBED}{os.pathsep}{_TESTBED.parent / 'support'}"
 _PAUSE_SECONDS: Final = 0.5
 """Between two changes."""

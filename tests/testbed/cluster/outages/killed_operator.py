@@ -1,4 +1,4 @@
-"""`python -m cluster.killed_operator`: the operator, killed at drawn points of its work.
+"""`python -m cluster.outages.killed_operator`: the operator, killed at drawn points of its work.
 
 Runs as the operator's container. KILLS is `SEED:COUNT`: so many times it forks an operator and has
 it SIGKILL itself just before or just after its n-th write to the API server (the Lease does not

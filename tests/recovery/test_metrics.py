@@ -1,0 +1,72 @@
+"""Metrics and spans of a local job: what `holdfast run` serves and prints while a rank dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs.local_job import RunningJob, elastic_job
+
+pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _scraped(port: int) -> dict[str, float]:
+    """Return the sum of each metric's samples by name; empty while no master serves any."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+    return found
+
+
+def _spans(log: str) -> list[dict[str, Any]]:
+    """Return the spans that stand as JSON objects of several lines in a log."""
+    return [json.loads(one) for one in re.findall(r"^\{\n.*?^\}$", log, re.DOTALL | re.MULTILINE)]
+
+
+def test_a_local_job_of_replicas_serves_its_metrics_and_prints_a_span_for_its_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--metrics-port` and OTEL_TRACES_EXPORTER=console, as the page says."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
+    script = [
+        "examples/with_local_sgd/train_elastic.py",
+        f"--checkpoint-dir={tmp_path / 'checkpoints'}",
+        *("--pause=0.05", "--interval=5", "--steps=120"),
+    ]
+    port = _free_port()
+    spec = elastic_job("seen", script, replicas=2, maxReplicas=2, localSGD={"replicaNodes": 1})
+    with RunningJob(spec, tmp_path, flags=[f"--metrics-port={port}"]) as job:
+        job.wait_for("two replicas", lambda: _scraped(port).get("holdfast_job_replicas") == 2)
+        job.wait_for("a sync", lambda: _scraped(port).get("holdfast_job_sync_seconds", 0) > 0)
+        os.kill(job.nodes()[1].ranks[0].pid, signal.SIGKILL)
+        job.wait_for("its end", lambda: bool(job.goodput().incidents) and job.all_closed())
+        [incident] = job.goodput().incidents
+        job.wait_for("it", lambda: _scraped(port).get("holdfast_job_incidents_total") == 1)
+        assert job.finish() == 0, job.evidence()
+        log = (job.home.logs / "master.log").read_text()
+    spans = _spans(log)
+    [whole] = [one for one in spans if one["name"] == "recovery"]
+    assert whole["attributes"]["holdfast.incident"] == incident.id
+    inside = {one["name"] for one in spans if one["parent_id"] == whole["context"]["span_id"]}
+    assert {"respawn", "restore"} <= inside, spans
