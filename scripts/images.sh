@@ -38,7 +38,15 @@ scripts/debian_packages.sh buildah:buildah || fail "buildah is needed"
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 mkdir -p "$root"
 fresh=$(mktemp -d "$root/imaging.XXXXXX")
-trap 'rm -rf "$fresh"' EXIT
+end() {
+  # By name: the storage may have containers of others.
+  [ ! -e "$fresh/containers" ] || xargs -n 1 <"$fresh/containers" | while read -r one; do engine rm "$one" >/dev/null; done
+  rm -rf "$fresh"
+}
+trap end EXIT
+# Of two builds in one storage buildah takes the one's unfinished layers for leftovers of the other.
+exec 8>"$root/.images${storage//\//-}.lock"
+flock 8
 # Without a layer's times no tool shows its age; with them no two builds would be equal. 1 January 1980 is
 # the first day that a wheel can have.
 epoch=315532800
@@ -117,7 +125,10 @@ build_images() {
 
 # The path of an image's files, for as long as this script runs.
 mounted() {
-  engine mount "$(engine from --pull-never "$1")"
+  local container
+  container=$(engine from --pull-never "$1")
+  echo "$container" >>"$fresh/containers"
+  engine mount "$container"
 }
 
 megabytes() { # as they lie on a disk
@@ -146,7 +157,6 @@ print_report() {
     bill_of_materials "$files" "build/images/$one.cdx.json"
     printf '%-40s %8d %12d   %s\n' "${image[$one]}" "$base" $(($(megabytes "$files") - base)) "build/images/$one.cdx.json"
   done
-  engine rm --all >/dev/null
 }
 
 mkdir "$fresh/context" "$fresh/context/dist"
