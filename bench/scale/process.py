@@ -21,6 +21,8 @@ from cluster.children import Child
 LOOKS = "holdfast_operator_look_seconds_bucket"
 REQUESTS = "holdfast_operator_api_requests_total"
 _END_SECONDS: Final = 60.0
+_CALM_SECONDS: Final = 4.0
+"""Longer than the period of a job's status."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,12 +139,18 @@ class OperatorProcess:
 
 
 async def quiet(process: OperatorProcess, cores: float, limit_s: float) -> float:
-    """Wait until it uses at most so much of a core over 3 s; return the seconds waited."""
+    """Wait until it is calm for a while; return the seconds waited.
+
+    It uses at most so much of a core, and reconciles at most once a second: where others take all
+    cores, little CPU alone does not show that nothing waits.
+    """
     began = time.monotonic()
+    before = await process.moment()
     while time.monotonic() < began + limit_s:
-        before = process.usage().cpu_s
-        await asyncio.sleep(3.0)
-        if process.usage().cpu_s - before <= 3.0 * cores:
+        await asyncio.sleep(_CALM_SECONDS)
+        now = await process.moment()
+        use, before = now.since(before), now
+        if use.cpu_s <= use.seconds * cores and use.looks <= use.seconds:
             break
     return time.monotonic() - began
 

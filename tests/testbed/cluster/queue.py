@@ -34,6 +34,8 @@ _SCRIPT: Final = Path(__file__).resolve().parents[3] / "scripts" / "cluster_tool
 _KINDS: Final = frozenset({"workload", "clusterqueue", "resourceflavor", "cohort", "localqueue"})
 """Kinds whose webhooks are installed: Kueue's own."""
 _API: Final = "kueue.x-k8s.io/v1beta2"
+WORKLOADS: Final = "workloads.kueue.x-k8s.io"
+"""The scheduler of Kubernetes has a kind Workload, too."""
 _NAMESPACE: Final = "kueue-system"
 _CERTS: Final = "/etc/kueue/metrics/certs"
 _MOUNTED: Final = (
@@ -192,7 +194,7 @@ class QuotaWitness:
     def __init__(self, kubectl: Kubectl) -> None:
         """Begin at once."""
         flags = ("--watch", "-o", "json", "--output-watch-events")
-        self._watches = [kubectl.start("get", kind, *flags) for kind in ("pods", "workloads")]
+        self._watches = [kubectl.start("get", kind, *flags) for kind in ("pods", WORKLOADS)]
         self._seen: list[tuple[int, float, str, dict[str, Any]]] = []
         self._threads = [
             threading.Thread(target=self._follow, args=(one,)) for one in self._watches

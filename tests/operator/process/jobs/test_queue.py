@@ -16,7 +16,16 @@ import pytest
 from cluster.control_plane import ControlPlane
 from cluster.jobs import SHARED, Job, Make, container, manifest, share, training
 from cluster.kubectl import Kubectl
-from cluster.queue import NOT_BUILT, Kueue, QuotaWitness, kueue, kueue_folder, queue, reserved
+from cluster.queue import (
+    NOT_BUILT,
+    WORKLOADS,
+    Kueue,
+    QuotaWitness,
+    kueue,
+    kueue_folder,
+    queue,
+    reserved,
+)
 from cluster.release import Release
 from cluster.rights import needs_pods
 from house.extended import usual
@@ -162,7 +171,7 @@ def test_a_queue_that_is_missing_or_stopped_is_named_and_its_flavor_places_the_p
     kubectl.run("patch", "clusterqueue", "spot", "--type=merge", "-p", stop % "None")
     job.until_training(2)
     assert (other.pods("master"), other.body.get("status")) == ([], None)
-    names = [one["metadata"]["name"] for one in kubectl.json("get", "workloads")["items"]]
+    names = [one["metadata"]["name"] for one in kubectl.json("get", WORKLOADS)["items"]]
     assert [name for name in names if not name.startswith("lost-")] == []
 
 
@@ -194,7 +203,7 @@ def test_training_goes_on_while_kueue_and_the_operator_are_away(
     job.until_training(3)
     assert pods < job.uids()
     quota.stop()  # whoever deletes a Workload by hand takes its quota at once
-    kubectl.run("delete", "workload", "calm-core", "--wait=false")
+    kubectl.run("delete", WORKLOADS, "calm-core", "--wait=false")
     job.until("an end", lambda: job.uids().isdisjoint(pods))
     job.until_training(3)
     steps = _steps(tmp_path / "calm")
