@@ -104,9 +104,8 @@ debian_bases() {
 }
 
 build_images() {
-  local one base labels
-  labels=(--build-arg "VERSION=$version" --build-arg "REVISION=${REVISION-$(git describe --always --abbrev=40 --exclude='*' --dirty)}"
-    --build-arg "CREATED=${CREATED-$(git log -1 --format=%cI)}")
+  local one base
+  local revision=${REVISION-$(git describe --always --abbrev=40 --exclude='*' --dirty)} created=${CREATED-$(git log -1 --format=%cI)}
   for one in operator worker; do
     base=$BASE
     [ $one = operator ] || base=${WORKER_BASE:-$BASE}
@@ -117,8 +116,11 @@ build_images() {
     # A name of their own keeps the dependencies where images without one are removed.
     build $one "localhost/holdfast-$one-dependencies:local" --target dependencies "${arguments[@]}"
     [ $one = worker ] || base=$RUNTIME_BASE
+    # Written into the file: buildah's cache does not look at arguments of a LABEL.
+    sed -i -e "s|\${VERSION}|$version|" -e "s|\${REVISION}|$revision|" -e "s|\${CREATED}|$created|" \
+      -e "s|\${BASE_NAME}|$base|" "$fresh/context/images/Containerfile.$one"
     # Without a cache the dependencies would be installed twice.
-    build $one "${image[$one]}" "${arguments[@]}" --layers --build-arg "BASE_NAME=$base" "${labels[@]}"
+    build $one "${image[$one]}" "${arguments[@]}" --layers
     below[$one]=$base
   done
 }
