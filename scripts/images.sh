@@ -38,7 +38,15 @@ scripts/debian_packages.sh buildah:buildah || fail "buildah is needed"
 root=${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/holdfast
 mkdir -p "$root"
 fresh=$(mktemp -d "$root/imaging.XXXXXX")
-trap 'rm -rf "$fresh"' EXIT
+end() {
+  # By name: the storage may have containers of others.
+  [ ! -e "$fresh/containers" ] || xargs -n 1 <"$fresh/containers" | while read -r one; do engine rm "$one" >/dev/null; done
+  rm -rf "$fresh"
+}
+trap end EXIT
+# Of two builds in one storage buildah takes the one's unfinished layers for leftovers of the other.
+exec 8>"$root/.images${storage//\//-}.lock"
+flock 8
 # Without a layer's times no tool shows its age; with them no two builds would be equal. 1 January 1980 is
 # the first day that a wheel can have.
 epoch=315532800
@@ -96,9 +104,8 @@ debian_bases() {
 }
 
 build_images() {
-  local one base labels
-  labels=(--build-arg "VERSION=$version" --build-arg "REVISION=${REVISION-$(git describe --always --abbrev=40 --exclude='*' --dirty)}"
-    --build-arg "CREATED=${CREATED-$(git log -1 --format=%cI)}")
+  local one base
+  local revision=${REVISION-$(git describe --always --abbrev=40 --exclude='*' --dirty)} created=${CREATED-$(git log -1 --format=%cI)}
   for one in operator worker; do
     base=$BASE
     [ $one = operator ] || base=${WORKER_BASE:-$BASE}
@@ -109,15 +116,21 @@ build_images() {
     # A name of their own keeps the dependencies where images without one are removed.
     build $one "localhost/holdfast-$one-dependencies:local" --target dependencies "${arguments[@]}"
     [ $one = worker ] || base=$RUNTIME_BASE
+    # Written into the file: buildah's cache does not look at arguments of a LABEL.
+    sed -i -e "s|\${VERSION}|$version|" -e "s|\${REVISION}|$revision|" -e "s|\${CREATED}|$created|" \
+      -e "s|\${BASE_NAME}|$base|" "$fresh/context/images/Containerfile.$one"
     # Without a cache the dependencies would be installed twice.
-    build $one "${image[$one]}" "${arguments[@]}" --layers --build-arg "BASE_NAME=$base" "${labels[@]}"
+    build $one "${image[$one]}" "${arguments[@]}" --layers
     below[$one]=$base
   done
 }
 
 # The path of an image's files, for as long as this script runs.
 mounted() {
-  engine mount "$(engine from --pull-never "$1")"
+  local container
+  container=$(engine from --pull-never "$1")
+  echo "$container" >>"$fresh/containers"
+  engine mount "$container"
 }
 
 megabytes() { # as they lie on a disk
@@ -146,7 +159,6 @@ print_report() {
     bill_of_materials "$files" "build/images/$one.cdx.json"
     printf '%-40s %8d %12d   %s\n' "${image[$one]}" "$base" $(($(megabytes "$files") - base)) "build/images/$one.cdx.json"
   done
-  engine rm --all >/dev/null
 }
 
 mkdir "$fresh/context" "$fresh/context/dist"
