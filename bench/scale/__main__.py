@@ -15,14 +15,14 @@ from typing import Any, Final
 from bench.harness import record
 from bench.scale import creation, measure
 from bench.scale.page import page_of, problems
-from bench.scale.stage import System, stage
+from bench.scale.stage import OperatorKind, stage
 
 BENCH: Final = record.Bench("scale", page_of)
 _IDLE_SECONDS: Final = 10.0
 
 
 async def _whole(
-    options: argparse.Namespace, note: record.Note, system: System, plan: str, how: str
+    options: argparse.Namespace, note: record.Note, system: OperatorKind, plan: str, how: str
 ) -> None:
     """Measure one size: how the jobs come, then the cluster with them."""
     jobs, workers = map(int, plan.split("x"))
@@ -44,7 +44,7 @@ async def _whole(
 
 
 async def _creation(options: argparse.Namespace, note: record.Note) -> None:
-    async with stage(System.HOLDFAST, options.large) as ready:
+    async with stage(OperatorKind.HOLDFAST, options.large) as ready:
         for number in range(options.rounds):
             figures = await creation.compared(ready, options.large, number)
             note({"kind": "creation", **figures, "load": measure.load()})
@@ -54,9 +54,9 @@ async def _all(options: argparse.Namespace, note: record.Note) -> None:
     if options.rounds:
         await _creation(options, note)
     for name, how, system in (
-        ("created", "made", System.HOLDFAST),
-        ("stored", "stored", System.HOLDFAST),
-        ("plain", "made", System.PLAIN),
+        ("created", "made", OperatorKind.HOLDFAST),
+        ("stored", "stored", OperatorKind.HOLDFAST),
+        ("plain", "made", OperatorKind.PLAIN),
     ):
         for plan in filter(None, getattr(options, name).split(",")):
             await _whole(options, note, system, plan, how)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bench.scale.stage import JOBS, NAMESPACE, PODS, Stage, job
+from bench.scale.stage import JOBS, NAMESPACE, PODS, ScaleStage, job
 from cluster.tools import tools_folder
 from holdfast_operator.kube.rate_limit import TokenBucket
 from holdfast_operator.settings import OperatorSettings
@@ -24,7 +24,7 @@ _LIMITS: Final = OperatorSettings(namespace="", identity="", image="")
 """The operator's defaults."""
 
 
-async def compared(stage: Stage, workers: int, number: int) -> Figures:
+async def compared(stage: ScaleStage, workers: int, number: int) -> Figures:
     """Have the three make as many pods, one after another."""
     stage.kubelets.serves = False
     ours = await _operator(stage, f"large-{number}", workers)
@@ -39,7 +39,7 @@ async def compared(stage: Stage, workers: int, number: int) -> Figures:
     }
 
 
-async def _operator(stage: Stage, name: str, workers: int) -> float:
+async def _operator(stage: ScaleStage, name: str, workers: int) -> float:
     made = stage.kubelets.made
     before, began = len(made), time.monotonic()
     await stage.client.call("POST", JOBS, job(name, workers))
@@ -47,7 +47,7 @@ async def _operator(stage: Stage, name: str, workers: int) -> float:
     return max(made.values()) - began
 
 
-async def _bare(stage: Stage, pods: list[dict[str, Any]]) -> float:
+async def _bare(stage: ScaleStage, pods: list[dict[str, Any]]) -> float:
     bucket = TokenBucket(_LIMITS.api_rate, _LIMITS.api_burst, _LIMITS.api_burst, time.monotonic())
     slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -61,7 +61,7 @@ async def _bare(stage: Stage, pods: list[dict[str, Any]]) -> float:
     return time.monotonic() - began
 
 
-async def _kubectl(stage: Stage, pods: list[dict[str, Any]]) -> float:
+async def _kubectl(stage: ScaleStage, pods: list[dict[str, Any]]) -> float:
     file = stage.plane.folder / "pods.json"
     file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
     words = ("--kubeconfig", str(stage.plane.kubeconfig), "--namespace", NAMESPACE)
@@ -75,7 +75,7 @@ async def _kubectl(stage: Stage, pods: list[dict[str, Any]]) -> float:
     return time.monotonic() - began
 
 
-async def _pods(stage: Stage, name: str) -> list[dict[str, Any]]:
+async def _pods(stage: ScaleStage, name: str) -> list[dict[str, Any]]:
     chosen = f"labelSelector={keys.LABEL_JOB}%3D{name},{keys.LABEL_ROLE}%3Dworker"
     found: list[dict[str, Any]] = (await stage.client.call("GET", f"{PODS}?{chosen}"))["items"]
     return found

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bench.scale import stored
 from bench.scale.process import Moment, quantile, quiet
-from bench.scale.stage import JOBS, PODS, Stage, job, until_ready
+from bench.scale.stage import JOBS, PODS, ScaleStage, job, until_ready
 from holdfast_operator.plan.pods import WORKER
 from holdfast_wire import keys
 
@@ -24,7 +24,7 @@ _MORE_CORES: Final = 0.1
 """Than in the steady state: an operator that uses no more has nothing left to do."""
 
 
-async def created(stage: Stage, jobs: int, workers: int, limit_s: float) -> Figures:
+async def created(stage: ScaleStage, jobs: int, workers: int, limit_s: float) -> Figures:
     """Apply all jobs at once; until all pods exist, then until all run and all masters are heard.
 
     Pods exist when the watch of the kubelets' stub has shown them.
@@ -57,7 +57,7 @@ async def created(stage: Stage, jobs: int, workers: int, limit_s: float) -> Figu
     }
 
 
-async def taken_over(stage: Stage, jobs: int, workers: int, limit_s: float) -> Figures:
+async def taken_over(stage: ScaleStage, jobs: int, workers: int, limit_s: float) -> Figures:
     """Store all jobs with pods that run, start an operator; until it hears all masters."""
     pods = jobs * (workers + 1)
     await stage.client.call("POST", JOBS, job(stored.SAMPLE, workers))
@@ -89,7 +89,7 @@ async def taken_over(stage: Stage, jobs: int, workers: int, limit_s: float) -> F
     }
 
 
-async def steady(stage: Stage, seconds: float) -> Figures:
+async def steady(stage: ScaleStage, seconds: float) -> Figures:
     """Do nothing to the cluster for a while."""
     before = await stage.operator.moment()
     await asyncio.sleep(seconds)
@@ -104,17 +104,19 @@ async def steady(stage: Stage, seconds: float) -> Figures:
     }
 
 
-async def events(stage: Stage, count: int, idle_cores: float) -> Figures:
+async def events(stage: ScaleStage, count: int, idle_cores: float) -> Figures:
     """Write the statuses of pods of all jobs, in drawn order: each loses Ready, then gets it."""
     return await _events(stage, count, idle_cores, (False, True))
 
 
-async def same_events(stage: Stage, count: int, idle_cores: float) -> Figures:
+async def same_events(stage: ScaleStage, count: int, idle_cores: float) -> Figures:
     """Write them twice with another text only, which no decision depends on."""
     return await _events(stage, count, idle_cores, (True, True))
 
 
-async def _events(stage: Stage, count: int, idle_cores: float, flags: tuple[bool, bool]) -> Figures:
+async def _events(
+    stage: ScaleStage, count: int, idle_cores: float, flags: tuple[bool, bool]
+) -> Figures:
     """Measure writes of statuses; what the operator does anyway meanwhile is in it."""
     chance = random.Random(_SPREAD)
     pods = [uid for uid, one in stage.kubelets.running.items() if _is_worker(one)]
@@ -141,7 +143,7 @@ async def _events(stage: Stage, count: int, idle_cores: float, flags: tuple[bool
     }
 
 
-async def torn(stage: Stage, idle_cores: float) -> Figures:
+async def torn(stage: ScaleStage, idle_cores: float) -> Figures:
     """Cut every connection to the API server; all is listed again.
 
     Measured until a worker's pod that is deleted right after has a successor, and until the

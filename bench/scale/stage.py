@@ -35,7 +35,7 @@ _READY_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.1
 
 
-class System(enum.StrEnum):
+class OperatorKind(enum.StrEnum):
     """The measured operator."""
 
     HOLDFAST = "holdfast"
@@ -43,7 +43,7 @@ class System(enum.StrEnum):
 
 
 @dataclasses.dataclass
-class Stage:
+class ScaleStage:
     """One cluster."""
 
     plane: ControlPlane
@@ -107,7 +107,7 @@ def job(name: str, workers: int) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def stage(system: System, pods: int, **settings: str) -> AsyncIterator[Stage]:
+async def stage(system: OperatorKind, pods: int, **settings: str) -> AsyncIterator[ScaleStage]:
     """Begin with an idle cluster for so many pods; everything is gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-scale-"))
     plane = ControlPlane(folder)
@@ -118,7 +118,7 @@ async def stage(system: System, pods: int, **settings: str) -> AsyncIterator[Sta
         client = Client(url, plane.token, folder / "ca.crt")
         stack.push_async_callback(client.close)
         masters = Masters(client, MASTER_PORT)
-        masters.serves = system is System.HOLDFAST
+        masters.serves = system is OperatorKind.HOLDFAST
         stack.push_async_callback(masters.stop)
         kubelets = Kubelets(client, masters.begins)
         await kubelets.register(pods // PODS_PER_NODE + 2)
@@ -127,17 +127,17 @@ async def stage(system: System, pods: int, **settings: str) -> AsyncIterator[Sta
         gate = Gate(plane.ports.api)
         port = await stack.enter_async_context(gate.serve())
         begin = functools.partial(start, system, plane, port, settings)
-        ready = Stage(plane, client, kubelets, masters, gate, begin(), begin)
+        ready = ScaleStage(plane, client, kubelets, masters, gate, begin(), begin)
         stack.callback(_end, ready)
         await until_ready(ready)
         yield ready
 
 
-def _end(stage: Stage) -> None:
+def _end(stage: ScaleStage) -> None:
     stage.operator.end()
 
 
-async def until_ready(stage: Stage) -> None:
+async def until_ready(stage: ScaleStage) -> None:
     """Wait until the operator serves."""
     deadline = time.monotonic() + _READY_SECONDS
     while not await stage.operator.ready():
@@ -147,14 +147,14 @@ async def until_ready(stage: Stage) -> None:
 
 
 def start(
-    system: System, plane: ControlPlane, port: int, settings: dict[str, str]
+    system: OperatorKind, plane: ControlPlane, port: int, settings: dict[str, str]
 ) -> OperatorProcess:
     """Start an operator that reaches the API server at `port`."""
     kubeconfig = plane.folder / "operator-kubeconfig"
     write_kubeconfig(kubeconfig, plane.folder, port, plane.token)
     probes = free_port()
     environ = {"KUBERNETES_SERVICE_HOST": "", "KUBECONFIG": str(kubeconfig)}
-    if system is System.PLAIN:
+    if system is OperatorKind.PLAIN:
         argv = [sys.executable, "-m", "bench.scale.plain", str(probes)]
         environ["PYTHONPATH"] = str(ROOT)
         return OperatorProcess(argv, environ | settings, plane.folder, probes)

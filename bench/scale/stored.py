@@ -16,7 +16,7 @@ from typing import Any, Final
 import aiohttp
 
 from bench.scale.kubelets import address
-from bench.scale.stage import JOBS, NAMESPACE, Stage
+from bench.scale.stage import JOBS, NAMESPACE, ScaleStage
 from holdfast_wire import keys
 
 SAMPLE: Final = "sample-of-all"
@@ -33,7 +33,7 @@ _KINDS: Final = (
 Put = tuple[str, str]
 
 
-async def store(stage: Stage, jobs: int) -> int:
+async def store(stage: ScaleStage, jobs: int) -> int:
     """Store so many copies of the sample, which runs; return the number of objects."""
     sample = await _read(stage)
     copies = _copies(sample, jobs, stage.kubelets.nodes)
@@ -57,7 +57,7 @@ async def _write(session: aiohttp.ClientSession, puts: Iterator[Put]) -> int:
     return count
 
 
-async def _read(stage: Stage) -> dict[str, list[dict[str, Any]]]:
+async def _read(stage: ScaleStage) -> dict[str, list[dict[str, Any]]]:
     """Read the sample's objects, by their folder in etcd."""
     job = await stage.client.call("GET", f"{JOBS}/{SAMPLE}")
     found = {"holdfast.dev/elasticjobs": [job]}
