@@ -40,7 +40,7 @@ from holdfast_operator.spec import from_object, not_supported
 from holdfast_operator.state.credentials import HeldCredentials
 from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
-from holdfast_operator.state.status import WrittenStatus
+from holdfast_operator.state.status import WrittenStatus, decisive
 from holdfast_operator.template_revisions import Revisions
 from holdfast_wire.messages import FinishDecision, StrikesReported
 from holdfast_wire.strikes import SUSPECT_FROM
@@ -392,9 +392,11 @@ class Reconciler:
         if wait:
             return wait
         news = transitions(state.status.fields, status, time.time())
+        before = decisive(state.status.fields)
         await self._applier.write_status(state, status)
         self._reporter.report(state.owner, news)
-        return None
+        # The event of this write is no news: what follows from it, as a clean-up, is done now.
+        return 0.0 if decisive(state.status.fields) != before else None
 
     def _keep(self, body: Mapping[str, Any]) -> JobState:
         metadata = body["metadata"]

@@ -71,3 +71,10 @@ class WrittenStatus:
         if self.leaves_since is None:
             self.leaves_since = now
         return max(0.0, self.leaves_since + period_s - now)
+
+
+def decisive(fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the next plan may follow from: all but the progress of a job."""
+    conditions = fields.get("conditions") or ()
+    said = tuple((one["type"], one["status"], one.get("reason")) for one in conditions)
+    return fields.get("phase"), fields.get("completionTime"), fields.get("templateRevision"), said
