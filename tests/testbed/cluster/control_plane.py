@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import shutil
 import socket
 import time
@@ -70,16 +71,19 @@ class Ports:
     @classmethod
     def free(cls) -> Ports:
         """Ports that nobody listens at now."""
-        sockets = [socket.socket() for _ in dataclasses.fields(cls)]
-        try:
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            numbers = [one.getsockname()[1] for one in sockets]
-        finally:
-            for one in sockets:
-                one.close()
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**dict(zip(names, numbers, strict=True)))
+        return cls(**{field.name: free_port() for field in dataclasses.fields(cls)})
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at now, outside the range that the kernel hands out.
+
+    One of that range may become the near end of a connection before its server starts.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 class ControlPlane:

@@ -176,7 +176,8 @@ POLITE = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(21))
     print("up", flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)  # a signal just before one long sleep began would wait for its end
 """
 
 DEAF = """
@@ -234,7 +235,8 @@ SAVES_WITH_HELPERS = """
         sys.exit(0)
     signal.signal(signal.SIGTERM, save)
     print("up", flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.05)
 """
 
 
