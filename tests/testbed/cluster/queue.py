@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cluster.children import Child
-from cluster.control_plane import ControlPlane
+from cluster.control_plane import ControlPlane, free_port
 from cluster.kubectl import Kubectl, watch_events
 
 _SCRIPT: Final = Path(__file__).resolve().parents[3] / "scripts" / "cluster_tools.sh"
@@ -61,7 +61,7 @@ class Kueue:
     def __init__(self, plane: ControlPlane, folder: Path, tools: Path) -> None:
         """Start it; `folder` takes its files, `tools` is `kueue_folder`."""
         self._plane, self._folder = plane, folder
-        self._tools, self._port = tools, _free_port()
+        self._tools, self._port = tools, free_port()
         self._kubectl = Kubectl(plane.kubeconfig)
         crds = str(self._tools / "crds")
         self._kubectl.run("apply", "--server-side", "-f", crds)
@@ -272,8 +272,8 @@ def _config(port: int, folder: Path) -> dict[str, Any]:
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
         "webhook": {"port": port, "host": "127.0.0.1", "certDir": str(folder)},
-        "health": {"healthProbeBindAddress": f"127.0.0.1:{_free_port()}"},
-        "metrics": {"bindAddress": f"127.0.0.1:{_free_port()}"},
+        "health": {"healthProbeBindAddress": f"127.0.0.1:{free_port()}"},
+        "metrics": {"bindAddress": f"127.0.0.1:{free_port()}"},
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "featureGates": {"VisibilityOnDemand": False, "PartialAdmission": True},
@@ -325,9 +325,3 @@ def _write_certificate(folder: Path) -> str:
         )
     )
     return base64.b64encode(made).decode()
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
