@@ -15,6 +15,7 @@ EXTRAS = {
     "": ["holdfast_wire", "holdfast"],
     "operator": ["holdfast_operator"],
     "master": ["holdfast_master"],
+    "master,traces": ["holdfast_master"],
     "agent": ["holdfast_agent", "holdfast"],
     "cli": [
         "holdfast_cli",
@@ -27,6 +28,9 @@ EXTRAS = {
     ],
     "train": ["holdfast"],
 }
+
+# Imported only where a variable asks for spans; without [traces] the master says so.
+OF_TRACES = {"holdfast_master.metrics.spans"}
 
 
 @pytest.mark.slow
@@ -41,7 +45,8 @@ def test_an_extra_installs_alone_and_its_modules_import(
     wanted = f"holdfast[{extra}] @ {wheel.as_uri()}" if extra else f"holdfast @ {wheel.as_uri()}"
     uv("pip", "install", "--python", python, wanted)
     imported = import_all(python, *EXTRAS[extra])
-    assert imported.failures == {}
+    left_out = OF_TRACES if extra == "master" else frozenset()
+    assert {name: why for name, why in imported.failures.items() if name not in left_out} == {}
     assert all(Path(file).is_relative_to(tmp_path) for file in imported.modules.values())
 
 
