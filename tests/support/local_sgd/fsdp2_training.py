@@ -154,7 +154,12 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     outcomes = list[list[Any]]()
     pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
 
+    def note() -> None:
+        outcomes.extend([one.round, list(one.weights)] for one in local.outcomes[:1])
+        local.outcomes = []
+
     def save() -> bool:
+        note()  # a replica without data may take several rounds in one call
         if local.due and world.get("root"):
             flash.save(local.rounds)
             flash.wait()
@@ -165,15 +170,12 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     for step in range(world["steps"][replica]):
         time.sleep(world["seconds"][replica])
         run_step(world, model, optimizer, step, (replica, shard))
-        is_over = save()
-        outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
-        local.outcomes = []
-        if is_over:
+        if is_over := save():
             break
     parted = digests(local)["weights"]
     if not is_over:
         local.finish(save)
-    outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
+    note()
     pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
 
 
