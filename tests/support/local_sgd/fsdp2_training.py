@@ -154,12 +154,9 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     outcomes = list[list[Any]]()
     pipe.send({"start": flash.load(), "loaded": digests(local), "clock": local.clock()})
 
-    def note() -> None:
-        outcomes.extend([one.round, list(one.weights)] for one in local.outcomes[:1])
-        local.outcomes = []
-
     def save() -> bool:
-        note()  # a replica without data may take several rounds in one call
+        outcomes.extend([one.round, list(one.weights)] for one in local.outcomes[:1])
+        local.outcomes = []  # a replica without data may take several rounds in one call
         if local.due and world.get("root"):
             flash.save(local.rounds)
             flash.wait()
@@ -175,7 +172,7 @@ def by_time(world: Mapping[str, Any], pipe: Any) -> None:
     parted = digests(local)["weights"]
     if not is_over:
         local.finish(save)
-    note()
+    outcomes += [[one.round, list(one.weights)] for one in local.outcomes[:1]]
     pipe.send({"outcomes": outcomes, "parted": parted, "end": digests(local)})
 
 
