@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.control_plane import free_port
 from holdfast_wire import codec
 from holdfast_wire import messages as wire
 from holdfast_wire.identity import Identity
@@ -40,13 +40,6 @@ def test_a_freeze_of_the_master_expires_nobody(
             time.sleep(0.1)
         assert phase(master) is wire.JobPhase.TRAINING
         assert not {"NodeLost", "IncidentOpened"} & {event.reason for event in events(master)}
-
-
-def free_port() -> int:
-    """Return a port that a master may be told to use."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number: int = taken.getsockname()[1]
-        return number
 
 
 def test_a_killed_master_comes_back_and_nobody_restarts(tmp_path: Path) -> None:

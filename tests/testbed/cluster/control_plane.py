@@ -71,7 +71,10 @@ class Ports:
     @classmethod
     def free(cls) -> Ports:
         """Ports that nobody listens at now."""
-        return cls(**{field.name: free_port() for field in dataclasses.fields(cls)})
+        names, numbers = [field.name for field in dataclasses.fields(cls)], set[int]()
+        while len(numbers) < len(names):
+            numbers.add(free_port())
+        return cls(**dict(zip(names, numbers, strict=True)))
 
 
 def free_port() -> int:
