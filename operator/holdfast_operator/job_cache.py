@@ -31,6 +31,13 @@ class JobCache:
     def __init__(self) -> None:
         """Begin without objects."""
         self._bodies: dict[Key, dict[str, Body]] = {}
+        self._going: set[str] = set()
+        """Uids of the jobs that have not ended."""
+
+    @property
+    def going(self) -> int:
+        """Number of jobs that have not ended."""
+        return len(self._going)
 
     def newest(self, key: Key) -> Body | None:
         """Return the newest known object of a name; of two, the one made later."""
@@ -59,6 +66,8 @@ class JobCache:
         if known is not None and (same_version(body, known) or _version(body) < _version(known)):
             return False
         of_name[_uid(body)] = body
+        ended = "completionTime" in (body.get("status") or {})
+        (self._going.discard if ended else self._going.add)(_uid(body))
         return True
 
     def update(self, key: Key, body: Body, before: Body) -> None:
@@ -70,6 +79,7 @@ class JobCache:
         """Note that an object is gone."""
         of_name = self._bodies.get(key, {})
         of_name.pop(uid, None)
+        self._going.discard(uid)
         if not of_name:
             self._bodies.pop(key, None)
 

@@ -18,7 +18,7 @@ import prometheus_client as prometheus
 from holdfast_operator.plan.view import Said
 from holdfast_wire import codec, stream
 from holdfast_wire import messages as wire
-from holdfast_wire.channel import operator_channel_options
+from holdfast_wire.channel import Options
 
 _log = logging.getLogger(__name__)
 _METHOD: Final = "/holdfast.v1.OperatorService/Sync"
@@ -27,6 +27,9 @@ _STATUS_SECONDS: Final = 3600.0
 """Time between two status messages of the watch, which is there for the events."""
 _FIRST_RETRY_SECONDS: Final = 0.1
 _LONGEST_RETRY_SECONDS: Final = 1.0
+_NO_ADDRESS_SECONDS: Final = 30.0
+"""Pause of a link without an address, unless `hurry` ends it: thousands of jobs may wait in
+queues."""
 _MOST_DOUBLINGS: Final = 8
 _FIRST_CONNECT_SECONDS: Final = 1.5
 _LONGEST_CONNECT_SECONDS: Final = 10.0
@@ -58,7 +61,7 @@ class MasterLink:
     def __init__(
         self,
         where: Callable[[], str],
-        job_uid: str,
+        options: Callable[[float], Options],
         tls: Callable[[], Path],
         first: Callable[[], Iterable[Upward]],
         heard: Callable[[Downward | None], None],
@@ -70,7 +73,7 @@ class MasterLink:
         Args:
             where: Returns the master's host:port now, empty: none yet; called for each stream. A
                 Service would lead to dead pods until the cluster notices them.
-            job_uid: Uid of the job.
+            options: Returns the channel's options for a longest attempt to connect, s.
             tls: Returns the folder of the operator's certificate for the job; called for each
                 stream.
             first: Returns the first messages of a new stream.
@@ -95,16 +98,20 @@ class MasterLink:
         way = stream.Dial(
             endpoint=self._endpoint,
             tls_dir=tls,
-            options=lambda limit: operator_channel_options(job_uid, limit),
+            options=options,
         )
         self._stream = stream.Stream(
             _METHOD, wire.SyncResponse, way, self, self, beside=self._watch
         )
-        self._task = asyncio.create_task(self._run(), name=f"link {job_uid}")
+        self._task = asyncio.create_task(self._run(), name="master-link")
 
     def send(self, message: Upward) -> None:
         """Queue a message; without a stream it is dropped: the next one begins with all of it."""
         self._stream.send(wire.SyncRequest(message=message))
+
+    def hurry(self) -> None:
+        """Try at once, if there is no stream: the master's pod has changed."""
+        self._stream.hurry()
 
     async def close(self) -> None:
         """End the stream."""
@@ -170,6 +177,8 @@ class MasterLink:
 
     def pause(self, attempt: int, *, refused: bool) -> float:
         """Return the time until the next try, s."""
+        if not self._target:
+            return _NO_ADDRESS_SECONDS
         return min(
             _LONGEST_RETRY_SECONDS, _FIRST_RETRY_SECONDS * (1 << min(attempt, _MOST_DOUBLINGS))
         )

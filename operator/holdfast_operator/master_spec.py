@@ -7,8 +7,13 @@ from holdfast_operator.spec.job import FailureRuleSpec, JobSpec, SpecVersion
 from holdfast_wire.messages import FailureRule, MasterSpec
 
 
-def master_spec(spec: JobSpec, version: SpecVersion) -> MasterSpec:
-    """Return the part of a spec that the job's master needs; it ignores older versions."""
+def master_spec(
+    spec: JobSpec, version: SpecVersion, *, progress_seconds: float = 0.0
+) -> MasterSpec:
+    """Return the part of a spec that the job's master needs; it ignores older versions.
+
+    progress_seconds: shortest time between two statuses that tell progress only, s; 0: its own.
+    """
     size = spec.size
     pod = spec.worker_template["spec"]
     main = pod["containers"][main_container(pod)]["name"]
@@ -31,6 +36,7 @@ def master_spec(spec: JobSpec, version: SpecVersion) -> MasterSpec:
         suspend=spec.suspend,
         checkpoint=spec.checkpoint,
         health=spec.health,
+        progress_seconds=progress_seconds,
     )
 
 

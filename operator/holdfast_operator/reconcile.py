@@ -42,6 +42,7 @@ from holdfast_operator.state.job_state import JobState, Key
 from holdfast_operator.state.link import Link
 from holdfast_operator.state.status import WrittenStatus, decisive
 from holdfast_operator.template_revisions import Revisions
+from holdfast_wire.channel import operator_channel_options
 from holdfast_wire.messages import FinishDecision, StrikesReported
 from holdfast_wire.strikes import SUSPECT_FROM
 
@@ -49,12 +50,18 @@ _log = logging.getLogger(__name__)
 MANAGED_BY: Final = "holdfast.dev/controller"
 NOT_SUPPORTED: Final = "NotSupported"
 """Reason of a job that asks for a feature that this version does not have."""
+_PROGRESS_SHARE: Final = 0.5
+"""Part of the requests a second that may write the progress of jobs: the others are for news."""
 _CHANGED_SECONDS: Final = 0.2
 """Wait after a write that met a newer version of the object, which is known by then."""
 
 
 def begin_session(
-    state: JobState, reporter: Reporter, wake: Callable[[Key], None], own_node: str
+    state: JobState,
+    reporter: Reporter,
+    wake: Callable[[Key], None],
+    own_node: str,
+    links: Callable[[], int],
 ) -> None:
     """Begin to probe a job's nodes and to connect to its master, until its link is closed.
 
@@ -63,6 +70,7 @@ def begin_session(
         reporter: Takes the events of the master.
         wake: Has the job looked at.
         own_node: Node of this process; empty: not known.
+        links: Returns the number of jobs that may have a link.
     """
 
     def found(reach: NodeReachability) -> None:
@@ -92,7 +100,7 @@ def begin_session(
     probe.start()
     stream = MasterLink(
         where=state.master_address,
-        job_uid=state.owner.uid,
+        options=lambda limit: operator_channel_options(state.owner.uid, limit, channels=links()),
         tls=state.credentials.issuer.operator_folder,
         first=state.first_messages,
         heard=heard,
@@ -278,7 +286,8 @@ class Reconciler:
             if ended:
                 await state.link.close()
             elif state.link.stream is None:
-                begin_session(state, self._reporter, self._wake, self._settings.node_name)
+                own_node = self._settings.node_name
+                begin_session(state, self._reporter, self._wake, own_node, self._going)
         if goes_on and state.credentials.prepared:
             waits.append(await self._gangs.settle(state))
             await self._owned.keep_budget(state)
@@ -408,6 +417,7 @@ class Reconciler:
             job=from_object(body),
             body=body,
             pods_now=self._pods.of,
+            progress_seconds=self._progress_seconds,
             nodes=self._nodes,
             credentials=HeldCredentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
@@ -416,6 +426,17 @@ class Reconciler:
             sure_at=time.monotonic(),
             first_seen_at=time.time(),
         )
+
+    def _going(self) -> int:
+        return self._jobs.going
+
+    def _progress_seconds(self) -> float:
+        """Return the time between two reports of one job's progress; 0: as its master likes.
+
+        Each is written to a status, and all of them may not take more than their share.
+        """
+        seconds = self._jobs.going / (self._settings.api_rate * _PROGRESS_SHARE)
+        return seconds if seconds > self._settings.status_period_s else 0.0
 
     async def _forget(self, state: JobState) -> None:
         self._states.pop(state.key, None)

@@ -182,6 +182,8 @@ class Stream(Generic[Response]):
         self._outbox: SendQueue | None = None
         """Queue of the open stream, once it takes requests."""
         self._down = asyncio.Event()
+        self._hurry = asyncio.Event()
+        """Set: the next try need not wait."""
         self._attempt = 0
         self._greeted = False
         self.closing = False
@@ -207,13 +209,23 @@ class Stream(Generic[Response]):
         """
         while not self.closing:
             self._greeted = False
+            self._hurry.clear()  # here: a hint during the try is not lost
             try:
                 end = await self._try(self._dial.endpoint() or "")
             finally:
                 self._attempt = 0 if self._greeted else self._attempt + 1
             self._peer.ended(end)
             if not self.closing:
-                await asyncio.sleep(self._pace.pause(self._attempt, refused=end.refused))
+                await self._rest(self._pace.pause(self._attempt, refused=end.refused))
+
+    def hurry(self) -> None:
+        """End the pause before the next try: the other side may be there now."""
+        self._hurry.set()
+
+    async def _rest(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     async def close(self, timeout_seconds: float) -> None:
         """Send waiting requests and end the stream within this time; then await or cancel `run`."""

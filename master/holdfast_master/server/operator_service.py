@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 import grpc
 
@@ -34,6 +35,17 @@ FIRST_SECONDS = 10.0
 """A stream that has not brought a spec after this long is ended."""
 STATUS_SECONDS = 0.5
 """Between two looks at whether the status is another one: the operator writes once a second."""
+_PROGRESS: Final[Mapping[str, Any]] = {
+    "step": 0,
+    "step_seconds": 0.0,
+    "loss": 0.0,
+    "samples_per_second": 0.0,
+    "goodput": 0.0,
+    "stored_step": 0,
+    "memory_step": 0,
+    "health_text": "",
+}
+"""Fields of a status that change while a job trains and nothing happens to it."""
 
 
 _Sync = PeerStream[wire.SyncResponse]
@@ -59,6 +71,9 @@ class OperatorService:
         self._current: _Sync | None = None
         self._reported: wire.JobStatus | None = None
         """The status that the current stream was sent last, without its clock."""
+        self._reported_at = 0.0
+        self._progress_seconds = 0.0
+        """The operator's wish: the shortest time between two statuses that tell progress only."""
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the handlers for a server."""
@@ -72,7 +87,7 @@ class OperatorService:
         if self._current is None:
             return
         if isinstance(instruction.response.message, wire.FinishDecision):
-            self._report(self._current)  # after this one nobody asks any more
+            self._report(self._current, at_once=True)  # after this one nobody asks any more
         _send(self._current, instruction.response)
 
     async def drained(self) -> None:
@@ -91,6 +106,7 @@ class OperatorService:
             text = "a later Sync stream has taken this one's place"
             self._current.end(_refused(grpc.StatusCode.ABORTED, "REPLACED", text))
         self._current, self._reported = sync, None
+        self._progress_seconds = first.progress_seconds
         report = asyncio.create_task(self._keep_reporting(sync))
         report.add_done_callback(sync.end_on_error)
         try:
@@ -114,25 +130,40 @@ class OperatorService:
             await asyncio.sleep(STATUS_SECONDS)
             self._report(sync)
 
-    def _report(self, sync: _Sync) -> None:
-        """Send the status where it is another one; the job's own clock alone is no news."""
-        status = self._status()
+    def _report(self, sync: _Sync, *, at_once: bool = False) -> None:
+        """Send the status where it is another one; the job's own clock alone is no news.
+
+        at_once: also where it tells progress only, and an operator of many jobs wants to wait.
+        """
+        status, now = self._status(), asyncio.get_running_loop().time()
         compared = dataclasses.replace(status, job_seconds=0.0)
-        if compared != self._reported and self._current is sync:
-            self._reported = compared
-            _send(sync, wire.SyncResponse(fence=self._fence, message=status))
+        if compared == self._reported or self._current is not sync:
+            return
+        early = now < self._reported_at + self._progress_seconds
+        if early and not at_once and _settled(compared) == _settled(self._reported):
+            return
+        self._reported, self._reported_at = compared, now
+        _send(sync, wire.SyncResponse(fence=self._fence, message=status))
 
     async def _read(self, sync: _Sync, context: Context) -> None:
         try:
             while (data := await context.read()) is not grpc.aio.EOF:
                 request = rpc.understood(rpc.parse(wire.SyncRequest, data), self._counters)
                 if request is not None and self._current is sync:
-                    await self._put(_event(request.message))
+                    event = _event(request.message)
+                    if isinstance(request.message, wire.MasterSpec):
+                        self._progress_seconds = request.message.progress_seconds
+                    await self._put(event)
         except CallRefusedError as error:
             sync.end(StreamEnd(DisconnectCause.REFUSED, error.refusal))
         except grpc.aio.BaseError:
             log.debug("the operator's stream broke")
         sync.end(StreamEnd(DisconnectCause.CLOSED))
+
+
+def _settled(status: wire.JobStatus | None) -> wire.JobStatus | None:
+    """Return a status without what is progress only; None: there is none."""
+    return None if status is None else dataclasses.replace(status, **_PROGRESS)
 
 
 def _send(sync: _Sync, response: wire.SyncResponse) -> None:

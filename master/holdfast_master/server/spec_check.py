@@ -13,6 +13,7 @@ _SECONDS = (
     "scale_down_grace_seconds",
     "below_min_timeout_seconds",
     "active_deadline_seconds",
+    "progress_seconds",
 )
 _MOST_STEPS = 2**31
 

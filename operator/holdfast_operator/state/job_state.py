@@ -34,6 +34,7 @@ from holdfast_wire import keys
 from holdfast_wire.messages import (
     AvoidedHost,
     ClusterStrikes,
+    MasterSpec,
     PodListDone,
     PodObservation,
     PodPhase,
@@ -55,6 +56,9 @@ class JobState:
     body: Mapping[str, Any]
     """Newest object that was seen."""
     pods_now: Callable[[Key], Iterable[PodRecord]]
+    progress_seconds: Callable[[], float] = lambda: 0.0
+    """Returns the shortest time between two reports of progress that this process can take, s; 0:
+    any."""
     credentials: HeldCredentials
     nodes: ClusterNodes
     needs_struck: bool = False
@@ -320,8 +324,7 @@ class JobState:
 
     def first_messages(self) -> Iterable[Upward]:
         """Yield the first messages of a new stream to the master."""
-        self.link.spec_sent = self.spec_version
-        yield master_spec(self.spec, self.spec_version)
+        yield self._master_spec()
         self.link.strikes_sent = self._strikes()
         if self.link.strikes_sent != ClusterStrikes():
             yield self.link.strikes_sent
@@ -336,14 +339,21 @@ class JobState:
 
     def send_news(self) -> None:
         """Tell the master of a spec, and of other jobs' strikes, that it does not know yet."""
-        sent, version = self.link.spec_sent, self.spec_version
-        if self.link.stream is not None and sent not in (NO_VERSION, version):
-            self.link.spec_sent = version
-            self.link.send(master_spec(self.spec, version))
+        sent, wanted = self.link.spec_sent, self.progress_seconds()
+        told = self.link.progress_sent
+        paced = told == wanted or wanted / 2 < told < wanted * 2
+        known = sent == self.spec_version and paced
+        if self.link.stream is not None and sent != NO_VERSION and not known:
+            self.link.send(self._master_spec())
         strikes = self._strikes()
         if self.link.view.connected and strikes != self.link.strikes_sent:
             self.link.strikes_sent = strikes
             self.link.send(strikes)
+
+    def _master_spec(self) -> MasterSpec:
+        self.link.spec_sent, self.link.progress_sent = self.spec_version, self.progress_seconds()
+        pace = self.link.progress_sent
+        return master_spec(self.spec, self.spec_version, progress_seconds=pace)
 
     def _strikes(self) -> ClusterStrikes:
         struck = self.struck()

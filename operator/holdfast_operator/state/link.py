@@ -34,6 +34,8 @@ class Link:
     """Request to stop that the master was sent; None: none."""
     spec_sent: SpecVersion = NO_VERSION
     """Version of the spec that the master was sent last; NO_VERSION: none."""
+    progress_sent: float = 0.0
+    """Shortest time between two reports of progress that the master was asked for with it, s."""
     strikes_sent: ClusterStrikes = dataclasses.field(default_factory=ClusterStrikes)
     """The newest strikes of other jobs that the master was sent."""
 
@@ -74,6 +76,8 @@ class Link:
         """Note a pod: a master that its node starts again has to be reached once more."""
         if pod.uid == self.view.speaker and not pod.serving and not self.view.connected:
             self.view = self.view.met("")
+        if pod.slot.role is Role.MASTER and self.stream is not None:
+            self.stream.hurry()
         if pod.slot.role is Role.MASTER and pod.ends and (pod.uid, pod.ends) != self.ends:
             self.ends = (pod.uid, pod.ends)
             self.known = self.known.ended()

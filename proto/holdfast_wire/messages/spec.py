@@ -163,3 +163,6 @@ class MasterSpec:
     revision: int = 0
     """Grows with each change that is not the owner's, at one generation: a queue admits more or
     fewer nodes."""
+    progress_seconds: float = 0.0
+    """Shortest time between two statuses of which the later one tells progress only, s; 0: the
+    master's own. It counts also in a spec that is not newer."""

@@ -350,6 +350,7 @@ class MasterSpec(google.protobuf.message.Message):
     HEALTH_FIELD_NUMBER: builtins.int
     REPLICA_NODES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    PROGRESS_SECONDS_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Grows with each change; older generations are ignored."""
     replicas: builtins.int
@@ -375,6 +376,10 @@ class MasterSpec(google.protobuf.message.Message):
     """Nodes of one replica under local SGD: a replica has a world of its own. 0: all nodes are one world."""
     revision: builtins.int
     """Grows with each change that is not the owner's, at one generation: a queue admits more or fewer nodes."""
+    progress_seconds: builtins.float
+    """Shortest time between two statuses of which the later one tells progress only, s; 0: the master's own. It counts
+    also in a spec that is not newer.
+    """
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
     @property
@@ -406,8 +411,9 @@ class MasterSpec(google.protobuf.message.Message):
         health: Global___HealthPolicy | None = ...,
         replica_nodes: builtins.int = ...,
         revision: builtins.int = ...,
+        progress_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "health", b"health"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "replica_nodes", b"replica_nodes", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "progress_seconds", b"progress_seconds", "replica_nodes", b"replica_nodes", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

@@ -46,6 +46,7 @@ class ScriptedCore:
         self.events: list[JobEvent] = []
         self.deadline: float | None = None
         self.step = 0
+        self.phase = JobPhase.TRAINING
         self.why: tuple[str, ...] = ()
         """Reasons that the newest call is to give."""
         self._react = react or (lambda _event, _now: [])
@@ -81,7 +82,7 @@ class ScriptedCore:
         return self.record(EventRecorded(event=event))
 
     def status(self, now: Moment) -> JobStatus:
-        return JobStatus(name="job", phase=JobPhase.TRAINING, step=self.step)
+        return JobStatus(name="job", phase=self.phase, step=self.step)
 
     def history(self, now: Moment) -> tuple[HostHistory, ...]:
         """Nothing spoke against any host."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from holdfast_master.inputs import OperatorConnected, OperatorDisconnected, OperatorMessage
+from holdfast_master.inputs import Moment, OperatorConnected, OperatorDisconnected, OperatorMessage
 from holdfast_master.instructions import Instruction, SendToOperator
 from holdfast_master.server import operator_service
 from holdfast_wire import messages as wire
@@ -174,6 +176,29 @@ async def test_the_operator_is_told_the_status_while_the_core_says_nothing(tmp_p
             assert isinstance(said, wire.JobStatus)
             assert response.fence == wire.Fence(epoch=1, incarnation="m1")
             assert said.step == step
+
+
+@pytest.mark.parametrize("when", ["in the first spec", "in a later one"])
+async def test_an_operator_of_many_jobs_is_told_progress_less_often(
+    tmp_path: Path, when: str
+) -> None:
+    """A new step alone waits as long as the operator wants; a new phase takes the step along."""
+    core = ScriptedCore()
+    slow = dataclasses.replace(SPEC, progress_seconds=3_600.0)
+    async with serve(tmp_path, core) as served:
+        stream = served.sync_stream()
+        await stream.send(slow if when == "in the first spec" else SPEC)
+        assert (await stream.receive()).message == core.status(Moment(0.0, 0.0))
+        if when == "in a later one":
+            await stream.send(slow)
+            await served.told(wire.MasterSpec, 2)
+        core.step = 1
+        reading = asyncio.create_task(stream.receive())
+        await asyncio.wait({reading}, timeout=3 * operator_service.STATUS_SECONDS)
+        core.step, core.phase = 2, wire.JobPhase.SAVING
+        told = (await reading).message
+        assert isinstance(told, wire.JobStatus)
+        assert (told.step, told.phase) == (2, wire.JobPhase.SAVING)
 
 
 async def test_without_an_operator_what_it_is_told_is_dropped(tmp_path: Path) -> None:

@@ -93,3 +93,15 @@ def test_the_event_of_a_write_whose_answer_is_known_is_no_news() -> None:
     assert not jobs.add(KEY, _body("a", version=2))
     assert jobs.newest(KEY) is answer
     assert jobs.add(KEY, _body("a", version=3))
+
+
+def test_jobs_that_go_on_are_counted() -> None:
+    """Not those that have ended, nor those that are gone: they have no master to talk to."""
+    jobs = JobCache()
+    jobs.add(KEY, _body("a"))
+    jobs.add(("team", "u"), _body("b"))
+    assert jobs.going == 2
+    jobs.add(KEY, _body("a", version=2) | {"status": {"completionTime": "2026-01-01T00:00:00Z"}})
+    assert jobs.going == 1
+    jobs.delete(("team", "u"), "b")
+    assert jobs.going == 0

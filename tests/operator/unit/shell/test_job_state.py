@@ -29,6 +29,7 @@ from holdfast_operator.state.status import WrittenStatus
 from holdfast_wire.messages import (
     Fence,
     JobStatus,
+    MasterSpec,
     NoticeKind,
     NoticeReceived,
     PodListDone,
@@ -425,6 +426,9 @@ class _Stream:
         """Keep a message."""
         self.sent.append(message)
 
+    def hurry(self) -> None:
+        """Do nothing: there is no pause."""
+
 
 def test_a_notice_of_a_node_reaches_the_master_with_its_workers() -> None:
     """At once, and again first thing on a new stream; masters and other nodes are not spoken of."""
@@ -441,3 +445,21 @@ def test_a_notice_of_a_node_reaches_the_master_with_its_workers() -> None:
     assert (observation.pod_uid, observation.notice) == ("p-1", spot)
     first = [one for one in state.first_messages() if isinstance(one, PodObservation)]
     assert {one.pod_uid: one.notice for one in first} == {"p-1": spot, "p-2": None}
+
+
+def test_a_master_is_told_how_often_it_may_report_progress() -> None:
+    """With its spec, and again once the number of jobs has doubled: not at each new job."""
+    state = _state([])
+    now = [2.0]
+    state.progress_seconds = lambda: now[0]
+    stream = _Stream()
+    state.link.stream = stream  # type: ignore[assignment]
+    (spec, *_) = state.first_messages()
+    assert isinstance(spec, MasterSpec)
+    assert spec.progress_seconds == 2.0
+    told = []
+    for now[0] in (3.0, 4.5, 6.0, 0.0, 0.0):
+        state.send_news()
+        told.append([one.progress_seconds for one in stream.sent])
+        stream.sent.clear()
+    assert told == [[], [4.5], [], [0.0], []]

@@ -80,11 +80,12 @@ async def _link(
     told: Callable[[Sequence[JobEvent]], None] = lambda _: None,
     first: Callable[[], Iterable[Upward]] = lambda: [PodListDone()],
     refusal: Callable[[Fence | None], str] = lambda _: "",
+    where: Callable[[], str] | None = None,
 ) -> AsyncIterator[MasterLink]:
     """A link to a master on a port."""
     link = MasterLink(
-        where=lambda: f"127.0.0.1:{port}",
-        job_uid=JOB,
+        where=where or (lambda: f"127.0.0.1:{port}"),
+        options=lambda limit: channel.operator_channel_options(JOB, limit),
         tls=lambda: certificates.issue(folder, Identity(JOB, "operator")),
         first=first,
         heard=heard,
@@ -252,3 +253,33 @@ async def test_the_words_of_the_newest_master_are_heard(
         await eventually(lambda: said, bool)
         assert (said, master.hung_up) == ([FINISH], 0)
     assert owner.known == (NEWEST if fence is None else NEWEST.heard(fence))
+
+
+async def test_a_link_without_an_address_waits_for_the_masters_pod(tmp_path: Path) -> None:
+    """It does not look each second, as thousands of queued jobs would; a hint ends its wait."""
+    asked: list[str] = []
+    said: list[Downward | None] = []
+    async with WokenMaster([SyncResponse(message=RELEASE)]).serve(tmp_path) as master:
+        at = ""
+
+        def where() -> str:
+            asked.append(at)
+            return at
+
+        async with _link(master.port, tmp_path, said.append, where=where) as link:
+            await eventually(lambda: asked, bool)
+            await asyncio.sleep(1.5)
+            assert asked == [""]
+            at = f"127.0.0.1:{master.port}"
+            link.hurry()
+            await eventually(lambda: said, bool)
+    assert said[0] == RELEASE
+
+
+@pytest.mark.parametrize(("channels", "ping_ms"), [(1, 1_000), (400, 1_000), (2_000, 5_000)])
+def test_all_links_of_an_operator_send_a_bounded_number_of_pings(
+    channels: int, ping_ms: int
+) -> None:
+    """One a second each up to 400 links; with more of them 400 a second in all."""
+    options = dict(channel.operator_channel_options(JOB, channels=channels))
+    assert options["grpc.keepalive_time_ms"] == ping_ms

@@ -125,6 +125,9 @@ class Link:
         """Keep a message."""
         self.sent.append(message)
 
+    def hurry(self) -> None:
+        """Do nothing: it never tries."""
+
     async def close(self) -> None:
         """End it."""
         self.closed = True
