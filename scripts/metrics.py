@@ -42,7 +42,7 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 | of | where | how to scrape it |
 |---|---|---|
 | a job in a cluster | its master's pod, port `metrics` ({port}) | [a PodMonitor]({chart}) |
-| a job on one machine | `holdfast run FILE --metrics-port PORT`, on 127.0.0.1 | a static target |
+| a job on one machine | `holdfast run FILE --metrics-port PORT`, on 127.0.0.1 ({hosts}) | a static target |
 | the operator | its pod, port `metrics` (8080) | a ServiceMonitor |
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
@@ -70,7 +70,8 @@ pairs of method and code of the API server's answers, about 10. 1,000 jobs on so
 The master sends OpenTelemetry spans if it is asked to: one trace for each recovery. Its span
 `recovery` lasts from the fault to the first step, and has the incident's id (`holdfast.incident`),
 its cause and its culprit. In it are `detect`, `decide`, `respawn` and `restore`. That needs the
-extra `traces` (`pip install 'holdfast[traces]'`); the master's log says where it is missing.
+extra `traces` of the wheel, which the operator's image has; the master's log says where it is
+missing.
 
 | `OTEL_TRACES_EXPORTER` | spans go |
 |---|---|
@@ -97,6 +98,7 @@ def page() -> str:
             series=series,
             thousand=1000 * series,
             chart=CHART,
+            hosts="with `--hosts` on the address that workers use, open to that network",
         ),
         _table("## A job", job, besides=_COMMON),
         _table("## The operator", operator_families()),
@@ -123,6 +125,7 @@ def _figures() -> JobFigures:
     return JobFigures(
         status=status,
         wanted_nodes=1,
+        first_step=0,
         goodput_micros={},
         intervals=dict.fromkeys(TIERS, 1),
         slow_ranks=0,

@@ -68,7 +68,9 @@ FAILED: Final = prometheus.Gauge(
     "it the job's own series, is gone by then.",
     ["namespace", "job", "reason"],
 )
-QUEUE_DEPTH: Final = prometheus.Gauge("holdfast_operator_queue_depth", "Jobs that wait for a look.")
+QUEUE_DEPTH: Final = prometheus.Gauge(
+    "holdfast_operator_queue_depth", "Jobs that wait for a look of the operator, not for quota."
+)
 
 
 class _Stopped(Exception):  # noqa: N818 - a wish, not an error

@@ -128,10 +128,18 @@ class OwnedResources:
         return max(1.0, min(self._check_s, min(renewals) - now))
 
     async def _keep_policy(self, state: JobState) -> None:
-        """Make the job's NetworkPolicy, or bring it up to date."""
+        """Make the job's NetworkPolicy, or bring it up to date.
+
+        Raises:
+            TakenError: Another one has its name, and the job has not begun: it would be open.
+        """
         if self._ingress is None:
             return
         found = await self._client.find(state.owner.policy_path)
+        if found is not None and not is_owned(state.owner, found) and state.status.revision:
+            what = f"NetworkPolicy {state.owner.policy} is not its own"
+            _log.warning("job %s: %s; the job goes on without one", state.key, what)
+            return
         if found is not None:
             check_owner(state.owner, found)
         path = f"{state.owner.policy_path}?fieldManager={MANAGER}&force=true"

@@ -18,7 +18,7 @@
 
 {{- define "holdfast.selector" -}}
 app.kubernetes.io/name: holdfast-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "holdfast.labels" -}}
@@ -77,7 +77,7 @@ live, and who reads the metrics. Empty: jobs have no NetworkPolicy. */}}
 
 {{/* The chart's own pull secrets, and those that a parent chart gives to all its parts. */}}
 {{- define "holdfast.pullSecrets" -}}
-{{- concat .Values.imagePullSecrets ((.Values.global).imagePullSecrets | default list) | uniq | toYaml -}}
+{{- concat (.Values.imagePullSecrets | default list) ((.Values.global).imagePullSecrets | default list) | uniq | toYaml -}}
 {{- end -}}
 
 {{/* Replicas of the operator are on different nodes and zones, where there are several. */}}

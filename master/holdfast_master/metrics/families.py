@@ -74,7 +74,11 @@ def _progress(own: Labels, figures: JobFigures) -> Iterator[Metric]:
 def _world(own: Labels, figures: JobFigures) -> Iterator[Metric]:
     status = figures.status
     yield _gauge(own, "world_nodes", "Nodes of the running world.", status.active_nodes)
-    yield _gauge(own, "wanted_nodes", "Nodes that the spec asks for.", figures.wanted_nodes)
+    text = (
+        "Nodes of a whole world: replicas in multiples of nodeUnit, standbys left out; of a queued job "
+        "what its queue admits."
+    )
+    yield _gauge(own, "wanted_nodes", text, figures.wanted_nodes)
     yield _gauge(own, "min_nodes", "Least nodes of a world.", status.min_replicas)
     yield _gauge(
         own,
@@ -138,9 +142,13 @@ def _checkpoints(own: Labels, figures: JobFigures) -> Iterator[Metric]:
     yield _gauges(
         own,
         "checkpoint_age_steps",
-        "Steps since the newest one that a tier has; all steps where it has none, and an interval.",
+        "Steps since the newest one that a tier has, or since the world began; of a tier without "
+        "any only where it has an interval.",
         ("tier",),
-        [((word(tier),), max(0, status.step - step)) for tier, step in _newest(figures)],
+        [
+            ((word(tier),), max(0, status.step - max(step, figures.first_step)))
+            for tier, step in _newest(figures)
+        ],
     )
     yield _gauges(
         own,

@@ -70,10 +70,15 @@ class Owner:
         return f"{where}/poddisruptionbudgets/{self.budget}"
 
     @property
+    def policy(self) -> str:
+        """Name of that policy: the job's own name may well be taken by a person's."""
+        return f"{self.name}-pods"
+
+    @property
     def policy_path(self) -> str:
         """Path of the NetworkPolicy of its pods."""
         where = f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}"
-        return f"{where}/networkpolicies/{self.name}"
+        return f"{where}/networkpolicies/{self.policy}"
 
     def core(self, kind: str) -> str:
         """Return the path of a kind of core/v1 in its namespace."""
@@ -161,7 +166,7 @@ def policy(owner: Owner, others: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": owner.metadata(owner.name),
+        "metadata": owner.metadata(owner.policy),
         "spec": {
             "podSelector": mine,
             "policyTypes": ["Ingress"],

@@ -110,6 +110,7 @@ class ScriptedCore:
         return JobFigures(
             status=self.status(now),
             wanted_nodes=1,
+            first_step=0,
             goodput_micros={},
             intervals={},
             slow_ranks=0,

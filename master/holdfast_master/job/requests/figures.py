@@ -21,7 +21,9 @@ class JobFigures:
 
     status: wire.JobStatus
     wanted_nodes: int
-    """Nodes that the spec asks for now."""
+    """Nodes of a whole world: replicas of the spec, without standbys, in multiples of its unit."""
+    first_step: int
+    """Step from which the newest world began."""
     goodput_micros: Mapping[wire.GoodputClass, int]
     """Microseconds of all nodes by class, those under earlier masters included."""
     intervals: Mapping[wire.Tier, int]
@@ -41,6 +43,10 @@ class JobFigures:
     counts: Counts
 
 
+def _whole_world(spec: wire.MasterSpec) -> int:
+    return spec.replicas - spec.replicas % max(spec.node_unit, spec.replica_nodes, 1)
+
+
 def figures(job: JobContext) -> JobFigures:
     """The job's figures now."""
     world = job.worlds.running()
@@ -52,7 +58,8 @@ def figures(job: JobContext) -> JobFigures:
     every |= {one.tier: one.every for one in interval.intervals(job) if one.every}
     return JobFigures(
         status=views.status(job),
-        wanted_nodes=job.wanted,
+        wanted_nodes=_whole_world(job.spec),
+        first_step=views.first_step(job),
         goodput_micros=job.ledger.whole(job.clock.micros),
         intervals=every,
         slow_ranks=len(slow),

@@ -9,7 +9,6 @@ from holdfast_master.job.checkpoints import interval
 from holdfast_master.job.health import health_view
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.nodes import eligibility
-from holdfast_master.job.state.checkpoints import CheckpointTracker
 from holdfast_master.job.state.context import JobContext
 from holdfast_master.job.state.job_state import RELEASED, JobState
 from holdfast_master.job.state.membership import Node
@@ -187,11 +186,14 @@ def _step(job: JobContext, members: list[Node]) -> int:
     least = max(min(steps), world.first_step if world else 0)
     if least or world is None:
         return least
-    own = job.checkpoints.tracker
-    if world.replicas:
-        own = job.checkpoints.starts.get(world.replicas[0].number, own)
-    restored = _restored(own, world.saver_round)
+    restored = _restored(job, world)
     return job.state.best_step if restored is None else restored
+
+
+def first_step(job: JobContext) -> int:
+    """Step from which the newest world began; 0: none is known."""
+    world = job.worlds.newest
+    return max(world.first_step, _restored(job, world) or 0) if world is not None else 0
 
 
 def _step_at_end(job: JobContext) -> int:
@@ -226,9 +228,12 @@ def _guess(members: list[Node]) -> int:
     return min(item.step for item in ranks) if ranks and all(map(is_guess, ranks)) else 0
 
 
-def _restored(tracker: CheckpointTracker, number: int) -> int | None:
-    """The step that a round starts from; None: it is not decided, or the script decides."""
-    origin = tracker.origin if tracker.round == number else None
+def _restored(job: JobContext, world: World) -> int | None:
+    """The step that a world starts from; None: it is not decided, or the script decides."""
+    tracker = job.checkpoints.tracker
+    if world.replicas:
+        tracker = job.checkpoints.starts.get(world.replicas[0].number, tracker)
+    origin = tracker.origin if tracker.round == world.saver_round else None
     if origin is None or not origin.go:
         return None
     return origin.version.step if origin.version is not None else 0

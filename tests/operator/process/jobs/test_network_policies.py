@@ -162,13 +162,15 @@ def test_a_job_waits_while_something_else_has_its_policy_s_name(
     """It would train open to all; the status says what is in the way."""
     spec: dict[str, Any] = {"podSelector": {}, "policyTypes": ["Ingress"]}
     other = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": spec}
-    kubectl.run("create", "-f", "-", stdin={**other, "metadata": {"name": "guarded"}})
+    kubectl.run("create", "-f", "-", stdin={**other, "metadata": {"name": "guarded-pods"}})
     job = make_job("guarded")
     job.create(manifest("sleep", "3600", grace_s=1))
     job.until(
         "what is in the way",
-        lambda: "NetworkPolicy guarded exists" in job.condition("MasterReady").get("message", ""),
+        lambda: (
+            "NetworkPolicy guarded-pods exists" in job.condition("MasterReady").get("message", "")
+        ),
     )
     assert job.pods() + job.pods("master") == []
-    kubectl.run("delete", "networkpolicy", "guarded")
+    kubectl.run("delete", "networkpolicy", "guarded-pods")
     job.until("its pod", lambda: len(job.live()) == 1)
