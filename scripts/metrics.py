@@ -42,7 +42,7 @@ The master of each job serves the job's metrics, the operator its own, as Promet
 | of | where | how to scrape it |
 |---|---|---|
 | a job in a cluster | its master's pod, port `metrics` ({port}) | [a PodMonitor]({chart}) |
-| a job on one machine | `holdfast run FILE --metrics-port PORT`, on 127.0.0.1 ({hosts}) | a static target |
+| a job on one machine | `holdfast run FILE --metrics-port PORT`, on {at} | a static target |
 | the operator | its pod, port `metrics` (8080) | a ServiceMonitor |
 
 The path is `/metrics`. A job's series have its own `namespace` and `job`: a scraper has to keep
@@ -98,7 +98,7 @@ def page() -> str:
             series=series,
             thousand=1000 * series,
             chart=CHART,
-            hosts="with `--hosts` on the address that workers use, open to that network",
+            at="127.0.0.1; with `--hosts` on the address that workers use, open to that network",
         ),
         _table("## A job", job, besides=_COMMON),
         _table("## The operator", operator_families()),

@@ -75,8 +75,8 @@ def _world(own: Labels, figures: JobFigures) -> Iterator[Metric]:
     status = figures.status
     yield _gauge(own, "world_nodes", "Nodes of the running world.", status.active_nodes)
     text = (
-        "Nodes of a whole world: replicas in multiples of nodeUnit, standbys left out; of a queued job "
-        "what its queue admits."
+        "Nodes of a whole world: replicas in multiples of nodeUnit, standbys left out; of a queued "
+        "job what its queue admits."
     )
     yield _gauge(own, "wanted_nodes", text, figures.wanted_nodes)
     yield _gauge(own, "min_nodes", "Least nodes of a world.", status.min_replicas)
