@@ -8,11 +8,19 @@ from holdfast_wire.messages import FailureRule, MasterSpec
 
 
 def master_spec(
-    spec: JobSpec, version: SpecVersion, *, progress_seconds: float = 0.0
+    spec: JobSpec,
+    version: SpecVersion,
+    *,
+    asked_replicas: int = 0,
+    progress_seconds: float = 0.0,
 ) -> MasterSpec:
     """Return the part of a spec that the job's master needs; it ignores older versions.
 
-    progress_seconds: shortest time between two statuses that tell progress only, s; 0: its own.
+    Args:
+        spec: The spec to carry out.
+        version: Its version.
+        asked_replicas: Workers that the owner asks for; 0: as many as the spec has.
+        progress_seconds: Shortest time between two statuses that tell progress only, s; 0: its own.
     """
     size = spec.size
     pod = spec.worker_template["spec"]
@@ -37,6 +45,7 @@ def master_spec(
         checkpoint=spec.checkpoint,
         health=spec.health,
         progress_seconds=progress_seconds,
+        asked_replicas=asked_replicas or size.desired,
     )
 
 

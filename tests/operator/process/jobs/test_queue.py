@@ -175,6 +175,23 @@ def test_a_queue_that_is_missing_or_stopped_is_named_and_its_flavor_places_the_p
     assert [name for name in names if not name.startswith("lost-")] == []
 
 
+def test_a_job_whose_label_is_removed_trains_with_all_that_it_asks_for(
+    make_job: Make, kubectl: Kubectl, quota: QuotaWitness, tmp_path: Path
+) -> None:
+    """Half of it was admitted; out of the queue it grows, though its spec is not edited."""
+    queue(kubectl, "2500m")
+    job = make_job("freed")
+    job.create(_queued(tmp_path / "freed", replicas=4, minReplicas=2))
+    job.until_training(2)
+    job.until("its word", lambda: "2 of 4 workers are admitted" in _why(job))
+    generation = job.body["metadata"]["generation"]
+    quota.stop()  # from here on it runs outside of it
+    kubectl.run("label", "ej", job.name, f"{_QUEUE}-")
+    job.until_training(4)
+    job.until("no quota", lambda: reserved(kubectl) == 0)
+    assert job.body["metadata"]["generation"] == generation
+
+
 def _why(job: Job) -> str:
     return str(job.condition("Admitted").get("message", ""))
 

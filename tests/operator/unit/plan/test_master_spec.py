@@ -53,6 +53,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
     assert master_spec(spec, SpecVersion(5)) == MasterSpec(
         generation=5,
         replicas=4,
+        asked_replicas=4,
         min_replicas=2,
         max_replicas=4,
         node_unit=2,
@@ -142,6 +143,7 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
         "suspend",
         "replica_nodes",
         "revision",
+        "progress_seconds",
     }
     auto = read(job()).spec.checkpoint.intervals
     assert by_tier(auto) == dict.fromkeys(TIERS, 0), "0 is Auto: the master computes it"
