@@ -207,17 +207,17 @@ def test_a_scale_is_compared_with_what_the_owner_asks_for_not_with_what_a_queue_
     job.operator._scale = decided.append  # type: ignore[method-assign, assignment]
     same = job.answers[job.ask(wire.ScaleRequest(replicas=4))]
     assert isinstance(same, Reply)
-    for number, size in enumerate((2, 8)):
+    for size, text in ((2, ""), (8, "8 replicas are wanted; its queue admits 2 for now")):
         asked = job.ask(wire.ScaleRequest(replicas=size))
         job.run(0.2)
-        decision = decided[number]
-        job.take(OperatorMessage(wire.ScaleResult(decision_id=decision.decision_id, ok=True)))
+        number = decided.pop().decision_id
+        job.take(OperatorMessage(wire.ScaleResult(decision_id=number, ok=True)))
         assert asked not in job.answers
         job.operator.change(replicas=2, asked_replicas=size)
-    answer = job.answers[asked]
-    assert isinstance(answer, Reply)
-    text = "8 replicas are wanted; its queue admits 2 for now"
-    assert answer.response == wire.ScaleResponse(generation=job.context.spec.generation, text=text)
+        answer = job.answers[asked]
+        assert isinstance(answer, Reply)
+        generation = job.context.spec.generation
+        assert answer.response == wire.ScaleResponse(generation=generation, text=text)
 
 
 def test_scale_of_an_operator_that_goes() -> None:

@@ -176,9 +176,12 @@ def test_a_queue_that_is_missing_or_stopped_is_named_and_its_flavor_places_the_p
 
 
 def test_a_job_whose_label_is_removed_trains_with_all_that_it_asks_for(
-    make_job: Make, kubectl: Kubectl, quota: QuotaWitness, tmp_path: Path
+    make_job: Make, kubectl: Kubectl, release: Release, quota: QuotaWitness, tmp_path: Path
 ) -> None:
-    """Half of it was admitted; out of the queue it grows, though its spec is not edited."""
+    """Half of it was admitted; out of the queue it grows, though its spec is not edited.
+
+    So it does if no operator ran when the label was removed.
+    """
     queue(kubectl, "2500m")
     job = make_job("freed")
     job.create(_queued(tmp_path / "freed", replicas=4, minReplicas=2))
@@ -189,6 +192,12 @@ def test_a_job_whose_label_is_removed_trains_with_all_that_it_asks_for(
     kubectl.run("label", "ej", job.name, f"{_QUEUE}-")
     job.until_training(4)
     job.until("no quota", lambda: reserved(kubectl) == 0)
+    kubectl.run("label", "ej", job.name, f"{_QUEUE}=team")
+    job.until("its word", lambda: "2 of 4 workers are admitted" in _why(job))
+    job.until_training(2)
+    with release.away():
+        kubectl.run("label", "ej", job.name, f"{_QUEUE}-")
+    job.until_training(4)
     assert job.body["metadata"]["generation"] == generation
 
 

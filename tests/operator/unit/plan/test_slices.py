@@ -165,7 +165,7 @@ def test_what_the_slices_do_not_count_is_held_back_and_named() -> None:
     wanted = _demand(pods=6, roles={"eval": 10}, memory=4 * 2**30)
     verdict = judge(slices, wanted)
     assert (verdict.workers, verdict.roles, verdict.memory) == (6, {"eval": 1}, 2**30)
-    assert verdict.delete == verdict.create == ()
+    assert (verdict.delete, verdict.create) == ((), ())
     assert verdict.reason == (
         "1 of 10 pods of eval are admitted, more only after the next suspension; "
         "a worker gets 1024Mi of memory at most, more only after the next suspension"
