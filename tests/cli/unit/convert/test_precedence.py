@@ -145,9 +145,10 @@ def test_a_launchers_flag_wins_over_the_field(
     assert made.spec["nprocPerNode"] == kept
     told = [f'spec.nprocPerNode ("{given}"): {reason}'] if reason else []
     assert [one for one in _told(made, Outcome.DROPPED) if "nprocPerNode" in one] == told
-    trained = _made(_trainjob(trainer={"command": command.split()}), _runtime(numNodes=1))
-    wanted = 1 if "--" not in command else 4
-    assert trained.spec["nprocPerNode"] == wanted
+    trainer = {"command": command.split()}
+    more = {"numProcPerNode": int(given)} if given.isdecimal() else {}
+    made = _made(_trainjob(trainer=trainer | more), _runtime())
+    assert made.spec["nprocPerNode"] == kept
 
 
 def test_a_plain_script_that_is_to_start_processes_itself_is_refused() -> None:
