@@ -23,8 +23,6 @@ def master_spec(
         progress_seconds: Shortest time between two statuses that tell progress only, s; 0: its own.
     """
     size = spec.size
-    pod = spec.worker_template["spec"]
-    main = pod["containers"][main_container(pod)]["name"]
     return MasterSpec(
         generation=version.generation,
         revision=version.revision,
@@ -39,7 +37,7 @@ def master_spec(
         scale_down_grace_seconds=float(spec.scale_down_grace_s),
         below_min_timeout_seconds=float(spec.below_min_timeout_s),
         budgets=spec.budgets,
-        failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
+        failure_rules=_rules(spec),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
         checkpoint=spec.checkpoint,
@@ -47,6 +45,12 @@ def master_spec(
         progress_seconds=progress_seconds,
         asked_replicas=asked_replicas or size.desired,
     )
+
+
+def _rules(spec: JobSpec) -> tuple[FailureRule, ...]:
+    pod = spec.worker_template["spec"]
+    main = pod["containers"][main_container(pod)]["name"]
+    return tuple(_rule(rule, main) for rule in spec.rules)
 
 
 def _rule(spec: FailureRuleSpec, main: str) -> FailureRule:

@@ -156,6 +156,11 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         return dataclasses.replace(_without(known, demand, "it is being queued"), create=create)
     if not core.usable:
         return _waiting(core, known[1:], demand)
+    return _running(core, known, demand)
+
+
+def _running(core: Slice, known: Sequence[Slice], demand: Demand) -> Verdict:
+    """Decide for a job whose core may run; `known`: all slices, the core first."""
     use = demand.use(min(sum(one.workers for one in known if one.usable), demand.workers))
     delete = _surplus(known, demand, use)
     # What is given back by one rule is not there for the next one.

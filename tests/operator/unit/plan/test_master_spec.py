@@ -144,7 +144,6 @@ def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
         "suspend",
         "replica_nodes",
         "revision",
-        "progress_seconds",
     }
     auto = read(job()).spec.checkpoint.intervals
     assert by_tier(auto) == dict.fromkeys(TIERS, 0), "0 is Auto: the master computes it"
