@@ -201,6 +201,28 @@ def test_a_job_whose_label_is_removed_trains_with_all_that_it_asks_for(
     assert job.body["metadata"]["generation"] == generation
 
 
+@pytest.mark.extended(
+    "a rare mishap",
+    held_by=[
+        "operator/unit/shell/test_job_queues.py::test_a_workload_of_its_name_that_is_another_s_is_named"
+    ],
+)
+def test_a_workload_of_its_name_that_is_another_s_is_named_until_it_is_gone(
+    make_job: Make, kubectl: Kubectl, quota: QuotaWitness, tmp_path: Path
+) -> None:
+    """The rights of the chart suffice to find out whose it is."""
+    quota.stop()  # the other one is nobody's whose pods could be counted
+    template = {"spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicy": "Never"}}
+    other = {"podSets": [{"name": "main", "count": 1, "template": template}]}
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": other}
+    kubectl.run("create", "-f", "-", stdin={**body, "metadata": {"name": "taken-core"}})
+    job = make_job("taken")
+    job.create(_queued(tmp_path / "taken", replicas=2, minReplicas=2))
+    job.until("the cause", lambda: "taken-core exists and is not this job's" in _why(job))
+    kubectl.run("delete", WORKLOADS, "taken-core")
+    job.until_training(2)
+
+
 def _why(job: Job) -> str:
     return str(job.condition("Admitted").get("message", ""))
 
