@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,11 +192,11 @@ class LacksFields(KubeClient):
 
 
 async def test_a_status_is_written_without_what_an_older_crd_lacks(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest does not wait; each field is named once, and tried again when a while is over."""
     server = LacksFields("fresh", 'roles[name="worker"].lag')
-    settings = OperatorSettings(namespace="ns", identity="me", image="i", resync_s=0.2)
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
     applier = Applier(server, OwnedResources(server, 1.0), settings)
     reconciler, _, _ = _reconciler()
     state = reconciler._keep(_object(job()))
@@ -205,7 +206,9 @@ async def test_a_status_is_written_without_what_an_older_crd_lacks(
     kept = {"phase": "Running", "roles": [{"name": "worker"}]}
     assert server.asked == [status, kept, kept]
     assert state.status.fields == status, "nothing is written again for it"
-    await asyncio.sleep(0.2)
+    later = time.monotonic() + settings.resync_s
+    clock = SimpleNamespace(monotonic=lambda: later)  # not the loop's
+    monkeypatch.setattr("holdfast_operator.apply.time", clock)
     server.lacking = ()
     await applier.write_status(state, status)
     assert server.asked[3:] == [status], "the CRD is a newer one now"
