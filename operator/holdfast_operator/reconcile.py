@@ -420,6 +420,7 @@ class Reconciler:
             nodes=self._nodes,
             credentials=HeldCredentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
+            revision=WrittenStatus(status).admission,
             # The newest master that an operator before this one heard.
             link=Link(known=KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))),
             sure_at=time.monotonic(),
