@@ -183,9 +183,8 @@ class Reconciler:
 
     def leave(self, namespace: str) -> None:
         """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
-        for key in [one for one in self._states if one[0] == namespace]:
-            for uid in self._jobs.bodies(key):
-                self._jobs.delete(key, uid)
+        kept = [one for one in self._states if one[0] == namespace]
+        for key in {*kept, *self._jobs.clear(namespace)}:
             self._wake(key)
 
     async def look(self, key: Key) -> float | None:

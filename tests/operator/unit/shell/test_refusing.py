@@ -19,7 +19,7 @@ from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_operator.pods.names import Owner
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile import MANAGED_BY, Reconciler
 from holdfast_operator.settings import OperatorSettings
 from jobs.job_files import job, read
 
@@ -117,6 +117,23 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     assert one.text.startswith("ignored: spec.checkpoint.onSuspend: false asks for suspending")
     assert server.written == []
     await reconciler.close()
+
+
+@pytest.mark.parametrize("managed_by", [MANAGED_BY, "kueue.x-k8s.io/multikueue"])
+async def test_a_job_of_a_left_namespace_that_was_not_looked_at_is_forgotten(
+    managed_by: str,
+) -> None:
+    """It was still queued, or another controller's: it would count for ever, or be tried."""
+    reconciler, server, _ = _reconciler()
+    body = _object(job())
+    body["spec"]["managedBy"] = managed_by
+    reconciler.seen(KEY, body, gone=False)
+    reconciler.leave("elsewhere")
+    assert [one.key for one in reconciler.jobs()] == [KEY]
+    reconciler.leave(KEY[0])
+    assert reconciler.jobs() == []
+    assert await reconciler.look(KEY) is None
+    assert server.written == []
 
 
 async def _why_refused(server: KubeClient) -> str:
