@@ -68,7 +68,7 @@ class PodRecord(ObservedPod):
     address: str
     """Its IP; empty before it has one."""
     conditions: tuple[str, ...]
-    """True conditions, as Type=Status."""
+    """Its conditions as Type=Status, sorted: their order says nothing, and writers change it."""
     ends: int
     """Ends of its main container, after which its node starts it again."""
     last_end: tuple[int, str, str]
@@ -159,7 +159,7 @@ def read_pod(body: Mapping[str, Any]) -> PodRecord | None:
         avoids=avoided_by(spec),
         gang=backend_of(body, Owner(name=job, namespace="", uid="").gang),
         address=status.get("podIP", ""),
-        conditions=_shared(tuple(f"{one['type']}={one['status']}" for one in conditions)),
+        conditions=_shared(tuple(sorted(f"{one['type']}={one['status']}" for one in conditions))),
         created_at=unix_time(metadata["creationTimestamp"]),
         ended_at=unix_time(ended["finishedAt"]) if ended.get("finishedAt") else None,
         ends=ends,
