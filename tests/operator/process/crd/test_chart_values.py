@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import re
+import shutil
 import subprocess
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +35,15 @@ def _helm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
 
 
-def _rendered(*values: str) -> list[dict[str, Any]]:
-    flags = [f"--set={value}" for value in values]
-    words = ("template", "holdfast", str(CHART), "--namespace=holdfast-system", "--skip-tests")
-    done = _helm(*words, *flags)
+def _rendered(
+    *values: str,
+    flags: tuple[str, ...] = ("--skip-tests",),
+    release: str = "holdfast",
+    namespace: str = "holdfast-system",
+) -> list[dict[str, Any]]:
+    chosen = [f"--set={value}" for value in values]
+    words = ("template", release, str(CHART), f"--namespace={namespace}")
+    done = _helm(*words, *flags, *chosen)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
@@ -123,6 +132,87 @@ _FREE = {
     "global",
 }
 """Values whose keys are a user's own; `global` gets more of them from Helm."""
+_MONITORED = "--api-versions=monitoring.coreos.com/v1"
+"""What `helm template` is told where Prometheus' operator is in the cluster."""
+_EVERYTHING = (
+    *("replicas=2", "metrics.dashboard.enabled=true", "networkPolicy.enabled=true"),
+    "crds.enabled=false",
+)
+"""Values with which every object is rendered but the CRD, which takes seconds to read."""
+
+
+def _paths(values: dict[str, Any]) -> dict[str, Any]:
+    """Return every value and every group by its path, but for what lies in a user's own."""
+    found = {}
+    for group in _groups(values):
+        place = values
+        for name in group.split(".")[:-1]:
+            place = place[name]
+        found |= {f"{group}{name}": value for name, value in place.items()}
+    return found
+
+
+def _strings(found: object, path: str = "") -> dict[str, object]:
+    """Return what is no group and no list in an object, by its path."""
+    if isinstance(found, dict):
+        parts = found.items()
+    elif isinstance(found, list):
+        parts = dict(enumerate(found)).items()
+    else:
+        return {path: found}
+    return {
+        name: leaf for key, part in parts for name, leaf in _strings(part, f"{path}.{key}").items()
+    }
+
+
+_DEFAULTS_BELOW = {"settings", "master", "resources"}
+"""Groups that may be null with all that is in them: what reads them has defaults of its own."""
+
+
+def _may_be_null(path: str, value: object) -> bool:
+    return path.partition(".")[0] in _DEFAULTS_BELOW or path in _empty({path: value})
+
+
+def _empty(paths: dict[str, Any]) -> list[str]:
+    return [path for path, one in paths.items() if path == "global" or one in (None, "", [], {})]
+
+
+def test_null_is_as_good_as_empty() -> None:
+    """Null in place of each value that is empty by default changes nothing."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    empty = _empty(_paths(values))
+    assert {"watchNamespaces", "imagePullSecrets", "image.tag", "master.tolerations"} <= set(empty)
+    nulls = [f"{path}=null" for path in empty]
+    usual = _rendered(*_EVERYTHING, flags=(_MONITORED,))
+    found = _rendered(*_EVERYTHING, *nulls, flags=(_MONITORED,))
+    assert _given(found) == _given(usual)
+    for objects in (usual, found):  # JSON, which has been compared as it is read
+        env = _one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+        env[:] = [one for one in env if one["name"] != "HOLDFAST_OPERATOR_MASTER_POD"]
+    assert found == usual
+
+
+@pytest.mark.parametrize("group", sorted(_DEFAULTS_BELOW))
+def test_null_in_a_group_with_defaults_elsewhere_renders(group: str) -> None:
+    """The group itself, or each of its values; nothing that is rendered is null."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    inside = [path for path in _paths(values) if path.startswith(f"{group}.")]
+    leaves = [path for path in inside if not any(one.startswith(f"{path}.") for one in inside)]
+    assert leaves
+    for nulls in ([f"{group}=null"], [f"{path}=null" for path in leaves]):
+        rendered = _strings(_rendered(*_EVERYTHING, *nulls, flags=(_MONITORED,))).items()
+        assert [path for path, one in rendered if one is None or "<nil>" in str(one)] == []
+
+
+def test_null_is_refused_by_name_where_there_is_a_default() -> None:
+    """Before a template meets it."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    needed = [path for path, value in _paths(values).items() if not _may_be_null(path, value)]
+    assert {"image", "metrics.dashboard", "crds.keep", "replicas"} <= set(needed)
+    for path in needed:
+        done = _helm("template", "x", str(CHART), f"--set={path}=null")
+        assert done.returncode != 0, path
+        assert f"missing property '{path.rpartition('.')[2]}'" in done.stderr, done.stderr
 
 
 def test_an_unknown_value_is_refused_by_its_name_in_every_group() -> None:
@@ -257,13 +347,46 @@ def test_extra_variables_volumes_and_mounts_are_added() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["replicas=-1", "logLevel=loud", "settings.workers=0", "image.repository="],
+    [
+        *("replicas=-1", "logLevel=loud", "settings.workers=0", "image.repository="),
+        *(f"podDisruptionBudget.maxUnavailable={none}" for none in ("0", "0%", "101%", "some")),
+        *(f"metrics.interval={none}" for none in ("30", "1m30", "s", "often")),
+    ],
 )
 def test_a_value_that_cannot_work_is_refused(wrong: str) -> None:
     """Before anything reaches the cluster, and naming the value."""
     done = _helm("template", "x", str(CHART), f"--set={wrong}")
     assert done.returncode != 0
     assert "/" + wrong.partition("=")[0].replace(".", "/") in done.stderr
+
+
+@pytest.mark.parametrize(("written", "read"), [("1", 1), ("1%", "1%"), ("100%", "100%")])
+def test_a_drain_takes_a_number_or_a_share(written: str, read: object) -> None:
+    """As the budget of Kubernetes has it: a number, or text."""
+    objects = _rendered(
+        "crds.enabled=false", "replicas=2", f"podDisruptionBudget.maxUnavailable={written}"
+    )
+    assert _one(objects, "PodDisruptionBudget")["spec"]["maxUnavailable"] == read
+
+
+def test_an_interval_of_several_units_is_taken() -> None:
+    """Prometheus reads it as a minute and a half."""
+    objects = _rendered("crds.enabled=false", "metrics.interval=1m30s", flags=(_MONITORED,))
+    for kind, field in _ENDPOINTS.items():
+        assert _one(objects, kind)["spec"][field][0]["interval"] == "1m30s"
+
+
+def test_names_that_are_digits_stay_text() -> None:
+    """A release or a namespace `1234` would otherwise be a number, which no cluster takes."""
+    places = {"release": "1234", "namespace": "5678"}
+    flags = (_MONITORED, "--set-string=watchNamespaces={99}")
+    objects = _rendered(*_EVERYTHING, flags=flags, **places)
+    for one in objects:
+        leaves = _strings(one).items()
+        numbers = [path for path, leaf in leaves if str(leaf) in {*places.values(), "99"}]
+        assert [path for path in numbers if not isinstance(_strings(one)[path], str)] == []
+    assert {one["metadata"].get("namespace") for one in objects} == {"5678", "99", None}
+    assert _given(objects).watch_namespace.scopes == ("99",)
 
 
 def test_large_numbers_reach_the_operator_as_numbers() -> None:
@@ -347,11 +470,68 @@ def test_the_pod_is_restricted() -> None:
     }
 
 
+_ENDPOINTS = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
+"""Where each kind of Prometheus' operator names a port."""
+
+
 def test_monitors_keep_the_labels_of_jobs() -> None:
     """A series names its job and that job's namespace; the target's own would hide them."""
-    kinds = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}
-    flags = [f"metrics.{kind[0].lower()}{kind[1:]}.enabled=true" for kind in kinds]
+    flags = [f"metrics.{kind[0].lower()}{kind[1:]}.enabled=true" for kind in _ENDPOINTS]
     objects = _rendered(*flags)
-    for kind, field in kinds.items():
+    for kind, field in _ENDPOINTS.items():
         (found,) = _one(objects, kind)["spec"][field]
         assert (found["port"], found["honorLabels"]) == ("metrics", True)
+
+
+@pytest.mark.parametrize("release", ["holdfast", "x" * 53, "holdfast-" + "x" * 44])
+def test_the_service_monitor_finds_a_port_of_the_operators_pods(release: str) -> None:
+    """By a Service of its namespace that it selects, whose pods are the Deployment's."""
+    objects = _rendered(*_EVERYTHING, flags=(_MONITORED,), release=release)
+    monitor, deployment = _one(objects, "ServiceMonitor"), _one(objects, "Deployment")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert "namespaceSelector" not in monitor["spec"]
+    (service,) = [
+        one
+        for one in objects
+        if one["kind"] == "Service"
+        and one["metadata"]["namespace"] == monitor["metadata"]["namespace"]
+        and wanted <= one["metadata"]["labels"].items()
+    ]
+    (port,) = [one for one in service["spec"]["ports"] if one["name"] == endpoint["port"]]
+    template = deployment["spec"]["template"]
+    assert service["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    (container,) = template["spec"]["containers"]
+    assert port["targetPort"] in {one["name"] for one in container["ports"]}
+
+
+@pytest.mark.parametrize("release", ["x" * 53, "holdfast-" + "x" * 44])
+def test_names_of_a_long_release_are_within_the_limits(release: str) -> None:
+    """63 characters for a Service and for a label's value; 253 for other names."""
+    objects = _rendered(*_EVERYTHING, flags=(_MONITORED,), release=release)
+    for one in objects:
+        name, labels = one["metadata"]["name"], one["metadata"].get("labels", {})
+        assert len(name) <= (63 if one["kind"] in {"Service", "Deployment"} else 253), name
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name), name
+        for value in labels.values():
+            assert re.fullmatch(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", value), value
+    (service,) = [one for one in objects if one["kind"] == "Service"]
+    assert service["metadata"]["name"].endswith("-metrics")
+    assert len({(one["kind"], one["metadata"]["name"]) for one in objects}) == len(objects)
+
+
+def test_the_package_has_nothing_but_the_chart(tmp_path: Path) -> None:
+    """No byte code of files/check_release.py, which Python leaves where a test imports it."""
+    left = CHART / "files" / "__pycache__"
+    assert not left.exists()
+    copy = shutil.copytree(CHART, tmp_path / "holdfast")
+    (copy / "files" / "__pycache__").mkdir()
+    (copy / "files" / "__pycache__" / "check_release.cpython-311.pyc").write_bytes(b"code")
+    done = _helm("package", str(copy), f"--destination={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("holdfast-*.tgz")
+    with tarfile.open(package) as packed:
+        names = {name.removeprefix("holdfast/") for name in packed.getnames()}
+    assert {"Chart.yaml", "files/check_release.py", "templates/crd.yaml"} <= names
+    assert [name for name in names if "pycache" in name] == []
