@@ -143,7 +143,7 @@ _EVERYTHING = (
 
 def _paths(values: dict[str, Any]) -> dict[str, Any]:
     """Return every value and every group by its path, but for what lies in a user's own."""
-    found = {}
+    found: dict[str, Any] = {}
     for group in _groups(values):
         place = values
         for name in group.split(".")[:-1]:
