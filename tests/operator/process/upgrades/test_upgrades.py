@@ -21,7 +21,8 @@ from cluster.rights import needs_pods
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 LANDED: Final = Path(__file__).with_name("landed_chart.tgz")
 """The chart as it was on the main branch at 7458d186: `helm package` of its folder. With a release
-it becomes that release's. What it installs runs this checkout's code, which has to read it."""
+it becomes that release's. What it installs runs this checkout's code, which has to read it: the
+chart's README says so."""
 
 
 @pytest.fixture(scope="module")
