@@ -107,8 +107,13 @@ def operator_channel_options(
     """
     options = dict(master_channel_options(job_uid, connect_seconds))
     seconds = max(1.0, channels / _OPERATOR_PINGS_PER_SECOND)
-    pings = {"grpc.keepalive_time_ms": int(seconds * 1_000), "grpc.keepalive_timeout_ms": 1_000}
-    return list((options | pings).items())
+    own = {
+        "grpc.keepalive_time_ms": int(seconds * 1_000),
+        "grpc.keepalive_timeout_ms": 1_000,
+        # Streams are opened anew by their owner; gRPC's own retries keep 15 kB for each channel.
+        "grpc.enable_retries": 0,
+    }
+    return list((options | own).items())
 
 
 def agent_channel_options(job_uid: str, connect_seconds: float = 10.0) -> Options:
