@@ -75,7 +75,7 @@ def test_ci_sets_it_and_the_tests_load_it() -> None:
 @pytest.mark.parametrize("kind", ["--nodes", "--queue", "--metrics"])
 def test_the_script_says_it_in_the_words_that_count(kind: str, tmp_path: Path) -> None:
     """With an empty cache; the reason for skipping tests on real nodes is what it prints."""
-    words = [ROOT / "scripts" / "cluster_tools.sh", kind, "--no-build"]
+    words = [str(ROOT / "scripts" / "cluster_tools.sh"), kind, "--no-build"]
     environ = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 3
