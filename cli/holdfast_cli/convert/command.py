@@ -114,10 +114,10 @@ def _convert(job: Source, documents: Sequence[Mapping[str, Any]]) -> Conversion:
         return _KINDS[kind](job)
     runtime = trainjob.find_runtime(job, documents)
     if runtime is None:
-        name = job.at("spec", "runtimeRef", "name").text()
+        name, wanted = job.at("spec", "runtimeRef", "name").text(), trainjob.runtime_kind(job)
         raise BadInputError(
-            f"spec.runtimeRef.name: {name!r} is not among the files; write it to one with "
-            f"`kubectl get clustertrainingruntime {name} -o yaml` and give that file too"
+            f"spec.runtimeRef.name: {wanted} {name!r} is not among the files; write it to one with "
+            f"`kubectl get {wanted.lower()} {name} -o yaml` and give that file too"
         )
     return trainjob.convert(job, runtime)
 

@@ -36,6 +36,8 @@ FIELDS: Final[tuple[Rule, ...]] = (
     dropped(f"{_REPLICAS}.dlrover-master", "the operator makes the job's master"),
 )
 
+_MAIN: Final = "main"
+"""Name that DLRover wants of the container that trains, where a pod has several."""
 _STRATEGIES: Final = frozenset({"", "AllreduceStrategy", "CustomStrategy", "Local"})
 
 
@@ -63,9 +65,9 @@ def convert(source: Source) -> Conversion:
 def _worker(made: Conversion, worker: Source, variables: Sequence[Mapping[str, Any]]) -> None:
     given = worker.at("replicas").integer()
     replicas = 1 if given is None else given
-    made.restarts(worker.at("restartPolicy"))
     restarts = worker.at("restartCount").integer()
-    made.failures(None if restarts is None else restarts * replicas)
+    total = None if restarts is None else restarts * replicas
+    made.restarts(worker.at("restartPolicy"), total)
     template = _with_env(worker.at("template"), variables)
     if worker.at("BatchScheduler"):
         template.at("spec").mapping()["schedulerName"] = worker.at("BatchScheduler").text()
@@ -75,18 +77,25 @@ def _worker(made: Conversion, worker: Source, variables: Sequence[Mapping[str, A
         made.refuse(worker.at("priority"), why)
     else:
         made.put("scheduling.priorityClassName", priority or None)
-    made.worker(template, replicas)
+    made.worker(template, replicas, _MAIN)
     if not any(one.field.endswith("--auto-config") for one in made.findings):
         # Without a flag its launcher starts one process; an ElasticJob counts the devices.
         made.spec.setdefault("nprocPerNode", 1)
 
 
 def _evaluator(made: Conversion, evaluator: Source, variables: Sequence[Mapping[str, Any]]) -> None:
+    replicas = evaluator.at("replicas").integer()
+    if replicas == 0:
+        made.drop(evaluator.at("replicas"), "there is none")
+        return
     policy = evaluator.at("restartPolicy").text() or "OnFailure"
+    if policy == "ExitCode":
+        made.drop(evaluator.at("restartPolicy"), "OnFailure: a role's pod has no exit codes")
+        policy = "OnFailure"
     role = {
         "name": "evaluator",
-        "replicas": evaluator.at("replicas").integer() or 1,
-        "restartPolicy": "OnFailure" if policy == "ExitCode" else policy,
+        "replicas": 1 if replicas is None else replicas,
+        "restartPolicy": policy,
         "template": own_template(_with_env(evaluator.at("template"), variables)),
     }
     made.put("extraRoles", [role])

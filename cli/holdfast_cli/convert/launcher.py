@@ -23,6 +23,9 @@ _SCRIPT: Final = re.compile(rf"(?<![\w./-]){_PYTHON}(?=\s+(?:-m\s+)?[\w./$\{{])"
 _TOKEN: Final = re.compile(r"""(?:"[^"]*"|'[^']*'|\\.|[^\s"'\\;|&()<>])+""")
 _GAP: Final = re.compile(r"(?:\s|\\\n)*")
 _SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh"})
+_TEXT_NEXT: Final = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
+"""Options of a shell after which a text comes, such as -lc."""
+_LEGACY: Final = "torch.distributed.launch"
 _LEFT: Final = re.compile(
     r"\$[({]?((?:NODE|WORKER)_(?:NUM|RANK)|WORLD_SIZE|RANK|MASTER_(?:ADDR|PORT))\b"
 )
@@ -46,7 +49,7 @@ DROPPED_FLAGS: Final[Mapping[str, str]] = {
     "--monitor-interval": "an exit is seen at once",
     "--start-method": "workers are forked from a process that has imported torch",
     "--event-log-handler": "`holdfast events` shows the job's events",
-    "--use-env": "torchrun's only way since torch 2.0",
+    "--use-env": "the only way of holdfast-run, as of torchrun",
     "--auto-config": "nprocPerNode: auto counts the devices; sizes are the ElasticJob's",
     "--auto-tunning": "nothing tunes the script's data loader",
     "--save-at-breakpoint": "what ranks saved in memory outlives them; no flag is needed",
@@ -90,7 +93,9 @@ class Launch:
     """Bounds of --nnodes as they are written; None: not given."""
     nproc: str | None = None
     """--nproc-per-node; None: not given."""
-    unit: int | None = None
+    plain: bool = False
+    """No launcher starts the script: `nproc` is 1 by that, and by no flag."""
+    unit: str | None = None
     """--node-unit; None: not given."""
     health: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Part of spec.health."""
@@ -102,10 +107,24 @@ def convert_command(words: Sequence[str], field: str) -> Launch:
     given = tuple(words)
     if command.is_agent(given):
         return Launch(words=given)
-    if len(given) > 2 and given[0].rpartition("/")[2] in _SHELLS and "c" in given[1]:
+    in_shell = bool(given) and given[0].rpartition("/")[2] in _SHELLS
+    if in_shell and len(given) > 2 and _TEXT_NEXT.fullmatch(given[1]):
         return _shell(given, field)
     count = _launcher_words(given)
-    return _flags(given[count:], field) if count else _script(given, field)
+    if not count:
+        return _script(given, field)
+    return _local_rank(given[count - 1], _flags(given[count:], field), field)
+
+
+def _local_rank(launcher: str, launch: Launch, field: str) -> Launch:
+    """Refuse the old launcher where its script is given its local rank as an argument."""
+    if not launcher.endswith(_LEGACY) or any(
+        one.field.endswith("--use-env") for one in launch.findings
+    ):
+        return launch
+    why = "gives the script --local-rank, holdfast-run does not; read LOCAL_RANK, add --use-env"
+    legacy = Finding(f"{field} {_LEGACY}", Outcome.REFUSED, why)
+    return dataclasses.replace(launch, findings=(*launch.findings, legacy))
 
 
 def _launcher_words(words: Sequence[str]) -> int:
@@ -125,9 +144,9 @@ def _script(words: tuple[str, ...], field: str) -> Launch:
     if re.fullmatch(r"python[0-9.]*", program):
         rest = words[2:] if words[1:2] == ("-u",) else words[1:]
         if rest and rest[0] == "-c":
-            return Launch(words=(command.AGENT, "--no-python", *words), nproc="1")
+            return Launch(words=(command.AGENT, "--no-python", *words), nproc="1", plain=True)
         if rest and (rest[0] == "-m" or not rest[0].startswith("-")):
-            return Launch(words=(command.AGENT, *rest), nproc="1")
+            return Launch(words=(command.AGENT, *rest), nproc="1", plain=True)
     return _refusal(field, _OTHER.get(program) or _unknown(program))
 
 
@@ -152,11 +171,10 @@ def _shell(words: tuple[str, ...], field: str) -> Launch:
         many = "several commands" if found else "no command"
         return _refusal(field, f"{many} of this text may train; write holdfast-run before the one")
     end, tokens = _tokens(text, found[0].end())
-    launch = (
-        Launch(words=(command.AGENT, *tokens), nproc="1") if plain else _flags(tuple(tokens), field)
-    )
-    if not launch.words:
-        return launch
+    if plain:
+        launch = Launch(words=(command.AGENT, *tokens), nproc="1", plain=True)
+    else:
+        launch = _local_rank(found[0][0], _flags(tuple(tokens), field), field)
     new = text[: found[0].start()] + " ".join(launch.words) + text[end:]
     left = _LEFT.search(new)
     if left is not None:
@@ -204,7 +222,7 @@ def _flags(words: Sequence[str], field: str) -> Launch:
         words=(command.AGENT, *kept, *words[at:]),
         nodes=_bounds(asked.get("--nnodes")),
         nproc=asked.get("--nproc-per-node"),
-        unit=int(asked["--node-unit"]) if asked.get("--node-unit", "").isdecimal() else None,
+        unit=asked.get("--node-unit"),
         health=health,
         findings=tuple(findings),
     )

@@ -14,6 +14,10 @@ _REPLICAS: Final = "spec.pytorchReplicaSpecs"
 _POLICY: Final = "spec.runPolicy"
 _GROUP: Final = f"{_POLICY}.schedulingPolicy"
 _ROLES: Final = ("Master", "Worker")
+_MAIN: Final = "pytorch"
+"""Name that Kubeflow wants of the container that trains."""
+_RETRIED: Final = frozenset({"", "Always", "OnFailure"})
+_DIFFERS: Final = "differs from Worker's, but workers of an ElasticJob have one; make them equal"
 
 FIELDS: Final[tuple[Rule, ...]] = (
     *mapped("apiVersion", "kind", "metadata", "spec.nprocPerNode"),
@@ -67,44 +71,75 @@ def convert(source: Source) -> Conversion:
     made.findings += judge(source.mapping(), FIELDS)
     policy, elastic = source.at("spec", "runPolicy"), source.at("spec", "elasticPolicy")
     for name, path in _PATHS.items():
-        made.put(path, policy.at(name).value or None)
+        value = policy.at(name).value
+        made.put(path, None if value == "" else value)
     made.managed_by(policy.at("managedBy"), _OWN)
     priority = policy.at("schedulingPolicy", "priorityClass").text()
     made.put("scheduling.priorityClassName", priority or None)
-    added = _workers(made, source.at("spec", "pytorchReplicaSpecs"))
-    for name in ("minReplicas", "maxReplicas"):
-        bound = elastic.at(name).integer()
-        made.put(name, None if bound is None else bound + added)
+    roles = _roles(made, source.at("spec", "pytorchReplicaSpecs"))
+    added = _workers(made, roles) if roles else 0
+    _bounds(made, elastic, added)
     _gang(made, policy.at("schedulingPolicy"))
     if elastic.at("metrics"):
         made.others.append(_autoscaler(made, elastic.at("metrics")))
-    # Retries of pods and restarts by torchrun are one budget here.
-    made.failures(policy.at("backoffLimit").integer(), elastic.at("maxRestarts").integer())
-    made.processes(source.at("spec", "nprocPerNode"))
+    _restarts(made, roles, policy.at("backoffLimit"), elastic.at("maxRestarts"))
+    # Both are one variable of torchrun, and the older field is written last.
     made.processes(elastic.at("nProcPerNode"))
+    made.processes(source.at("spec", "nprocPerNode"))
     return made
 
 
-def _workers(made: Conversion, replicas: Source) -> int:
-    """Take the replicas over; return how many pods the bounds of elasticPolicy do not count."""
-    entries = replicas.entries()
-    for name in entries.keys() - _ROLES:
+def _roles(made: Conversion, replicas: Source) -> dict[str, Source]:
+    """Return Master and Worker, whose names Kubeflow reads in any case."""
+    entries = {name.capitalize(): place for name, place in replicas.entries().items()}
+    for name in sorted(entries.keys() - _ROLES):
         made.refuse(entries[name], "is none of Master and Worker; remove it")
     roles = {name: entries[name] for name in _ROLES if entries.get(name)}
     if not roles:
         made.refuse(replicas, "has neither Master nor Worker; there is nothing to start")
-        return 0
+    return roles
+
+
+def _workers(made: Conversion, roles: Mapping[str, Source]) -> int:
+    """Take the replicas over; return how many pods the bounds of elasticPolicy do not count."""
     counts = {name: entry.at("replicas").integer() for name, entry in roles.items()}
     pods = {name: 1 if count is None else count for name, count in counts.items()}
-    chosen = roles.get("Worker", roles.get("Master", replicas))
     if len(roles) == 2:
         made_of = [own_template(entry.at("template")) for entry in roles.values()]
         if made_of[0] != made_of[1]:
-            why = "differs from Worker's, but workers of an ElasticJob have one; make them equal"
-            made.refuse(roles["Master"].at("template"), why)
-    made.restarts(chosen.at("restartPolicy"))
-    made.worker(chosen.at("template"), sum(pods.values()))
+            made.refuse(roles["Master"].at("template"), _DIFFERS)
+    made.worker(list(roles.values())[-1].at("template"), sum(pods.values()), _MAIN)
     return pods["Master"] if len(roles) == 2 else 0
+
+
+def _bounds(made: Conversion, elastic: Source, added: int) -> None:
+    """Take the sizes of elasticPolicy over, but for those that a flag of the launcher overrules."""
+    size = made.spec.get("replicas")
+    for name in ("minReplicas", "maxReplicas"):
+        bound = elastic.at(name)
+        number = bound.integer()
+        if number is not None and not made.sized:
+            made.put(name, number + added)
+        elif number is not None and number + added != made.spec.get(name, size):
+            made.drop(bound, "the command's --nnodes wins")
+
+
+def _restarts(
+    made: Conversion, roles: Mapping[str, Source], backoff: Source, restarts: Source
+) -> None:
+    """Set the failure budget: retries of pods and restarts by torchrun are one here."""
+    policies = [entry.at("restartPolicy") for entry in roles.values()]
+    texts = ["OnFailure" if one.text() in _RETRIED else one.text() for one in policies]
+    if len(set(texts)) == 2:
+        made.refuse(policies[0], _DIFFERS)
+    if not policies:
+        return
+    retries = backoff.integer()
+    if texts[-1] == "Never" and retries is not None:
+        if retries > 0:
+            made.drop(backoff, "restartPolicy: Never wins")
+        retries = None
+    made.restarts(policies[-1], retries, restarts.integer())
 
 
 def _gang(made: Conversion, group: Source) -> None:
@@ -113,7 +148,7 @@ def _gang(made: Conversion, group: Source) -> None:
     if not least and not timeout:
         return
     made.put("scheduling.gang.backend", "Auto")
-    made.put("scheduling.gang.timeoutSeconds", timeout.integer() or None)
+    made.put("scheduling.gang.timeoutSeconds", timeout.integer())
     size = made.spec.get("minReplicas", made.spec.get("replicas"))
     if least.integer() not in {None, size}:
         made.drop(least, f"a gang has minReplicas workers, {size}")

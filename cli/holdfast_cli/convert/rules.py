@@ -37,7 +37,7 @@ class Rule:
     outcome: Outcome
     reason: str = ""
     """Reason for dropping or refusing, with the remedy; where a mapped field goes."""
-    harmless: tuple[Any, ...] = ()
+    harmless: tuple[Any, ...] = (None, {}, [])
     """Values that ask for nothing: a refused or dropped field with one of them needs no word."""
 
 
@@ -64,12 +64,17 @@ def mapped(*paths: str) -> tuple[Rule, ...]:
 
 def dropped(path: str, reason: str, *harmless: Any) -> Rule:
     """Return the rule of a field that is not needed."""
-    return Rule(path, Outcome.DROPPED, reason, harmless)
+    return Rule(path, Outcome.DROPPED, reason, (None, {}, [], *harmless))
 
 
 def refused(path: str, reason: str, *harmless: Any) -> Rule:
     """Return the rule of a field without a counterpart."""
-    return Rule(path, Outcome.REFUSED, reason, harmless)
+    return Rule(path, Outcome.REFUSED, reason, (None, {}, [], *harmless))
+
+
+def refused_even_empty(path: str, reason: str) -> Rule:
+    """Return the rule of a field that decides by being there, as in `jax: {}`."""
+    return Rule(path, Outcome.REFUSED, reason, (None,))
 
 
 def judge(body: Mapping[str, Any], rules: Sequence[Rule]) -> Iterator[Finding]:
@@ -99,7 +104,7 @@ def _walk(
     if rule is not None and rule.outcome is Outcome.MAPPED:
         return
     if rule is not None:
-        if value not in (None, {}, [], *rule.harmless):
+        if value not in rule.harmless:
             yield Finding(show_path(path), rule.outcome, rule.reason, show_value(value))
         return
     if isinstance(value, dict) and (value or not pattern):
@@ -108,7 +113,7 @@ def _walk(
     elif isinstance(value, list) and value:
         for at, child in enumerate(value):
             yield from _walk(child, (*path, at), (*pattern, ANY_ITEM), table)
-    elif value not in (None, {}, []):
+    elif value is not None and not (value in ({}, []) and _leads_on(pattern, table)):
         unknown = "is no field that this version of holdfast knows; remove it, or say what it does"
         yield Finding(show_path(path), Outcome.REFUSED, unknown, show_value(value))
 
@@ -118,8 +123,16 @@ def _lookup(steps: tuple[str, ...], table: Mapping[tuple[str, ...], Rule]) -> Ru
     if steps in table:
         return table[steps]
     for known, rule in table.items():
-        if len(known) == len(steps) and all(
-            word in (ANY_KEY, step) for word, step in zip(known, steps, strict=True)
-        ):
+        if len(known) == len(steps) and _covers(known, steps):
             return rule
     return None
+
+
+def _leads_on(steps: tuple[str, ...], table: Mapping[tuple[str, ...], Rule]) -> bool:
+    """Return True if a rule is about a field below this path."""
+    return any(len(known) > len(steps) and _covers(known, steps) for known in table)
+
+
+def _covers(known: tuple[str, ...], steps: tuple[str, ...]) -> bool:
+    """Return True if a rule's path begins with these steps."""
+    return all(word in (ANY_KEY, step) for word, step in zip(known, steps, strict=False))

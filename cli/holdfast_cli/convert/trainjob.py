@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_cli.convert.conversion import Conversion
-from holdfast_cli.convert.rules import Rule, dropped, judge, mapped, refused
+from holdfast_cli.convert.rules import (
+    Rule,
+    dropped,
+    judge,
+    mapped,
+    refused,
+    refused_even_empty,
+)
 from holdfast_cli.convert.source import Source
+from holdfast_operator.spec.quantities import to_number
 
 RUNTIMES: Final = frozenset({"TrainingRuntime", "ClusterTrainingRuntime"})
 _INITIALIZER: Final = (
@@ -42,11 +51,13 @@ TRAIN_JOB: Final[tuple[Rule, ...]] = (
 RUNTIME: Final[tuple[Rule, ...]] = (
     *mapped("apiVersion", "kind", "spec.mlPolicy.numNodes"),
     dropped("metadata", "the runtime's own"),
-    refused("spec.mlPolicy.flux", _MPI),
-    refused("spec.mlPolicy.jax", _MPI),
-    refused("spec.mlPolicy.mpi", _MPI),
-    refused("spec.mlPolicy.xgboost", _MPI),
-    dropped("spec.mlPolicy.torch", "the agent sets torch's variables in each rank"),
+    refused_even_empty("spec.mlPolicy.flux", _MPI),
+    refused_even_empty("spec.mlPolicy.jax", _MPI),
+    refused_even_empty("spec.mlPolicy.mpi", _MPI),
+    refused_even_empty("spec.mlPolicy.xgboost", _MPI),
+    dropped("spec.mlPolicy.torch.elasticPolicy", "Trainer never acted on it; write minReplicas"),
+    dropped("spec.mlPolicy.torch.envInjection", "the agent sets torch's variables in each rank"),
+    *mapped("spec.mlPolicy.torch.numProcPerNode"),
     *mapped("spec.podGroupPolicy.coscheduling"),
     refused("spec.podGroupPolicy.volcano.networkTopology", _TOPOLOGY),
     dropped("spec.template.metadata", "the JobSet's own; an ElasticJob makes none"),
@@ -78,7 +89,7 @@ RUNTIME: Final[tuple[Rule, ...]] = (
     dropped(f"{_POD}.managedBy", _OPERATOR),
     dropped(f"{_POD}.manualSelector", _OPERATOR),
     refused(f"{_POD}.maxFailedIndexes", "write failurePolicy.budgets, which counts the job's"),
-    dropped(f"{_POD}.parallelism", "numNodes is the size"),
+    *mapped(f"{_POD}.parallelism"),
     dropped(f"{_POD}.podReplacementPolicy", _OPERATOR),
     dropped(f"{_POD}.selector", _OPERATOR),
     refused(f"{_POD}.successPolicy", "write spec.successPolicy: AllWorkers, AnyWorker or Rank0"),
@@ -86,6 +97,24 @@ RUNTIME: Final[tuple[Rule, ...]] = (
     dropped(f"{_POD}.ttlSecondsAfterFinished", "the TrainJob's runtime decides"),
 )
 
+_MAIN: Final = "node"
+"""Name that Trainer wants of the container that trains."""
+_KEYS: Final[Mapping[str, str]] = {
+    "containers": "name",
+    "env": "name",
+    "ephemeralContainers": "name",
+    "hostAliases": "ip",
+    "imagePullSecrets": "name",
+    "initContainers": "name",
+    "ports": "containerPort",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+    "topologySpreadConstraints": "topologyKey",
+    "volumeDevices": "devicePath",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+"""Lists of a pod that Kubernetes merges, with the key of their items (patchMergeKey)."""
 _OWN: Final = "trainer.kubeflow.org/trainjob-controller"
 _STEP: Final = "trainer.kubeflow.org/trainjob-ancestor-step"
 _INITIALIZERS: Final = frozenset({"dataset-initializer", "model-initializer"})
@@ -111,19 +140,42 @@ def convert(source: Source, runtime: Source) -> Conversion:
         return made
     _gang(made, runtime.at("spec", "podGroupPolicy"))
     job = entry.at("template", "spec")
-    deadline = spec.at("activeDeadlineSeconds").integer()
-    own = job.at("activeDeadlineSeconds").integer()
-    made.put("activeDeadlineSeconds", own if deadline is None else deadline)
-    template = _patched(job.at("template"), spec.at("runtimePatches"), entry.at("name").text())
-    nodes = spec.at("trainer", "numNodes").integer()
-    default = runtime.at("spec", "mlPolicy", "numNodes").integer()
-    made.worker(_overridden(template, spec.at("trainer")), nodes or default or 1)
-    made.processes(spec.at("trainer", "numProcPerNode"))
+    both = (place.at("activeDeadlineSeconds").integer() for place in (spec, job))
+    made.put("activeDeadlineSeconds", min((one for one in both if one is not None), default=None))
+    template = _patched(made, job.at("template"), spec.at("runtimePatches"), entry.at("name"))
+    policy = runtime.at("spec", "mlPolicy")
+    size = _size(made, spec.at("trainer", "numNodes"), policy, job.at("parallelism"))
+    made.worker(_overridden(template, spec.at("trainer")), size, _MAIN)
+    _processes(made, spec.at("trainer", "numProcPerNode"), policy)
     # Retries of the Job and restarts of the JobSet are one budget here.
     restarts = job_set.at("failurePolicy", "maxRestarts").integer()
     made.failures(job.at("backoffLimit").integer(), restarts)
     _rules(made, job.at("podFailurePolicy", "rules"))
     return made
+
+
+def _size(made: Conversion, nodes: Source, policy: Source, parallelism: Source) -> int:
+    """Return the number of pods; a Job's parallelism is it only without a policy."""
+    given = (nodes, policy.at("numNodes")) if policy else (nodes, parallelism)
+    size = next((number for one in given if (number := one.integer())), 1)
+    if parallelism and parallelism.integer() != size:
+        made.drop(parallelism, "numNodes is the size")
+    return size
+
+
+def _processes(made: Conversion, given: Source, policy: Source) -> None:
+    """Set the processes of a pod; without a number Trainer counts the CPUs of one without GPUs."""
+    chosen = given or policy.at("torch", "numProcPerNode")
+    if chosen.value != "auto":
+        made.processes(chosen)
+    if "torch" not in policy.mapping() or "worker" not in made.spec:
+        return
+    main = Source(made.spec["worker"]["template"]["spec"]["containers"][0])
+    asked = [main.at("resources", name).mapping() for name in ("requests", "limits")]
+    amounts = [(name.lower(), str(value)) for one in asked for name, value in one.items()]
+    if not any("gpu" in name and value != "0" for name, value in amounts):
+        cpus = next((to_number(value) for name, value in amounts if name == "cpu"), None)
+        made.spec.setdefault("nprocPerNode", max(1, math.ceil(cpus or 0)))
 
 
 def _gang(made: Conversion, policy: Source) -> None:
@@ -132,16 +184,21 @@ def _gang(made: Conversion, policy: Source) -> None:
         if name in policy.mapping():
             made.put("scheduling.gang.backend", backend)
     timeout = policy.at("coscheduling", "scheduleTimeoutSeconds").integer()
-    made.put("scheduling.gang.timeoutSeconds", timeout or None)
+    made.put("scheduling.gang.timeoutSeconds", timeout)
 
 
 def find_runtime(source: Source, documents: Sequence[Mapping[str, Any]]) -> Source | None:
     """Return the runtime that a TrainJob names, out of the documents; None: it is not there."""
-    name = source.at("spec", "runtimeRef", "name").text()
+    name, kind = source.at("spec", "runtimeRef", "name").text(), runtime_kind(source)
     for body in map(Source, documents):
-        if body.at("kind").value in RUNTIMES and body.at("metadata", "name").value == name:
+        if body.at("kind").value == kind and body.at("metadata", "name").value == name:
             return body
     return None
+
+
+def runtime_kind(source: Source) -> str:
+    """Return the kind of the runtime that a TrainJob names."""
+    return source.at("spec", "runtimeRef", "kind").text() or "ClusterTrainingRuntime"
 
 
 def _trainer_job(made: Conversion, jobs: Source) -> Source | None:
@@ -167,44 +224,59 @@ def _overridden(template: Source, trainer: Source) -> Source:
     """Return the template with the TrainJob's image, command, variables and resources."""
     made = dataclasses.replace(template, value=copy.deepcopy(template.mapping()))
     containers = [place.mapping() for place in made.at("spec", "containers").items()]
-    named = [one for one in containers if one.get("name") == "node"]
+    named = [one for one in containers if one.get("name") == _MAIN]
     for main in (named or containers)[:1]:
         for name in ("image", "command", "args"):
             if trainer.at(name):
                 main[name] = copy.deepcopy(trainer.at(name).value)
         if trainer.at("resourcesPerNode"):
-            main["resources"] = copy.deepcopy(trainer.at("resourcesPerNode").value)
+            asked = trainer.at("resourcesPerNode").mapping()
+            main["resources"] = _merge(main.get("resources") or {}, asked)
         if trainer.at("env"):
-            main["env"] = _merge(main.get("env") or [], trainer.at("env").value)
+            own = [place.mapping() for place in trainer.at("env").items()]
+            main["env"] = _replaced(main.get("env") or [], own)
     return made
 
 
-def _patched(template: Source, patches: Source, job: str) -> Source:
+def _replaced(base: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    """Return a container's variables with others in the place of those of the same names."""
+    return list({one.get("name"): copy.deepcopy(one) for one in (*base, *own)}.values())
+
+
+def _patched(made: Conversion, template: Source, patches: Source, job: Source) -> Source:
     """Return the template with the patches of the job's pods, in their order."""
-    made: Any = copy.deepcopy(template.mapping())
+    pod: Any = copy.deepcopy(template.mapping())
     for patch in patches.items():
         job_set = patch.at("trainingRuntimeSpec", "template", "spec")
         for entry in job_set.at("replicatedJobs").items():
-            if entry.at("name").value == job:
-                made = _merge(made, entry.at("template", "spec", "template").mapping())
-    return dataclasses.replace(template, value=made)
+            if entry.at("name").value == job.value:
+                pod = _merge(pod, entry.at("template", "spec", "template").mapping())
+            elif entry.at("name").value in _INITIALIZERS:
+                made.drop(entry.at("name"), "it runs only for spec.initializer")
+            else:
+                made.refuse(entry.at("name"), f"is not the job that trains, {job.text()}")
+    return dataclasses.replace(template, value=pod)
 
 
-def _merge(base: Any, patch: Any) -> Any:
-    """Merge as Kubernetes does: mappings by key, lists of named items by name, others in turn."""
+def _merge(base: Any, patch: Any, field: str = "") -> Any:
+    """Merge as Kubernetes does: mappings by key, some lists by a key of their items.
+
+    field: Name of the field that is merged; the patch takes the place of any other list.
+    """
     if isinstance(base, dict) and isinstance(patch, dict):
         return base | {
-            key: _merge(base[key], value) if key in base else copy.deepcopy(value)
+            key: _merge(base[key], value, key) if key in base else copy.deepcopy(value)
             for key, value in patch.items()
         }
-    if isinstance(base, list) and isinstance(patch, list):
-        if not all(isinstance(item, dict) and "name" in item for item in (*base, *patch)):
-            return [*base, *(item for item in patch if item not in base)]
-        named = {item["name"]: item for item in base}
-        for item in patch:
-            named[item["name"]] = _merge(named.get(item["name"], {}), item)
-        return list(named.values())
-    return copy.deepcopy(patch)
+    key = _KEYS.get(field)
+    if key is None or not isinstance(base, list) or not isinstance(patch, list):
+        return copy.deepcopy(patch)
+    if not all(isinstance(item, dict) and key in item for item in (*base, *patch)):
+        return copy.deepcopy(patch)
+    merged = {item[key]: item for item in base}
+    for item in patch:
+        merged[item[key]] = _merge(merged.get(item[key], {}), item)
+    return list(merged.values())
 
 
 def _rules(made: Conversion, rules: Source) -> None:

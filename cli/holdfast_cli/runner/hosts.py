@@ -19,7 +19,7 @@ from holdfast_cli.errors import BadInputError
 
 HOST: Final = "{host}"
 """Place of the host's name in a launcher."""
-EXAMPLES: Final = "'srun --overlap --nodes=1 --ntasks=1 --nodelist={host}', or 'ssh {host}'"
+EXAMPLES: Final = "'srun --overlap --nodes=1 --ntasks=1 --nodelist={host}', or 'ssh -tt {host}'"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

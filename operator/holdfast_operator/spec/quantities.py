@@ -1,4 +1,4 @@
-"""Kubernetes' quantities of memory: texts such as 12Gi to bytes, and back."""
+"""Kubernetes' quantities: texts such as 12Gi or 500m to numbers, and memory back."""
 
 from __future__ import annotations
 
@@ -20,13 +20,19 @@ _SUFFIXES: Final = {
 
 def to_bytes(quantity: Any) -> int | None:
     """Return a quantity of memory in bytes; None: it is none."""
+    number = to_number(quantity)
+    return None if number is None else int(number)
+
+
+def to_number(quantity: Any) -> Decimal | None:
+    """Return a quantity in its unit, which for `cpu` is one CPU; None: it is none."""
     if isinstance(quantity, int) and not isinstance(quantity, bool):
-        return quantity if quantity >= 0 else None
+        return Decimal(quantity) if quantity >= 0 else None
     found = _FORM.fullmatch(quantity) if isinstance(quantity, str) else None
     if found is None:
         return None
     number, exponent, suffix = found.groups()
-    return int(Decimal(f"{number}{exponent or ''}") * _SUFFIXES[suffix or ""])
+    return Decimal(f"{number}{exponent or ''}") * _SUFFIXES[suffix or ""]
 
 
 def in_mebibytes(size: int) -> str:

@@ -51,6 +51,7 @@ def test_a_launcher_gets_the_host_and_the_program() -> None:
         (" , ", "ssh {host}", "names no host"),
         ("a,b,a", "ssh {host}", "a stands there twice"),
         ("a", "", "--hosts needs --launcher"),
+        ("a", "", "or 'ssh -tt {host}'"),
         ("a", "ssh", "has no {host}"),
         ("a", "ssh '{host}", "close the quotes"),
     ],

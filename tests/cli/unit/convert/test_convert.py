@@ -167,6 +167,7 @@ def test_a_pytorchjob_keeps_what_it_says() -> None:
     }
     assert _spec(PYTORCH) == {
         "activeDeadlineSeconds": 900,
+        "suspend": False,
         "cleanup": {"pods": "All", "ttlSecondsAfterFinished": 60},
         "scheduling": {
             "priorityClassName": "high",
@@ -260,7 +261,7 @@ def test_a_master_of_another_kind_is_refused() -> None:
 @pytest.mark.parametrize(
     ("policy", "wanted"),
     [
-        ("Never", {"budgets": {"failures": {"limit": 0, "windowSeconds": 0}}}),
+        ("Never", {"budgets": {"failures": {"limit": 100, "windowSeconds": 0}}}),
         (
             "ExitCode",
             {
@@ -276,7 +277,7 @@ def test_a_master_of_another_kind_is_refused() -> None:
     ],
 )
 def test_restart_policies_become_failure_policies(policy: str, wanted: dict[str, Any]) -> None:
-    """Never allows no failure; ExitCode fails the job at the codes that are permanent."""
+    """Under Never torchrun alone restarts; ExitCode fails the job at the permanent codes."""
     spec = _spec(_changed(PYTORCH, "restartPolicy: OnFailure", f"restartPolicy: {policy}"))
     assert spec["failurePolicy"] == wanted
 

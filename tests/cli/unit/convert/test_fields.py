@@ -1,8 +1,9 @@
 """Each field of the foreign kinds is mapped, dropped or refused.
 
 The lists in `fields/` are the leaves of the kinds' CustomResourceDefinitions, a pod template being
-one leaf: PyTorchJob of kubeflow/trainer at 289f17906, TrainJob and TrainingRuntime at 8c0f5059b,
-ElasticJob of intelligent-machine-learning/dlrover at 7c3e96481.
+one leaf: PyTorchJob of kubeflow/trainer at 289f17906, TrainJob and TrainingRuntime at 8c0f5059b (of
+TrainingRuntime also `mlPolicy.torch` of releases 2.0 and 2.1), ElasticJob of
+intelligent-machine-learning/dlrover at 7c3e96481.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def test_a_rule_for_another_container_matches_no_training_process() -> None:
 
 def test_a_field_that_the_wire_gains_is_noticed_here() -> None:
     """A master never guesses a default: each field is set from the spec."""
-    told = dataclasses.asdict(master_spec(read(job()).spec, SpecVersion(1)))
+    spec = master_spec(read(job()).spec, SpecVersion(1), progress_seconds=2.0)
+    told = dataclasses.asdict(spec)
     assert set(told) == {field.name for field in dataclasses.fields(MasterSpec)}
     assert told["active_deadline_seconds"] == 0.0
     unset = {name for name, value in told.items() if value in (0, (), False)}

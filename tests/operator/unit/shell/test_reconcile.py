@@ -134,8 +134,6 @@ class Link:
 
 
 LINKS: list[Link] = []
-
-
 PODS: dict[Key, list[PodRecord]] = {}
 
 
