@@ -65,13 +65,16 @@ jobs, 8 at most. F: failed jobs that still exist (`cleanup.ttlSecondsAfterFinish
 pairs of method and code of the API server's answers, about 10. 1,000 jobs on sound hosts are
 {thousand:,} series.
 
+The master's port serves 16 connections at once: one more takes the place of the oldest. A client
+that says nothing for 10 s is hung up on.
+
 ## A span for each recovery
 
 The master sends OpenTelemetry spans if it is asked to: one trace for each recovery. Its span
 `recovery` lasts from the fault to the first step, and has the incident's id (`holdfast.incident`),
 its cause and its culprit. In it are `detect`, `decide`, `respawn` and `restore`. That needs the
 extra `traces` of the wheel, which the operator's image has; the master's log says where it is
-missing.
+missing. A master that ends waits 2 s for its last spans to be taken.
 
 | `OTEL_TRACES_EXPORTER` | spans go |
 |---|---|

@@ -6,13 +6,14 @@ its spec says then. While workers live only the size of their group changes.
 
 from __future__ import annotations
 
+import dataclasses
 import http
 import logging
 import time
 from typing import Any, Final
 
 from holdfast_operator.kube.client import MERGE, KubeClient, only
-from holdfast_operator.kube.errors import ApiRefusedError, NotYetError, TakenError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError, NotYetError, TakenError
 from holdfast_operator.owned_resources import check_owner, is_owned
 from holdfast_operator.plan.pods import Role
 from holdfast_operator.pods.gang import (
@@ -29,6 +30,8 @@ from holdfast_operator.state.job_state import JobState
 _log = logging.getLogger(__name__)
 _DISCOVERY_SECONDS: Final = 30.0
 """Age at which it is asked again what the cluster serves."""
+_GOING_SECONDS: Final = 1.0
+"""Time between two looks for a group that is going."""
 
 
 class Gangs:
@@ -43,22 +46,29 @@ class Gangs:
     async def settle(self, state: JobState) -> float | None:
         """Choose how a job's next workers are scheduled, and make, change or delete its group.
 
+        What cannot be done now is a fault of the job's grouping: living workers do without it, and
+        their successors are made. No first worker is.
+
         Returns:
             Seconds until the next look; None: none is needed.
-
-        Raises:
-            KubeError: Something could not be done now.
         """
+        try:
+            return await self._settle(state)
+        except KubeError as error:
+            _log.warning("job %s: its PodGroup: %s", state.key, error)
+            fault, alone = f"its PodGroup: {error}", not _workers(state)
+            state.groups(dataclasses.replace(state.grouping, fault=fault, blocked=alone))
+            return _GOING_SECONDS if isinstance(error, NotYetError) else _DISCOVERY_SECONDS
+
+    async def _settle(self, state: JobState) -> float | None:
         wanted = state.asked.gang
-        living = [pod.gang for pod in state.pods() if pod.slot.role is Role.WORKER and pod.live]
+        living = _workers(state)
         if living or not state.expectations.open:  # those that were just made do not show yet
             begins = not living and wanted != NONE and not state.spec.suspend
             apis = await self._discover() if begins else frozenset[str]()
             state.groups(in_force(NONE if state.spec.suspend else wanted, living, apis))
         backend = state.grouping.backend
-        before = state.credentials.group
-        if before is not None and (backend is None or backend.name != before[0]):
-            await self._delete(state, before[0])
+        await self._leave(state, backend)
         if backend is None:
             return _DISCOVERY_SECONDS if state.grouping.blocked else None
         fault = await self._keep(state, backend)
@@ -67,6 +77,24 @@ class Gangs:
         elif fault:
             state.groups(Grouping(backend, fault))
         return _DISCOVERY_SECONDS if fault else None
+
+    async def _leave(self, state: JobState, backend: GangBackend | None) -> None:
+        """Delete the groups that the next workers are not in.
+
+        An operator before this one may have left that of a suspended job.
+        """
+        before = state.credentials.group
+        if before is not None:
+            names = {before[0]} - {""}
+        elif backend is None and state.spec.suspend and state.asked.gang != NONE:
+            apis = await self._discover()
+            names = {one.name for one in BACKENDS if one.api in apis}
+        else:
+            return
+        for name in names - {backend.name if backend is not None else ""}:
+            await self._delete(state, name)
+        if before is None:
+            state.credentials.keeps_group("", 0)
 
     async def _discover(self) -> frozenset[str]:
         """Return the group versions with a PodGroup."""
@@ -93,7 +121,7 @@ class Gangs:
         try:
             await self._apply(state, backend, least)
         except (TakenError, ApiRefusedError) as error:
-            if isinstance(error, ApiRefusedError) and not (error.is_admission or error.is_invalid):
+            if isinstance(error, ApiRefusedError) and not _forbids(error):
                 raise
             _log.warning("job %s: no PodGroup: %s", state.key, error)
             return f"the PodGroup of {backend.api} cannot be made or changed: {error}"
@@ -121,6 +149,16 @@ class Gangs:
         if found is not None and is_owned(state.owner, found):
             await self._client.call("DELETE", path, only(found["metadata"]["uid"]))
         state.credentials.keeps_group("", 0)
+
+
+def _workers(state: JobState) -> list[str]:
+    """Return the backend of each living worker; empty text: it is in no group."""
+    return [pod.gang for pod in state.pods() if pod.slot.role is Role.WORKER and pod.live]
+
+
+def _forbids(error: ApiRefusedError) -> bool:
+    """Return True if a rule stands against the group, or its kind is not served any more."""
+    return error.is_admission or error.is_invalid or error.code == http.HTTPStatus.NOT_FOUND
 
 
 def _gang(state: JobState, least: int) -> Gang:

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +57,8 @@ async def watch_jobs(
         settings.posting.enabled = False
         settings.peering.standalone = True
         settings.watching.chunk_size = 100  # 60 kB each, once they are parsed
+        # Else kopf kills this process 10 min after its own end, which may be that of one namespace.
+        settings.process.ultimate_exiting_timeout = None
         settings.persistence.diffbase_storage = _NoDiffs()
         # Unused, but two operators with one name would remove each other's.
         settings.persistence.finalizer = "holdfast.dev/kopf-unused"
@@ -74,7 +76,26 @@ async def watch_jobs(
     # Unused without peering, but kopf's own default asks for the name of a user, which a container
     # does not have.
     where["identity"] = "holdfast-operator"
-    await kopf.operator(registry=registry, standalone=True, ready_flag=began, **where)
+    await _serve(
+        await kopf.spawn_tasks(registry=registry, standalone=True, ready_flag=began, **where)
+    )
+
+
+async def _serve(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait until a task of kopf's ends, or until cancelled; then end them, and no others.
+
+    `kopf.operator` would cancel every task of the loop that was made since it began: the links of
+    all jobs, and what looks after the other namespaces.
+    """
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in ended:
+        if not task.cancelled():
+            task.result()
 
 
 async def _login(listed: asyncio.Event, **arguments: Any) -> kopf.AiohttpSession | None:

@@ -75,6 +75,14 @@ class JobCache:
         if self._bodies.get(key, {}).get(_uid(body)) is before:
             self.add(key, body)
 
+    def clear(self, namespace: str) -> list[Key]:
+        """Forget all objects of a namespace; return their names."""
+        left = [key for key in self._bodies if key[0] == namespace]
+        for key in left:
+            for uid in self.bodies(key):
+                self.delete(key, uid)
+        return left
+
     def delete(self, key: Key, uid: str) -> None:
         """Note that an object is gone."""
         of_name = self._bodies.get(key, {})

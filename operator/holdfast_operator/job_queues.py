@@ -18,19 +18,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast_operator.kube.client import MERGE, KubeClient, only, without_managers
-from holdfast_operator.kube.errors import ApiRefusedError, KubeError
+from holdfast_operator.kube.errors import ApiRefusedError, KubeError, NotYetError, TakenError
 from holdfast_operator.kube.reflector import Reflector
+from holdfast_operator.owned_resources import check_owner
 from holdfast_operator.plan.pods import WORKER, Role
 from holdfast_operator.plan.slices import CORE, Demand, Placement, Slice, Verdict, judge
 from holdfast_operator.pods.pod import master_template
+from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.pods.workloads import (
     API,
+    KIND,
     LABEL_SLICE,
     MOST_EXTRA_ROLES,
     PRIORITY,
     QUEUE,
     Priority,
     Request,
+    counted_memory,
     named_flavors,
     path,
     read,
@@ -205,7 +209,7 @@ class JobQueues:
             return None  # nothing of it is made before its templates are known
         if not self._in(state.key).synced.is_set():
             self._waiting.add(state.key)
-            state.admits(_kept(demand, self._lacks), now)
+            state.admits(_kept(state, demand, self._lacks), now)
             return None
         if len(state.asked.extra_roles) > MOST_EXTRA_ROLES:
             reason = _TOO_MANY_ROLES.format(len(state.asked.extra_roles))
@@ -214,15 +218,15 @@ class JobQueues:
         verdict, refusal = await self._ask(state, demand, settings)
         if refusal:
             _log.warning("job %s: %s", state.key, refusal)
-            verdict = dataclasses.replace(verdict, reason=_REFUSED.format(refusal.message))
+            verdict = dataclasses.replace(verdict, reason=_REFUSED.format(refusal))
         state.admits(verdict, now)
         return _AGAIN_SECONDS if refusal else None
 
     async def _ask(
         self, state: JobState, demand: Demand, settings: OperatorSettings
-    ) -> tuple[Verdict, ApiRefusedError | None]:
+    ) -> tuple[Verdict, str]:
         """Return what may run; and the refusal of a request, which must not stop the job."""
-        verdict = _kept(demand, "")
+        verdict = _kept(state, demand, "")
         try:
             verdict = judge(await self.slices(state), demand)
             if state.expectations.open:  # pods that were made may not show yet
@@ -239,8 +243,10 @@ class JobQueues:
                 await self._create(verdict, await self._request(state, settings))
         except ApiRefusedError as error:
             if not error.is_outdated:  # a newer version of the Workload is about to be seen
-                return verdict, error
-        return verdict, None
+                return verdict, error.message
+        except (NotYetError, TakenError) as error:
+            return verdict, str(error)
+        return verdict, ""
 
     async def _request(self, state: JobState, settings: OperatorSettings) -> Request:
         labels = state.body["metadata"].get("labels") or {}
@@ -276,14 +282,20 @@ class JobQueues:
         return Priority()
 
     async def _create(self, verdict: Verdict, request: Request) -> None:
+        """Ask for slices; raises TakenError or NotYetError if a name is another's."""
         owner = request.owner
         for index, workers in verdict.create:
             core = None if index == CORE else verdict.placements.get(WORKER)
             body = request.workload(index, workers, core)
+            name = body["metadata"]["name"]
             if await self._client.make(path(owner.namespace), body):
-                name = body["metadata"]["name"]
                 _log.info("job %s: asked %s for %d workers", owner.name, request.queue, workers)
                 _log.debug("job %s: made Workload %s", owner.name, name)
+                continue
+            # A list: the operator has no right to get a single one.
+            where = f"{path(owner.namespace)}?fieldSelector=metadata.name%3D{name}"
+            for found in (await self._client.call("GET", where))["items"]:
+                check_owner(owner, {"kind": KIND, **found})
 
     async def _report(
         self, body: Mapping[str, Any], change: Callable[[Mapping[str, Any], str], dict[str, Any]]
@@ -324,22 +336,48 @@ class JobQueues:
         now = time.monotonic()
         age, found = self._kept.get(where, (-_CACHE_SECONDS, None))
         if found is None or now - age >= _CACHE_SECONDS:
-            found = await self._client.call("GET", where)
+            try:
+                found = await self._client.call("GET", where)
+            except ApiRefusedError as error:
+                # What was read before is better than a job whose pods cannot be placed.
+                if found is None or error.code == http.HTTPStatus.NOT_FOUND:
+                    raise
+                _log.warning("%s; what was read before counts", error)
             self._kept[where] = (now, found)
         return dict(found)
 
 
-def _kept(demand: Demand, reason: str) -> Verdict:
-    """Return what a job has: without an answer of its queue it neither grows nor stops."""
-    kept = max(demand.pods, demand.least) if demand.pods else 0
-    return Verdict(workers=kept, reason=reason)
+def _kept(state: JobState, demand: Demand, reason: str) -> Verdict:
+    """Return what a job has: without an answer of its queue it neither grows nor stops.
+
+    What was admitted before counts, as nobody but this operator gives it back. A process that has
+    seen nothing of it yet takes the pods for it.
+    """
+    if state.admission is not None:
+        return dataclasses.replace(
+            state.admission, create=(), release=(), started=(), delete=(), reason=reason
+        )
+    ranks = set(demand.ranks)
+    roles: dict[str, int] = {}
+    memory = 0
+    for pod in _using(state):
+        if pod.slot.role is Role.WORKER:
+            memory = max(memory, pod.memory_limit)
+        elif pod.slot.role is Role.EXTRA:
+            roles[pod.slot.name] = max(roles.get(pod.slot.name, 0), pod.slot.index + 1)
+    workers = max(len(ranks), demand.least) if ranks else 0
+    return Verdict(workers=workers, roles=roles, memory=memory, reason=reason)
+
+
+def _using(state: JobState) -> list[PodRecord]:
+    """Return the pods that use quota: one that is being deleted until its object is gone."""
+    return [pod for pod in state.pods() if pod.occupies or pod.deleting]
 
 
 def demand_of(state: JobState) -> Demand:
     """Return what a job asks of its queue, and the pods that it has."""
     asked, size = state.asked, state.asked.size
-    # A pod that is being deleted counts for the cluster until its object is gone.
-    pods = [pod for pod in state.pods() if pod.occupies or pod.deleting]
+    pods = _using(state)
     workers = [pod for pod in pods if pod.slot.role is Role.WORKER]
     return Demand(
         workers=asked.worker_pods,
@@ -350,6 +388,8 @@ def demand_of(state: JobState) -> Demand:
         ready=sum(pod.ready and not pod.deleting for pod in workers),
         others=len(pods) > len(workers),
         stopped=asked.suspend or state.deleted or state.status.ended,
+        roles={role.name: role.replicas for role in asked.extra_roles},
+        memory=counted_memory(asked),
     )
 
 

@@ -207,7 +207,7 @@ class Operator:
             reconciler.leave(where.name)
 
     async def _look_after(self, where: WatchedNamespace, reconciler: Reconciler) -> None:
-        where.listed.clear()
+        where.begin()
         async with asyncio.TaskGroup() as group:
             group.create_task(where.pods.run())
             await where.pods.synced.wait()

@@ -8,15 +8,21 @@ from holdfast_wire.messages import FailureRule, MasterSpec
 
 
 def master_spec(
-    spec: JobSpec, version: SpecVersion, *, progress_seconds: float = 0.0
+    spec: JobSpec,
+    version: SpecVersion,
+    *,
+    asked_replicas: int = 0,
+    progress_seconds: float = 0.0,
 ) -> MasterSpec:
     """Return the part of a spec that the job's master needs; it ignores older versions.
 
-    progress_seconds: shortest time between two statuses that tell progress only, s; 0: its own.
+    Args:
+        spec: The spec to carry out.
+        version: Its version.
+        asked_replicas: Workers that the owner asks for; 0: as many as the spec has.
+        progress_seconds: Shortest time between two statuses that tell progress only, s; 0: its own.
     """
     size = spec.size
-    pod = spec.worker_template["spec"]
-    main = pod["containers"][main_container(pod)]["name"]
     return MasterSpec(
         generation=version.generation,
         revision=version.revision,
@@ -31,13 +37,20 @@ def master_spec(
         scale_down_grace_seconds=float(spec.scale_down_grace_s),
         below_min_timeout_seconds=float(spec.below_min_timeout_s),
         budgets=spec.budgets,
-        failure_rules=tuple(_rule(rule, main) for rule in spec.rules),
+        failure_rules=_rules(spec),
         active_deadline_seconds=float(spec.active_deadline_s or 0),
         suspend=spec.suspend,
         checkpoint=spec.checkpoint,
         health=spec.health,
         progress_seconds=progress_seconds,
+        asked_replicas=asked_replicas or size.desired,
     )
+
+
+def _rules(spec: JobSpec) -> tuple[FailureRule, ...]:
+    pod = spec.worker_template["spec"]
+    main = pod["containers"][main_container(pod)]["name"]
+    return tuple(_rule(rule, main) for rule in spec.rules)
 
 
 def _rule(spec: FailureRuleSpec, main: str) -> FailureRule:

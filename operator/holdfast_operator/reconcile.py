@@ -183,9 +183,8 @@ class Reconciler:
 
     def leave(self, namespace: str) -> None:
         """Forget the jobs of a namespace that is not watched any more; the cluster stays."""
-        for key in [one for one in self._states if one[0] == namespace]:
-            for uid in self._jobs.bodies(key):
-                self._jobs.delete(key, uid)
+        kept = [one for one in self._states if one[0] == namespace]
+        for key in {*kept, *self._jobs.clear(namespace)}:
             self._wake(key)
 
     async def look(self, key: Key) -> float | None:
@@ -421,6 +420,7 @@ class Reconciler:
             nodes=self._nodes,
             credentials=HeldCredentials(JobCredentials(self._root_key, owner, lifetime)),
             status=WrittenStatus(status),
+            revision=WrittenStatus(status).admission,
             # The newest master that an operator before this one heard.
             link=Link(known=KnownMaster(epoch=int((status.get("world") or {}).get("epoch", 0)))),
             sure_at=time.monotonic(),

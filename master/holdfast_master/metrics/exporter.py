@@ -1,6 +1,6 @@
 """Serves a job's metrics: counts facts as they are written, reads figures at each scrape.
 
-A scrape is served by a thread of prometheus-client; it takes the figures on the event loop, whose
+A scrape is served by a thread of `http_server`; it takes the figures on the event loop, whose
 core it must not touch, and waits for them with a deadline.
 """
 
@@ -11,21 +11,15 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    start_http_server,
-)
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from holdfast_master.instructions import Record
 from holdfast_master.job.requests.figures import JobFigures
 from holdfast_master.metrics.families import Labels, families
+from holdfast_master.metrics.http_server import MetricsServer
 from holdfast_wire import messages as wire
 from holdfast_wire.reasons import Cause
 
@@ -94,7 +88,7 @@ class MetricsExporter:
         self.registry = CollectorRegistry()
         self._own, self._figures = own, figures
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: tuple[WSGIServer, threading.Thread] | None = None
+        self._server: MetricsServer | None = None
         self._closed: set[str] = set()
         self._incidents = Counter(
             "holdfast_job_incidents",
@@ -144,16 +138,13 @@ class MetricsExporter:
             OSError: the port cannot be had.
         """
         self._loop = asyncio.get_running_loop()
-        self._server = start_http_server(port, host.strip("[]"), self.registry)
-        return int(self._server[0].server_port)
+        self._server = MetricsServer(host.strip("[]"), port, self.registry)
+        return self._server.server_port
 
     def close(self) -> None:
         """Stop serving; blocks for up to half a second."""
         if self._server is not None:
-            server, thread = self._server
-            server.shutdown()
-            server.server_close()
-            thread.join()
+            self._server.close()
 
     def _on_loop(self) -> JobFigures:
         """The figures, made on the event loop; a thread of a scrape waits for them.

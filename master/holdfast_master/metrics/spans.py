@@ -6,6 +6,7 @@ the SDK's sends them: nothing here waits for a collector.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -20,8 +21,8 @@ from holdfast_master.metrics.families import Labels
 from holdfast_wire import messages as wire
 
 _NANOS: Final = 1e9
-_CLOSE_MILLIS: Final = 2000
-"""Longest wait for the last spans at the master's end, ms."""
+_CLOSE_SECONDS: Final = 2.0
+"""Longest wait for the last spans at the master's end, s."""
 
 
 class RecoverySpans:
@@ -34,8 +35,7 @@ class RecoverySpans:
             {"service.name": "holdfast", "service.namespace": namespace, "holdfast.job": job}
         )
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(exporter)
-        self._provider.add_span_processor(self._processor)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("holdfast.master")
         self._sent: set[str] = set()
 
@@ -51,8 +51,10 @@ class RecoverySpans:
 
     def close(self) -> None:
         """Send what is left; blocks for up to two seconds."""
-        self._processor.force_flush(_CLOSE_MILLIS)
-        self._provider.shutdown()
+        # The SDK ignores the deadline of a flush, and waits 30 s for a collector that is away.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(_CLOSE_SECONDS)
 
 
 def make_exporter(kind: str) -> SpanExporter:

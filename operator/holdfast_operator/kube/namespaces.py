@@ -50,6 +50,12 @@ class WatchedNamespace:
         """Return True if all its jobs and pods are known."""
         return self.pods.synced.is_set() and self.listed.is_set()
 
+    def begin(self) -> None:
+        """Take nothing for known: it is watched for the first time, or was left meanwhile."""
+        self.listed.clear()
+        self.pods.synced.clear()
+        self.pods.last_activity = time.monotonic()
+
     async def can_be_read(self) -> bool:
         """Ask for its jobs; say what stands against it."""
         try:

@@ -32,7 +32,7 @@ class Queued:
     asked: JobSpec
     """Spec of the owner."""
     reason: str
-    """Reason for admitting fewer workers than asked for, for people; empty: all are admitted."""
+    """Reason for admitting less than is asked for, for people; empty: all is admitted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

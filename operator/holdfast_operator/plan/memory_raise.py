@@ -64,7 +64,8 @@ def next_limit(look: Look, slot: PodSlot) -> int:
         return 0
     known = _stored(look.job.status, slot.index).get(slot.index)
     found = after(known, slot.index, _ran_out_at(look, slot), policy)
-    return 0 if found is None else found.limit
+    # What was raised before stays in the status, and may be more than is allowed now.
+    return 0 if found is None else min(found.limit, policy.most_bytes)
 
 
 def raised(look: Look) -> list[dict[str, Any]]:

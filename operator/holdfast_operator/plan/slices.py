@@ -9,13 +9,18 @@ Workers beyond the admitted ones are deleted before their slice's quota is given
 does a pod run without a reservation.
 
 All slices are in the core's flavor: which ranks a preemption takes does not matter then.
+
+What a Workload counts never changes: more pods of an extra role, or more memory for a worker, than
+it has are held back until the job is queued anew.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from holdfast_operator.spec.quantities import in_mebibytes
 
 CORE: Final = 0
 """Index of the slice without which the job does not run."""
@@ -53,6 +58,10 @@ class Slice:
     """It was asked for in another queue, or with other templates than the job has now."""
     placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     """Additions to its pods by role, as admitted."""
+    roles: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Pods of each extra role that it counts."""
+    memory: int = 0
+    """Memory limit with which it counts a worker, bytes; 0: none."""
 
     @property
     def usable(self) -> bool:
@@ -80,6 +89,10 @@ class Demand:
     """A pod of the master or of an extra role exists."""
     stopped: bool = False
     """It is suspended by its owner, or ended, or deleted: it wants no quota."""
+    roles: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Pods that the spec asks for of each extra role."""
+    memory: int = 0
+    """Greatest memory limit that a worker may come to have, bytes; 0: it has none."""
 
     @property
     def pods(self) -> int:
@@ -104,6 +117,10 @@ class Verdict:
     """Worker pods that may run; 0: not even the core was admitted."""
     placements: Mapping[str, Placement] = dataclasses.field(default_factory=dict)
     """Additions to the pods by role."""
+    roles: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Pods that may run of each extra role."""
+    memory: int = 0
+    """Most memory that a worker may get, bytes; 0: what its template says."""
     create: tuple[tuple[int, int], ...] = ()
     """Index and workers of slices to ask for."""
     release: tuple[str, ...] = ()
@@ -113,7 +130,7 @@ class Verdict:
     delete: tuple[str, ...] = ()
     """Slices that are not wanted any more, without a pod."""
     reason: str = ""
-    """Reason for running fewer workers than wanted, for people; empty: all are admitted."""
+    """Reason for running less than wanted, for people; empty: all is admitted."""
 
 
 def slice_size(demand: Demand) -> int:
@@ -139,6 +156,11 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         return dataclasses.replace(_without(known, demand, "it is being queued"), create=create)
     if not core.usable:
         return _waiting(core, known[1:], demand)
+    return _running(core, known, demand)
+
+
+def _running(core: Slice, known: Sequence[Slice], demand: Demand) -> Verdict:
+    """Decide for a job whose core may run; `known`: all slices, the core first."""
     use = demand.use(min(sum(one.workers for one in known if one.usable), demand.workers))
     delete = _surplus(known, demand, use)
     # What is given back by one rule is not there for the next one.
@@ -149,14 +171,19 @@ def judge(slices: Sequence[Slice], demand: Demand) -> Verdict:
         reason = f"{admitted} of at least {demand.least} workers are admitted: it is queued anew"
         return _without(known, demand, reason)
     workers = min(admitted, demand.workers)
+    # Any rank may be in any slice.
+    memory = min(one.memory for one in kept if one.usable)
+    short = "" if workers == demand.workers else _shortage(kept, workers, demand)
     return Verdict(
         workers=workers,
         placements=core.placements,
+        roles=core.roles,
+        memory=memory,
         create=_missing(known, demand),
         release=_releases(kept, use),
         started=_started(kept, demand),
         delete=delete,
-        reason="" if workers == demand.workers else _shortage(kept, workers, demand),
+        reason="; ".join(filter(None, (short, *_held_back(core.roles, memory, demand)))),
     )
 
 
@@ -168,8 +195,9 @@ def _without(known: Sequence[Slice], demand: Demand, reason: str) -> Verdict:
 
 def _waiting(core: Slice, others: Sequence[Slice], demand: Demand) -> Verdict:
     """Without its core a job runs nothing, and must not keep quota that others wait for."""
-    if not core.reserved and core.workers != demand.least:
-        return _without([core, *others], demand, "minReplicas changed: it is queued anew")
+    changed = core.workers != demand.least or core.roles != demand.roles
+    if not core.reserved and (changed or core.memory < demand.memory):
+        return _without([core, *others], demand, "what it asks for changed: it is queued anew")
     held = core.evicted and core.reserved
     return Verdict(
         workers=0,
@@ -235,3 +263,13 @@ def _shortage(known: Sequence[Slice], workers: int, demand: Demand) -> str:
     why = next((one.reason for one in known if not one.usable and one.reason), "")
     text = f"{workers} of {demand.workers} workers are admitted"
     return f"{text}: {why}" if why else text
+
+
+def _held_back(roles: Mapping[str, int], memory: int, demand: Demand) -> Iterator[str]:
+    """Yield what the spec has come to ask for since the slices were asked for, for people."""
+    later = "more only after the next suspension"
+    for name, wanted in demand.roles.items():
+        if roles.get(name, 0) < wanted:
+            yield f"{roles.get(name, 0)} of {wanted} pods of {name} are admitted, {later}"
+    if memory < demand.memory:
+        yield f"a worker gets {in_mebibytes(memory)} of memory at most, {later}"

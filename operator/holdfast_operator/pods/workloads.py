@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from holdfast_operator.plan.pods import MASTER, WORKER
 from holdfast_operator.plan.slices import CORE, Placement, Slice
-from holdfast_operator.pods.memory import raise_memory
+from holdfast_operator.pods.memory import limit_of, raise_memory
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.template import main_container
 from holdfast_operator.spec.job import JobSpec
@@ -124,7 +124,7 @@ def read(
     return Slice(
         index=int(labels[LABEL_SLICE]),
         name=body["metadata"]["name"],
-        workers=_workers(body["spec"]),
+        workers=int(_worker_set(body["spec"])["count"]),
         reserved=admission is not None,
         admitted=admission is not None and _holds(conditions, "Admitted"),
         evicted=admission is not None and evicted,
@@ -132,6 +132,8 @@ def read(
         started=_holds(conditions, _STARTED),
         stale=(body["spec"].get("queueName"), labels.get(LABEL_TEMPLATES)) != (queue, revision),
         placements={one["name"]: _placement(one, flavors) for one in assigned},
+        roles=_roles(body["spec"]),
+        memory=_memory(_worker_set(body["spec"])["template"]),
     )
 
 
@@ -192,6 +194,11 @@ def _pod_set(name: str, count: int, template: Mapping[str, Any]) -> dict[str, An
     return {"name": name, "count": count, "template": {"spec": spec}}
 
 
+def counted_memory(spec: JobSpec) -> int:
+    """Return the memory limit with which a worker is counted, bytes; 0: it has none."""
+    return _memory(_counted(spec))
+
+
 def _counted(spec: JobSpec) -> Mapping[str, Any]:
     """Return the workers' template with the most memory that a pod may come to have."""
     template = copy.deepcopy(dict(spec.worker_template))
@@ -207,8 +214,18 @@ def _placed(template: Mapping[str, Any], where: Placement) -> Mapping[str, Any]:
     return {**template, "spec": {**spec, "nodeSelector": selector}}
 
 
-def _workers(spec: Mapping[str, Any]) -> int:
-    return next(int(one["count"]) for one in spec["podSets"] if one["name"] == WORKER)
+def _worker_set(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(one for one in spec["podSets"] if one["name"] == WORKER)
+
+
+def _roles(spec: Mapping[str, Any]) -> dict[str, int]:
+    counts = {one["name"]: int(one["count"]) for one in spec["podSets"]}
+    return {name: count for name, count in counts.items() if name not in {MASTER, WORKER}}
+
+
+def _memory(template: Mapping[str, Any]) -> int:
+    pod = template["spec"]
+    return limit_of(pod["containers"][main_container(pod)])
 
 
 def _holds(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> bool:

@@ -38,7 +38,7 @@ class SpecVersion(NamedTuple):
     generation: int = 0
     """The owner's: of the object."""
     revision: int = 0
-    """Of what a queue admits, at this generation; 0: the job has no queue."""
+    """Of what a queue admits, at this generation; 0: the job never had a queue."""
 
 
 NO_VERSION: Final = SpecVersion()
@@ -182,17 +182,31 @@ class JobSpec:
         """Number of worker pods that should exist: replicas and standbys."""
         return self.replicas + self.standbys
 
-    def admitted(self, workers: int) -> JobSpec:
-        """Return the spec of which a queue admits so many worker pods; 0: it is suspended."""
+    def admitted(self, workers: int, roles: Mapping[str, int], memory: int) -> JobSpec:
+        """Return the spec as a queue admits it.
+
+        Args:
+            workers: Worker pods; 0: it is suspended.
+            roles: Pods of each extra role.
+            memory: Most memory that a worker may get, bytes; 0: what its template says.
+        """
         if not workers:
             return dataclasses.replace(self, suspend=True)
         size, replicas = self.size, min(self.replicas, workers)
+        policy = self.memory
+        if policy is not None and policy.most_bytes > memory:
+            policy = dataclasses.replace(policy, most_bytes=memory)
         return dataclasses.replace(
             self,
             replicas=replicas,
             min_replicas=size.least,
             max_replicas=size.most,
             standbys=min(self.standbys, workers - replicas),
+            memory=policy,
+            extra_roles=tuple(
+                dataclasses.replace(role, replicas=min(role.replicas, roles.get(role.name, 0)))
+                for role in self.extra_roles
+            ),
         )
 
     @classmethod

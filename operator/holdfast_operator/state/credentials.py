@@ -31,7 +31,7 @@ class HeldCredentials:
     budget: int | None = None
     """Workers that the PodDisruptionBudget keeps; 0: there is none; None: not known yet."""
     group: tuple[str, int] | None = None
-    """Backend and size of the PodGroup; None: there is none, or it is not known."""
+    """Backend and size of the PodGroup; an empty name: there is none; None: not known."""
 
     def are_prepared(self) -> None:
         """Note that the job's Secrets and Services are there."""
@@ -47,7 +47,7 @@ class HeldCredentials:
 
     def keeps_group(self, backend: str, least: int) -> None:
         """Note the PodGroup that is there; an empty name: there is none."""
-        self.group = (backend, least) if backend else None
+        self.group = (backend, least)
 
     def due_in(self, now: float, period_s: float, *, hurry: bool) -> float:
         """Return the seconds until the next check of the objects.

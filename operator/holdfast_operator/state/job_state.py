@@ -72,7 +72,9 @@ class JobState:
     grouping: Grouping = dataclasses.field(default_factory=Grouping)
     """How its next workers are scheduled."""
     revision: int = 0
-    """Revision of that: grows with each change, also over operators; 0: it has no queue."""
+    """Revision of that: grows with each change, also over operators; 0: it never had a queue."""
+    _judged: bool = False
+    """True: this process knows what the revision stands for."""
     history: History = dataclasses.field(default_factory=dict)
     """History that the last plan returned."""
     _avoided: set[str] = dataclasses.field(default_factory=set)
@@ -108,8 +110,8 @@ class JobState:
     @property
     def spec(self) -> JobSpec:
         """Spec to carry out: the owner's with the templates in force, as its queue admits it."""
-        asked = self.asked
-        return asked if self.admission is None else asked.admitted(self.admission.workers)
+        asked, given = self.asked, self.admission
+        return asked if given is None else asked.admitted(given.workers, given.roles, given.memory)
 
     @property
     def asked(self) -> JobSpec:
@@ -129,10 +131,11 @@ class JobState:
     def admits(self, verdict: Verdict | None, now: float) -> None:
         """Note what its queue admits now; `now`: Unix time, s."""
         before, self.admission = self.admission, verdict
-        if verdict is None:
-            self.revision = 0
-        elif before is None or before.workers != verdict.workers:
-            # An operator before this one may have sent a revision: time goes on.
+        same = self._judged and _workers(before) == _workers(verdict)
+        self._judged = True
+        # A job that has lost its queue has all that it asks for: that is a change like others.
+        if not same and (verdict is not None or self.revision):
+            # An operator before this one may have sent more than its status says: time goes on.
             self.revision = max(self.revision + 1, int(now * 1000))
 
     def groups(self, grouping: Grouping) -> None:
@@ -353,7 +356,12 @@ class JobState:
     def _master_spec(self) -> MasterSpec:
         self.link.spec_sent, self.link.progress_sent = self.spec_version, self.progress_seconds()
         pace = self.link.progress_sent
-        return master_spec(self.spec, self.spec_version, progress_seconds=pace)
+        return master_spec(
+            self.spec,
+            self.spec_version,
+            asked_replicas=self.job.spec.replicas,
+            progress_seconds=pace,
+        )
 
     def _strikes(self) -> ClusterStrikes:
         struck = self.struck()
@@ -391,3 +399,7 @@ class JobState:
         struck = self.struck()
         known, self._avoided = self._avoided, {one.host for one in struck}
         return [one for one in struck if one.host not in known]
+
+
+def _workers(verdict: Verdict | None) -> int | None:
+    return None if verdict is None else verdict.workers

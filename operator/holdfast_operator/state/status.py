@@ -41,6 +41,11 @@ class WrittenStatus:
         """Number of pods that its master has had."""
         return int(self.fields.get("masterPods", 0))
 
+    @property
+    def admission(self) -> int:
+        """Newest revision that its master may have been told; 0: it never had a queue."""
+        return int(self.fields.get("admissionRevision", 0))
+
     def written(self, fields: Mapping[str, Any]) -> None:
         """Note the status that the API server has now."""
         self.fields = fields

@@ -38,6 +38,8 @@ def report(look: Look, outcome: JobOutcome | None, *, finished: bool) -> dict[st
             "max": job.spec.size.most,
         },
     }
+    if job.version.revision:
+        status["admissionRevision"] = job.version.revision
     if master.status is not None:
         status |= _from_master(look, master.status)
     else:

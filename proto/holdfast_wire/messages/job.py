@@ -524,7 +524,9 @@ class ScaleResponse:
     """ScaleResponse: the operator has written it into the spec."""
 
     generation: int = 0  # Generation of the spec that carries it.
-    text: str = ""  # Consequence where the spec has that size already; empty: the spec was changed.
+    text: str = ""
+    """Consequence where the spec has that size already, or a queue admits fewer; empty: the spec
+    was changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,3 +166,6 @@ class MasterSpec:
     progress_seconds: float = 0.0
     """Shortest time between two statuses of which the later one tells progress only, s; 0: the
     master's own. It counts also in a spec that is not newer."""
+    asked_replicas: int = 0
+    """Nodes that the owner asks for; more than `replicas` where a queue admits fewer. 0: the
+    same."""

@@ -1416,7 +1416,7 @@ class ScaleResponse(google.protobuf.message.Message):
     generation: builtins.int
     """Generation of the spec that carries it."""
     text: builtins.str
-    """Consequence where the spec has that size already; empty: the spec was changed."""
+    """Consequence where the spec has that size already, or a queue admits fewer; empty: the spec was changed."""
     def __init__(
         self,
         *,

@@ -351,6 +351,7 @@ class MasterSpec(google.protobuf.message.Message):
     REPLICA_NODES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     PROGRESS_SECONDS_FIELD_NUMBER: builtins.int
+    ASKED_REPLICAS_FIELD_NUMBER: builtins.int
     generation: builtins.int
     """Grows with each change; older generations are ignored."""
     replicas: builtins.int
@@ -380,6 +381,8 @@ class MasterSpec(google.protobuf.message.Message):
     """Shortest time between two statuses of which the later one tells progress only, s; 0: the master's own. It counts
     also in a spec that is not newer.
     """
+    asked_replicas: builtins.int
+    """Nodes that the owner asks for; more than `replicas` where a queue admits fewer. 0: the same."""
     @property
     def budgets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
     @property
@@ -412,8 +415,9 @@ class MasterSpec(google.protobuf.message.Message):
         replica_nodes: builtins.int = ...,
         revision: builtins.int = ...,
         progress_seconds: builtins.float = ...,
+        asked_replicas: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "health", b"health"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "progress_seconds", b"progress_seconds", "replica_nodes", b"replica_nodes", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_deadline_seconds", b"active_deadline_seconds", "asked_replicas", b"asked_replicas", "below_min_timeout_seconds", b"below_min_timeout_seconds", "budgets", b"budgets", "checkpoint", b"checkpoint", "failure_rules", b"failure_rules", "generation", b"generation", "health", b"health", "join_window_seconds", b"join_window_seconds", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "node_unit", b"node_unit", "progress_seconds", b"progress_seconds", "replica_nodes", b"replica_nodes", "replicas", b"replicas", "revision", b"revision", "scale_down_grace_seconds", b"scale_down_grace_seconds", "standbys", b"standbys", "success_policy", b"success_policy", "suspend", b"suspend"]) -> None: ...
 
 Global___MasterSpec: typing_extensions.TypeAlias = MasterSpec

@@ -49,6 +49,8 @@ class World:
     pods: dict[str, ObservedPod] = dataclasses.field(default_factory=dict)
     master: MasterView = dataclasses.field(default_factory=MasterView)
     generation: int = 1
+    revision: int = 0
+    """Of what its queue admits."""
     history: History = dataclasses.field(default_factory=dict)
     status: dict[str, Any] = dataclasses.field(default_factory=dict)
     refused: dict[PodSlot, ApiRefusal] = dataclasses.field(default_factory=dict)
@@ -86,7 +88,7 @@ class World:
         return PlannedJob(
             name="t",
             uid="u",
-            version=SpecVersion(self.generation),
+            version=SpecVersion(self.generation, self.revision),
             spec=self.job.spec,
             status=self.status,
             history=self.history,

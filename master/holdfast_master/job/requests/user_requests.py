@@ -56,7 +56,7 @@ def _scale(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> None
         code = RefusalCode.INVALID_ARGUMENT
         job.out.refuse(event.request_id, "REPLICAS_OUT_OF_BOUNDS", text, code)
         return
-    if request.replicas == spec.replicas:
+    if request.replicas == _asked_replicas(spec):
         text = _same_size(job, event, request)
         answer = wire.ScaleResponse(generation=spec.generation, text=text)
         job.out.reply(event.request_id, answer)
@@ -75,6 +75,11 @@ def _scale(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> None
         decision_id=number, replicas=request.replicas, reason=short(request.reason)
     )
     job.out.send_operator(decision)
+
+
+def _asked_replicas(spec: wire.MasterSpec) -> int:
+    """Return the nodes that the owner asks for, of which a queue may admit fewer."""
+    return spec.asked_replicas or spec.replicas
 
 
 def _same_size(job: JobContext, event: UserCall, request: wire.ScaleRequest) -> str:
@@ -104,9 +109,14 @@ def scale_answered(job: JobContext, result: wire.ScaleResult) -> None:
 def spec_in_force(job: JobContext) -> None:
     """A spec or an answer has come: whose wish is carried out now."""
     for number, wish in list(job.operator.pending_scales.items()):
-        if wish.accepted and job.spec.replicas == wish.replicas:
+        spec = job.spec
+        if wish.accepted and _asked_replicas(spec) == wish.replicas:
+            wanted = counted(wish.replicas, "replica")
+            text = f"{wanted} {verb(wish.replicas, 'is', 'are')} wanted; its queue admits "
+            text = f"{text}{spec.replicas} for now" if spec.replicas < wish.replicas else ""
             _end_scale(job, number)
-            job.out.reply(number, wire.ScaleResponse(generation=job.spec.generation))
+            answer = wire.ScaleResponse(generation=spec.generation, text=text)
+            job.out.reply(number, answer)
 
 
 def _end_scale(job: JobContext, request_id: int) -> None:

@@ -199,6 +199,27 @@ def test_scale_whose_spec_comes_before_the_answer() -> None:
     assert isinstance(job.answers[number], Reply)
 
 
+def test_a_scale_is_compared_with_what_the_owner_asks_for_not_with_what_a_queue_admits() -> None:
+    """Half of four is admitted: two is a change, and eight is carried out though two train."""
+    job = training(2)
+    job.operator.change(replicas=2, asked_replicas=4)
+    decided: list[wire.ScaleDecision] = []
+    job.operator._scale = decided.append  # type: ignore[method-assign, assignment]
+    same = job.answers[job.ask(wire.ScaleRequest(replicas=4))]
+    assert isinstance(same, Reply)
+    for size, text in ((2, ""), (8, "8 replicas are wanted; its queue admits 2 for now")):
+        asked = job.ask(wire.ScaleRequest(replicas=size))
+        job.run(0.2)
+        number = decided.pop().decision_id
+        job.take(OperatorMessage(wire.ScaleResult(decision_id=number, ok=True)))
+        assert asked not in job.answers
+        job.operator.change(replicas=2, asked_replicas=size)
+        answer = job.answers[asked]
+        assert isinstance(answer, Reply)
+        generation = job.context.spec.generation
+        assert answer.response == wire.ScaleResponse(generation=generation, text=text)
+
+
 def test_scale_of_an_operator_that_goes() -> None:
     """Unavailable, at once."""
     job = training(2)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from holdfast_master.instructions import Record
@@ -53,3 +57,17 @@ def test_an_incident_is_sent_once_and_only_when_it_is_closed() -> None:
 def test_what_interrupted_nothing_is_no_recovery() -> None:
     """A hang that is only reported has no phases."""
     assert _sent(Incident(id="i-2", reported_only=True, first_step_seconds=9.0)) == []
+
+
+def test_a_collector_that_does_not_answer_delays_a_master_s_end_by_two_seconds() -> None:
+    """The SDK alone would wait for it for ten, and its successor for the master."""
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        where = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces"
+        spans = RecoverySpans(("team", "gpt"), OTLPSpanExporter(endpoint=where))
+        spans.record([Record(_CLOSED, durable=True, sequence=1, unix=0.0, job_seconds=0.0)])
+        began = time.monotonic()
+        spans.close()
+        took = time.monotonic() - began
+        deaf.settimeout(0.0)
+        deaf.accept()[0].close()  # it was asked
+    assert 1.9 < took < 4.0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.audit import uses
 from cluster.control_plane import ControlPlane
+from cluster.jobs import Job, training
 from cluster.kubectl import CommandFailedError, Kubectl
 from cluster.nodes import Nodes
 from cluster.release import Release
@@ -130,6 +132,39 @@ def test_several_namespaces_are_looked_after_and_one_may_come_later(
     plane.until("it is back", lambda: other.run(*later) == "Suspended")
     for one in (other, outside):
         one.run("delete", "ej", "--all")
+    release.uninstall()
+    outside.run("delete", "namespace", second, "--wait=false")
+
+
+@pytest.mark.timeout(300)
+def test_a_namespace_that_is_lost_takes_nothing_from_the_jobs_of_another(
+    plane: ControlPlane, release: Release, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    """Its Role goes and comes back under one operator; elsewhere a master is heard all the time."""
+    first, second = kubectl.namespace, f"{kubectl.namespace}-b"
+    other, outside = Kubectl(plane.kubeconfig, second), Kubectl(plane.kubeconfig)
+    outside.run("create", "namespace", second)
+    release.install(f"watchNamespaces={{{first},{second}}}", "rbac.aggregate=false", "replicas=1")
+    job = Job(plane, kubectl, "trains", release.operator_log)
+    job.create(training(tmp_path, replicas=1))
+    job.until_training(1)
+    binding = other.json("get", "rolebinding", "try-holdfast-operator-jobs")
+    other.run("delete", "rolebinding", "try-holdfast-operator-jobs")
+    refusal = "ElasticJobs cannot be listed yet"
+    plane.until("its end", lambda: refusal in release.operator_log())
+    other.run("create", "-f", "-", stdin=_JOB)
+    binding["metadata"] = {"name": "try-holdfast-operator-jobs"}
+    other.run("create", "-f", "-", stdin=binding)
+    phase = ("get", "ej", "kept", "-o", "jsonpath={.status.phase}")
+    plane.until("it is back", lambda: other.run(*phase) == "Suspended")
+    job.until_steps()
+    job.patch(elasticPolicy={"belowMinTimeoutSeconds": 600})
+    job.until("its spec", lambda: job.status["observedGeneration"] == 2)
+    (pod,) = kubectl.json("get", "pods", "-l", "app.kubernetes.io/instance=try")["items"]
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    for one in (kubectl, other):
+        one.run("delete", "ej", "--all")
+    job.until_gone()
     release.uninstall()
     outside.run("delete", "namespace", second, "--wait=false")
 

@@ -191,6 +191,54 @@ def test_a_queue_that_is_missing_or_stopped_is_named_and_its_flavor_places_the_p
     assert [name for name in names if not name.startswith("lost-")] == []
 
 
+def test_a_job_whose_label_is_removed_trains_with_all_that_it_asks_for(
+    make_job: Make, kubectl: Kubectl, release: Release, quota: QuotaWitness, tmp_path: Path
+) -> None:
+    """Half of it was admitted; out of the queue it grows, though its spec is not edited.
+
+    So it does if no operator ran when the label was removed.
+    """
+    queue(kubectl, "2500m")
+    job = make_job("freed")
+    job.create(_queued(tmp_path / "freed", replicas=4, minReplicas=2))
+    job.until_training(2)
+    job.until("its word", lambda: "2 of 4 workers are admitted" in _why(job))
+    generation = job.body["metadata"]["generation"]
+    quota.stop()  # from here on it runs outside of it
+    kubectl.run("label", "ej", job.name, f"{_QUEUE}-")
+    job.until_training(4)
+    job.until("no quota", lambda: reserved(kubectl) == 0)
+    kubectl.run("label", "ej", job.name, f"{_QUEUE}=team")
+    job.until("its word", lambda: "2 of 4 workers are admitted" in _why(job))
+    job.until_training(2)
+    with release.away():
+        kubectl.run("label", "ej", job.name, f"{_QUEUE}-")
+    job.until_training(4)
+    assert job.body["metadata"]["generation"] == generation
+
+
+@pytest.mark.extended(
+    "a rare mishap",
+    held_by=[
+        "operator/unit/shell/test_job_queues.py::test_a_workload_of_its_name_that_is_another_s_is_named"
+    ],
+)
+def test_a_workload_of_its_name_that_is_another_s_is_named_until_it_is_gone(
+    make_job: Make, kubectl: Kubectl, quota: QuotaWitness, tmp_path: Path
+) -> None:
+    """The rights of the chart suffice to find out whose it is."""
+    quota.stop()  # the other one is nobody's whose pods could be counted
+    template = {"spec": {"containers": [{"name": "a", "image": "b"}], "restartPolicy": "Never"}}
+    other = {"podSets": [{"name": "main", "count": 1, "template": template}]}
+    body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "spec": other}
+    kubectl.run("create", "-f", "-", stdin={**body, "metadata": {"name": "taken-core"}})
+    job = make_job("taken")
+    job.create(_queued(tmp_path / "taken", replicas=2, minReplicas=2))
+    job.until("the cause", lambda: "taken-core exists and is not this job's" in _why(job))
+    kubectl.run("delete", WORKLOADS, "taken-core")
+    job.until_training(2)
+
+
 def _why(job: Job) -> str:
     return str(job.condition("Admitted").get("message", ""))
 

@@ -53,6 +53,7 @@ def test_every_field_that_a_master_acts_on_is_filled_in() -> None:
     assert master_spec(spec, SpecVersion(5)) == MasterSpec(
         generation=5,
         replicas=4,
+        asked_replicas=4,
         min_replicas=2,
         max_replicas=4,
         node_unit=2,

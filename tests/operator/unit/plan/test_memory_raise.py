@@ -182,3 +182,12 @@ def test_people_are_told_once_what_was_raised_and_once_that_no_more_is_allowed()
 def test_a_limit_is_written_in_whole_mebibytes() -> None:
     """Rounded up: less than was asked for would be too small again."""
     assert in_mebibytes(GIB + 1) == "1025Mi"
+
+
+def test_a_pod_never_gets_more_than_is_allowed_now_whatever_was_raised_before() -> None:
+    """A queue counts maxMemory: after it was lowered, more would be beyond what is reserved."""
+    world = running(replicas=2, **FIELDS)
+    raised = {"nodeRank": 1, "tooSmall": "2Gi", "limit": "3Gi", "exhausted": False}
+    world.status["raisedMemory"] = [raised]
+    world.end("t-worker-1-0", 1)
+    assert dict(_memory(world)) == {"t-worker-1-1": 2 * GIB}

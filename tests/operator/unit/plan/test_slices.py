@@ -156,6 +156,33 @@ def test_a_job_with_too_few_admitted_workers_keeps_nothing() -> None:
     assert judge(slices, _demand(least=4)).delete == ("s0", "s1")
 
 
+def test_what_the_slices_do_not_count_is_held_back_and_named() -> None:
+    """More pods of a role, or more memory, would use what is not reserved; nobody is stopped."""
+    slices = [
+        dataclasses.replace(_slice(CORE, 2), roles={"eval": 1}, memory=3 * 2**30),
+        dataclasses.replace(_slice(1, 4), memory=2**30),
+    ]
+    wanted = _demand(pods=6, roles={"eval": 10}, memory=4 * 2**30)
+    verdict = judge(slices, wanted)
+    assert (verdict.workers, verdict.roles, verdict.memory) == (6, {"eval": 1}, 2**30)
+    assert (verdict.delete, verdict.create) == ((), ())
+    assert verdict.reason == (
+        "1 of 10 pods of eval are admitted, more only after the next suspension; "
+        "a worker gets 1024Mi of memory at most, more only after the next suspension"
+    )
+    less = _demand(pods=6, roles={"eval": 1}, memory=2**30)
+    assert judge(slices, less).reason == ""
+
+
+@pytest.mark.parametrize("change", [{"roles": {"eval": 2}}, {"memory": 2**30}])
+def test_a_core_that_waits_asks_anew_for_what_it_does_not_count(change: dict[str, Any]) -> None:
+    """Nothing runs that would have to stop for it."""
+    waiting = [_slice(CORE, 2, "waiting")]
+    assert judge(waiting, _demand(**change)).delete == ("s0",)
+    asked_for = [dataclasses.replace(waiting[0], **change)]
+    assert judge(asked_for, _demand(**change)).delete == ()
+
+
 @given(
     states=st.lists(
         st.tuples(st.integers(1, 4), st.sampled_from(["admitted", "evicted", "waiting"])),

@@ -438,3 +438,11 @@ def test_a_pod_that_is_only_pending_is_not_ready() -> None:
 def test_times_are_written_as_kubernetes_does() -> None:
     """UTC and whole seconds."""
     assert rfc3339(0.1) == "1970-01-01T00:00:01Z"
+
+
+def test_the_version_of_what_a_queue_admits_is_kept_for_a_later_operator() -> None:
+    """A job that never had a queue has none."""
+    world = running(replicas=2)
+    assert "admissionRevision" not in _said(world)
+    world.revision = 1_700_000_000_000
+    assert _said(world)["admissionRevision"] == 1_700_000_000_000

@@ -11,7 +11,7 @@ import pytest
 from holdfast_operator.credentials import JobCredentials
 from holdfast_operator.gangs import Gangs
 from holdfast_operator.kube.client import KubeClient
-from holdfast_operator.kube.errors import ApiRefusedError, NotYetError
+from holdfast_operator.kube.errors import ApiRefusedError
 from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
 from holdfast_operator.pods.gang import (
     AUTO,
@@ -132,6 +132,7 @@ class Server(KubeClient):
         """By path."""
         self.asked: list[str] = []
         self.forbids = False
+        self.broken = False
 
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
@@ -143,6 +144,8 @@ class Server(KubeClient):
             raise ApiRefusedError(f"{method} {path}", http.HTTPStatus.NOT_FOUND, "NotFound", "")
         if path == f"/apis/{api}":
             return {"resources": [{"name": "podgroups"}]}
+        if self.broken:
+            raise ApiRefusedError(f"{method} {path}", 500, "InternalError", "conversion failed")
         if self.forbids:
             raise ApiRefusedError(f"{method} {path}", http.HTTPStatus.FORBIDDEN, "Forbidden", "no")
         if method == "POST":
@@ -230,8 +233,63 @@ async def test_a_suspended_job_has_no_group() -> None:
     _edit(state, replicas=4)
     going[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     server.groups[going[0]] = going[1]
-    with pytest.raises(NotYetError, match="goes by itself"):
-        await gangs.settle(state)
+    assert await gangs.settle(state) == 1.0
+    assert state.grouping.blocked
+    assert "goes by itself" in state.grouping.fault
+    server.groups.clear()
+    assert await gangs.settle(state) is None
+    assert (state.grouping.blocked, state.grouping.fault, server.sizes) == (False, "", [4])
+
+
+@pytest.mark.parametrize("backend", [COSCHEDULING, UPSTREAM], ids=lambda one: one.name)
+async def test_a_suspended_jobs_group_of_an_operator_before_this_one_goes(
+    backend: GangBackend,
+) -> None:
+    """Else the next start would take its priority and topology. It is looked for once."""
+    server, state = Server(backend), _state(AUTO, replicas=4)
+    await Gangs(server).settle(state)
+    assert server.sizes == [4]
+    gangs, state = Gangs(server), _state(AUTO, replicas=4, suspend=True)
+    await gangs.settle(state)
+    assert server.groups == {}
+    before = len(server.asked)
+    await gangs.settle(state)
+    assert len(server.asked) == before
+
+
+@pytest.mark.parametrize("wanted", [AUTO, "Volcano"])
+async def test_workers_live_on_where_their_groups_are_served_no_more(wanted: str) -> None:
+    """The CRD was uninstalled: their successors are made, and the condition says what is amiss."""
+    server = Server(VOLCANO)
+    gangs = Gangs(server)
+    state = _state(wanted, _worker(VOLCANO), replicas=4)
+    await gangs.settle(state)
+    assert server.sizes == [4]
+    server.apis.clear()
+    state.credentials.look(0.0, hurry=False)
+    assert await gangs.settle(state) == 30.0
+    assert (state.grouping.backend, state.grouping.blocked) == (VOLCANO, False)
+    assert "cannot be made or changed: POST" in state.grouping.fault
+
+
+@pytest.mark.parametrize(("workers", "blocked"), [([_worker], False), ([], True)])
+async def test_a_group_that_cannot_be_asked_for_blocks_first_workers_only(
+    workers: list[Any],
+    blocked: bool,  # noqa: FBT001 - a column
+) -> None:
+    """A job goes on without it: a scheduler's webhook that fails must stop no recovery."""
+    server = Server(VOLCANO)
+    state = _state("Volcano", *(one(VOLCANO) for one in workers), replicas=4)
+    gangs = Gangs(server)
+    await gangs.settle(state)
+    state.credentials.look(0.0, hurry=False)
+    server.broken = True
+    assert await gangs.settle(state) == 30.0
+    assert (state.grouping.backend, state.grouping.blocked) == (VOLCANO, blocked)
+    assert "InternalError" in state.grouping.fault
+    server.broken = False
+    assert await gangs.settle(state) is None
+    assert (state.grouping.fault, state.grouping.blocked) == ("", False)
 
 
 async def test_workers_without_a_group_stay_without_one() -> None:

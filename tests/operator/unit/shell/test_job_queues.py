@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator
 from typing import Any
@@ -37,6 +38,7 @@ class _Kueue(KubeClient):
         self.refusals = refusals or {}
         self.workloads: list[dict[str, Any]] = []
         self.asked: list[str] = []
+        self.foreign: dict[str, Any] = {"metadata": {}}
 
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "", **_: Any
@@ -46,8 +48,14 @@ class _Kueue(KubeClient):
         for part, code in self.refusals.items():
             if part in f"{method} {path}":
                 raise ApiRefusedError(f"{method} {path}", code, "No", f"{part} is refused")
+        if method == "GET" and "workloads?fieldSelector" in path:
+            return {"items": [self.foreign]}
         if method == "GET" and "workloads?" in path:
             return {"items": self.workloads, "metadata": {"resourceVersion": "1"}}
+        if method == "GET" and "resourceflavors" in path:
+            return {"spec": {"nodeLabels": {"pool": "spot"}}}
+        if method == "POST" and self.foreign["metadata"].get("name") == body["metadata"]["name"]:
+            raise ApiRefusedError(f"{method} {path}", 409, "AlreadyExists", "it exists")
         return body
 
     async def watch(self, path: str, patience_s: float) -> AsyncIterator[dict[str, Any]]:
@@ -61,12 +69,14 @@ class _Kueue(KubeClient):
         labels["holdfast.dev/slice"] = "0" if name == "t-core" else name[-1]
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
         kinds = ("QuotaReserved", "Admitted")
+        worker = {"name": "worker", "count": workers, "template": TEMPLATE}
+        flavors = {"name": "worker", "flavors": {"cpu": "spot"}}
         self.workloads.append(
             {
                 "metadata": {**metadata, "labels": labels, "ownerReferences": [{"uid": "u-1"}]},
-                "spec": {"queueName": "gpus", "podSets": [{"name": "worker", "count": workers}]},
+                "spec": {"queueName": "gpus", "podSets": [worker]},
                 "status": {
-                    "admission": {"podSetAssignments": []} if admitted else None,
+                    "admission": {"podSetAssignments": [flavors]} if admitted else None,
                     "conditions": [{"type": kind, "status": str(admitted)} for kind in kinds],
                 },
             }
@@ -147,10 +157,64 @@ async def test_a_flavor_that_cannot_be_read_stops_no_job() -> None:
     """Its pods could not be placed: they are kept as they are."""
     server = _Kueue({"resourceflavors": 403})
     server.hold("t-core", 1, admitted=True)
-    flavors = {"name": "worker", "flavors": {"cpu": "spot"}}
-    server.workloads[0]["status"]["admission"]["podSetAssignments"] = [flavors]
     workers, reason, _ = await _settle(server, _state(*_pods(1)))
     assert (workers, "resourceflavors is refused" in reason) == (1, True)
+
+
+async def test_what_was_admitted_stays_while_a_flavor_cannot_be_read_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker is just lost: the job is not shrunk, and its successor comes to the same flavor."""
+    monkeypatch.setattr("holdfast_operator.job_queues._CACHE_SECONDS", 0.0)
+    server = _Kueue()
+    server.hold("t-core", 1, admitted=True)
+    server.hold("t-1", 2, admitted=True)
+    state = _state(*_pods(2))
+    queues = JobQueues(server, ("",), lambda _: None)
+    async with _running(queues):
+        await queues.settle(state, _SETTINGS)
+        before = state.admission
+        server.refusals["resourceflavors"] = 403
+        await queues.settle(state, _SETTINGS)
+        assert state.admission == before  # by what was read before
+        queues._kept.clear()
+        await queues.settle(state, _SETTINGS)
+    assert before is not None
+    assert (before.workers, before.placements["worker"].node_selector) == (3, {"pool": "spot"})
+    assert state.admission is not None
+    assert "resourceflavors is refused" in state.admission.reason
+    assert dataclasses.replace(state.admission, reason="") == before
+
+
+async def test_a_process_that_knows_nothing_yet_counts_each_rank_once() -> None:
+    """A lost pod beside its successor is one worker; a role has the pods that it has."""
+    pods = [*_pods(2), recorded(pod_object(index=1, incarnation=1, uid="next"))]
+    pods.append(recorded(pod_object("eval", index=1, uid="e")))
+    pods[0] = dataclasses.replace(pods[0], memory_limit=2**30)
+    role = {"name": "eval", "replicas": 5, "template": TEMPLATE}
+    state = _state(*pods, extraRoles=[role])
+    assert (await _settle(_Kueue({"workloads": 404}), state))[0] == 2
+    assert (state.spec.extra_roles[0].replicas, state.admission.memory) == (2, 2**30)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        ({"kind": "Job", "name": "t", "uid": "j"}, "is not this job's; delete it, or give the job"),
+        ({"kind": "ElasticJob", "name": "t", "uid": "j"}, "is an earlier job's of this name"),
+    ],
+)
+async def test_a_workload_of_its_name_that_is_another_s_is_named(
+    owner: dict[str, str], text: str
+) -> None:
+    """The job would wait for a look at it for ever; it is tried again."""
+    server = _Kueue()
+    server.foreign = {"metadata": {"name": "t-core", "ownerReferences": [owner]}}
+    workers, reason, wait = await _settle(server, _state())
+    assert (workers, wait is not None) == (0, True)
+    assert f"Workload t-core {text}" in reason.replace("exists and ", "")
+    server.foreign["metadata"]["ownerReferences"] = [{"uid": "u-1"}]
+    assert await _settle(server, _state()) == (0, "it is being queued", None)
 
 
 async def test_nothing_is_given_back_while_a_new_pod_may_not_show_yet() -> None:

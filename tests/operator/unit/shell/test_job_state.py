@@ -18,6 +18,7 @@ from holdfast_operator.nodes.history import ClusterNodes, NodeHistory
 from holdfast_operator.nodes.reachability import NodeReachability
 from holdfast_operator.plan.actions import CreatePod, DeletePod, DeleteReason
 from holdfast_operator.plan.pods import MASTER_SLOT, WORKER, PodSlot
+from holdfast_operator.plan.slices import Verdict
 from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.record import PodRecord
 from holdfast_operator.pods.revision import revision_name, templates_of
@@ -463,3 +464,34 @@ def test_a_master_is_told_how_often_it_may_report_progress() -> None:
         told.append([one.progress_seconds for one in stream.sent])
         stream.sent.clear()
     assert told == [[], [4.5], [], [0.0], []]
+
+
+def test_a_job_whose_queue_is_taken_away_has_a_newer_spec() -> None:
+    """Labels do not change the generation: its master would train on with what was admitted."""
+    state = _state([])
+    state.admits(None, 1000.0)
+    assert state.spec_version == (3, 0)
+    state.admits(Verdict(workers=1), 1000.0)
+    state.admits(Verdict(workers=1, reason="the same"), 1500.0)
+    assert (state.spec_version, state.spec.replicas) == ((3, 1_000_000), 1)
+    state.admits(None, 1001.0)
+    state.admits(None, 2001.0)
+    assert (state.spec_version, state.spec.replicas) == ((3, 1_001_000), 2)
+
+
+@pytest.mark.parametrize("verdict", [None, Verdict(workers=1)])
+def test_an_operator_goes_on_from_the_version_in_the_status(verdict: Verdict | None) -> None:
+    """Its clock is behind, or the label was removed while none ran: the master heeds it still."""
+    state = _state([])
+    state.revision = WrittenStatus({"admissionRevision": 5_000_000}).admission
+    state.admits(verdict, 1.0)
+    state.admits(verdict, 2.0)
+    assert state.spec_version == (3, 5_000_001)
+
+
+def test_a_master_is_told_what_the_owner_asks_for_beside_what_is_admitted() -> None:
+    """A request for a size is compared with the owner's."""
+    state = _state([])
+    state.admits(Verdict(workers=1), 1.0)
+    (spec,) = [one for one in state.first_messages() if isinstance(one, MasterSpec)]
+    assert (spec.replicas, spec.asked_replicas) == (1, 2)

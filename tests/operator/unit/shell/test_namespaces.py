@@ -116,6 +116,35 @@ async def test_an_api_server_in_trouble_takes_no_namespace_away(error: Exception
     await asyncio.wait_for(waiting, 5.0)
 
 
+async def test_a_namespace_that_is_found_again_counts_once_its_pods_are_listed_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its jobs would be looked at with the pods of before, and its silence would be old."""
+    settings = OperatorSettings(namespace="h", identity="me", image="i")
+    operator = main.Operator(settings)
+    made, _ = _watched("a", "b")
+    where = made.each[0]
+    where.pods.synced.set()
+    where.listed.set()
+    where.pods.last_activity = time.monotonic() - 1000.0
+
+    async def run() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(where.pods, "run", run)
+    seen = [where.ready, made.silent_s() > 999.0]
+    reconciler: Any = None  # it may not be asked yet
+    looking = asyncio.create_task(operator._look_after(where, reconciler))
+    await asyncio.sleep(0.05)
+    seen += [where.ready, looking.done()]
+    assert made.silent_s() < 10.0
+    assert time.monotonic() - where.pods.last_activity < 10.0
+    looking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await looking
+    assert seen == [True, True, False, False]
+
+
 class Left(list[str]):
     """A reconciler that only notes which namespaces it has left."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from holdfast_operator.owned_resources import OwnedResources
 from holdfast_operator.plan.actions import CreatePod
 from holdfast_operator.plan.pods import MASTER_SLOT
 from holdfast_operator.pods.names import Owner
-from holdfast_operator.reconcile import Reconciler
+from holdfast_operator.reconcile import MANAGED_BY, Reconciler
 from holdfast_operator.settings import OperatorSettings
 from jobs.job_files import job, read
 
@@ -118,6 +119,23 @@ async def test_a_job_that_has_pods_is_told_and_goes_on() -> None:
     await reconciler.close()
 
 
+@pytest.mark.parametrize("managed_by", [MANAGED_BY, "kueue.x-k8s.io/multikueue"])
+async def test_a_job_of_a_left_namespace_that_was_not_looked_at_is_forgotten(
+    managed_by: str,
+) -> None:
+    """It was still queued, or another controller's: it would count for ever, or be tried."""
+    reconciler, server, _ = _reconciler()
+    body = _object(job())
+    body["spec"]["managedBy"] = managed_by
+    reconciler.seen(KEY, body, gone=False)
+    reconciler.leave("elsewhere")
+    assert [one.key for one in reconciler.jobs()] == [KEY]
+    reconciler.leave(KEY[0])
+    assert reconciler.jobs() == []
+    assert await reconciler.look(KEY) is None
+    assert server.written == []
+
+
 async def _why_refused(server: KubeClient) -> str:
     """Have a server refuse the pod of a job's master; return the text that the job keeps of it."""
     reconciler, _, _ = _reconciler()
@@ -191,11 +209,11 @@ class LacksFields(KubeClient):
 
 
 async def test_a_status_is_written_without_what_an_older_crd_lacks(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest does not wait; each field is named once, and tried again when a while is over."""
     server = LacksFields("fresh", 'roles[name="worker"].lag')
-    settings = OperatorSettings(namespace="ns", identity="me", image="i", resync_s=0.2)
+    settings = OperatorSettings(namespace="ns", identity="me", image="i")
     applier = Applier(server, OwnedResources(server, 1.0), settings)
     reconciler, _, _ = _reconciler()
     state = reconciler._keep(_object(job()))
@@ -205,7 +223,9 @@ async def test_a_status_is_written_without_what_an_older_crd_lacks(
     kept = {"phase": "Running", "roles": [{"name": "worker"}]}
     assert server.asked == [status, kept, kept]
     assert state.status.fields == status, "nothing is written again for it"
-    await asyncio.sleep(0.2)
+    later = time.monotonic() + settings.resync_s
+    clock = SimpleNamespace(monotonic=lambda: later)  # not the loop's
+    monkeypatch.setattr("holdfast_operator.apply.time", clock)
     server.lacking = ()
     await applier.write_status(state, status)
     assert server.asked[3:] == [status], "the CRD is a newer one now"

@@ -11,6 +11,7 @@ from holdfast_operator.pods.names import Owner
 from holdfast_operator.pods.workloads import (
     Priority,
     Request,
+    counted_memory,
     named_flavors,
     read,
     read_flavor,
@@ -86,6 +87,14 @@ def test_a_worker_counts_with_the_most_memory_that_it_may_come_to_have() -> None
     )
     spec = request.workload(1, 2)["spec"]["podSets"][0]["template"]["spec"]
     assert spec["containers"][0]["resources"]["requests"] == {"memory": "4096Mi"}
+    assert _read(request.workload(1, 2)).memory == counted_memory(request.spec) == 4 * 2**30
+
+
+def test_a_core_says_how_many_pods_of_each_role_it_counts() -> None:
+    """Master and workers are no extra roles."""
+    role = {"name": "eval", "replicas": 3, "template": TEMPLATE}
+    core = _read(_request(extraRoles=[role]).workload(CORE, 2))
+    assert (core.roles, core.memory) == ({"eval": 3}, 0)
 
 
 def test_a_slice_waits_is_admitted_and_is_evicted() -> None:
