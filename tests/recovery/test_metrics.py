@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.control_plane import free_port
 from jobs.local_job import RunningJob, elastic_job
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(240)]
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _scraped(port: int) -> dict[str, float]:
@@ -52,9 +46,9 @@ def test_a_local_job_of_replicas_serves_its_metrics_and_prints_a_span_for_its_re
     script = [
         "examples/with_local_sgd/train_elastic.py",
         f"--checkpoint-dir={tmp_path / 'checkpoints'}",
-        *("--pause=0.05", "--interval=5", "--steps=120"),
+        *("--pause=0.05", "--interval=5", "--steps=1000000"),  # stopped when all has been seen
     ]
-    port = _free_port()
+    port = free_port()
     spec = elastic_job("seen", script, replicas=2, maxReplicas=2, localSGD={"replicaNodes": 1})
     with RunningJob(spec, tmp_path, flags=[f"--metrics-port={port}"]) as job:
         job.wait_for("two replicas", lambda: _scraped(port).get("holdfast_job_replicas") == 2)
@@ -63,7 +57,9 @@ def test_a_local_job_of_replicas_serves_its_metrics_and_prints_a_span_for_its_re
         job.wait_for("its end", lambda: bool(job.goodput().incidents) and job.all_closed())
         [incident] = job.goodput().incidents
         job.wait_for("it", lambda: _scraped(port).get("holdfast_job_incidents_total") == 1)
-        assert job.finish() == 0, job.evidence()
+        stopped = job.cli("stop", job.name)
+        assert stopped.returncode == 0, stopped.stderr
+        assert job.finish() == 1, job.evidence()  # stopped
         log = (job.home.logs / "master.log").read_text()
     spans = _spans(log)
     [whole] = [one for one in spans if one["name"] == "recovery"]

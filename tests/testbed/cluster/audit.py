@@ -9,6 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.api import Api
+
+_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _FORBIDDEN: Final = {"authorization.k8s.io/decision": "forbid"}
 _UNAUTHORIZED: Final = 401
 _READS_SECONDS: Final = 10.0
@@ -130,3 +133,30 @@ def grants(roles: Iterable[Mapping[str, Any]]) -> Iterator[Grant]:
                 for resource in rule["resources"]
                 for name in rule.get("resourceNames", [""])
             )
+
+
+def granted(api: Api) -> list[Grant]:
+    """Return the operator's grants from the roles of the release `holdfast`."""
+    chosen = "?labelSelector=app.kubernetes.io%2Finstance%3Dholdfast"
+    roles = [
+        role
+        for kind in ("clusterroles", "namespaces/holdfast-system/roles")
+        for role in api.get(f"{_RBAC}/{kind}{chosen}").body["items"]
+        if not any("aggregate-to" in label for label in role["metadata"]["labels"])
+    ]
+    return list(grants(roles))
+
+
+def unused(
+    api: Api, given: Iterable[Grant], used: Sequence[Use], besides: Iterable[Grant] = ()
+) -> list[Grant]:
+    """Return the grants without a use but those for APIs that the cluster does not serve.
+
+    besides: grants whose use no request shows, or another test.
+    """
+    served = {"", *(one["name"] for one in api.get("/apis").body["groups"])}
+    return [
+        one
+        for one in given
+        if one.group in served and one not in besides and not any(one.covers(use) for use in used)
+    ]

@@ -33,7 +33,7 @@ from cluster.kubectl import Kubectl, watch_events
 _SCRIPT: Final = Path(__file__).resolve().parents[3] / "scripts" / "cluster_tools.sh"
 _KINDS: Final = frozenset({"workload", "clusterqueue", "resourceflavor", "cohort", "localqueue"})
 """Kinds whose webhooks are installed: Kueue's own."""
-_API: Final = "kueue.x-k8s.io/v1beta2"
+WORKLOAD_API: Final = "kueue.x-k8s.io/v1beta2"
 WORKLOADS: Final = "workloads.kueue.x-k8s.io"
 """The scheduler of Kubernetes has a kind Workload, too."""
 _NAMESPACE: Final = "kueue-system"
@@ -136,7 +136,12 @@ def queue(kubectl: Kubectl, cpus: str, name: str = "team", **flavor: Any) -> Non
         ("ClusterQueue", spec),
         ("LocalQueue", {"clusterQueue": name}),
     ):
-        object_ = {"apiVersion": _API, "kind": kind, "metadata": {"name": name}, "spec": body}
+        object_ = {
+            "apiVersion": WORKLOAD_API,
+            "kind": kind,
+            "metadata": {"name": name},
+            "spec": body,
+        }
         kubectl.run("apply", "-f", "-", stdin=object_)
 
 

@@ -23,7 +23,7 @@ class JobFigures:
     wanted_nodes: int
     """Nodes of a whole world: replicas of the spec, without standbys, in multiples of its unit."""
     first_step: int
-    """Step from which the newest world began."""
+    """Step that the newest world began with, before its own first one."""
     goodput_micros: Mapping[wire.GoodputClass, int]
     """Microseconds of all nodes by class, those under earlier masters included."""
     intervals: Mapping[wire.Tier, int]

@@ -191,9 +191,9 @@ def _step(job: JobContext, members: list[Node]) -> int:
 
 
 def first_step(job: JobContext) -> int:
-    """Step from which the newest world began; 0: none is known."""
+    """Step that the newest world began with, before its own first one; 0: none is known."""
     world = job.worlds.newest
-    return max(world.first_step, _restored(job, world) or 0) if world is not None else 0
+    return max(world.first_step - 1, _restored(job, world) or 0) if world is not None else 0
 
 
 def _step_at_end(job: JobContext) -> int:

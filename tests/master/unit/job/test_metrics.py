@@ -11,8 +11,9 @@ from holdfast_master.instructions import Record
 from holdfast_master.metrics.exporter import HighWater, MetricsExporter
 from holdfast_wire import messages as wire
 from holdfast_wire.messages import GoodputClass
+from holdfast_wire.tiers import TIERS
 from masters.checkpoint_words import Words
-from simulation.steered.job import SteeredJob, training
+from simulation.steered.job import SteeredJob, job_spec, training
 from simulation.steered.replicas import replicated
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -161,6 +162,62 @@ def test_a_tier_with_an_interval_in_the_job_s_file_has_an_age_before_its_first_s
     assert value(samples, "checkpoint_interval_steps", tier="storage") == 5
     assert value(samples, "checkpoint_age_steps", tier="storage") == value(samples, "step") > 15
     assert ("checkpoint_age_steps", frozenset({("tier", "memory")})) not in samples
+
+
+_EVERY_TIER = wire.CheckpointPolicy(
+    intervals=tuple(wire.TierInterval(tier=tier, every=10) for tier in TIERS)
+)
+
+
+def test_a_restored_world_is_as_old_as_its_own_steps() -> None:
+    """Memory has no step of its own yet: its age counts from the step that storage gave."""
+    job = SteeredJob(job_spec(replicas=2, checkpoint=_EVERY_TIER))
+    job.training.saved = 1000
+    job.add_agents(2)
+    job.run_until("STARTING")
+    words, version = Words(job), wire.CheckpointVersion(lineage=0, step=1000)
+    offers = (wire.TierVersions(tier=wire.Tier.STORAGE, versions=(version,)),)
+    for rank in (0, 1):
+        words.say(rank, wire.RestoreRequest(offers=offers))
+    for rank in (0, 1):
+        number = words.told(wire.RestorePlan, rank)[-1].plan_id
+        words.say(rank, wire.RestorePlanVerified(plan_id=number))
+        words.say(rank, wire.Heartbeat(ranks=(wire.RankProgress(round=1, has_sdk=True),)))
+    for made in (0, 1):
+        samples = scraped(exporter(job).registry)
+        assert value(samples, "step") == 1000 + made
+        assert value(samples, "checkpoint_age_steps", tier="memory") == made
+        job.run_until("TRAINING")
+
+
+def test_the_age_of_a_tier_counts_from_the_step_that_the_world_began_from() -> None:
+    """A script that restores by itself, and saves nothing: the steps since then are at risk."""
+    job = SteeredJob(job_spec(replicas=2, checkpoint=_EVERY_TIER))
+    job.training.saved = 1000
+    job.add_agents(2)
+    job.run_until("TRAINING")
+    job.run(5.0)
+    samples = scraped(exporter(job).registry)
+    made = value(samples, "step") - 1000
+    assert 30 < made < 100
+    for tier in ("memory", "storage"):
+        assert value(samples, "checkpoint_age_steps", tier=tier) == made
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"replicas": 4, "standbys": 1}, 4),
+        ({"replicas": 5, "node_unit": 2}, 4),
+        ({"replicas": 5, "replica_nodes": 2, "standbys": 1}, 4),
+        ({"replicas": 7, "node_unit": 3, "replica_nodes": 3}, 6),
+        ({"replicas": 3, "node_unit": 0}, 3),
+    ],
+)
+def test_wanted_nodes_are_those_of_a_whole_world(changes: dict[str, int], wanted: int) -> None:
+    """Standbys, and a rest that makes no unit, would leave every such job incomplete for ever."""
+    job = SteeredJob(job_spec(**changes))
+    assert value(scraped(exporter(job).registry), "wanted_nodes") == wanted
 
 
 def test_goodput_counters_never_go_back_and_begin_with_their_master() -> None:

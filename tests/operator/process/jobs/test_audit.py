@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from cluster.api import Api
-from cluster.audit import Grant, Use, grants, uses
+from cluster.audit import Grant, granted, unused, uses
 from cluster.commands import Commands
 from cluster.control_plane import ControlPlane
 from cluster.jobs import container, manifest
@@ -20,7 +20,6 @@ from cluster.release import ACCOUNT, HISTORY, Release
 from cluster.rights import needs_pods
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300)]
-_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 _CHECKED_INSIDE: Final = {
     Grant("update", "holdfast.dev", "elasticjobs/finalizers", ""),
     Grant("create", "policy", "poddisruptionbudgets", ""),
@@ -61,30 +60,6 @@ def _job(**spec: Any) -> dict[str, Any]:
     body = manifest("sleep", "600", grace_s=1, elasticPolicy__scaleDownGraceSeconds=1, **spec)
     body["metadata"]["name"] = "gpt"
     return body
-
-
-def _granted(plane: ControlPlane) -> list[Grant]:
-    """Return the operator's grants from the release's roles."""
-    chosen = "?labelSelector=app.kubernetes.io%2Finstance%3Dholdfast"
-    roles = [
-        role
-        for kind in ("clusterroles", "namespaces/holdfast-system/roles")
-        for role in plane.api.get(f"{_RBAC}/{kind}{chosen}").body["items"]
-        if not any("aggregate-to" in label for label in role["metadata"]["labels"])
-    ]
-    return list(grants(roles))
-
-
-def _unused(plane: ControlPlane, granted: list[Grant], used: list[Use]) -> list[Grant]:
-    """Return the grants without a use but those for APIs that this cluster does not serve."""
-    served = {"", *(one["name"] for one in plane.api.get("/apis").body["groups"])}
-    return [
-        one
-        for one in granted
-        if one.group in served
-        and one not in _CHECKED_INSIDE | _WITH_KUEUE
-        and not any(one.covers(use) for use in used)
-    ]
 
 
 def _running(kubectl: Kubectl, role: str) -> list[str]:
@@ -170,8 +145,9 @@ def test_the_operator_has_the_rights_that_it_uses_and_no_other(
     used = list(uses(plane.audit_log, ACCOUNT))
     assert [one.uri for one in used if one.refused] == []
     planted = Grant("patch", "", "pods", "")
-    assert _unused(plane, [*_granted(plane), planted], used) == [planted]
-    assert set(_granted(plane)) >= _CHECKED_INSIDE
+    given, besides = granted(plane.api), _CHECKED_INSIDE | _WITH_KUEUE
+    assert unused(plane.api, [*given, planted], used, besides) == [planted]
+    assert set(given) >= besides
 
 
 def test_owner_references_need_the_right_to_finalizers(

@@ -107,7 +107,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict
 def test_two_builds_have_the_same_layers(
     built: tuple[str, dict[str, dict[str, Any]]],
 ) -> None:
-    """Who builds a release anew gets the digests that were published."""
+    """Of equal sources, on one base and by one builder: no time, no order of files is in them."""
     for name, again in built[1].items():
         first = json.loads((image_folder() / f"{name}.json").read_text())
         layers = first["OCIv1"]["rootfs"]["diff_ids"]

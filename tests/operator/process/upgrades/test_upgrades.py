@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -12,16 +15,29 @@ import yaml
 
 from cluster.control_plane import ControlPlane
 from cluster.crd import install_crd
-from cluster.jobs import Job, Make, looping
+from cluster.jobs import Job, Make, container, looping
 from cluster.kubectl import Kubectl
 from cluster.nodes import Nodes
 from cluster.release import CHART, Release
 from cluster.rights import needs_pods
+from house.repository import ROOT
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(300), needs_pods]
 LANDED: Final = Path(__file__).with_name("landed_chart.tgz")
-"""The chart as it was on the main branch at 7458d186: `helm package` of its folder. With a release
-it becomes that release's. What it installs runs this checkout's code, which has to read it."""
+"""The chart as it was on the main branch at `_REVISION`: `helm package` of its folder. With a
+release it becomes that release's. Without `landed_code` it runs this checkout's code, which has to
+read it."""
+_REVISION: Final = "7458d186"
+_PARTS: Final = ("operator", "master", "proto", "worker_agent", "cli")
+_SAYS: Final = {
+    "operator": "holdfast_operator",
+    "master": "holdfast_master",
+    "worker_agent": "holdfast_agent",
+}
+"""Packages of the landed code that say in their pod's log that they run, by their part."""
+_LANDED_WORDS: Final = "this is landed "
+_OPERATOR: Final = "deploy/holdfast-operator"
+_FIRST_VARIABLE: Final = "        - name: HOLDFAST_OPERATOR_NAMESPACE\n"
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +51,51 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         made.stop()
 
 
+@pytest.fixture(scope="module")
+def landed_code() -> Iterator[str]:
+    """The PYTHONPATH by which a pod runs the code that landed with the chart.
+
+    Not below /tmp: the operator's pod has a volume there. `manifests` has what a link leads to.
+    """
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="landed.", dir=ROOT / "build") as name:
+        Path(name).chmod(0o755)  # the operator is another user
+        yield _unpacked(Path(name))
+
+
+def _unpacked(folder: Path) -> str:
+    command = ["git", "archive", f"--output={folder}/code.tar", _REVISION, *_PARTS, "manifests"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"the history here lacks {_REVISION}: {done.stderr.strip()}")
+    with tarfile.open(folder / "code.tar") as packed:
+        packed.extractall(folder, filter="data")
+    for place, name in _SAYS.items():
+        with (folder / place / name / "__init__.py").open("a") as file:
+            file.write(f"\nprint({_LANDED_WORDS + name!r}, flush=True)\n")
+    return os.pathsep.join(str(folder / one) for one in _PARTS)
+
+
+def _chart_with(code: str, folder: Path) -> Path:
+    """Return the landed chart, whose operator runs `code`: it has no value for variables yet."""
+    with tarfile.open(LANDED) as packed:
+        packed.extractall(folder, filter="data")
+    file = folder / "holdfast" / "templates" / "deployment.yaml"
+    head, tail = file.read_text().split(_FIRST_VARIABLE)
+    variable = f"        - {{name: PYTHONPATH, value: '{code}'}}\n"
+    file.write_text(head + variable + _FIRST_VARIABLE + tail)
+    return folder / "holdfast"
+
+
 @pytest.fixture
-def release(plane: ControlPlane, nodes: Nodes) -> Iterator[Release]:
-    """A release of the landed chart, with its CRD."""
-    made = Release(plane.kubeconfig, chart=LANDED)
+def release(
+    plane: ControlPlane, nodes: Nodes, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Release]:
+    """A release of the landed chart, with its CRD; with its code where a test asks for that."""
+    chart = LANDED
+    if "landed_code" in request.fixturenames:
+        chart = _chart_with(request.getfixturevalue("landed_code"), tmp_path / "chart")
+    made = Release(plane.kubeconfig, chart=chart)
     made.install("crds.enabled=true")
     yield made
     made.clear()
@@ -107,6 +164,38 @@ def _change_charts(jobs: list[Job], release: Release, folder: Path) -> None:
     release.install("crds.enabled=true")
     _all_train(jobs, alone)
     assert _seen(jobs) == before, "installed anew"
+
+
+def _runs_landed(kubectl: Kubectl, pod: str, name: str) -> bool:
+    return _LANDED_WORDS + name in kubectl.run("logs", pod)
+
+
+def test_a_job_of_landed_code_trains_on_under_this_operator(
+    make_job: Make, release: Release, kubectl: Kubectl, landed_code: str, tmp_path: Path
+) -> None:
+    """Operator, master and agent of then; this operator takes over, and gives it back."""
+    env = [{"name": "PYTHONPATH", "value": landed_code}]
+    body = looping(tmp_path, "--steps=1000000", replicas=1)
+    container(body)["env"] += env
+    command = ["holdfast-master", "--in-pod"]
+    master = {"name": "master", "image": "i", "command": command, "env": env}
+    body["spec"]["master"] = {"template": {"spec": {"containers": [master]}}}
+    job = make_job("landed")
+    job.create(body)
+    job.until_training(1)
+    before = _seen([job])
+    assert _runs_landed(kubectl, f"{job.name}-master-0-0", "holdfast_master")
+    assert _runs_landed(kubectl, f"{job.name}-worker-0-0", "holdfast_agent")
+    assert _runs_landed(release.kubectl, _OPERATOR, "holdfast_operator")
+    release.chart = CHART
+    release.upgrade("crds.enabled=true")
+    operator = (release.kubectl, _OPERATOR, "holdfast_operator")
+    job.until("the operator of then is gone", lambda: not _runs_landed(*operator))
+    _all_train([job])
+    assert _seen([job]) == before, "upgrade"
+    release.rollback(1)
+    _all_train([job])
+    assert _seen([job]) == before, "rollback"
 
 
 def _older_crd(*without: str) -> dict[str, Any]:

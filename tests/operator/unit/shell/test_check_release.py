@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,8 @@ _FILE = ROOT / "charts" / "holdfast" / "files" / "check_release.py"
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The script, which does not wait."""
+    # Its byte code would lie in the chart's folder.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     found = importlib.util.spec_from_file_location("check_release", _FILE)
     assert found is not None
     assert found.loader is not None
