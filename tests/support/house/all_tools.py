@@ -1,7 +1,8 @@
 """A pytest plugin: where all tools must be there, a skip because one is not built is a failure.
 
 `make test` goes on where Kueue, Prometheus or real nodes cannot be built, for the sake of people
-who change something else. CI sets HOLDFAST_ALL_TOOLS=1: its tests would be skipped unnoticed.
+who change something else. With HOLDFAST_ALL_TOOLS=1, in a CI that can build all, they are not
+skipped unnoticed.
 Belongs here: what a build could have made. Not: rights and kernels that a machine lacks.
 """
 
