@@ -28,7 +28,7 @@ WATCHED = $(PYTEST) tests/recovery -n $(PROCESSES) $(SHARED) \
 ALONE = $(PYTEST) tests/recovery -m "$(LONG) and exclusive" $(SLOWEST)
 # The tests of a file share a cluster: they stay in one process.
 KUBE = $(PYTEST) tests/operator/process --dist loadfile -m "$(LEFT) and kube" $(SLOWEST)
-# Where it cannot be built, its tests are skipped with that reason; with HOLDFAST_ALL_TOOLS=1 they
+# Where it cannot be built, its tests are skipped with that reason; with TESTS_NEED_ALL_TOOLS=1 they
 # fail.
 BESIDE_TOOLS := for one in queue metrics; do nice scripts/cluster_tools.sh --$$one >/dev/null || true; done
 # Without the long ones of `make test-node`.

@@ -1,7 +1,7 @@
 """A pytest plugin: where all tools must be there, a skip because one is not built is a failure.
 
 `make test` goes on where Kueue, Prometheus or real nodes cannot be built, for the sake of people
-who change something else. With HOLDFAST_ALL_TOOLS=1, in a CI that can build all, they are not
+who change something else. With TESTS_NEED_ALL_TOOLS=1, in a CI that can build all, they are not
 skipped unnoticed.
 Belongs here: what a build could have made. Not: rights and kernels that a machine lacks.
 """
@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-VARIABLE: Final = "HOLDFAST_ALL_TOOLS"
+VARIABLE: Final = "TESTS_NEED_ALL_TOOLS"
 NOT_BUILT: Final = re.compile(r"\b(is|are) not built\b")
 """Words of the reasons of such skips."""
 
