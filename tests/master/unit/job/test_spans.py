@@ -70,4 +70,4 @@ def test_a_collector_that_does_not_answer_delays_a_master_s_end_by_two_seconds()
         took = time.monotonic() - began
         deaf.settimeout(0.0)
         deaf.accept()[0].close()  # it was asked
-    assert 1.9 < took < 4.0
+    assert 1.9 < took < 8.0

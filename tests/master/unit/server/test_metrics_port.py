@@ -70,6 +70,7 @@ def test_a_client_that_says_nothing_more_is_hung_up_on(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("server", ["127.0.0.1"], indirect=True)
 def test_many_clients_that_say_nothing_keep_no_scrape_out(server: MetricsServer) -> None:
     """The oldest has to go for each one more: threads and files have a bound."""
     before = threading.active_count()
