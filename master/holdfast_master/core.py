@@ -183,7 +183,10 @@ def _received(job: JobContext, event: inputs.Received) -> None:
 def _note_operator(job: JobContext, event: inputs.OperatorMessage) -> None:
     match event.message:
         case wire.MasterSpec() as spec:
+            is_first = job.state.spec is None
             operator_messages.spec_arrived(job, spec)
+            if is_first:
+                hello.welcome_again(job)
         case wire.PodObservation() as pod:
             pods.pod_seen(job, pod)
         case wire.PodListDone():

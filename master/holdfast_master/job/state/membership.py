@@ -49,6 +49,8 @@ class Node:
     """Time of a later one that was seen while its stream was open: perhaps its own end."""
     rules: tuple[wire.FailureRule, ...] = ()
     """Failure rules of the Welcome that it got: its reports give indices into them."""
+    welcomed_round: int = 0
+    """Round of that Welcome: the agent's processes of it live on; 0: none do."""
     store: wire.StorePrepared | None = None
     """A store that waits for a round."""
     store_asked: str = ""

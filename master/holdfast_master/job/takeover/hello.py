@@ -169,23 +169,37 @@ def _returned(job: JobContext, node: Node, session: int, hello: wire.Hello) -> N
         returning.take_up(job, node, hello)
 
 
+def welcome_again(job: JobContext) -> None:
+    """Tell agents that came before the first spec what it says of health and of their exits.
+
+    They would never learn it on this stream, and their ranks would be judged by nobody.
+    """
+    for node in job.membership.nodes.values():
+        if node.session is not None:
+            job.out.send(node, _welcome_message(job, node))
+
+
 def _welcome(job: JobContext, node: Node, round_number: int) -> None:
+    node.welcomed_round = round_number
+    # An agent gives a stream up that begins otherwise: not even a digest goes before.
+    job.out.send_first(node, _welcome_message(job, node))
+
+
+def _welcome_message(job: JobContext, node: Node) -> wire.Welcome:
     settings = job.settings
     node.rules = job.spec.failure_rules
     node.heartbeat = job.membership.heartbeat
-    message = wire.Welcome(
+    return wire.Welcome(
         heartbeat_seconds=job.membership.heartbeat,
         lease_seconds=settings.lease_seconds,
         masterless_limit_seconds=settings.masterless_seconds,
         stop_grace_seconds=settings.stop_grace_seconds,
-        round=round_number,
+        round=node.welcomed_round,
         job_name=job.identity.job_name,
         max_replicas=job.spec.max_replicas,
         failure_rules=node.rules,
         health=job.spec.health,
     )
-    # An agent gives a stream up that begins otherwise: not even a digest goes before.
-    job.out.send_first(node, message)
 
 
 def _stretch_heartbeats(job: JobContext) -> None:

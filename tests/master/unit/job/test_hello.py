@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast_master.inputs import Input, OperatorMessage
+from holdfast_master.instructions import Instruction
 from holdfast_master.settings import CoreSettings
 from holdfast_wire import messages as wire
 from simulation.steered.job import SteeredJob, job_spec, training
@@ -121,3 +123,31 @@ def test_a_hello_can_say_that_processes_run_in_a_newer_round() -> None:
     job.run(3.0)
     assert job.status.round == 10
     assert isinstance(agent.hello(), wire.Hello)
+
+
+class _SpecComesLater(SteeredJob):
+    """A job whose agents find the master before its operator does."""
+
+    waits = True
+
+    def take(self, event: Input) -> list[Instruction]:
+        """Keep the spec back at first."""
+        waits = self.waits and isinstance(event, OperatorMessage)
+        return [] if waits else super().take(event)
+
+
+def test_an_agent_that_came_before_the_first_spec_is_told_what_it_says() -> None:
+    """How ranks are judged, and which exits have rules: it would never learn it on its stream."""
+    rule = wire.FailureRule(action=wire.FailureAction.FAIL_JOB, log_pattern="lost")
+    health = wire.HealthPolicy(hang=wire.HangPolicy(mode=wire.HealthMode.REPORT))
+    spec = job_spec(replicas=1, min_replicas=1, failure_rules=(rule,), health=health)
+    job = _SpecComesLater(spec, operator_up=False)
+    job.add_agents(1)
+    job.run(2.0)
+    job.waits = False
+    job.take(OperatorMessage(spec))
+    job.run_until("TRAINING")
+    welcomes = [one for _, one in job.sent if isinstance(one, wire.Welcome)]
+    assert [one.health for one in welcomes] == [None, health]
+    assert [one.failure_rules for one in welcomes] == [(), (rule,)]
+    assert job.agents[0].welcome.health == health

@@ -144,7 +144,7 @@ def test_each_alert_of_a_job_fires_and_the_runbook_helps(
     job.until_training(2)
     _killed(job, prometheus, person)
     _slow(job, prometheus, person, tmp_path)
-    _hangs(prometheus, person, tmp_path)
+    _hangs(job, prometheus, person, tmp_path)
     _saves_nothing(prometheus, tmp_path)
     _cannot_save(prometheus, person, tmp_path)
     _fails(job, prometheus, person)
@@ -180,10 +180,12 @@ def _slow(job: Job, prometheus: Prometheus, person: OnCall, folder: Path) -> Non
     job.until_steps(10)
 
 
-def _hangs(prometheus: Prometheus, person: OnCall, folder: Path) -> None:
+def _hangs(job: Job, prometheus: Prometheus, person: OnCall, folder: Path) -> None:
     """All ranks wait for one, and nothing is productive; then a restart ends the hang."""
     (folder / "hang").touch()
     prometheus.until_fires("HoldfastJobHangs", job="seen")
+    # The evidence of all ranks comes between the alert and this.
+    job.until("what hangs", lambda: "HangFound" in job.events())
     person.follow("HoldfastJobHangs", only="holdfast health", JOB="seen")
     person.follow("HoldfastJobHangs", only="holdfast stacks", JOB="seen")
     person.follow("HoldfastJobHangs", only="holdfast events", JOB="seen")
