@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from bench.harness import record
-from bench.scale import creation, measure
+from bench.scale import channels, creation, measure
 from bench.scale.page import page_of, problems
+from bench.scale.process import quiet
 from bench.scale.stage import OperatorKind, stage
 
 BENCH: Final = record.Bench("scale", page_of)
@@ -38,6 +39,9 @@ async def _whole(
         begin: Callable[..., Any] = measure.taken_over if how == "stored" else measure.created
         await say(begin.__name__, begin(ready, jobs, workers, options.limit))
         calm = await say("steady", measure.steady(ready, options.seconds))
+        if system is OperatorKind.HOLDFAST:
+            await say("training", measure.training(ready, options.seconds))
+            await quiet(ready.operator, calm["cores"] + 0.1, 300.0)
         await say("events", measure.events(ready, options.events, calm["cores"]))
         await say("same events", measure.same_events(ready, options.events, calm["cores"]))
         await say("torn", measure.torn(ready, calm["cores"]))
@@ -51,6 +55,8 @@ async def _creation(options: argparse.Namespace, note: record.Note) -> None:
 
 
 async def _all(options: argparse.Namespace, note: record.Note) -> None:
+    for figures in await channels.costs(options.channels) if options.channels else ():
+        note({"kind": "channel", **figures, "load": measure.load()})
     if options.rounds:
         await _creation(options, note)
     for name, how, system in (
@@ -78,6 +84,7 @@ def main() -> int:
     parser.add_argument("--plain", default="100x20", help=f"{sizes}; by plain kopf")
     parser.add_argument("--rounds", type=int, default=3, help="of the creation of one large job")
     parser.add_argument("--large", type=int, default=500, help="pods of that job")
+    parser.add_argument("--channels", type=int, default=300, help="to masters, measured apart")
     parser.add_argument("--seconds", type=float, default=60, help="of the steady state")
     parser.add_argument("--events", type=int, default=2000, help="pods whose status changes")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for one step at most")

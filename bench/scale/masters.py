@@ -41,7 +41,8 @@ class Masters:
         self.streams = 0
         """Streams that are open."""
         self.step_seconds = 0.0
-        """Time between two steps that a master reports; 0: its job stands still."""
+        """Time between two steps that a master reports, if its operator wants them so often; 0: its
+        job stands still."""
 
     async def begins(self, pod: Pod, address: str) -> None:
         """Serve a master's pod at its address; other pods have nobody who listens."""
@@ -95,7 +96,7 @@ class Masters:
             try:
                 yield codec.encode(wire.SyncResponse(message=status))
                 while True:
-                    await asyncio.sleep(self.step_seconds or 1.0)
+                    await asyncio.sleep(max(self.step_seconds, spec.progress_seconds) or 1.0)
                     if self.step_seconds:
                         status = dataclasses.replace(status, step=status.step + 1)
                         yield codec.encode(wire.SyncResponse(message=status))

@@ -20,6 +20,9 @@ _TOUCHES_AT_ONCE: Final = 16
 _SPREAD: Final = 7
 """Seed of the choice of pods."""
 _QUIET_SECONDS: Final = 300.0
+_REPORT_SECONDS: Final = 0.5
+"""A master's own period."""
+_WARM_SECONDS: Final = 5.0
 _MORE_CORES: Final = 0.1
 """Than in the steady state: an operator that uses no more has nothing left to do."""
 
@@ -104,6 +107,16 @@ async def steady(stage: ScaleStage, seconds: float) -> Figures:
     }
 
 
+async def training(stage: ScaleStage, seconds: float) -> Figures:
+    """Have all jobs train: their masters report steps, as often as the operator lets them."""
+    stage.masters.step_seconds = _REPORT_SECONDS
+    try:
+        await asyncio.sleep(_WARM_SECONDS)
+        return await steady(stage, seconds)
+    finally:
+        stage.masters.step_seconds = 0.0
+
+
 async def events(stage: ScaleStage, count: int, idle_cores: float) -> Figures:
     """Write the statuses of pods of all jobs, in drawn order: each loses Ready, then gets it."""
     return await _events(stage, count, idle_cores, (False, True))
@@ -117,7 +130,7 @@ async def same_events(stage: ScaleStage, count: int, idle_cores: float) -> Figur
 async def _events(
     stage: ScaleStage, count: int, idle_cores: float, flags: tuple[bool, bool]
 ) -> Figures:
-    """Measure writes of statuses; what the operator does anyway meanwhile is in it."""
+    """Measure writes of statuses; what the operator does anyway meanwhile is left out."""
     chance = random.Random(_SPREAD)
     pods = [uid for uid, one in stage.kubelets.running.items() if _is_worker(one)]
     chosen = chance.sample(pods, min(len(pods), count))
@@ -136,7 +149,7 @@ async def _events(
     return {
         "events": written,
         "seconds": round(use.seconds, 1),
-        "cpu_ms_per_event": round(use.cpu_s / written * 1e3, 3),
+        "cpu_ms_per_event": round((use.cpu_s - idle_cores * use.seconds) / written * 1e3, 3),
         "looks": use.looks,
         "look_p99_s": round(use.look_p99_s, 4),
         "requests": use.requests,

@@ -49,6 +49,12 @@ _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "reconciles/s": "looks_per_s",
         "MB": "rss_mb",
     },
+    "training": {
+        "cores": "cores",
+        "requests/s": "requests_per_s",
+        "reconciles/s": "looks_per_s",
+        "MB": "rss_mb",
+    },
     "events": {
         "events": "events",
         "CPU an event, ms": "cpu_ms_per_event",
@@ -78,6 +84,7 @@ def page_of(about: Mapping[str, Any], lines: Sequence[Line]) -> str:
         promises=promises,
         pods=", ".join(sorted({str(line["pods"]) for line in lines if line["kind"] == "creation"})),
         creation=_creation(lines),
+        channels=_channels(lines),
         same=_table(lines, "same events", _COLUMNS["events"]),
         **tables,
     )
@@ -143,6 +150,14 @@ def _table(lines: Sequence[Line], kind: str, columns: Mapping[str, str]) -> str:
         if line["kind"] == kind
     ]
     return page.table(["operator", "jobs", *columns, "load"], rows) if rows else ""
+
+
+def _channels(lines: Sequence[Line]) -> str:
+    found = [line for line in lines if line["kind"] == "channel"]
+    names = ("calls", "ping_s", "kb", "cpu_us_per_s")
+    rows = [[*(_number(line[name]) for name in names), f"{line['load']:.1f}"] for line in found]
+    heads = ["open calls", "s between pings", "kB", "µs of CPU a second", "load"]
+    return page.table(heads, rows) if found else ""
 
 
 def _creation(lines: Sequence[Line]) -> str:
