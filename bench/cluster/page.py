@@ -20,7 +20,7 @@ def _soon(line: Line) -> bool:
 _ROWS: Final[tuple[Row, ...]] = (
     (
         "begin",
-        "`helm install` → the operator is ready (directly after an uninstall up to 15 s more, for its Lease)",
+        "`helm install` → operator ready (right after an uninstall ≤ 15 s more, its Lease)",
         "≤ 15 s",
         "{ready_max_s} s at worst (median {ready_median_s} s, {times} times)",
         lambda one: one["ready_max_s"] <= 15,
