@@ -1,4 +1,4 @@
-"""What one stream to a master costs an operator: memory, and CPU of its pings.
+"""Cost of one stream to a master for an operator: memory, and CPU of its pings.
 
 `python -m bench.scale.channels CALLS PING_MS CHANNELS TARGET FOLDER` is the measured process.
 """

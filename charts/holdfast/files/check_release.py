@@ -1,4 +1,4 @@
-"""What `helm test` asks: is an operator ready and alive, does the API server judge ElasticJobs?
+"""Questions of `helm test`: is an operator ready and alive, does the API server judge ElasticJobs?
 
 Runs in the operator's image, with Python's own library only. Makes nothing: jobs are dry runs.
 """

@@ -1,4 +1,4 @@
-"""How a job's workers are asked of a queue, and how many may run. Pure.
+"""Slices in which a queue is asked for a job's workers, and the number that may run. Pure.
 
 Kueue admits and evicts a Workload as a whole. So a job asks in slices, each a Workload: the core
 has `minReplicas` workers (and the master), every further slice a few more. A more important job

@@ -111,12 +111,12 @@ def spec_in_force(job: JobContext) -> None:
     for number, wish in list(job.operator.pending_scales.items()):
         spec = job.spec
         if wish.accepted and _asked_replicas(spec) == wish.replicas:
-            wanted = counted(wish.replicas, "replica")
-            text = f"{wanted} {verb(wish.replicas, 'is', 'are')} wanted; its queue admits "
-            text = f"{text}{spec.replicas} for now" if spec.replicas < wish.replicas else ""
+            text = ""
+            if spec.replicas < wish.replicas:
+                wanted = f"{counted(wish.replicas, 'replica')} {verb(wish.replicas, 'is', 'are')}"
+                text = f"{wanted} wanted; its queue admits {spec.replicas} for now"
             _end_scale(job, number)
-            answer = wire.ScaleResponse(generation=spec.generation, text=text)
-            job.out.reply(number, answer)
+            job.out.reply(number, wire.ScaleResponse(generation=spec.generation, text=text))
 
 
 def _end_scale(job: JobContext, request_id: int) -> None:

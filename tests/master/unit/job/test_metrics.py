@@ -123,17 +123,22 @@ def test_saves_commits_and_failures_count_by_tier() -> None:
     assert value(samples, "checkpoint_bytes") == 20
 
 
-def test_a_restore_counts_once_by_the_tier_that_it_was_read_from() -> None:
-    """Both nodes ask, and start from one checkpoint."""
-    job = training(2)
-    found, words = exporter(job), Words(job)
-    version = wire.CheckpointVersion(lineage=0, step=10)
+def _restore(words: Words, step: int) -> None:
+    """Have both nodes ask, and take a step from storage."""
+    version = wire.CheckpointVersion(lineage=0, step=step)
     offers = (wire.TierVersions(tier=wire.Tier.STORAGE, versions=(version,)),)
     for rank in (0, 1):
         words.say(rank, wire.RestoreRequest(offers=offers))
     for rank in (0, 1):
         number = words.told(wire.RestorePlan, rank)[-1].plan_id
         words.say(rank, wire.RestorePlanVerified(plan_id=number))
+
+
+def test_a_restore_counts_once_by_the_tier_that_it_was_read_from() -> None:
+    """Both nodes ask, and start from one checkpoint."""
+    job = training(2)
+    found, words = exporter(job), Words(job)
+    _restore(words, 10)
     samples = scraped(found.registry)
     counts = {tier: value(samples, "restores_total", tier=tier) for tier in ("memory", "storage")}
     assert counts == {"memory": 0, "storage": 1}
@@ -175,13 +180,9 @@ def test_a_restored_world_is_as_old_as_its_own_steps() -> None:
     job.training.saved = 1000
     job.add_agents(2)
     job.run_until("STARTING")
-    words, version = Words(job), wire.CheckpointVersion(lineage=0, step=1000)
-    offers = (wire.TierVersions(tier=wire.Tier.STORAGE, versions=(version,)),)
+    words = Words(job)
+    _restore(words, 1000)
     for rank in (0, 1):
-        words.say(rank, wire.RestoreRequest(offers=offers))
-    for rank in (0, 1):
-        number = words.told(wire.RestorePlan, rank)[-1].plan_id
-        words.say(rank, wire.RestorePlanVerified(plan_id=number))
         words.say(rank, wire.Heartbeat(ranks=(wire.RankProgress(round=1, has_sdk=True),)))
     for made in (0, 1):
         samples = scraped(exporter(job).registry)
