@@ -163,9 +163,8 @@ def test_a_campaign_of_kills_loses_no_announcement_and_mixes_no_state(
     said = json.loads(done.stdout)
     assert said["wrong"] == [], f"seed {seed}"
     assert sum(said["kills"].values()) == kills
-    resumed = said["resumed"]
-    assert resumed.get("memory", 0) > 0, f"seed {seed}: {said}"
-    assert kills < CAMPAIGN_KILLS or resumed.get("storage", 0) > 0, f"seed {seed}: {said}"
+    # From storage only where a killed agent's successor came later than the world went on: chance.
+    assert said["resumed"].get("memory", 0) > 0, f"seed {seed}: {said}"
 
 
 def _agent_of(job: RunningJob, number: int) -> int:
