@@ -1,0 +1,1 @@
+"""Synchronous replicas: what a loss costs, steps without one, joins, goodput, simulated worlds."""
