@@ -41,9 +41,7 @@ PEERS = {
         "dlrover-0.6.1", ("dlrover[torch,k8s]==0.6.1", "protobuf>=5.29,<6"), (3, 12)
     ),
     "torchft": Environment("torchft-0.2.0", ("torchft==0.2.0",)),
-    "torchft nightly": Environment(
-        "torchft-nightly-2026.10.26", ("torchft-nightly==2026.10.26",)
-    ),
+    "torchft nightly": Environment("torchft-nightly-2026.10.26", ("torchft-nightly==2026.10.26",)),
 }
 """By system."""
 

@@ -1,12 +1,13 @@
 """Effective time of simulated worlds: how much of a large job's time remains for training. Pure.
 
 Failures come at drawn instants, at a rate that grows with the world. What each of them costs is
-given: measured here on four ranks, or published. A cost that grows with the world is not known from
-four ranks, so the same worlds are also drawn with all costs of replicas times ten and a hundred.
+given: measured here on four ranks, or published. How a cost grows with the world is not known from
+four ranks, so the same worlds are also drawn with the stalls of replicas times ten and a hundred.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,86 +17,88 @@ META_HOURS: Final = 7.9
 META_GPUS: Final = 1_024
 GPUS: Final = 8
 """Of a replica: one node."""
-DAY: Final = 86_400.0
+PUBLISHED_STALL: Final = 600.0
+"""Seconds that a failure stops Meta's fully synchronous training of O(100,000) GPUs; 44 % of its
+time is then effective (FT-HSDP, arXiv 2602.00277)."""
+PUBLISHED_SHARE: Final = 0.44
+HSDP_STALL: Final = 180.0
+"""Seconds of a failure under FT-HSDP, whose effective time is 80 %."""
+_DAY: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What failures cost, seconds unless said."""
+    """What a failure costs, seconds."""
 
     stall: float
-    """All wait: from a failure to where training goes on, without steps that are made again."""
+    """All wait, from the failure on; another one in that time begins the wait anew."""
     lost: float = 0.0
-    """Work of all that is made again after a failure."""
-    share: float = 0.0
-    """Work of one replica that the others make again: a step's."""
+    """Work of all that is made again."""
+    shared: float = 0.0
+    """Work of the lost replica that the others make again between them."""
     join: float = 0.0
-    """All wait: for a replica that comes back."""
+    """All wait for the replica that comes back."""
     away: float = 0.0
-    """Until a lost replica is back. Its part of each step is then the others' work."""
-    steady: float = 0.0
-    """Share of each second that is paid with no failure at all: checkpoints, hooks."""
+    """Until it is back: the others do its work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Where a world's time went, as shares of it."""
+    """Where a world's time went, as shares of it; together 1."""
 
     effective: float
     stall: float
     lost: float
-    share: float
+    shared: float
     join: float
     away: float
-    steady: float
-    failures_a_day: float
+
+
+def mean_seconds(replicas: int, hours: float) -> float:
+    """Return the mean time between failures of a world, from that of `META_GPUS`."""
+    return hours * 3600.0 * META_GPUS / (replicas * GPUS)
+
+
+def published_mean_seconds() -> float:
+    """Return the mean time between failures at which the published stall leaves 44 %.
+
+    Of a time with drawn failures, each followed by a stall, exp(-stall / mean) is left.
+    """
+    return PUBLISHED_STALL / -math.log(PUBLISHED_SHARE)
 
 
 def world(
-    replicas: int, costs: Costs, *, hours: float = META_HOURS, days: float = 30.0, seed: int = 0
+    replicas: int, mean_s: float, costs: Costs, *, days: float = 30.0, seed: int = 0
 ) -> Spent:
     """Return where the time of a world went.
 
-    A failure while all wait begins the wait anew. Work that is lost, and the part of those away,
-    is counted in seconds of the whole world.
-
     Args:
-        replicas: Of `GPUS` each.
+        replicas: Of the world.
+        mean_s: Seconds between two failures, on average.
         costs: Of a failure.
-        hours: Mean time between failures at `META_GPUS`.
         days: Simulated.
         seed: Of the instants.
     """
     draw = random.Random(seed)
-    rate = replicas * GPUS / META_GPUS / (hours * 3600.0)
-    end, now, stalled, joined, failures = days * DAY, 0.0, 0.0, 0.0, 0
-    back: list[float] = []
-    absent = lost = shared = since = 0.0
-    while True:
-        now, fails = now + draw.expovariate(rate), failures + 1
-        if now >= end:
-            break
-        failures, gap, since = fails, now - since, now
-        stalled += min(gap, costs.stall) if failures > 1 else 0.0
-        worked = max(0.0, gap - costs.stall)
-        lost += min(worked, costs.lost)
-        shared += costs.share / max(1, replicas - 1)
-        joined += costs.join if costs.away else 0.0
-        absent += costs.away / replicas
-        back.append(now + costs.away)
-    steady = costs.steady * max(0.0, end - stalled - joined)
-    parts = [stalled, lost, shared, joined, absent, steady]
-    stall, gone, share, join, away, paid = (min(1.0, one / end) for one in parts)
-    effective = max(0.0, 1.0 - stall - gone - share - join - away - paid)
-    return Spent(
-        effective=effective, stall=stall, lost=gone, share=share, join=join, away=away,
-        steady=paid, failures_a_day=failures / days,
-    )  # fmt: skip
+    end, now = days * _DAY, draw.expovariate(1 / mean_s)
+    stall = lost = shared = join = away = 0.0
+    while now < end:
+        gap = draw.expovariate(1 / mean_s)
+        left = min(gap, end - now)
+        for_stall = min(left, costs.stall)
+        for_join = min(left - for_stall, costs.join)
+        for_lost = min(left - for_stall - for_join, costs.lost)
+        work = left - for_stall - for_join - for_lost
+        for_shared = min(work, costs.shared / max(1, replicas - 1))
+        stall, join, lost = stall + for_stall, join + for_join, lost + for_lost
+        shared += for_shared
+        away += min(work - for_shared, costs.away / replicas)
+        now += gap
+    rest = end - stall - lost - shared - join - away
+    shares = (one / end for one in (rest, stall, lost, shared, join, away))
+    return Spent(**dict(zip(Spent.__dataclass_fields__, shares, strict=True)))
 
 
-def times(costs: Costs, factor: float) -> Costs:
-    """Return costs of failures that are so many times greater; the steady one stays."""
-    grown = {
-        name: factor * getattr(costs, name) for name in ("stall", "lost", "share", "join", "away")
-    }
-    return replace(costs, **grown)
+def stalled(costs: Costs, factor: float) -> Costs:
+    """Return costs whose waits of all are so many times longer."""
+    return replace(costs, stall=factor * costs.stall, join=factor * costs.join)

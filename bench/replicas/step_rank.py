@@ -98,9 +98,7 @@ def _replicas(plan: Mapping[str, Any], folder: Path) -> Callable[[], None]:
     if own.size > 1:
         script.cut(model, mesh_of(members, "cpu"))
     optimizer = script.adamw(model)
-    replicated = Replicated(
-        model, optimizer, members, micro_batches=script.MICRO_BATCHES
-    )
+    replicated = Replicated(model, optimizer, members, micro_batches=script.MICRO_BATCHES)
 
     def step() -> None:
         for number in replicated.dealt():

@@ -157,4 +157,3 @@ WAYS: Final[Mapping[str, Way]] = {
     r.TORCHFT: Way(ReplicaGroups, "torchft", "torchft"),
     r.NIGHTLY: Way(ReplicaGroups, "torchft nightly", "torchft"),
 }
-
