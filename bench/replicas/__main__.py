@@ -131,14 +131,16 @@ class _Runs:
                 seconds=options.kill_seconds if row == r.GOODPUT else 0.0, model_mb=size,
             )  # fmt: skip
             group = f"{shape}, {1.1 + size:.0f} MB"
-            key = {"row": row, "group": group, "way": way, "turn": turn}
             load, found, reason = os.getloadavg()[0], [], ""
             try:
                 found = kills.measure(request)
             except RuntimeError as error:
                 reason = str(error)[:300]
             for values in found or [{}]:
-                yield Measured(**key, values=values, load=load, reason=reason)
+                yield Measured(
+                    row=row, group=group, way=way, turn=turn, values=values, load=load,
+                    reason=reason,
+                )  # fmt: skip
 
 
 def simulated(found: Sequence[Measured]) -> Iterator[Measured]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench import ROOT
 from bench.harness import launch, sandbox
 from bench.recovery import processes
 from bench.recovery.steplog import Event, Follower
@@ -27,6 +28,8 @@ from bench.replicas import figures
 from bench.replicas import results as r
 from bench.replicas.systems import RANKS, WAYS, Start
 
+KEPT: Final = ROOT / "build/bench/replicas-logs"
+"""Where the logs of the newest trial go that failed."""
 _START_SECONDS: Final = 180.0
 """Until all ranks train: a busy machine imports torch for a minute."""
 _LIMIT_SECONDS: Final = 120.0
@@ -74,14 +77,11 @@ def measure(request: Request) -> list[dict[str, float]]:
 
 
 def _words(folder: Path) -> str:
-    """Return the last words of the newest log."""
+    """Return the last words of the newest logs; all of them are kept in `KEPT`."""
     logs = sorted(folder.glob("*.log"), key=lambda one: one.stat().st_mtime)
-    kept = os.environ.get("BENCH_REPLICAS_LOGS")
-    if kept:
-        target = Path(kept)
-        target.mkdir(parents=True, exist_ok=True)
-        for one in logs:
-            (target / one.name).write_bytes(one.read_bytes())
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for one in logs:
+        shutil.copy(one, KEPT / one.name)
     return " | ".join(f"{one.name}: {one.read_text(errors='replace')[-600:]}" for one in logs[-2:])
 
 
@@ -142,7 +142,7 @@ class Trial:
     def _followed(self, moment: float) -> dict[str, float]:
         def lost(events: list[Event]) -> dict[str, float] | None:
             come = figures.join(events, moment, RANKS)
-            cost = figures.loss(events, moment, self._victims(), RANKS, self.replicas)
+            cost = figures.loss(events, moment, self.shards, RANKS, self.replicas)
             return None if come is None or cost is None else cost | come
 
         found = self.follower.wait(lost, moment + _LIMIT_SECONDS)
@@ -150,9 +150,6 @@ class Trial:
             steps = figures.whole_steps(self.follower.events())[-3:]
             raise RuntimeError(f"no whole world after a kill at {moment}: {steps}")
         return found
-
-    def _victims(self) -> int:
-        return self.shards
 
     def window(self) -> list[dict[str, float]]:
         """Kill a rank each so many seconds."""

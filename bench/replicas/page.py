@@ -14,6 +14,7 @@ from bench.replicas.effective import Costs
 from bench.replicas.results import Measured
 
 _SMALL: Final = "1 MB"
+_THOUSAND: Final = 1000
 _AWAY_SECONDS: Final = 600.0
 """Until a replica is back in a simulated world: another node, its image and its checkpoint's read
 take minutes there, and seconds here."""
@@ -59,9 +60,10 @@ def _row(results: Sequence[Measured]) -> str:
 
 def _cell(found: Sequence[float]) -> str:
     """Return median, least and greatest, as exact as the figure needs."""
-    if found and max(found) == min(found):
-        return f"{found[0]:.3g}" if found[0] < 1000 else f"{found[0]:.0f}"  # noqa: PLR2004
-    digits = 0 if found and max(found) >= 100 else 1 if found and max(found) >= 10 else 3  # noqa: PLR2004
+    most = max(found, default=0.0)
+    if most == min(found, default=0.0):
+        return f"{most:.3g}" if most < _THOUSAND else f"{most:.0f}"
+    digits = next((digits for least, digits in ((100, 0), (10, 1)) if most >= least), 3)
     return page.spread(found, f".{digits}f")
 
 

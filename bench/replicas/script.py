@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run by path
 from bench.recovery import script as base
 
 MICRO_BATCHES: Final = 12
-"""Of a step in the whole job: three replicas share the four that a lost fourth had not delivered."""
+"""Of a step in the whole job: those of a lost replica can be shared by three."""
 ROWS: Final = 4
 """Of a micro-batch."""
 _WIDER: Final = 16 * base.VOCABULARY

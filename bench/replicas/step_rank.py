@@ -115,7 +115,7 @@ def _members(shards: int, folder: Path) -> RosterMembers:
     """Return members whose one roster this world's first rank writes, with its store."""
     rank, world = dist.get_rank(), dist.get_world_size()
     blocks = [list(range(first, first + shards)) for first in range(0, world, shards)]
-    own = dist.new_subgroups_by_enumeration(blocks)[0]
+    own: Any = dist.new_subgroups_by_enumeration(blocks)[0]
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         _kept.append(store)
