@@ -243,6 +243,10 @@ bench-universal: $(STAMP) ## Measure saves and loads of DeepSpeed's and Megatron
 bench-local-sgd: $(STAMP) ## Measure local SGD: bytes, slow links and replicas, losses, elastic replicas (1 hour; root for links)
 	$(BIN)/python -m bench.local_sgd
 
+.PHONY: bench-replicas
+bench-replicas: $(STAMP) ## Measure replicas that nobody restarts, beside torchrun, torchft and a restart (2 hours)
+	$(BIN)/python -m bench.replicas
+
 .PHONY: soak-real
 soak-real: $(STAMP) ## Train under 200 random faults on real processes; nothing lost, nothing left
 	$(BIN)/python -m bench.soak --publish

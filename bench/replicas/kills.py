@@ -142,7 +142,8 @@ class Trial:
     def _followed(self, moment: float) -> dict[str, float]:
         def lost(events: list[Event]) -> dict[str, float] | None:
             come = figures.join(events, moment, RANKS)
-            cost = figures.loss(events, moment, self.shards, RANKS, self.replicas)
+            victims = self.shards if self.setting.loop == "replicas" else 1
+            cost = figures.loss(events, moment, victims, RANKS, self.replicas)
             return None if come is None or cost is None else cost | come
 
         found = self.follower.wait(lost, moment + _LIMIT_SECONDS)

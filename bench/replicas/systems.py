@@ -21,6 +21,8 @@ from bench.recovery.systems import (
 from bench.replicas import results as r
 
 RANKS: Final = 4
+_JOIN_SECONDS: Final = 300
+"""For torchrun's four agents to meet: on a busy machine they need more than a minute."""
 _LIGHTHOUSE: Final = """
 import signal, sys
 from torchft.coordination import LighthouseServer
