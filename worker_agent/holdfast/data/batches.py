@@ -106,8 +106,17 @@ class Batches:
         """
         if start is not None:
             self._replicated.steps = start
-        while self._replicated.steps < self.end:
-            yield Step(self, self._replicated)
+        try:
+            while self._replicated.steps < self.end:
+                yield Step(self, self._replicated)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the loader's workers, and drop what was read ahead."""
+        self._ahead = None
+        self._asked.clear()
+        self._kept.clear()
 
     def read(self, key: Key) -> tuple[bool, Any]:
         """Return whether a micro-batch has samples for this rank, and its batch."""
@@ -138,7 +147,7 @@ class Batches:
     def _start(self) -> Iterator[Any]:
         from torch.utils.data import DataLoader
 
-        make = self._loader or DataLoader
+        make: Any = self._loader or DataLoader
         return iter(
             make(
                 self._read, batch_sampler=_Asks(self), collate_fn=self._read.made, **self._settings
