@@ -83,7 +83,8 @@ class FourAgents(Torchrun):
         """Return the command of an elastic job of one to four nodes."""
         more = ["--nnodes=4:4", "--max-restarts=10000", "--monitor-interval=0.1"]
         kept = [
-            one for one in super().agent_command(node)
+            one.replace("join_timeout=60", f"join_timeout={_JOIN_SECONDS}")
+            for one in super().agent_command(node)
             if not one.startswith(("--nnodes=", "--max-restarts="))
         ]  # fmt: skip
         at = kept.index("torch.distributed.run") + 1
