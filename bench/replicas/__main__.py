@@ -27,9 +27,9 @@ BENCH = record.Bench("replicas", page_of, Measured)
 _LARGE_MB: Final = 100.0
 _OF_TWO: Final = tuple(way for way in r.WAYS if way not in (r.TORCHFT, r.NIGHTLY))
 """Ways that have replicas of several ranks here: torchft's script has replica groups of one."""
-_GOODPUT: Final = (r.REPLICAS, r.RESTART, r.TORCHFT)
-_JOINS: Final = (r.REPLICAS, r.TORCHFT)
-_QUICK: Final = (r.REPLICAS, r.RESTART, r.TORCHFT)
+_GOODPUT: Final = (r.REPLICAS, r.RESTART, r.NIGHTLY)
+_JOINS: Final = (r.REPLICAS, r.NIGHTLY)
+_QUICK: Final = (r.REPLICAS, r.RESTART, r.NIGHTLY)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -123,7 +123,7 @@ def costs_of(results: Sequence[Measured]) -> dict[str, Costs]:
         "restart in 10 min, published": Costs(stall=effective.PUBLISHED_STALL),
         "FT-HSDP, 3 min, published": Costs(stall=effective.HSDP_STALL, away=_AWAY_SECONDS),
     }
-    for way in (r.RESTART, r.TORCHFT, r.REPLICAS):
+    for way in (r.RESTART, r.NIGHTLY, r.REPLICAS):
         mine = _measured(results, way)
         if mine is not None:
             found[way] = mine
@@ -147,7 +147,7 @@ def _measured(results: Sequence[Measured], way: str) -> Costs | None:
     if way == r.RESTART:
         return Costs(stall=max(0.0, total - step))
     join = of(r.PAUSE)
-    if way == r.TORCHFT:
+    if way == r.NIGHTLY:
         return Costs(stall=max(0.0, total - step), join=join, away=_AWAY_SECONDS)
     return Costs(stall=of(r.BEYOND), shared=step, join=join, away=_AWAY_SECONDS)
 

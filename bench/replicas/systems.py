@@ -27,15 +27,14 @@ _LIGHTHOUSE: Final = """
 import signal, sys
 from torchft.coordination import LighthouseServer
 server = LighthouseServer(
-    bind=f"127.0.0.1:{sys.argv[1]}", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10,
+    bind=f"127.0.0.1:{sys.argv[1]}", min_replicas=1, join_timeout_ms=1000, quorum_tick_ms=10,
     heartbeat_timeout_ms=1000,
 )
 signal.pause()
 """
-"""torchft's, tuned: a look each 10 ms (100 by default), and 1 s without a heartbeat, of which ten
-are sent (5 s). It waits that long for a replica that was killed. With a shorter `join_timeout_ms`
-it leaves out replicas that live, and whose step is late on a busy machine: none trains with the
-others for long then."""
+"""torchft's, tuned: a look each 10 ms (100 by default), 1 s without a heartbeat (5 s), and 1 s for a
+replica that does not come (60 s): so long it waits for one that was killed. With 0.1 s it leaves out
+replicas that live and are late on a busy machine; none trains with all others for long then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
