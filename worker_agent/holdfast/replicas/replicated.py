@@ -197,7 +197,8 @@ class Replicated:
             self._sum.arm(self._group, (), self._rate())
         torn, self._sees_change = self._sum.reduce(self._members.has_changed)
         if torn or not self._is_healed():
-            log.warning("replicas: step %d is to be reduced again: %s", self.steps, self._sum.torn)
+            why = self._sum.torn.partition(";")[0]
+            log.warning("replicas: step %d is to be reduced again: %s", self.steps, why)
             return False
         self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
         self._count(lineage_of(self._lineage, self._membership.epoch))
