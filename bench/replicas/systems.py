@@ -32,9 +32,9 @@ server = LighthouseServer(
 )
 signal.pause()
 """
-"""torchft's, tuned: a look each 10 ms (100 by default), 1 s without a heartbeat (5 s), and 1 s for a
-replica that does not come (60 s): so long it waits for one that was killed. With 0.1 s it leaves out
-replicas that live and are late on a busy machine; none trains with all others for long then."""
+"""torchft's, tuned: a look each 10 ms (100 by default), 1 s without a heartbeat (5 s), and 1 s for
+a replica that does not come (60 s): so long it waits for one that was killed. With 0.1 s it leaves
+out replicas that live and are late on a busy machine; none trains with all others for long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
