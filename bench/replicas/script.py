@@ -31,6 +31,7 @@ MICRO_BATCHES: Final = 12
 ROWS: Final = 4
 """Of a micro-batch."""
 _WIDER: Final = 16 * base.VOCABULARY
+_LOGITS: Final = base.VOCABULARY
 _LAYER_BYTES: Final = 8 * base.VOCABULARY * _WIDER
 """Of a layer that makes the model larger, without its biases."""
 _TORCHFT_LIMIT: Final = timedelta(seconds=30)
@@ -63,18 +64,26 @@ def settings() -> argparse.Namespace:
 
 
 def model_of(extra_mb: float) -> Any:
-    """Return the model of `bench.recovery`, 1.1 MB, with more layers behind its head."""
+    """Return the model of `bench.recovery`, 1.1 MB, with more layers behind its head.
+
+    These see the mean over a sample's places only: their weights are many, their arithmetic is not.
+    """
     import torch
     from torch import nn
 
+    class Pooled(nn.Module):
+        """Adds to all places what the layers make of their mean."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(base.VOCABULARY, _WIDER), nn.Linear(_WIDER, _LOGITS)
+
+        def forward(self, logits: Any) -> Any:
+            return logits + self.down(self.up(logits.mean(1, keepdim=True)))
+
     model = base.build_model()
-    width = base.VOCABULARY
     torch.manual_seed(1)
-    count = round(extra_mb * 1e6 / _LAYER_BYTES)
-    pairs = [
-        nn.Sequential(nn.Linear(width, _WIDER), nn.Linear(_WIDER, width)) for _ in range(count)
-    ]
-    return nn.Sequential(model, *pairs)
+    return nn.Sequential(model, *(Pooled() for _ in range(round(extra_mb * 1e6 / _LAYER_BYTES))))
 
 
 def cut(model: Any, mesh: Any) -> None:

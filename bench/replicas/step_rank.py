@@ -28,7 +28,7 @@ from holdfast.local_sgd.policies.outer_roster import OuterRoster
 from holdfast.local_sgd.sync.group import Group
 from holdfast.replicas import Replicated, mesh_of
 
-_WARM: Final = 5
+_WARM: Final = 3
 """Steps of each way before the first that counts."""
 
 
