@@ -113,7 +113,7 @@ class _Runs:
                 for one in steps.step_times(shape, plan):
                     yield dataclasses.replace(one, turn=one.turn + turn * plan.turns)
             if r.MEMORY in self.options.rows and not (quick and shards > 1):
-                large = dataclasses.replace(plan, model_mb=_LARGE_MB, steps=1)
+                large = dataclasses.replace(plan, model_mb=25.0 if quick else _LARGE_MB, steps=1)
                 yield from steps.memory(shape, large, turn)
 
     def _killed(
