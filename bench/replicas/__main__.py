@@ -20,10 +20,10 @@ from bench.harness.record import Note
 from bench.replicas import effective, kills, steps
 from bench.replicas import results as r
 from bench.replicas.page import costs_of, page_of
-from bench.replicas.results import Measured
+from bench.replicas.results import ReplicaRun
 from bench.replicas.systems import WAYS
 
-BENCH = record.Bench("replicas", page_of, Measured)
+BENCH = record.Bench("replicas", page_of, ReplicaRun)
 _LARGE_MB: Final = 100.0
 _OF_TWO: Final = tuple(way for way in r.WAYS if way not in (r.TORCHFT, r.NIGHTLY))
 """Ways that have replicas of several ranks here: torchft's script has replica groups of one."""
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> None:
     sandbox.check()
     pythons, left_out = _pythons(options.ways)
     with record.recording(options.out, left_out, seed=options.seed) as note:
-        found: list[Measured] = []
+        found: list[ReplicaRun] = []
         runs = _Runs(options, pythons)
         for one in runs.all():
             found.append(one)
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> None:
             _note_all(note, simulated(found))
 
 
-def _note_all(note: Note, results: Iterable[Measured]) -> None:
+def _note_all(note: Note, results: Iterable[ReplicaRun]) -> None:
     for one in results:
         note(one)
 
@@ -85,7 +85,7 @@ class _Runs:
     options: argparse.Namespace
     pythons: dict[str, str]
 
-    def all(self) -> Iterator[Measured]:
+    def all(self) -> Iterator[ReplicaRun]:
         """Run them."""
         for turn in range(self.options.turns):
             yield from self._steps(turn)
@@ -101,7 +101,7 @@ class _Runs:
         if r.JOINS in self.options.rows and not self.options.quick:
             yield r.JOINS, r.FOUR, _JOINS, _LARGE_MB
 
-    def _steps(self, turn: int) -> Iterator[Measured]:
+    def _steps(self, turn: int) -> Iterator[ReplicaRun]:
         quick, ways = self.options.quick, [r.PLAIN, r.REPLICAS]
         seed = self.options.seed + turn
         for shape, (_, shards) in r.SHAPES.items():
@@ -118,7 +118,7 @@ class _Runs:
 
     def _killed(
         self, row: str, shape: str, ways: Sequence[str], turn: int, size: float
-    ) -> Iterator[Measured]:
+    ) -> Iterator[ReplicaRun]:
         """Run a trial of each way."""
         options = self.options
         draw = random.Random(f"{options.seed} {row} {shape} {turn}")
@@ -137,13 +137,13 @@ class _Runs:
             except RuntimeError as error:
                 reason = str(error)[:300]
             for values in found or [{}]:
-                yield Measured(
+                yield ReplicaRun(
                     row=row, group=group, way=way, turn=turn, values=values, load=load,
                     reason=reason,
                 )  # fmt: skip
 
 
-def simulated(found: Sequence[Measured]) -> Iterator[Measured]:
+def simulated(found: Sequence[ReplicaRun]) -> Iterator[ReplicaRun]:
     """Give simulated worlds, with the costs that this run has measured."""
     worlds = {
         f"{replicas:,} replicas, {name} at 1,024 GPUs": (
@@ -157,7 +157,7 @@ def simulated(found: Sequence[Measured]) -> Iterator[Measured]:
         for way, costs in costs_of(found).items():
             spent = dataclasses.asdict(effective.world(replicas, mean_s, costs))
             values = {"minutes between failures": mean_s / 60, **spent}
-            yield Measured(row=r.SIMULATED, group=group, way=way, turn=0, values=values)
+            yield ReplicaRun(row=r.SIMULATED, group=group, way=way, turn=0, values=values)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class TimeShares:
     """Where a world's time went, as shares of it; together 1."""
 
     effective: float
@@ -69,7 +69,7 @@ def published_mean_seconds() -> float:
 
 def world(
     replicas: int, mean_s: float, costs: Costs, *, days: float = 30.0, seed: int = 0
-) -> Spent:
+) -> TimeShares:
     """Return where the time of a world went.
 
     Args:
@@ -96,7 +96,7 @@ def world(
         now += gap
     rest = end - stall - lost - shared - join - away
     shares = (one / end for one in (rest, stall, lost, shared, join, away))
-    return Spent(**dict(zip(Spent.__dataclass_fields__, shares, strict=True)))
+    return TimeShares(**dict(zip(TimeShares.__dataclass_fields__, shares, strict=True)))
 
 
 def stalled(costs: Costs, factor: float) -> Costs:

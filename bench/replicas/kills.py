@@ -85,7 +85,7 @@ def _words(folder: Path) -> str:
     return " | ".join(f"{one.name}: {one.read_text(errors='replace')[-600:]}" for one in logs[-2:])
 
 
-class Trial:
+class KillTrial:
     """A job that runs, and its log."""
 
     def __init__(self, folder: Path, request: Request) -> None:
@@ -173,7 +173,7 @@ class Trial:
 
 def _trial(folder: Path, words: Mapping[str, Any]) -> list[dict[str, float]]:
     request = Request(**words)
-    trial = Trial(folder, request)
+    trial = KillTrial(folder, request)
     return trial.window() if request.seconds else trial.losses()
 
 

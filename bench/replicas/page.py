@@ -11,7 +11,7 @@ from bench.harness.page import Verdict, at_least, at_most, judged, table
 from bench.replicas import effective
 from bench.replicas import results as r
 from bench.replicas.effective import Costs
-from bench.replicas.results import Measured
+from bench.replicas.results import ReplicaRun
 
 _SMALL: Final = "1 MB"
 _THOUSAND: Final = 1000
@@ -20,7 +20,7 @@ _AWAY_SECONDS: Final = 600.0
 take minutes there, and seconds here."""
 
 
-def page_of(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
+def page_of(about: Mapping[str, Any], results: Sequence[ReplicaRun]) -> str:
     """Return the page's text."""
     said = (
         f"{machine.sentence(about)} Seed {about['seed']}. "
@@ -37,14 +37,14 @@ def page_of(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
     )
 
 
-def _left_out(about: Mapping[str, Any], results: Sequence[Measured]) -> str:
+def _left_out(about: Mapping[str, Any], results: Sequence[ReplicaRun]) -> str:
     """Return what was not measured, with the reason."""
     said = [str(one) for one in about["left_out"]]
     said += [f"{one.row}, {one.group}: {one.reason}" for one in results if one.reason]
     return "\n".join(f"- Not measured: {one}" for one in said)
 
 
-def _row(results: Sequence[Measured]) -> str:
+def _row(results: Sequence[ReplicaRun]) -> str:
     """Return a table: a line for each group and way, a column for each value."""
     results = [one for one in results if one.values]
     if not results:
@@ -70,7 +70,7 @@ def _cell(found: Sequence[float]) -> str:
 # -------------------------------------------------------------------------------------- the figures
 
 
-def values(results: Sequence[Measured], row: str, group: str, way: str, name: str) -> list[float]:
+def values(results: Sequence[ReplicaRun], row: str, group: str, way: str, name: str) -> list[float]:
     """Return a value of all runs of a way."""
     return [
         one.values[name]
@@ -79,7 +79,7 @@ def values(results: Sequence[Measured], row: str, group: str, way: str, name: st
     ]
 
 
-def ratios(results: Sequence[Measured]) -> str:
+def ratios(results: Sequence[ReplicaRun]) -> str:
     """Return how many times later the others' next whole step is than that of replicas."""
     lines = []
     for shape in r.SHAPES:
@@ -93,7 +93,7 @@ def ratios(results: Sequence[Measured]) -> str:
     return table(header, lines) if lines else ""
 
 
-def step_ratios(results: Sequence[Measured], group: str, name: str) -> list[float]:
+def step_ratios(results: Sequence[ReplicaRun], group: str, name: str) -> list[float]:
     """Return, turn by turn, a value of replicas over that of plain torch."""
     found = [
         (one.turn, one.way, one.values[name])
@@ -103,7 +103,7 @@ def step_ratios(results: Sequence[Measured], group: str, name: str) -> list[floa
     return page.turn_ratios(found, r.REPLICAS, r.PLAIN)
 
 
-def gradients(results: Sequence[Measured], group: str) -> list[float]:
+def gradients(results: Sequence[ReplicaRun], group: str) -> list[float]:
     """Return the memory beyond plain torch's, in gradients of a rank, by pairs of a turn."""
     found = {
         (one.turn, one.way): one.values
@@ -117,7 +117,7 @@ def gradients(results: Sequence[Measured], group: str) -> list[float]:
     ]
 
 
-def costs_of(results: Sequence[Measured]) -> dict[str, Costs]:
+def costs_of(results: Sequence[ReplicaRun]) -> dict[str, Costs]:
     """Return what a failure costs: as published, and as far as it was measured, here."""
     found = {
         "restart in 10 min, published": Costs(stall=effective.PUBLISHED_STALL),
@@ -134,7 +134,7 @@ def costs_of(results: Sequence[Measured]) -> dict[str, Costs]:
     return found
 
 
-def _measured(results: Sequence[Measured], way: str) -> Costs | None:
+def _measured(results: Sequence[ReplicaRun], way: str) -> Costs | None:
     """Return a way's costs, from the medians of its losses and joins."""
 
     def of(name: str) -> float:
@@ -155,7 +155,7 @@ def _measured(results: Sequence[Measured], way: str) -> Costs | None:
 # ----------------------------------------------------------------------------------------- the bars
 
 
-def judge(results: Sequence[Measured]) -> list[Verdict]:
+def judge(results: Sequence[ReplicaRun]) -> list[Verdict]:
     """Hold the results against every bar; medians count."""
     parts = (_losses, _steps, _joins, _goodput, _simulated)
     return [verdict for one in parts for verdict in one(results)]
@@ -168,7 +168,7 @@ def _verdict(
     return judged(text, promised, found, kept, lambda some: page.spread(some, said, alone=True))
 
 
-def _losses(results: Sequence[Measured]) -> list[Verdict]:
+def _losses(results: Sequence[ReplicaRun]) -> list[Verdict]:
     verdicts = []
     for shape in r.SHAPES:
         group = f"{shape}, {_SMALL}"
@@ -190,7 +190,7 @@ def _losses(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _steps(results: Sequence[Measured]) -> list[Verdict]:
+def _steps(results: Sequence[ReplicaRun]) -> list[Verdict]:
     verdicts = []
     for shape, plain in ((r.FOUR, "DDP"), (r.TWO, "HSDP")):
         for name, said in ((r.WALL, "time"), (r.CPU, "CPU time")):
@@ -203,7 +203,7 @@ def _steps(results: Sequence[Measured]) -> list[Verdict]:
     return verdicts
 
 
-def _joins(results: Sequence[Measured]) -> list[Verdict]:
+def _joins(results: Sequence[ReplicaRun]) -> list[Verdict]:
     small = values(results, r.LOSSES, f"{r.FOUR}, {_SMALL}", r.REPLICAS, r.PAUSE)
     large = values(results, r.JOINS, f"{r.FOUR}, 101 MB", r.REPLICAS, r.PAUSE)
     return [
@@ -212,12 +212,12 @@ def _joins(results: Sequence[Measured]) -> list[Verdict]:
     ]
 
 
-def _goodput(results: Sequence[Measured]) -> list[Verdict]:
+def _goodput(results: Sequence[ReplicaRun]) -> list[Verdict]:
     found = values(results, r.GOODPUT, f"{r.FOUR}, {_SMALL}", r.REPLICAS, r.SHARE)
     return [_verdict("goodput under a kill each 10 s", "≥ 0.97", found, at_least(0.97), 3)]
 
 
-def _simulated(results: Sequence[Measured]) -> list[Verdict]:
+def _simulated(results: Sequence[ReplicaRun]) -> list[Verdict]:
     ours = [one for one in results if one.row == r.SIMULATED and one.way == r.REPLICAS]
     return [
         _verdict(f"effective time: {one.group}", "≥ 0.95", [one.values["effective"]],

@@ -46,7 +46,7 @@ SHARE: Final = "goodput"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ReplicaRun:
     """One run."""
 
     row: str

@@ -19,7 +19,7 @@ from bench import ROOT
 from bench.harness import launch
 from bench.harness.launch import WorldError
 from bench.replicas import results as r
-from bench.replicas.results import Measured
+from bench.replicas.results import ReplicaRun
 
 LIMIT_SECONDS: Final = 1800.0
 """For one world."""
@@ -30,24 +30,30 @@ class StepPlan:
     """What the ranks of a world do."""
 
     ways: Sequence[str]
+    """`results.PLAIN` and `results.REPLICAS`, or one of them."""
     shards: int
+    """Ranks of a replica."""
     turns: int
+    """In each of them every way makes its steps, in a drawn order."""
     steps: int
     """Of a way in a turn."""
     seed: int
+    """Of the order."""
     model_mb: float = 0.0
+    """Of weights beyond the model's own 1.1 MB."""
     pace_ms: float = 0.0
+    """Slept in each micro-batch; 0: all that is measured is work."""
 
 
-def step_times(shape: str, plan: StepPlan) -> Iterator[Measured]:
+def step_times(shape: str, plan: StepPlan) -> Iterator[ReplicaRun]:
     """Measure the ways in turns in one world."""
     for way, turn, values, load in _run(shape, plan):
         kept = {name: values[name] for name in (r.WALL, r.CPU)}
         group = f"{shape}, {1.1 + plan.model_mb:.0f} MB"
-        yield Measured(row=r.STEPS, group=group, way=way, turn=turn, values=kept, load=load)
+        yield ReplicaRun(row=r.STEPS, group=group, way=way, turn=turn, values=kept, load=load)
 
 
-def memory(shape: str, plan: StepPlan, turn: int) -> Iterator[Measured]:
+def memory(shape: str, plan: StepPlan, turn: int) -> Iterator[ReplicaRun]:
     """Measure the most memory of a rank, each way in a world of its own."""
     shards = r.SHAPES[shape][1]
     for way in plan.ways:
@@ -55,7 +61,7 @@ def memory(shape: str, plan: StepPlan, turn: int) -> Iterator[Measured]:
         [(_, _, values, load)] = _run(shape, alone)
         kept = {r.PEAK: values[r.PEAK], r.GRADIENT: (1.1 + plan.model_mb) / shards}
         group = f"{shape}, {1.1 + plan.model_mb:.0f} MB"
-        yield Measured(row=r.MEMORY, group=group, way=way, turn=turn, values=kept, load=load)
+        yield ReplicaRun(row=r.MEMORY, group=group, way=way, turn=turn, values=kept, load=load)
 
 
 def _run(shape: str, plan: StepPlan) -> list[tuple[str, int, dict[str, float], float]]:

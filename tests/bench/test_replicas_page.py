@@ -6,17 +6,17 @@ import pytest
 
 from bench.replicas import results as r
 from bench.replicas.page import costs_of, gradients, judge, page_of
-from bench.replicas.results import Measured
+from bench.replicas.results import ReplicaRun
 
 SMALL = f"{r.FOUR}, 1 MB"
 
 
-def _run(row: str, way: str, turn: int = 0, group: str = SMALL, **values: float) -> Measured:
+def _run(row: str, way: str, turn: int = 0, group: str = SMALL, **values: float) -> ReplicaRun:
     named = {getattr(r, name, name): value for name, value in values.items()}
-    return Measured(row=row, group=group, way=way, turn=turn, values=named)
+    return ReplicaRun(row=row, group=group, way=way, turn=turn, values=named)
 
 
-def _losses(ours: float, theirs: float) -> list[Measured]:
+def _losses(ours: float, theirs: float) -> list[ReplicaRun]:
     return [
         _run(r.LOSSES, way, turn, TOTAL=total, ORDINARY=20.0, BEYOND=total - 20.0)
         for turn in range(3)
@@ -42,7 +42,7 @@ def _losses(ours: float, theirs: float) -> list[Measured]:
         ([_run(r.SIMULATED, r.REPLICAS, effective=0.94)], "effective time", False),
     ],
 )
-def test_a_bar_is_judged_by_the_median(found: list[Measured], text: str, kept: bool) -> None:  # noqa: FBT001
+def test_a_bar_is_judged_by_the_median(found: list[ReplicaRun], text: str, kept: bool) -> None:  # noqa: FBT001
     """Each kind of bar is kept on its limit and broken beyond it; all others are not measured."""
     judged = [one for one in judge(found) if one.kept is not None]
     assert [one.kept for one in judged if text in one.text] == [kept]
@@ -78,7 +78,7 @@ def test_the_page_shows_what_is_there_and_names_what_is_not() -> None:
         "seed": 1, "date": "today", "commit": "0", "cores": 2, "cpu": "cpu", "memory_gib": 1,
         "kernel": "6", "python": "3", "torch": "2", "left_out": ["torchft 0.2.0: no wheel"],
     }  # fmt: skip
-    failed = Measured(
+    failed = ReplicaRun(
         row=r.LOSSES, group=SMALL, way=r.NIGHTLY, turn=0, values={}, reason="it did not train"
     )
     found = page_of(about, [*_losses(80.0, 240.0), failed])
