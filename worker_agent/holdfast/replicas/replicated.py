@@ -24,6 +24,7 @@ from holdfast.replicas.errors import ReplicasError
 from holdfast.replicas.healing import Healing, ReplicaState
 from holdfast.replicas.local_sum import LocalSum
 from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
+from holdfast.replicas.warm_up import warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -181,6 +182,8 @@ class Replicated:
             self._deal = agreed[1]
         else:
             self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
+        if self._is_new and self._members.changes:
+            warm_up(self._optimizers)  # before others know of this replica
         if self._is_new or self._has_changed():
             self._meet(self._members.refresh)
 
