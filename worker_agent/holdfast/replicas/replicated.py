@@ -21,7 +21,7 @@ from holdfast.local_sgd.sync.group import Group, SyncError
 from holdfast.local_sgd.sync.unit_sync import all_or_none
 from holdfast.replicas.buckets import BUCKET
 from holdfast.replicas.errors import ReplicasError
-from holdfast.replicas.healing import Healing, ReplicaState
+from holdfast.replicas.healing import Healing, JoinerState
 from holdfast.replicas.local_sum import LocalSum
 from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
 from holdfast.replicas.warm_up import warm_up
@@ -88,7 +88,7 @@ class Replicated:
             micro_batches=micro_batches, bucket_bytes=bucket_bytes, overlap=overlap,
         )  # fmt: skip
         parts = [one.parameters for one in self._sum.buckets]
-        self._state = ReplicaState(models, self._optimizers, parts)
+        self._state = JoinerState(models, self._optimizers, parts)
         for one in self._optimizers:
             one.register_step_pre_hook(lambda *_: self._end_healings())
         self._begin_alone()
