@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from holdfast_operator.plan.actions import Action, DeletePod, DeleteReason
-from holdfast_operator.plan.history import History, Refusals, SlotHistory
+from holdfast_operator.plan.history import UNKNOWN, History, Refusals, SlotHistory
 from holdfast_operator.plan.pods import ObservedPod, PodSlot, Role, template_of
 from holdfast_operator.plan.view import MasterView
 from holdfast_operator.spec.job import JobSpec, SpecVersion
@@ -130,7 +130,7 @@ class Look:
 
     def entry(self, slot: PodSlot) -> SlotHistory:
         """Return the memory of a place."""
-        return self.history.get(slot, SlotHistory())
+        return self.history.get(slot, UNKNOWN)
 
     def of(self, *roles: Role) -> Iterator[ObservedPod]:
         """Yield the pods of these roles, in order."""

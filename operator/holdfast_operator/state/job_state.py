@@ -385,15 +385,17 @@ class JobState:
 
         Many nodes of a cluster take none of its pods: what is left to it is only seen so.
         """
-        struck = {one.host for one in self.struck()}
-        self.needs_struck = self.needs_struck or any(
-            pod.slot.role is Role.WORKER
-            and not pod.node
-            and pod.waiting == UNSCHEDULABLE
-            and now - pod.created_at >= NO_ROOM_SECONDS
-            and not struck.isdisjoint(pod.avoids)
+        waits = [
+            pod
             for pod in self.pods()
-        )
+            if not pod.node
+            and pod.waiting == UNSCHEDULABLE
+            and pod.slot.role is Role.WORKER
+            and now - pod.created_at >= NO_ROOM_SECONDS
+        ]
+        if waits:
+            struck = {one.host for one in self.struck()}
+            self.needs_struck |= any(not struck.isdisjoint(pod.avoids) for pod in waits)
 
     def avoids_anew(self) -> list[ExcludedNode]:
         """Return those that were not among them the last time."""
