@@ -6,6 +6,7 @@ The parts (`fill`, `finish`) each yield steps: actions for now, and wakes for la
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -173,8 +174,12 @@ class Look:
         return grace_of(template_of(self.job.spec, slot))
 
 
+@functools.lru_cache(maxsize=4096)
 def unix_time(text: str) -> float:
-    """Return the Unix time, s, of a time as Kubernetes writes it (RFC 3339)."""
+    """Return the Unix time, s, of a time as Kubernetes writes it (RFC 3339).
+
+    Equal times are one object: thousands of pods are made in the same few seconds.
+    """
     return datetime.fromisoformat(text).timestamp()
 
 

@@ -49,6 +49,7 @@ class WrittenStatus:
     def written(self, fields: Mapping[str, Any]) -> None:
         """Note the status that the API server has now."""
         self.fields = fields
+        self.planned(self.conditions)
 
     def planned(self, conditions: Sequence[Mapping[str, Any]] | None) -> None:
         """Note the conditions of a plan; equal ones are kept once."""
