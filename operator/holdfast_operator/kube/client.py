@@ -25,6 +25,7 @@ import prometheus_client as prometheus
 import yaml
 from kubernetes.aio import client as library
 from kubernetes.aio import config as configuration
+from pydantic_core import from_json
 
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
 from holdfast_operator.kube.rate_limit import TokenBucket
@@ -194,7 +195,7 @@ class KubeClient:
                     # Not by lines: a line longer than the reader's buffer would break the watch.
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        yield _event(what, json.loads(line))
+                        yield _event(what, _read(line))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise UnreachableError(f"{what}: {str(error) or type(error).__name__}") from error
 
@@ -272,9 +273,17 @@ def _event(what: str, event: dict[str, Any]) -> dict[str, Any]:
     return event
 
 
+def _read(data: bytes) -> Any:
+    """Return what JSON says, with one object for equal short texts: pods are full of them.
+
+    In half the time of the standard library's; raises ValueError.
+    """
+    return from_json(data, cache_strings="all")
+
+
 def _parsed(what: str, code: int, data: bytes) -> Any:
     try:
-        answer = json.loads(data)
+        answer = _read(data)
     except ValueError:
         answer = {"message": data[:500].decode(errors="replace")}
     if code >= _ERROR:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,8 @@ from aiohttp import web
 
 from holdfast_operator.kube.client import JSON, MERGE, KubeClient
 from holdfast_operator.kube.errors import ApiRefusedError, UnreachableError
+
+Leads = Callable[[str], None]
 
 
 class Trouble:
@@ -61,29 +63,30 @@ async def trouble() -> AsyncIterator[tuple[Trouble, str]]:
 
 
 @pytest.fixture
-def kubeconfig(
-    trouble: tuple[Trouble, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
-    """The file that leads to that server."""
-    file = tmp_path / "kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": trouble[1]}}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file.write_text(yaml.safe_dump(config))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setenv("KUBECONFIG", str(file))
-    return file
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leads:
+    """Writes the file that leads to an API server."""
+
+    def leads(server: str) -> None:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "clusters": [{"name": "c", "cluster": {"server": server}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        monkeypatch.setenv("KUBECONFIG", str(file))
+
+    return leads
 
 
 @pytest.fixture
-async def client(kubeconfig: Path) -> AsyncIterator[KubeClient]:
+async def client(trouble: tuple[Trouble, str], kubeconfig: Leads) -> AsyncIterator[KubeClient]:
     """A client of that server."""
-    assert kubeconfig.exists()
+    kubeconfig(trouble[1])
     made = KubeClient(1000.0, 1000)
     await made.open()
     yield made
@@ -134,12 +137,11 @@ async def test_a_request_shows_the_token_and_what_is_accepted(
 
 
 async def test_a_proxy_of_the_environment_is_used(
-    trouble: tuple[Trouble, str], kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+    trouble: tuple[Trouble, str], kubeconfig: Leads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The address of the API server may lead nowhere from here, unless the variable excepts it."""
     server, url = trouble
-    config = kubeconfig.read_text().replace(url, "http://api.invalid:6443")
-    kubeconfig.write_text(config)
+    kubeconfig("http://api.invalid:6443")
     monkeypatch.setenv("http_proxy", url)
     for excepted, asked in (("", 1), ("api.invalid", 0)):
         monkeypatch.setenv("no_proxy", excepted)
