@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import dataclasses
 import datetime as dt
 from pathlib import Path
@@ -154,33 +153,6 @@ def test_pods_are_made_from_the_templates_in_force() -> None:
     assert state.spec.worker_template == old["worker"]
     assert state.source(SETTINGS, newest=True).spec.worker_template != old["worker"]
     assert revision_name("t", templates_of(state.job.spec)) != state.templates.revision
-
-
-def test_an_answer_changes_what_it_says_and_keeps_the_rest() -> None:
-    """Its spec is read anew where it differs, also one of the same generation: of another CRD."""
-    state = _state([_pod()])
-    state.update({**state.job.body, "metadata": state.body["metadata"]})
-    before, spec = state.job.spec, state.body["spec"]
-    metadata = {**state.body["metadata"], "labels": {"a": "b"}}
-    state.patched(
-        {"metadata": metadata, "spec": copy.deepcopy(spec), "status": {"phase": "Failed"}}
-    )
-    assert (state.job.spec is before, state.body["spec"] is spec) == (True, True)
-    assert (state.body["metadata"], state.body["status"]) == (metadata, {"phase": "Failed"})
-    assert state.job.body is state.body
-    state.patched({**state.body, "spec": {**spec, "replicas": 4}})
-    assert (state.generation, state.job.spec.replicas) == (3, 4)
-
-
-def test_conditions_of_the_status_and_of_the_last_plan_are_kept_once() -> None:
-    """Those of a plan count until they are written; then they are the same."""
-    written = WrittenStatus({"conditions": [{"type": "Healthy", "status": "True"}]})
-    planned = [{"type": "Healthy", "status": "False"}]
-    written.planned(planned)
-    assert written.for_planner()["conditions"] is planned
-    answer = {"conditions": copy.deepcopy(planned)}
-    written.written(answer)
-    assert written.conditions is answer["conditions"]
 
 
 def test_a_master_that_comes_later_is_asked_to_stop_too() -> None:
