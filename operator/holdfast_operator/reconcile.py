@@ -163,7 +163,7 @@ class Reconciler:
         if pod.slot.role is Role.WORKER:
             state.link.send(state.observation(pod, gone=gone))
         state.shows(pod, gone=gone)
-        state.link.probe_now()
+        state.link.probes(pod, gone=gone)
 
     def node_noticed(self, node: str) -> None:
         """Tell the masters of a node's workers that its end is announced, or not any more.
