@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.data.sample_map import Last, EpochStep, SampleMap
+from holdfast.data.sample_map import EpochStep, Last, SampleMap
 
 
 def epoch_of(made: SampleMap, epoch: int) -> Counter[int]:

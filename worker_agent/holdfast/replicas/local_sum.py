@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.local_sgd.sync.group import Group, SyncError
-from holdfast.replicas.buckets import EXTRA, Reduction, Bucket, buckets_of
+from holdfast.replicas.buckets import EXTRA, Bucket, Reduction, buckets_of
 from holdfast.replicas.errors import ContentError, ModelError
 from holdfast.replicas.refusals import check_gradients, check_model, names_of
 
