@@ -177,7 +177,7 @@ def test_without_a_checkpoint_it_goes_on_alone() -> None:
 
 def test_a_rank_that_has_ended_well_puts_no_replica_out() -> None:
     """Its process is gone, as it should be; the others of its replica wait as all do."""
-    job = started(2, agents={"local": 2}, replica_nodes=1, min_replicas=1)
+    job = started(2, agents={"local": 2}, nodes_per_replica=1, min_replicas=1)
     job.run(1.0)
     job.agents[1].workers.exit(0, 0)
     job.run(0.5)
