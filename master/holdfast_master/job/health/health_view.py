@@ -106,6 +106,9 @@ def _not_judged(job: JobContext, group: GroupHistory | None) -> str:
         return "spec.health.straggler.mode is Disabled"
     if group is not None:
         return ""
+    world = job.worlds.running()
+    if world is not None and world.replicas:
+        return "the ranks of replicas are not compared: a replica has a torch world of its own"
     if not job.health.groups:
         return "no rank has sent collectives yet: torch's flight recorder has none"
     if not any(one.period for one in job.health.groups.values()):
@@ -129,6 +132,7 @@ def _ranks(job: JobContext, world: World, group: GroupHistory | None) -> Iterato
             since_step_seconds=item.since_step_seconds,
             local_seconds=local.get(rank, 0.0),
             lag_seconds=local[rank] - middle if rank in local else 0.0,
+            replica=world.places[node.rank].replica.number,
         )
 
 

@@ -62,3 +62,11 @@ def hold_store(job: SteeredJob, rank: int) -> None:
     agent = job.agents[rank]
     agent.waiting, ready = None, agent._store_ready
     agent._store_ready = lambda name: agent.later(3.0, ready, name)  # type: ignore[assignment, method-assign]
+
+
+def stands(job: SteeredJob, rank: int, *, stuck: bool = True) -> None:
+    """The processes of a node complete no further step, or go on."""
+    current = job.agents[rank].workers.current
+    assert current is not None
+    assert current.physics is not None
+    job.training.hang(current.physics, current.assignment.group_rank, stuck=stuck)
