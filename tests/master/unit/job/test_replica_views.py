@@ -98,6 +98,12 @@ def test_a_replica_that_is_out_is_named_with_the_reason() -> None:
     assert job.status.text == "2 of 3 replicas are in step; replica 2 stands still and is out"
     assert (job.status.world_size, job.status.ranks_in_step) == (3, 2)
     assert by_node(job)[1] == (2, ReplicaState.FROZEN)
+    hang = job.core.health(job.moment()).hang
+    assert hang is not None
+    assert (hang.cause, hang.nodes) == ("frozen", (1,))
+    assert hang.seconds > 30.0
+    assert job.status.health is wire.HealthReason.HANG
+    assert job.status.health_text == "replica 2 stands still; the others go on"
 
 
 def test_replicas_without_a_roster_are_alone() -> None:
@@ -210,9 +216,11 @@ def test_health_says_of_replicas_that_they_are_not_compared() -> None:
     policy = wire.StragglerPolicy(
         mode=wire.HealthMode.REPORT, window_steps=50, votes=3, votes_out_of=5
     )
-    job = replicated(2, health=wire.HealthPolicy(straggler=policy))
+    hang = wire.HangPolicy(mode=wire.HealthMode.REPORT, min_seconds=300.0)
+    job = replicated(2, health=wire.HealthPolicy(straggler=policy, hang=hang))
     job.run(5.0)
     found = job.core.health(job.moment())
     assert "the ranks of replicas are not compared" in found.not_judged
     assert [(one.replica, one.rank) for one in found.ranks] == [(1, 0), (2, 0)]
-    assert wire.HealthReason.AS_EXPECTED is job.status.health
+    assert job.status.health is wire.HealthReason.AS_EXPECTED
+    assert found.hang is None
