@@ -1,0 +1,372 @@
+"""Synchronous replicas of a model: one gradient for all, whoever comes and goes.
+
+Belongs here: the course of a step on one rank, and its meetings with the others. Does not belong
+here: sums and their reduction (`local_sum`), what members agree on (`meeting`), a joiner's state
+(`healing`).
+
+torchft throws the step away in which a replica is lost (its manager votes in each step). Here a
+step is finished by those that are left: ReCoVer and ElasWave name the rule, a fixed count of
+micro-batches in each step.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.local_sgd.members.members import MembersError, Membership
+from holdfast.local_sgd.sync.group import Group, SyncError
+from holdfast.local_sgd.sync.unit_sync import all_or_none
+from holdfast.replicas.buckets import BUCKET
+from holdfast.replicas.errors import ReplicasError
+from holdfast.replicas.healing import Healing, ReplicaState
+from holdfast.replicas.local_sum import LocalSum
+from holdfast.replicas.meeting import Agreement, Standing, agree, lineage_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from holdfast.flash.trainer.leaves import Stateful
+    from holdfast.local_sgd.members.members import Members
+
+log: Final = logging.getLogger("holdfast")
+_OWN: Final = 5
+"""Numbers of a standing before its micro-batches."""
+
+
+class OnLoss(enum.StrEnum):
+    """The rest of a step in which a replica is lost."""
+
+    RECOMPUTE = "recompute"
+    """The others compute what it had not delivered: each step has all its micro-batches."""
+    FEWER = "fewer"
+    """The step is taken with those that are there; the mean is over them."""
+
+
+class Replicated:
+    """Parameters whose gradients are those of the whole job in each step."""
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Any,
+        members: Members,
+        *,
+        micro_batches: int,
+        on_loss: str = "recompute",
+        overlap: bool = True,
+        bucket_bytes: int = BUCKET,
+    ) -> None:
+        """Take the model; nobody is met before the first step.
+
+        Args:
+            model: A plain module, or one that `fully_shard` has cut over this replica's ranks.
+            optimizer: Torch's, or several.
+            members: The replicas of the job.
+            micro_batches: Of each step, in the whole job; the same on all replicas.
+            on_loss: "recompute" or "fewer" (`OnLoss`).
+            overlap: Reduce beside the backward pass. False: behind it, for a loss whose backward
+                runs in several parts.
+            bucket_bytes: Of gradients that are reduced together.
+
+        Raises:
+            ModelError: the model cannot be replicated as it is.
+            ValueError: a setting is not valid.
+        """
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches={micro_batches}: expected 1 or more")
+        self.micro_batches, self._on_loss = micro_batches, OnLoss(on_loss)
+        models: list[nn.Module] = _list(model)
+        self._optimizers = _list(optimizer)
+        self._members, self.own = members, members.shard_group
+        self._sum = LocalSum(
+            models, self.own,
+            micro_batches=micro_batches, bucket_bytes=bucket_bytes, overlap=overlap,
+        )  # fmt: skip
+        parts = [one.parameters for one in self._sum.buckets]
+        self._state = ReplicaState(models, self._optimizers, parts)
+        for one in self._optimizers:
+            one.register_step_pre_hook(lambda *_: self._end_healings())
+        self._begin_alone()
+
+    def _begin_alone(self) -> None:
+        """Be in no step and with no member yet."""
+        self._group, self._membership = Group.of_one(), Membership(0, (0,), Group.of_one())
+        self._healings: list[Healing] = []
+        self._is_new, self._joins = True, False
+        self._is_whole = True
+        """False: a donor was lost, or is at it: weights and moments are of unlike steps."""
+        self._is_given = self._is_in_step = self._sees_change = False
+        self._lineage = self._lineage_before = 0
+        self._deal: tuple[int, ...] = ()
+        self._agreed: tuple[int, tuple[int, ...]] | None = None
+        """The step that members have agreed on, and what this replica is dealt in it."""
+        self.steps = 0
+        """Steps that are applied, those of a joiner's donor included; set it before the first
+        step of a training that goes on from a checkpoint."""
+        self.recomputed = 0
+        """Micro-batches that this replica has computed for one that was lost."""
+
+    def carry(self, name: str, one: Stateful) -> None:
+        """Give joiners the state of this too: a scheduler, a GradScaler, counters.
+
+        Raises:
+            ReplicasError: the state is no plain data.
+        """
+        self._state.carry(name, one)
+
+    def weigh(self, weight: float) -> None:
+        """Count this rank's part of a micro-batch, whose loss is a sum, by its weight (tokens).
+
+        Call it once for each micro-batch before its backward pass, or never: then each counts as
+        one, and losses are means.
+        """
+        self._sum.weigh(weight)
+
+    @property
+    def replica(self) -> int:
+        """Number of this replica in the job."""
+        return self._membership.replicas[self._group.rank]
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Numbers of the replicas that train together."""
+        return self._membership.replicas
+
+    def dealt(self) -> Iterator[int]:
+        """Yield the micro-batches of the next step that this replica computes.
+
+        Run forward and backward for each. When the iterator ends, `.grad` has the gradient of the
+        whole step, the same bits on all replicas, and `optimizer.step()` is to follow. Where a
+        replica is lost, more are yielded in the same step. A joiner may be yielded none.
+
+        Raises:
+            ContentError: a micro-batch is in the sum twice or not at all.
+            MembersError: no roster came that this replica can follow.
+            ModelError: a parameter has no gradient.
+            ReplicasError: the loop over the step before was left before its end.
+            SyncError: a rank of this replica is gone.
+        """
+        self._begin()
+        while not self._is_given:
+            for at, number in enumerate(self._deal, 1):
+                if at == len(self._deal):
+                    self._sum.arm(self._group, self._deal, self._rate())
+                yield number
+                self._sum.add(number)
+            if self._is_reduced():
+                break
+            self._meet(self._members.recover)
+        self._is_in_step = False
+
+    def _begin(self) -> None:
+        """Begin a step: with zeros, and with the members that are there."""
+        if self._is_in_step:
+            raise ReplicasError(
+                f"step {self.steps}: the loop over its micro-batches was left before its end, and "
+                "the other replicas wait for the rest: let it end"
+            )
+        self._is_in_step, self._is_given = True, False
+        self._sum.drop()
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None and agreed[0] == self.steps:
+            self._deal = agreed[1]
+        else:
+            self._deal = tuple(range(self._group.rank, self.micro_batches, self._group.size))
+        if self._is_new or self._has_changed():
+            self._meet(self._members.refresh)
+
+    def _has_changed(self) -> bool:
+        """Tell if there is another roster: all ranks of this replica are told the same."""
+        return self._members.has_changed() if self.own.size == 1 else self._sees_change
+
+    def _rate(self) -> float:
+        return float(self._optimizers[0].param_groups[0]["lr"])
+
+    def _is_reduced(self) -> bool:
+        """Reduce; True: `.grad` has the step's gradient. False: the reduction is torn."""
+        if not self._sum.is_armed:
+            self._sum.arm(self._group, (), self._rate())
+        torn, self._sees_change = self._sum.reduce(self._members.has_changed)
+        if torn or not self._is_healed():
+            log.warning("replicas: step %d is to be reduced again: %s", self.steps, self._sum.torn)
+            return False
+        self._sum.write(least=int(self._on_loss is OnLoss.RECOMPUTE), rate=self._rate())
+        self._count(lineage_of(self._lineage, self._membership.epoch))
+        return True
+
+    def _count(self, lineage: int) -> None:
+        """Count a step whose gradient is in place."""
+        self._lineage, self._lineage_before = lineage, self._lineage
+        self.steps += 1
+
+    @property
+    def _voters(self) -> Group | None:
+        return self.own if self.own.size > 1 and self._members.changes else None
+
+    def _is_healed(self) -> bool:
+        """Return True unless this is a joiner whose state was not given whole."""
+        if not self._joins:
+            return True
+        try:
+            all_or_none(self._voters, self._end_own_healing)
+        except SyncError as error:
+            self._sum.torn = str(error)
+            return False
+        self._state.load_position()
+        self._is_new, self._joins, self._is_whole = False, False, True
+        return True
+
+    def _end_own_healing(self) -> None:
+        for one in self._healings:
+            one.wait()
+        self._healings = []
+
+    def _meet(self, find: Callable[[], Membership | None]) -> None:
+        """Meet the members that there are now, as often as it takes.
+
+        Raises:
+            MembersError: there are none that this replica can follow.
+        """
+        self._leave_healings()
+        failed = self._sum.torn
+        try:
+            membership = find()
+            while membership is not None and not self._carry_out(membership):
+                membership = self._members.recover()
+        except MembersError as error:
+            raise MembersError(f"{error} (after: {failed})" if failed else str(error)) from error
+
+    def _carry_out(self, membership: Membership) -> bool:
+        """Agree with the members and do what is agreed; False: they have changed again."""
+        self._membership, self._group = membership, membership.group
+        self._sum.check_again()
+        try:
+            rows = all_or_none(self._voters, lambda: self._group.gather_scalars(self._standing()))
+            told = zip(membership.replicas, rows, strict=True)
+            plan = agree([_standing_of(*one) for one in told], self.micro_batches)
+            self._follow(plan)
+        except SyncError as error:
+            log.warning("replicas: members changed again: %s", error)
+            return False
+        log.info("replicas: epoch %d: %s", membership.epoch, plan.reason)
+        return True
+
+    def _standing(self) -> list[float]:
+        held = [float(number in self._sum.held) for number in range(self.micro_batches)]
+        steps = self.steps if self._is_whole else -1
+        own = (self._is_new, steps, self._sum.keeps, self._lineage, self._lineage_before)
+        return [*map(float, own), *held]
+
+    def _follow(self, plan: Agreement) -> None:
+        """Carry out a plan; raises SyncError."""
+        me = self.replica
+        if me in plan.drops:
+            self._sum.drop()
+        if plan.heal_first:
+            all_or_none(self._voters, lambda: self._heal_all(plan))
+        if plan.gradient_from is not None:
+            all_or_none(self._voters, lambda: self._give_gradient(plan))
+        joins = me in dict(plan.heals) and not plan.heal_first
+        again = bool(self._sum.held)
+        if joins:
+            self._sum.drop()
+            self._sum.keeps = self._is_whole = False
+            self.steps, self._lineage = plan.step, plan.lineage
+        self._is_new = self._joins = joins
+        self._sum.torn = ""
+        if not plan.heal_first:
+            self._begin_healings(plan)
+        self._deal = plan.dealt[me]
+        if again and me not in plan.behind:
+            self._deal = self._deal if self._on_loss is OnLoss.RECOMPUTE else ()
+            self.recomputed += len(self._deal)
+        self._agreed = plan.step, self._deal
+
+    def _heal_all(self, plan: Agreement) -> None:
+        """Give all the state of one, before the first step."""
+        if not plan.heals:
+            return
+        donor = plan.heals[0][1]
+        source = self._membership.replicas.index(donor)
+        if self.replica == donor:
+            self._state.give(self._broadcast_from(source), self._state.position())
+        else:
+            self._is_whole = False
+            self._state.take(self._broadcast_from(source))
+            self._state.load_position()
+            self.steps, self._is_whole = plan.step, True
+
+    def _broadcast_from(self, source: int) -> Callable[[torch.Tensor], None]:
+        def broadcast(tensor: torch.Tensor) -> None:
+            placed = tensor.to(self._group.device)
+            self._group.begin_broadcast(placed, source).wait()
+            if placed is not tensor:
+                tensor.copy_(placed)
+
+        return broadcast
+
+    def _give_gradient(self, plan: Agreement) -> None:
+        """Give those behind the newest step's gradient, which the others keep."""
+        assert plan.gradient_from is not None  # noqa: S101 - asked by the caller
+        source = self._membership.replicas.index(plan.gradient_from)
+        give = self._broadcast_from(source)
+        if self.replica not in plan.behind:
+            for bucket in self._sum.buckets:  # kept: a copy takes what a torn broadcast leaves
+                give(bucket.reduced if self._group.rank == source else bucket.reduced.clone())
+            return
+        self._sum.take_kept(give)
+        self._is_given = True
+        self._count(plan.lineage)
+
+    def _begin_healings(self, plan: Agreement) -> None:
+        """Begin to give, or to take, the state of a joiner."""
+        for joiner, donor in plan.heals:
+            if self.replica not in (joiner, donor):
+                continue
+            store, gives = self._membership.store, self.replica == donor
+            assert store is not None  # noqa: S101 - fixed replicas all begin at once
+            self._healings.append(
+                Healing(
+                    self._state,
+                    self._state.position() if gives else None,
+                    (store, f"heal/{self._membership.epoch}/{self.own.rank}/{joiner}"),
+                    is_lost=self._group.interrupted or (lambda: False),
+                    timeout=self._members.timeout,
+                )
+            )
+
+    def _end_healings(self) -> None:
+        """Wait until joiners have what this replica gives them: its weights change now."""
+        for one in self._healings:
+            try:
+                one.wait()
+            except SyncError as error:
+                log.warning("replicas: a joiner is to be healed again: %s", error)
+        self._healings = []
+
+    def _leave_healings(self) -> None:
+        """Stop all transfers: another meeting makes others."""
+        for one in self._healings:
+            one.stop()
+        self._healings = []
+
+
+def _list(one: Any) -> list[Any]:
+    return list(one) if isinstance(one, list | tuple) else [one]
+
+
+def _standing_of(replica: int, row: Sequence[float]) -> Standing:
+    """Return a replica's standing as it was told."""
+    return Standing(
+        replica=replica,
+        is_new=bool(row[0]),
+        step=int(row[1]),
+        keeps=bool(row[2]),
+        lineage=int(row[3]),
+        lineage_before=int(row[4]),
+        held=frozenset(at for at, one in enumerate(row[_OWN:]) if one),
+    )
