@@ -93,7 +93,8 @@ def note_alone(job: JobContext, world: World) -> None:
         numbers = ", ".join(map(str, alone[:_MOST_NAMED]))
         text = (
             f"replicas without a roster train alone: {numbers}; spec.replicaPolicy needs a script "
-            "that calls holdfast.local_sgd.members_of_environment() before its first step"
+            "that calls members_of_environment() of holdfast.replicas or holdfast.local_sgd before "
+            "its first step"
         )
         job.out.warn(EventReason.REPLICA_ALONE, text)
 
