@@ -160,7 +160,7 @@ def test_an_incident_of_one_world_names_no_replica() -> None:
     assert "replica" not in job.texts("IncidentOpened")[-1] + job.texts("WorldAssigned")[-1]
 
 
-@pytest.mark.parametrize("guesses_after", [None, 1.0], ids=["steps reported", "steps guessed"])
+@pytest.mark.parametrize("guesses_after", [None, 8.0], ids=["steps reported", "steps guessed"])
 def test_a_lost_replica_costs_its_own_nodes_time_alone(guesses_after: float | None) -> None:
     """The others trained: nothing of theirs is downtime, with and without the SDK."""
     job = SteeredJob(job_spec(replicas=3, nodes_per_replica=1, min_replicas=1))
