@@ -31,7 +31,7 @@ def trained(**scenario: Any) -> tuple[dict[str, Any], str]:
     after each step.
     """
     seed = random.randrange(10_000)
-    given: dict[str, Any] = {"kind": "whole", "every": 60, **scenario}
+    given: dict[str, Any] = {"kind": "whole", "every": 30, **scenario}
     shards, told = given.get("shards", 1), run(seed=seed, **given)
     why = f"seed {seed}: {told['done']}"
     check_kept(told, why)
@@ -91,3 +91,8 @@ def test_settings_change_nothing_in_the_trajectory(settings: dict[str, Any]) -> 
 def test_disturbed_meetings_lead_to_one_step(scenario: str) -> None:
     """A roster that is late, or has a dead one; a frozen replica that comes back far behind."""
     trained(scenario=scenario)
+
+
+def test_a_donor_waits_until_a_joiner_has_all() -> None:
+    """The state takes longer on its way than a step: the joiner has the others' bits even so."""
+    trained(scenario="campaign", replicas=2, events=["join"], slow_gift=0.3, every=20)
