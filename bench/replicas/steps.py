@@ -65,7 +65,11 @@ def memory(shape: str, plan: StepPlan, turn: int) -> Iterator[ReplicaRun]:
 
 
 def _run(shape: str, plan: StepPlan) -> list[tuple[str, int, dict[str, float], float]]:
-    """Run a world to its end; raises WorldError."""
+    """Run a world to its end; return way, turn, values and load of each of its lines.
+
+    Raises:
+        WorldError: a rank failed, or the world took longer than `LIMIT_SECONDS`.
+    """
     replicas, shards = r.SHAPES[shape]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=launch.in_memory())))
