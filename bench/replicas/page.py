@@ -60,9 +60,11 @@ def _row(results: Sequence[ReplicaRun]) -> str:
 
 def _cell(found: Sequence[float]) -> str:
     """Return median, least and greatest, as exact as the figure needs."""
-    most = max(found, default=0.0)
-    if most == min(found, default=0.0):
-        return f"{most:.3g}" if most < _THOUSAND else f"{most:.0f}"
+    if not found:
+        return "–"
+    most = max(found)
+    if most == min(found):
+        return f"{most:.4g}" if most < _THOUSAND else f"{most:.0f}"
     digits = next((digits for least, digits in ((100, 0), (10, 1)) if most >= least), 3)
     return page.spread(found, f".{digits}f")
 

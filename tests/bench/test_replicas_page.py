@@ -81,9 +81,11 @@ def test_the_page_shows_what_is_there_and_names_what_is_not() -> None:
     failed = ReplicaRun(
         row=r.LOSSES, group=SMALL, way=r.NIGHTLY, turn=0, values={}, reason="it did not train"
     )
-    found = page_of(about, [*_losses(80.0, 240.0), failed])
+    joined = _run(r.LOSSES, r.REPLICAS, PAUSE=5.0)
+    found = page_of(about, [*_losses(80.0, 240.0), joined, failed])
     assert "torchft 0.2.0: no wheel" in found
     assert "it did not train" in found
     assert "| 4 × 1 | Holdfast, restarted | 3.0× (3.0–3.0) |" in found
+    assert f"| {SMALL} | {r.RESTART} | 3 | 240 | 20 | 220 | – |" in found
     assert "## Losses" in found
     assert "## Goodput" not in found
