@@ -315,6 +315,11 @@ def of_message(message: wire.ShardLedger) -> Ledger:
     )
 
 
+def groups_of(world: wire.WorldDecided) -> set[Group]:
+    """The groups of readers that a world has."""
+    return {Group(one.number, one.round) for one in world.replicas} or {Group(0, world.round)}
+
+
 def positions(leases: Mapping[int, int]) -> tuple[wire.ShardPosition, ...]:
     """Ordinals with the next record of each, as a message has them."""
     return tuple(

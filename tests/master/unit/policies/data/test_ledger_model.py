@@ -1,5 +1,4 @@
-"""Random leases, losses and restores: each record once with respect to the step that training
-goes on from."""
+"""Random leases, losses and restores: each record once in the state that is trained at the end."""
 
 from __future__ import annotations
 
