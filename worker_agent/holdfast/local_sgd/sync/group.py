@@ -43,6 +43,11 @@ class Work:
         """Take torch's handle; None: the group has one rank, and there is nothing to wait for."""
         self._group, self._name, self._work = group, name, work
 
+    @property
+    def is_done(self) -> bool:
+        """Tell at once if `wait` has nothing to wait for: the collective has ended, well or not."""
+        return self._work is None or bool(self._work.is_completed())
+
     def wait(self) -> None:
         """Return when the result is there, on the host's clock too; raises SyncError."""
         if self._work is None:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.local_sgd.errors import LocalSGDError
 from holdfast.local_sgd.sync.transfer_bytes import StateEntry
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ class TorchInnerState:
     """Inner state in torch's optimizers and modules, by units; behind the last, buffers."""
 
     def __init__(
-        self, slots: Slots, units: Callable[[], int], optimizers: Sequence[Any] = ()
+        self,
+        slots: Slots,
+        units: Callable[[], int],
+        optimizers: Sequence[Any] = (),
+        *,
+        exact: bool = False,
     ) -> None:
         """Take the parameters.
 
@@ -37,8 +43,11 @@ class TorchInnerState:
             slots: Parameters of a unit.
             units: How many units there are: the number behind the last means the buffers.
             optimizers: Torch's own, whose state is keyed by parameters.
+            exact: Replicas are equal to the bit: a joiner takes all there is, also what is not
+                finite, and a state that cannot be given is an error.
         """
         self._slots, self._units, self._optimizers = slots, units, optimizers
+        self._exact = exact
         self._models: tuple[nn.Module, ...] = ()
         self._given: Sequence[StateEntry] = ()
 
@@ -57,24 +66,33 @@ class TorchInnerState:
             for key, value in sorted(self._state_of(slot).items()):
                 is_cut = _is_cut_as(value, slot)
                 if not (is_cut or _is_plain(value)):
-                    log.warning(
-                        "local SGD: a joiner begins without the inner state of a unit: %r of a %s "
-                        "is a %s, which no other replica can be given",
-                        *(key, type(self._of(slot)).__name__, type(value).__name__),
-                    )
+                    self._cannot_give(key, slot, value)
                     return []
                 entries.append(StateEntry(owner, key, _local(value), is_cut))
         return entries
 
+    def _cannot_give(self, key: str, slot: Any, value: Any) -> None:
+        odd = f"{key!r} of a {type(self._of(slot)).__name__} is a {type(value).__name__}"
+        if self._exact:
+            raise LocalSGDError(
+                f"state of the optimizer: {odd}, which no other replica can be given; use an "
+                "optimizer that keeps tensors and numbers"
+            )
+        log.warning(
+            "local SGD: a joiner begins without the inner state of a unit: %s, which no other "
+            "replica can be given",
+            odd,
+        )
+
     def take(self, number: int, entries: Sequence[StateEntry]) -> None:
-        """Put a unit's state, or buffers, in place; what is not finite is left out."""
+        """Put a unit's state, or buffers, in place; what is not finite is left out, unless exact."""
         import torch
 
         if number == self._units():
             self._take_buffers(entries)
             return
         tensors = [one.value for one in entries if torch.is_tensor(one.value)]
-        if not all(one.isfinite().all() for one in tensors):
+        if not (self._exact or all(one.isfinite().all() for one in tensors)):
             log.warning("local SGD: this joiner begins with a fresh inner state of unit %d", number)
             return
         slots = self._slots(number)
@@ -99,7 +117,7 @@ class TorchInnerState:
             for one in entries:
                 buffer, value = own.get(str(one.owner)), one.value
                 fits = buffer is not None and _local(buffer).shape == value.shape
-                if not fits or value.isnan().any():
+                if not fits or (value.isnan().any() and not self._exact):
                     log.warning("local SGD: this joiner keeps its own buffer %s", one.owner)
                     continue
                 _local(buffer).copy_(value)

@@ -1,0 +1,215 @@
+"""State that a joiner is given: weights, the optimizer's state, buffers, and what a script carries.
+
+Belongs here: the parts, and their way from a donor to a joiner while both do other work. Does not
+belong here: who gives to whom (`meeting`), and when (`replicated`).
+
+Weights change in `optimizer.step()` only. So a donor gives while it computes gradients, in a
+thread, and waits before it steps. A joiner computes nothing in that time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.flash.trainer.leaves import StateError, Stateful
+from holdfast.flash.trainer.values import decode_value, encode_value
+from holdfast.local_sgd.driver.changing import _take_numbers, numbers_of
+from holdfast.local_sgd.sync.fresh_group import CONNECT, watched_store
+from holdfast.local_sgd.sync.group import INTERVAL, SyncError
+from holdfast.local_sgd.sync.inner_state import TorchInnerState
+from holdfast.local_sgd.sync.transfer_bytes import StateEntry, pack, unpack
+from holdfast.replicas.buckets import local
+from holdfast.replicas.errors import ReplicasError
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+log: Final = logging.getLogger("holdfast")
+Broadcast = Callable[["torch.Tensor"], None]
+"""Puts the donor's tensor in the place of the receivers'; raises SyncError."""
+_WEIGHT: Final = "holdfast.weight"
+"""Key of the weights among an optimizer's keys."""
+
+
+class ReplicaState:
+    """The state of one rank in parts of some megabytes, each given and taken whole."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Any],
+        parts: Sequence[Sequence[Any]],
+    ) -> None:
+        """Take the holders.
+
+        Args:
+            models: Whose buffers are given.
+            optimizers: Torch's own.
+            parts: Parameters of each part.
+        """
+        self._optimizers, self._parts = optimizers, [list(one) for one in parts]
+        self._inner = TorchInnerState(
+            lambda number: self._parts[number], lambda: len(self._parts), optimizers, exact=True
+        )
+        self._inner.add_buffers(*models)
+        self._carried: dict[str, Stateful] = {}
+        self._given: dict[str, Any] = {}
+
+    def carry(self, name: str, one: Stateful) -> None:
+        """Give joiners the state of this too; raises ReplicasError if it is no plain data."""
+        self._carried[name] = one
+        self.position()
+        self.load_position()
+
+    def position(self) -> bytes:
+        """Return learning rates and what the script carries, as they are now."""
+        carried = {}
+        for name, one in self._carried.items():
+            what = f"carry({name!r}): the state_dict() of this {type(one).__name__}"
+            try:
+                carried[name] = encode_value(what, one.state_dict())
+            except StateError as error:
+                raise ReplicasError(str(error)) from error
+        numbers = [numbers_of(each.param_groups) for each in self._optimizers]
+        return encode_value("position", {"groups": numbers, "carried": carried})
+
+    def load_position(self) -> None:
+        """Load what was given, as far as the script has named its holders by now."""
+        given: dict[str, bytes] = self._given.get("carried", {})
+        for name in given.keys() & self._carried.keys():
+            self._carried[name].load_state_dict(decode_value(name, given.pop(name)))
+        for optimizer, numbers in zip(
+            self._optimizers, self._given.get("groups", ()), strict=False
+        ):
+            for group, one in zip(optimizer.param_groups, numbers, strict=True):
+                _take_numbers(group, one)
+
+    def give(self, broadcast: Broadcast, position: bytes) -> None:
+        """Give all parts, the buffers and the position; raises SyncError."""
+        import torch
+
+        for parcel in self._parcels():
+            _put(parcel, broadcast)
+        _put(torch.frombuffer(bytearray(position), dtype=torch.uint8), broadcast)
+
+    def take(self, broadcast: Broadcast) -> None:
+        """Take all parts in place; the position waits for `load_position`. Raises SyncError."""
+        import torch
+
+        for number in range(len(self._parts) + 1):
+            entries = unpack(_got(broadcast))
+            weights = [one for one in entries if one.key == _WEIGHT]
+            with torch.no_grad():
+                for one in weights:
+                    local(self._parts[number][int(one.owner)]).copy_(one.value)
+            self._inner.take(number, entries[len(weights) :])
+        self._given = decode_value("position", bytes(_got(broadcast).tolist()))
+
+    def _parcels(self) -> Iterable[torch.Tensor]:
+        for number, part in enumerate(self._parts):
+            weights = [StateEntry(at, _WEIGHT, local(one)) for at, one in enumerate(part)]
+            yield pack([*weights, *self._inner.give(number)])
+        yield pack(self._inner.give(len(self._parts)))
+
+
+def _put(parcel: torch.Tensor, broadcast: Broadcast) -> None:
+    import torch
+
+    broadcast(torch.tensor([parcel.numel()], dtype=torch.int64))
+    broadcast(parcel)
+
+
+def _got(broadcast: Broadcast) -> torch.Tensor:
+    import torch
+
+    size = torch.zeros(1, dtype=torch.int64)
+    broadcast(size)
+    parcel = torch.empty(int(size), dtype=torch.uint8)
+    broadcast(parcel)
+    return parcel
+
+
+class Healing:
+    """One joiner's transfer, on either side, in a thread of its own."""
+
+    def __init__(
+        self,
+        state: ReplicaState,
+        position: bytes | None,
+        meet: tuple[dist.Store, str],
+        *,
+        is_lost: Callable[[], bool],
+        timeout: float,
+    ) -> None:
+        """Begin.
+
+        Args:
+            state: Of this rank.
+            position: To give, where this rank is the donor; None: it takes.
+            meet: The epoch's store, and a name in it that this pair alone has.
+            is_lost: A member of the epoch is lost: the transfer may wait for it in vain.
+            timeout: Seconds until a transfer has failed.
+        """
+        self._state, self._position, self._meet = state, position, meet
+        self._is_lost, self._timeout = is_lost, timeout
+        self._stopped = False
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="holdfast-heal", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the end; raises SyncError: the transfer has failed."""
+        self._thread.join(self._timeout)
+        error, self._error = self._error, None
+        if self._thread.is_alive() or error is not None:
+            raise SyncError(f"a joiner's state was not given whole: {error}")
+
+    def stop(self) -> None:
+        """Give up, and return once nothing is written any more."""
+        self._stopped = True
+        self._thread.join(self._timeout)
+
+    def _run(self) -> None:
+        try:
+            if self._position is None:
+                self._state.take(self._connect())
+            else:
+                self._state.give(self._connect(), self._position)
+        except (RuntimeError, SyncError, ReplicasError) as error:
+            self._error = error
+            if not self._stopped:
+                log.warning("replicas: a joiner's state was not given whole: %s", error)
+
+    def _connect(self) -> Broadcast:
+        import torch.distributed as dist
+
+        store, name = self._meet
+        watched = watched_store(store, self._ends)
+        prefixed = dist.PrefixStore(name, watched)
+        rank, limit = int(self._position is None), timedelta(seconds=CONNECT)
+        group: Any = dist.ProcessGroupGloo(prefixed, rank, 2, limit)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+
+        def broadcast(tensor: torch.Tensor) -> None:
+            self._until_done(group.broadcast([tensor], options))
+
+        return broadcast
+
+    def _until_done(self, work: Any) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not work.is_completed():
+            if self._ends() or time.monotonic() > deadline:
+                raise SyncError("a member is lost, or the time is up")
+            time.sleep(INTERVAL)
+        work.wait()
+
+    def _ends(self) -> bool:
+        return self._stopped or self._is_lost()
