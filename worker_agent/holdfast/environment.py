@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from holdfast_wire.keys import (
     ENV_ARENA,
     ENV_CHECKPOINT,
+    ENV_DATA,
     ENV_PAGE,
     ENV_ROUND,
     ENV_SCHEDULE,
@@ -44,6 +45,8 @@ class Environment:
     arena: str = ""
     """HOLDFAST_ARENA, the socket of this node's checkpoint server; empty: each rank starts its own.
     """
+    data: str = ""
+    """HOLDFAST_DATA, the agent's socket for readers of shards; empty: nobody leases any."""
     schedule: str = ""
     """HOLDFAST_SCHEDULE, `memory:storage`: the steps between saves that the master has set. Empty:
     no master sets them."""
@@ -65,6 +68,7 @@ class Environment:
             local_rank=_slot(variables, _number(variables, "LOCAL_RANK", 0)),
             local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1),
             arena=variables.get(ENV_ARENA, ""),
+            data=variables.get(ENV_DATA, ""),
             schedule=variables.get(ENV_SCHEDULE, ""),
             checkpoint=_policy(variables.get(ENV_CHECKPOINT, "")),
         )

@@ -53,6 +53,8 @@ class ReaderOpened:
     readers: int = 0  # Readers of its world. None is leased a shard before all are known.
     claim: ReaderClaim | None = None
     """Absent: it goes on with what is committed, and with no checkpoint."""
+    wanted: int = 0
+    """Shards that it asks for, as in a report with request 1; 0: it has been answered."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

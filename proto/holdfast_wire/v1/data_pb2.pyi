@@ -113,6 +113,7 @@ class ReaderOpened(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     CLAIM_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
     dataset: builtins.str
     shards: builtins.int
     epochs: builtins.int
@@ -123,6 +124,8 @@ class ReaderOpened(google.protobuf.message.Message):
     """Rank in its world."""
     readers: builtins.int
     """Readers of its world. None is leased a shard before all are known."""
+    wanted: builtins.int
+    """Shards that it asks for, as in a report with request 1; 0: it has been answered."""
     @property
     def claim(self) -> Global___ReaderClaim:
         """Absent: it goes on with what is committed, and with no checkpoint."""
@@ -137,9 +140,10 @@ class ReaderOpened(google.protobuf.message.Message):
         rank: builtins.int = ...,
         readers: builtins.int = ...,
         claim: Global___ReaderClaim | None = ...,
+        wanted: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["claim", b"claim"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["claim", b"claim", "dataset", b"dataset", "digest", b"digest", "epochs", b"epochs", "rank", b"rank", "readers", b"readers", "shards", b"shards"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claim", b"claim", "dataset", b"dataset", "digest", b"digest", "epochs", b"epochs", "rank", b"rank", "readers", b"readers", "shards", b"shards", "wanted", b"wanted"]) -> None: ...
 
 Global___ReaderOpened: typing_extensions.TypeAlias = ReaderOpened
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast_wire.messages import ReaderClaim, ShardPosition, ShardRange
+from holdfast_wire.messages import ReaderClaim, ShardPosition, ShardRange, ShardsLeased
 
 
 class DoneShards:
@@ -107,6 +107,58 @@ def of_plain(state: Mapping[str, Any]) -> ReaderState:
     done = (ShardRange(first=f, count=c, stride=s) for f, c, s in given.pop("done"))
     held, own = dict(given.pop("held")), given.pop("own")
     return ReaderState(**given, done=tuple(done), held=held, own=None if own is None else dict(own))
+
+
+class ReaderProgress:
+    """What one reader holds, has read and has committed."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.held = dict[int, int]()
+        """Leased shards that are not done, with the next record of each; the first is read."""
+        self.done = DoneShards()
+        self.step = self.floor = 0
+        self._news = list[int]()
+        """Shards that are done and not committed."""
+        self._positions = dict[int, int]()
+        """Of shards that are not done, as of the newest commit."""
+        self._unreported = list[int]()
+        """Shards that are done by the newest commit, and not reported."""
+        self._next_floor = (0, 0)
+        """A floor, and the step that it holds from."""
+
+    def begin_from(self, state: ReaderState) -> None:
+        """Go on from a checkpoint; its leases are to be leased again."""
+        self.step, self.floor, self.done = state.step, state.floor, DoneShards(state.done)
+
+    def take(self, leased: ShardsLeased) -> None:
+        """Take what was leased: an answer has all that the reader holds, also what it has done."""
+        self._next_floor = max(self._next_floor, (leased.floor, leased.floor_step))
+        for one in leased.held:
+            if one.ordinal not in self.held and one.ordinal not in self.done:
+                self.held[one.ordinal] = one.position
+
+    def finish(self, ordinal: int) -> None:
+        """Have a shard be done."""
+        del self.held[ordinal]
+        self.done.add(ordinal)
+        self._news.append(ordinal)
+
+    def commit(self, step: int) -> None:
+        """Take all that was read so far as part of the state after a step."""
+        self.step = max(self.step, step)
+        self._positions = {one: at for one, at in self.held.items() if at}
+        self._unreported += self._news
+        self._news = []
+        floor, since = self._next_floor
+        if since and since <= self.step and floor > self.floor:
+            self.floor = floor
+            self.done.drop_before(floor)
+
+    def report(self) -> tuple[tuple[ShardPosition, ...], tuple[int, ...]]:
+        """Committed positions, and the shards that are done since the report before."""
+        done, self._unreported = tuple(self._unreported), []
+        return positions(self._positions), done
 
 
 def positions(held: Mapping[int, int]) -> tuple[ShardPosition, ...]:

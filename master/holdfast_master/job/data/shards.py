@@ -33,8 +33,9 @@ def opened(job: JobContext, node: Node, number: int, message: wire.ReaderOpened)
     if group is None or not message.dataset or not message.shards:
         return
     known = job.state.ledgers.get(message.dataset)
-    if known is not None and group in known.groups:
-        return  # said again to a new master
+    if known is not None and group in known.groups:  # said again to a new master
+        _note_asked(job, node, Reader(group, message.rank), message, request=1)
+        return
     problem = _mismatch(known, message) if known is not None and known.groups else ""
     key = (message.dataset, group)
     openings = job.data.openings.setdefault(key, {})
@@ -45,6 +46,7 @@ def opened(job: JobContext, node: Node, number: int, message: wire.ReaderOpened)
         _refuse(job, node, number, message, problem)
         return
     openings[message.rank] = Opening(node.rank, message)
+    _note_asked(job, node, Reader(group, message.rank), message, request=1)
     if len(openings) >= message.readers:
         del job.data.openings[key]
         _begin(job, group, {rank: one.message for rank, one in sorted(openings.items())})
@@ -88,6 +90,7 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
     made = Ledger(name, message.shards, message.epochs, message.digest)
     if known is not None and not _mismatch(known, message):
         made = known.copy()
+    job.data.floors.pop(name, None)  # of steps that may come again
     lost = made.begin(group, {rank: one.claim for rank, one in opened.items()})
     job.out.record(made.message(), durable=True)
     readers = counted(len(opened), "reader")
@@ -110,9 +113,20 @@ def reported(job: JobContext, node: Node, number: int, message: wire.ReaderRepor
         noted = data.progress.setdefault(message.dataset, {})
         noted.setdefault(reader, Progress()).add(message)
         job.timers.ensure(Timer.SHARDS, job.now + COMMIT_SECONDS)
+    _note_asked(job, node, reader, message, request=message.request)
+
+
+def _note_asked(
+    job: JobContext,
+    node: Node,
+    reader: Reader,
+    message: wire.ReaderOpened | wire.ReaderReport,
+    *,
+    request: int,
+) -> None:
     if message.wanted:
-        asked = Asked(node.rank, node.agent_id, message.request, message.wanted)
-        data.asked.setdefault(message.dataset, {})[reader] = asked
+        asked = Asked(node.rank, node.agent_id, request, message.wanted)
+        job.data.asked.setdefault(message.dataset, {})[reader] = asked
         job.timers.ensure(Timer.LEASES, job.now + GATHER_SECONDS)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast_master.job.health import preflight
 from holdfast_master.job.data import shards
+from holdfast_master.job.health import preflight
 from holdfast_master.job.incidents import incidents
 from holdfast_master.job.state.changes import Change
 from holdfast_master.job.state.context import JobContext
