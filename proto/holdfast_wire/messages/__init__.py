@@ -47,8 +47,8 @@ MESSAGES: Final = _by_name(
     """,
     data="""
         ReaderClaim ReaderGroup ReaderLeases ReaderName ReaderOpened ReaderProgress ReaderReport
-        ShardChange ShardLedger ShardPosition ShardRange ShardsCommitted ShardsGiven
-        ShardsLeased
+        ReadersJoined ShardChange ShardLedger ShardPosition ShardRange ShardsCommitted
+        ShardsGiven ShardsLeased
     """,
     evidence="ChildEvidence GroupTail IncidentEvidence RankEvidence",
     fence="Fence",

@@ -148,6 +148,17 @@ class ShardLedger:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ReadersJoined:
+    """ReadersJoined: a group of readers began beside others, whose state it was given.
+
+    What its checkpoints say is void.
+    """
+
+    dataset: str = ""
+    group: ReaderGroup | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsGiven:
     """ShardsGiven: readers were leased shards."""
 

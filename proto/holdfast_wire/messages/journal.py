@@ -11,7 +11,7 @@ import enum
 
 from holdfast_wire.messages.agent import BudgetCharge, OuterRoster
 from holdfast_wire.messages.checkpoint import CheckpointVersion, Tier, TierInterval
-from holdfast_wire.messages.data import ShardLedger, ShardsCommitted, ShardsGiven
+from holdfast_wire.messages.data import ReadersJoined, ShardLedger, ShardsCommitted, ShardsGiven
 from holdfast_wire.messages.job import (
     Incident,
     JobEvent,
@@ -459,5 +459,6 @@ JournalRecordFact = (
     | ShardLedger
     | ShardsGiven
     | ShardsCommitted
+    | ReadersJoined
 )
 """What `JournalRecord.fact` holds."""

@@ -404,6 +404,28 @@ class ShardLedger(google.protobuf.message.Message):
 Global___ShardLedger: typing_extensions.TypeAlias = ShardLedger
 
 @typing.final
+class ReadersJoined(google.protobuf.message.Message):
+    """ReadersJoined: a group of readers began beside others, whose state it was given. What its checkpoints say is void."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    dataset: builtins.str
+    @property
+    def group(self) -> Global___ReaderGroup: ...
+    def __init__(
+        self,
+        *,
+        dataset: builtins.str = ...,
+        group: Global___ReaderGroup | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["group", b"group"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dataset", b"dataset", "group", b"group"]) -> None: ...
+
+Global___ReadersJoined: typing_extensions.TypeAlias = ReadersJoined
+
+@typing.final
 class ShardsGiven(google.protobuf.message.Message):
     """ShardsGiven: readers were leased shards."""
 

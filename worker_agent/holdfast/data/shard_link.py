@@ -11,6 +11,7 @@ import itertools
 import select
 import socket
 import time
+import warnings
 from typing import Final, Protocol
 
 from holdfast.data.shard_state import ReaderState
@@ -18,8 +19,17 @@ from holdfast_wire import datagrams
 from holdfast_wire.datagrams import DatagramError
 from holdfast_wire.messages import ReaderOpened, ReaderReport, ShardsLeased
 
+WARN_SECONDS: Final = 60.0
+"""A reader that has waited so long says so: its world's other readers may never begin."""
 ANSWER_SECONDS: Final = 900.0
 """How long a reader waits for shards: longer than an agent trains on without a master."""
+
+
+_WAITS: Final = (
+    f"no shard was leased for {WARN_SECONDS:.0f} s: no master answers, or not all ranks of the "
+    "world read this dataset; if only some do, give each its `place`"
+)
+_ENDED: Final = "the agent has ended, and leases no more shards: {}"
 
 
 class ShardError(Exception):
@@ -76,33 +86,41 @@ class AgentSource:
 
     def answer(self) -> ShardsLeased:
         """Wait for the answer to the newest request."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline, warned = time.monotonic() + ANSWER_SECONDS, False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(left * 1000):
-                break
-            try:
-                body, _ = datagrams.receive(self._socket)
-                leased = datagrams.decode(body, [ShardsLeased])
-            except (EOFError, OSError, DatagramError) as error:
-                raise ShardError(
-                    f"the agent has ended, and leases no more shards: {error!r}"
-                ) from (error)
+            if not poll.poll((left if warned else WARN_SECONDS) * 1000):
+                if not warned:
+                    warnings.warn(_WAITS, RuntimeWarning, stacklevel=2)
+                warned = True
+                continue
+            leased = self._receive()
             if leased.refused:
                 raise ShardError(leased.refused)
             if leased.request == self._request:
                 return leased
         raise ShardError(f"no master has leased a shard for {ANSWER_SECONDS:.0f} s")
 
+    def _receive(self) -> ShardsLeased:
+        try:
+            body, _ = datagrams.receive(self._socket)
+            return datagrams.decode(body, [ShardsLeased])
+        except (EOFError, OSError, DatagramError) as error:
+            raise ShardError(_ENDED.format(error)) from error
+
     def _send(self, message: ReaderOpened | ReaderReport) -> None:
         try:
             datagrams.send(self._socket, datagrams.encode(message))
         except OSError as error:
-            raise ShardError(f"the agent has ended, and leases no more shards: {error}") from error
+            raise ShardError(_ENDED.format(error)) from error
 
     def close(self) -> None:
         """End the connection."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        """Close what a script has forgotten."""
         self._socket.close()
 
 

@@ -37,15 +37,13 @@ __all__ = ["Record", "ShardError", "Shards"]
 
 T = TypeVar("T")
 
-AHEAD_SECONDS: Final = 30.0
+AHEAD_SECONDS: Final = 60.0
 """A reader asks for as many shards as it reads in this time: a master without a successor for so
-long stops nobody, and 10,000 readers ask 300 times a second."""
+long stops nobody, and 10,000 readers ask 170 times a second."""
 FIRST_AHEAD: Final = 2
 """Shards that are asked for while nobody knows how long one takes."""
 MOST_AHEAD: Final = 64
 """Shards that are asked for at once."""
-REPORT_SECONDS: Final = 10.0
-"""Between two reports of progress: what replicas read again after one is lost."""
 
 
 class Record(NamedTuple, Generic[T]):
@@ -80,7 +78,7 @@ class Shards(Generic[T]):
         seed: int | None = None,
         seekable: bool = True,
         checkpointed: bool = True,
-        report_seconds: float = REPORT_SECONDS,
+        place: tuple[int, int] | None = None,
     ) -> None:
         """Take the list; nothing is leased yet.
 
@@ -95,33 +93,36 @@ class Shards(Generic[T]):
             checkpointed: False: no checkpoint has this object. After a restart the readers go on
                 with what is left, so what was read after the checkpoint is not read again, and what
                 was not reported may be.
-            report_seconds: Time between two reports of progress, s. Replicas that nobody restarts
-                read again what a lost one had not reported: 0 reports at each `commit`.
+            place: Number of this reader among so many, where not all ranks read, as under tensor
+                parallelism; None: all do, and it is the rank among the world's. In a world of
+                another size a checkpoint deals its states out by rank.
 
         Raises:
-            ValueError: the list is empty, or `epochs` is negative.
+            ValueError: the list is empty, `epochs` is negative, or `place` is none.
         """
         if not shards or epochs < 0:
             raise ValueError(f"{len(shards)} shards, epochs={epochs}: expected at least 1 and 0")
+        environment = Environment.read()
+        self._rank, self._world = place or (environment.rank, environment.world_size)
+        if not 0 <= self._rank < self._world:
+            raise ValueError(f"place={place}: expected a number below that of all readers")
         self._shards, self._read = tuple(shards), read
         self._name, self._epochs, self._seed = name, epochs, seed
         self._seekable, self._checkpointed = seekable, checkpointed
-        self._report_seconds = report_seconds
-        environment = Environment.read()
-        self._rank, self._world = environment.rank, environment.world_size
         self._agent, self._round = environment.data, environment.round
+        self._replica = environment.replica
         self._digest = _digest(self._shards, seed)
         self._process = os.getpid()
         self._source: Source | None = None
-        self._commits = False
-        """The script says which steps its records are part of."""
+        self._commits = self._over = False
+        """The script says which steps its records are part of; nothing is left to read."""
         self._order = (-1, tuple[int, ...]())
         """An epoch, and its shards in order."""
         self._records: Iterator[T] | None = None
         """Of the shard that is read."""
         self._progress = ReaderProgress()
         self._request, self._awaited, self._ended = 0, False, False
-        self._reported_at = self._shard_at = time.monotonic()
+        self._shard_at = time.monotonic()
         self._shard_seconds = 0.0
         """Usual time for a shard, s; 0: not known yet."""
         self._state: ReaderState | None = None
@@ -143,7 +144,8 @@ class Shards(Generic[T]):
             ShardError: no shard can be leased.
         """
         while True:
-            if self._records is None and not self._begin():
+            if self._over or (self._records is None and not self._begin()):
+                self._over = True
                 raise StopIteration
             held = self._progress.held
             ordinal, position = next(iter(held.items()))
@@ -261,13 +263,15 @@ class Shards(Generic[T]):
     def commit(self, step: int) -> None:
         """Say that all records so far are part of the state after `step`; after each step.
 
+        Costs some 20 µs in a replica that nobody restarts, which tells its agent: what is lost with
+        it is read again from there. In a plain world all ranks go back to a checkpoint.
+
         Args:
             step: Completed optimizer steps since training began, as in `Job.step`.
         """
         self._commits = True
         self._progress.commit(step)
-        now = time.monotonic()
-        if self._agent and self._source and now - self._reported_at >= self._report_seconds:
+        if self._replica and self._agent and self._source:
             self._source.report(self._report(0))
 
     def _report(self, wanted: int) -> ReaderReport:
@@ -275,7 +279,6 @@ class Shards(Generic[T]):
         if not (self._checkpointed and self._commits and self._agent):
             progress.commit(progress.step)
         places, done = progress.report()
-        self._reported_at = time.monotonic()
         return ReaderReport(
             dataset=self._name,
             rank=self._rank,
@@ -290,9 +293,9 @@ class Shards(Generic[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this reader's state: all records that it has returned count as read."""
-        if self._source is None and self._state is not None:
+        if self._request == 0 and self._state is not None:
             return self._state.as_plain()
-        progress, source = self._progress, self._source
+        progress, source = self._progress, self._source if self._agent else self._open()
         static = source if isinstance(source, StaticSource) else None
         held = {**progress.held, **(static.own if static is not None else {})}
         state = ReaderState(
@@ -316,7 +319,7 @@ class Shards(Generic[T]):
                 saved under an agent by several ranks, and there is none now.
         """
         given = shard_state.of_plain(state)
-        if self._source is not None:
+        if self._request:
             raise ShardError(f"dataset {self._name}: a state is loaded after reading has begun")
         if given.digest != self._digest:
             raise ShardError(
@@ -330,7 +333,7 @@ class Shards(Generic[T]):
                     "rank does not know what others had done; run it under holdfast-run"
                 )
             given = shard_state.reshard([given], 0, 1)
-        self._state = given
+        self._state, self._source = given, None
         self._progress.begin_from(given)
 
     def reshard(self, states: Sequence[Mapping[str, Any]], rank: int, world: int) -> dict[str, Any]:

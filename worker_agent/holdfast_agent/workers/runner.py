@@ -191,6 +191,7 @@ class RoundRunner:
         self, current: Round, local_rank: int, code: int, mono_ns: int, cause: str = ""
     ) -> None:
         current.exits[local_rank] = code
+        self.shards.forward(current.number)  # what it had committed counts
         self.exits.note(current, self._tools.page, local_rank, mono_ns, cause)
         if current.all_exited and self.phase in (RoundPhase.STARTING, RoundPhase.RUNNING):
             self._move(RoundTrigger.ALL_EXITED)

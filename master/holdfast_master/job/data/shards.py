@@ -86,6 +86,11 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
     """Have a group of readers begin: what their checkpoints say becomes the ledger."""
     message = next(iter(opened.values()))
     name, known = message.dataset, job.state.ledgers.get(message.dataset)
+    if known is not None and known.groups:
+        replica, number = group
+        readers = wire.ReaderGroup(replica=replica, round=number, readers=len(opened))
+        job.out.record(wire.ReadersJoined(dataset=name, group=readers))
+        return
     flush(job)
     made = Ledger(name, message.shards, message.epochs, message.digest)
     if known is not None and not _mismatch(known, message):
@@ -93,9 +98,9 @@ def _begin(job: JobContext, group: Group, opened: Mapping[int, wire.ReaderOpened
     job.data.floors.pop(name, None)  # of steps that may come again
     lost = made.begin(group, {rank: one.claim for rank, one in opened.items()})
     job.out.record(made.message(), durable=True)
-    readers = counted(len(opened), "reader")
+    count = counted(len(opened), "reader")
     step = max((one.claim.step for one in opened.values() if one.claim is not None), default=0)
-    text = f"dataset {short(name)}: {readers} of round {group.round} begin at step {step}"
+    text = f"dataset {short(name)}: {count} of round {group.round} begin at step {step}"
     job.out.event(EventReason.READERS_BEGAN, text)
     if lost:
         text = f"dataset {short(name)} does not go back to step {step} whole: {lost}"
@@ -159,14 +164,17 @@ def _lease(job: JobContext, ledger: Ledger, asked: Mapping[Reader, Asked]) -> No
         job.out.record(fact, durable=True)
     over, given = ledger.left == 0, {reader for reader, _ in chosen}
     floor, floor_step = job.data.floors.get(ledger.name, (0, 0))
+    noted = job.data.progress.get(ledger.name, {})
     for reader, one in asked.items():
         node = job.membership.agent(one.node_rank, one.agent_id)
         if node is not None:
+            done = noted[reader].done if reader in noted else ()
+            held = {o: at for o, at in ledger.held(reader).items() if o not in done}
             answer = wire.ShardsLeased(
                 dataset=ledger.name,
                 rank=reader.rank,
                 request=one.request,
-                held=policy.positions(ledger.held(reader)),
+                held=policy.positions(held),
                 ended=over and reader not in given,
                 floor=floor,
                 floor_step=floor_step,
@@ -180,8 +188,7 @@ def flush(job: JobContext) -> None:
     noted, job.data.progress = job.data.progress, {}
     for name, readers in sorted(noted.items()):
         ledger = job.state.ledgers.get(name)
-        known = {r: one for r, one in readers.items() if ledger and r.group in ledger.groups}
-        if ledger is None or not known:
+        if ledger is None:
             continue
         fact = wire.ShardsCommitted(
             dataset=name,
@@ -192,7 +199,7 @@ def flush(job: JobContext) -> None:
                     positions=policy.positions(one.positions),
                     done=tuple(sorted(one.done)),
                 )
-                for reader, one in sorted(known.items())
+                for reader, one in sorted(readers.items())
             ),
         )
         job.out.record(fact)

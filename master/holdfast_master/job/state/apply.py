@@ -285,6 +285,12 @@ def _outer_roster(state: JobState, fact: wire.OuterRoster) -> None:
     state.last_replica = max([state.last_replica, *fact.replicas])
 
 
+def _readers_joined(state: JobState, fact: wire.ReadersJoined) -> None:
+    found, group = state.ledgers.get(fact.dataset), fact.group
+    if found is not None and group is not None:
+        found.join(ledger.Group(group.replica, group.round), group.readers)
+
+
 def _shards_given(state: JobState, fact: wire.ShardsGiven) -> None:
     found = state.ledgers.get(fact.dataset)
     if found is None:
@@ -336,6 +342,7 @@ _CHANGES: Final[dict[type, Callable[[JobState, Any], object]]] = {
     wire.ShardLedger: lambda state, fact: state.ledgers.update(
         {fact.name: ledger.of_message(fact)}
     ),
+    wire.ReadersJoined: _readers_joined,
     wire.ShardsGiven: _shards_given,
     wire.ShardsCommitted: _shards_committed,
     wire.JobFolded: snapshot.load,

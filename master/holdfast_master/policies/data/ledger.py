@@ -54,11 +54,11 @@ class Ledger:
     """Shards of one dataset; two ledgers with the same facts are equal."""
 
     name: str
-    shards: int
+    shards: int = 1
     """Number of shards; at least 1."""
-    epochs: int
+    epochs: int = 1
     """Number of epochs; 0: without an end."""
-    digest: str
+    digest: str = ""
     """Names the list of shards, equal on all readers."""
     fresh: int = 0
     """First ordinal that was never leased."""
@@ -191,19 +191,21 @@ class Ledger:
 
     # ------------------------------------------------------------------------------- restore
 
-    def begin(self, group: Group, claims: Mapping[int, wire.ReaderClaim | None]) -> str:
-        """Have a group begin from what its readers' checkpoints say, by rank.
+    def join(self, group: Group, readers: int) -> None:
+        """Have a group begin beside others, with the state that it is given of them."""
+        self.groups[group] = readers
 
-        None: a reader goes on with what is committed. A group that others train beside is given
-        the state of those, so its own claims are void.
+    def begin(self, group: Group, claims: Mapping[int, wire.ReaderClaim | None]) -> str:
+        """Have the first group begin from what its readers' checkpoints say, by rank.
+
+        None: a reader goes on with what is committed.
 
         Returns:
             Reason for which the ledger does not go back to their step; empty: it does.
         """
-        alone = not self.groups
         self.groups[group] = len(claims)
         given = {rank: claim for rank, claim in sorted(claims.items()) if claim is not None}
-        if not given or not alone:
+        if not given:
             return ""
         self.keep_only({group})
         step = max(claim.step for claim in given.values())

@@ -198,6 +198,7 @@ _FACTS: dict[type, Callable[[Any], str]] = {
     wire.OuterRoster: _roster,
     wire.SyncChosen: _sync,
     wire.ShardLedger: _ledger,
+    wire.ReadersJoined: lambda fact: f"{fact.dataset}: a replica reads, too",
     wire.ShardsGiven: _given,
     wire.ShardsCommitted: lambda fact: (
         f"{fact.dataset}: progress of {counted(len(fact.readers), 'reader')}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from holdfast_master.instructions import Record
 from holdfast_master.job.data.shards import COMMIT_SECONDS
 from holdfast_master.policies.data.ledger import Group, Ledger, Reader
 from holdfast_wire.messages import (
     ReaderClaim,
     ReaderOpened,
     ReaderReport,
+    ShardLedger,
     ShardPosition,
     ShardsCommitted,
+    ShardsGiven,
     ShardsLeased,
 )
 from holdfast_wire.reasons import EventReason
@@ -114,6 +117,12 @@ def test_leases_are_on_disk_before_a_reader_hears_of_them() -> None:
     for rank in range(2):
         open_reader(job, rank)
     ask(job, 0)
+    (given,) = [
+        one
+        for one in job.instructions
+        if isinstance(one, Record) and isinstance(one.fact, ShardsGiven)
+    ]
+    assert given.durable
     job.restart_master()
     job.run(3.0)
     assert ordinals(ask(job, 0)) == [0, 1]
@@ -178,6 +187,18 @@ def test_a_lost_replica_gives_its_shards_back_from_what_it_had_committed() -> No
     answer = ask(job, 0, reader=0)
     assert [(one.ordinal, one.position) for one in answer.held] == [(0, 9), (1, 0)]
     assert len(found.groups) == 2
+
+
+def test_a_replica_that_joins_costs_no_record_of_the_whole_ledger() -> None:
+    """Its claims are void: it is given the state of those that train."""
+    job = replicated(2)
+    open_reader(job, 0, readers=1, reader=0)
+    assert ordinals(ask(job, 0, reader=0)) == [0, 1]
+    old = ReaderClaim(step=3, held=(ShardPosition(ordinal=0, position=7),))
+    open_reader(job, 1, readers=1, reader=0, claim=old)
+    assert ordinals(ask(job, 1, reader=0)) == [2, 3]
+    assert len([one for one in job.records if isinstance(one.fact, ShardLedger)]) == 1
+    assert len(ledger(job).groups) == 2
 
 
 def test_the_end_is_told_when_nothing_is_left() -> None:

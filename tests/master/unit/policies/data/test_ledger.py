@@ -27,8 +27,10 @@ def begun(readers: int = 2, shards: int = 8, epochs: int = 1) -> Ledger:
 def replicated(*groups: Group, shards: int = 100) -> Ledger:
     """Return a ledger that replicas of one reader read."""
     made = ledger(shards)
-    for group in groups:
-        made.begin(group, {0: ReaderClaim()})
+    first, *others = groups
+    made.begin(first, {0: ReaderClaim()})
+    for group in others:
+        made.join(group, 1)
     return made
 
 
@@ -158,11 +160,11 @@ def test_without_claims_a_world_goes_on_with_what_is_committed() -> None:
     assert made.fresh == 2
 
 
-def test_claims_of_a_replica_that_joins_are_void() -> None:
+def test_a_replica_that_joins_changes_nothing() -> None:
     """It is given the others' state: what its checkpoint says is of another time."""
     made = replicated(ONE)
     (ordinal,) = lease(made, IN_ONE)
-    made.begin(THREE, {0: ReaderClaim(step=1, held=(held(ordinal),))})
+    made.join(THREE, 1)
     assert made.held(IN_ONE) == {ordinal: 0}
     assert made.held(IN_THREE) == {}
     assert lease(made, IN_THREE) == [1]

@@ -87,7 +87,10 @@ class Training:
         group = Group(number, self.round)
         own = merged(claims, size) if claims else [ReaderClaim() for _ in range(size)]
         alone = not self.ledger.groups
-        self.ledger.begin(group, dict(enumerate(own)))
+        if alone:
+            self.ledger.begin(group, dict(enumerate(own)))
+        else:
+            self.ledger.join(group, size)
         ranks = [Rank(Reader(group, rank)) for rank in range(size)]
         for rank, claim in zip(ranks, own, strict=True):
             rank.positions = dict(self.ledger.held(rank.reader))
